@@ -106,3 +106,12 @@ SHAPES: Mapping[str, Shape] = {
         ),
     )
 }
+
+PACKAGED: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        Shape("builtin-target", "llama", "LlamaForCausalLM", 256, 768, 3, 4, 2, 64, 4096, 8192, 1e4, 1e-5),
+        Shape("builtin-draft", "llama", "LlamaForCausalLM", 128, 384, 2, 4, 2, 32, 4096, 8192, 1e4, 1e-5),
+    )
+}
+"""The built-in model and its draft model, whose weights are real: what is drafted needs real text."""

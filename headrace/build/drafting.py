@@ -16,6 +16,8 @@ from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
 from headrace.core.drafting.suffix import SuffixProposer
+from headrace.lab.forced_acceptance import ForcedAcceptance
+from headrace.observe.recording.drafter import RecordedDrafter
 
 ProposerT = TypeVar("ProposerT", bound=Proposer)
 
@@ -55,7 +57,7 @@ def make_drafter(
 ) -> Drafter | None:
     """The drafter that the options ask for, after what grammars force; None if there is neither.
 
-    Without ``model`` nothing is drafted by one: a simulation has no weights.
+    Without ``model`` nothing is drafted by one.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -74,8 +76,27 @@ def _budgeted(plans: SchedulerOptions, model: ModelDrafts | None) -> Drafter | N
     return BudgetedDrafter(proposers, Acceptance(), DraftBudget(fixed), costly)
 
 
+def make_simulated_drafter(plans: SchedulerOptions, forced: ForcedAcceptance) -> Drafter | None:
+    """A drafter whose proposals are accepted as ``forced`` says, in place of the methods that the options name.
+
+    For simulations, which have no text. None if the options ask for no drafts.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    config = speculation(plans)
+    if config is None:
+        return None
+    forced.most = config.num_speculative_tokens
+    budget = DraftBudget(None if config.adaptive else config.num_speculative_tokens)
+    if forced.share:
+        return BudgetedDrafter((), Acceptance(), budget, [ModelDrafts(forced, forced.share)])
+    return BudgetedDrafter([forced], Acceptance(), budget)
+
+
 def proposer_of(drafter: Drafter | None, kind: type[ProposerT]) -> ProposerT | None:
     """The drafter's proposer of this class, if it has one."""
-    asked = drafter.others if isinstance(drafter, ForcedFirst) else drafter
+    asked = drafter.inner if isinstance(drafter, RecordedDrafter) else drafter
+    asked = asked.others if isinstance(asked, ForcedFirst) else asked
     proposers = asked.proposers if isinstance(asked, BudgetedDrafter) else ()
     return next((each for each in proposers if isinstance(each, kind)), None)

@@ -15,6 +15,7 @@ from headrace.build.drafting import ModelDrafts, make_drafter
 from headrace.build.policies import make_admission, make_eviction, make_order, make_victims
 from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
 from headrace.core.drafting.forced import ForcedTokens
+from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
@@ -40,6 +41,7 @@ from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BadPrice, Pricing, TokenPrices, parse_device_price
 from headrace.observe.cost.split import BY_TOKENS
+from headrace.observe.recording.drafter import RecordedDrafter
 from headrace.observe.recording.engine import RecordedEngine, Tell
 
 BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -92,13 +94,14 @@ def make_engine(
     grammars: Grammars | None = None,
     drafts: ModelDrafts | None = None,
     forced: ForcedTokens | None = None,
+    drafter: Drafter | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes`` are the classes of service, and ``weights`` those of named tenants, for the policy ``fair``. ``tiers``
     store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
     ``grammars`` compile the constraints of structured outputs; without them no request waits for one. ``drafts`` are
-    those of a draft model, ``forced`` the tokens that grammars force.
+    those of a draft model, ``forced`` the tokens that grammars force. ``drafter`` replaces the one of the options.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -124,7 +127,7 @@ def make_engine(
         predictions=predictions if fair else None,
         times=predictions.times,
         holds=UntilCompiled(grammars) if grammars is not None else None,
-        drafter=make_drafter(plans, drafts, forced),
+        drafter=_drafter(drafter or make_drafter(plans, drafts, forced), tell),
     )
     engine: Engine
     if tell is not None:
@@ -134,6 +137,10 @@ def make_engine(
         engine.shares = shares
     engine.times = predictions.times
     return engine
+
+
+def _drafter(drafter: Drafter | None, tell: Tell | None) -> Drafter | None:
+    return RecordedDrafter(drafter) if drafter is not None and tell is not None else drafter
 
 
 def _lower_tiers(

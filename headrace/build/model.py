@@ -157,8 +157,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         ledger, tiers, runner, drafts = _open_memory(computing, draft, cache, plans, knobs, overlap, matchers)
-    compose = partial(make_engine, drafts=drafts) if tell is None else partial(make_recorded_engine, tell)
-    engine = compose(
+    engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         plans,
         cache,
         runner,
@@ -171,6 +170,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
         grammars=grammars,
+        drafts=drafts,
         forced=matchers.forced,
     )
     # A recording starts with an empty cache: blocks that an earlier process left are not in it.

@@ -5,19 +5,23 @@ Nothing here needs torch, unless a model's shape is read from its ``config.json`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
+from headrace.build.drafting import make_simulated_drafter
 from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
+from headrace.core.drafting.proposal import DraftAsk
 from headrace.core.engine import Engine
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration
+from headrace.lab.forced_acceptance import ForcedAcceptance, Speculation
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES, ModelShape
 from headrace.lab.simulate.device import Device, Roofline
@@ -26,12 +30,16 @@ from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.replica import SimulatedReplica, Steering
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
+from headrace.lab.simulate.work import StepWork
 
 ROUTINGS: Mapping[str, Callable[[], RoutingPolicy]] = {
     "least-loaded": LeastLoaded,
     "round-robin": RoundRobin,
     "prefix-affinity": PrefixAffinity,
 }
+
+LONGEST_DRAFT = 16
+"""The longest draft in tokens, unless ``--speculative-config`` has another."""
 
 LONGEST = 131_072
 """Maximum context length, if the model's own is not known and the memory holds more."""
@@ -169,18 +177,21 @@ def make_fleet(
     limits: Limits | None = None,
     with_rows: bool = False,
     steer: Callable[[Engine], Steering] | None = None,
+    speculation: Speculation | None = None,
 ) -> Fleet:
     """Replicas of one machine behind a router, each with the engine that a server would have there.
 
     Without ``limits`` any number of requests may wait. ``with_rows`` keeps a row per request.
-    ``steer`` makes what changes an engine's settings in virtual time.
+    ``steer`` makes what changes an engine's settings in virtual time. ``speculation`` is the acceptance of the drafts
+    that the options ask for; without it none is accepted.
     """
     check_policies(plans)
     tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
     made = []
-    for _ in range(replicas):
-        engine, runner = make_replica(plans, cache, machine, answers)
+    for number in range(replicas):
+        forced = _forced(answers, speculation or Speculation((0.0,)), machine.device, number)
+        engine, runner = make_replica(plans, cache, machine, answers, forced)
         front = Front(machine.front.request_seconds, machine.front.event_seconds)
         steering = steer(engine) if steer is not None else None
         made.append(SimulatedReplica(engine, runner, tally, answers, front, steering))
@@ -189,11 +200,18 @@ def make_fleet(
 
 
 def make_replica(
-    plans: SchedulerOptions, cache: CacheOptions, machine: Machine, answers: Mapping[str, tuple[int, ...]]
+    plans: SchedulerOptions,
+    cache: CacheOptions,
+    machine: Machine,
+    answers: Mapping[str, tuple[int, ...]],
+    forced: ForcedAcceptance | None = None,
 ) -> tuple[Engine, SimulatedRunner]:
-    """The engine that a server would have on a machine, and the runner under it, which returns these answers."""
+    """The engine that a server would have on a machine, and the runner under it, which returns these answers.
+
+    Requests are drafted for only with ``forced``.
+    """
     tenants, classes = read_tenants(plans.tenants)
-    runner = SimulatedRunner(machine.device, answers)
+    runner = SimulatedRunner(machine.device, answers, drafts=forced)
     engine = make_engine(
         plans,
         cache,
@@ -206,8 +224,30 @@ def make_replica(
         classes=classes,
         weights=tenants.weights(),
         tiers=lower_tiers(cache, machine),
+        drafter=None if forced is None else make_simulated_drafter(plans, forced),
     )
     return engine, runner
+
+
+def _forced(
+    answers: Mapping[str, Sequence[int]], speculation: Speculation, device: Device, seed: int
+) -> ForcedAcceptance:
+    """Drafts of one replica; drafting a token takes a share of the time of a decode step."""
+
+    def seconds(asks: Sequence[DraftAsk]) -> float:
+        contexts = sum(len(ask.tokens) for ask in asks)
+        work = StepWork(len(asks), len(asks), contexts, contexts, len(asks))
+        return speculation.cost * device.seconds(work)
+
+    return ForcedAcceptance(
+        answers,
+        speculation.rates,
+        LONGEST_DRAFT,
+        seed,
+        key=attrgetter("id"),
+        cost=seconds if speculation.cost else None,
+        share=speculation.cost,
+    )
 
 
 def lower_tiers(cache: CacheOptions, machine: Machine) -> TierSizes | None:

@@ -262,7 +262,7 @@ class LocalRunner:
         allowed = self._allowed(lines, failures)
         if allowed is not None and lines.verifies and self._matchers is not None:
             lines = lines.cut(self._matchers.legal())
-        drafts = lines.before()
+        drafts = lines.before() if self._sampler.penalizes else None
         tokens: list[torch.Tensor] = []
         scores: list[Scores] = []
         scored: list[int] = []

@@ -68,8 +68,11 @@ class ModelOptions:
         Field(description="Device to compute on; auto takes a GPU if there is one."),
     ] = "auto"
     kernels: Annotated[
-        Literal["auto", "torch", "cpp"],
-        Field(description="Kernel backend; auto takes the fastest that works on the device."),
+        Literal["auto", "torch", "cpp", "triton"],
+        Field(
+            description="Kernel backend; auto takes cpp on a CPU and torch on a GPU. triton is for GPUs; it is chosen "
+            "by name only, because it has been tested in Triton's interpreter but not on a GPU."
+        ),
     ] = "auto"
     cpu_isa: Annotated[
         Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"],

@@ -55,6 +55,7 @@ class Sequence:
         "account",
         "cached_tokens",
         "computed",
+        "drafts_from",
         "ends",
         "epoch",
         "finish_length",
@@ -121,6 +122,7 @@ class Sequence:
         self.planned = 0
         self.pending = 0
         self.epoch = 0  # grows at preemption and finish, which makes launched rows stale
+        self.drafts_from = 0  # the first step at which it is drafted for
         self.last_step = -1  # the last step that had a row of this sequence
         self.root = root_key(request.salt, request.adapter)
         self.keys: list[bytes] = []  # chained keys of the full blocks of `tokens`, computed on demand

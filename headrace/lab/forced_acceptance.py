@@ -1,58 +1,136 @@
-"""Drafts that are accepted with a given probability, for measurements with any weights.
+"""Drafts that are accepted with a given probability: for measurements with any weights, and for simulations.
 
 The answers of a first run without drafts are the truth, because drafts change no answer (greedy, or with seeds). In
-later runs of the same requests each drafted token is the true one with probability ``rate``, else another one. So the
-whole path of drafting and verifying is measured, and only the acceptance is set.
+later runs of the same requests each drafted token is the true one with probability ``rates``, else another one. So the
+whole path of drafting and verifying is measured, and only the acceptance is set. A simulation knows its answers, too.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from headrace.core.drafting.costly_sources import USUAL
 from headrace.core.drafting.proposal import DraftAsk, Proposal
 from headrace.core.request import Request
 
+Cost = Callable[[Sequence[DraftAsk]], float]
+"""Seconds that drafting one token for each of some rows takes."""
+
+
+class Speculation(NamedTuple):
+    """Drafts of a simulation: acceptance by position, the last for all later ones, and the time of drafting a token for
+    some rows, as a share of a step of the target for them (0: drafts are found in the text).
+    """
+
+    rates: tuple[float, ...]
+    cost: float = 0.0
+
+
+class BadRates(ValueError):
+    """Rates that are no probabilities; the message says why."""
+
+
+def rates_of(text: str) -> tuple[float, ...]:
+    """Acceptance by position from text: ``0.7``, or ``0.8,0.6,0.5`` for the first, second and each later token.
+
+    Raises:
+        BadRates: the text is something else.
+    """
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 <= rate <= 1 for rate in rates):
+        raise BadRates(f"expected numbers from 0 to 1 such as 0.7 or 0.8,0.6,0.5, got {text!r}")
+    return rates
+
+
+def measured_rates(positions: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+    """Acceptance by position from drafts of ``drafted`` tokens, of which the first ``accepted`` were right.
+
+    Empty without drafts.
+    """
+    most = max((drafted for drafted, _ in positions), default=0)
+    tried = [sum(drafted > at and accepted >= at for drafted, accepted in positions) for at in range(most)]
+    right = [sum(accepted > at for _, accepted in positions) for at in range(most)]
+    return tuple(r / t for r, t in zip(right, tried, strict=True) if t)
+
+
+def expected_tokens(rates: Sequence[float], count: int) -> float:
+    """The mean number of tokens of a step that verifies ``count`` drafted ones."""
+    tokens = survival = 1.0
+    for at in range(count):
+        survival *= rates[min(at, len(rates) - 1)]
+        tokens += survival
+    return tokens
+
 
 class ForcedAcceptance:
-    """A `core.drafting.proposal.Proposer` of tokens that are right with probability ``rate``.
+    """A `core.drafting.proposal.CostlyProposer` of tokens that are right with given probabilities.
 
     Args:
-        answers: the answers of a run without drafts, by prompt.
-        rate: the probability that a drafted token is right if all before it are.
+        answers: the answers of a run without drafts, by ``key``.
+        rates: the probability that a drafted token is right if all before it are; several: by its position, of which
+            the last one holds for all later ones.
         most: the longest proposal in tokens.
         seed: decides which tokens are right.
+        key: the key of a request's answer; default: its prompt.
+        cost: the seconds that a pass takes on the device, which drafts a token for each of its rows; default: none.
+            With a cost the proposals claim a usual confidence, and their acceptance is learned.
+        share: the first estimate of these seconds, as a share of a step of the target for the same rows.
     """
 
     name = "forced"
 
     def __init__(
-        self, answers: Mapping[tuple[int, ...], Sequence[int]], rate: float, most: int, seed: int = 0
+        self,
+        answers: Mapping[Any, Sequence[int]],
+        rates: float | Sequence[float],
+        most: int,
+        seed: int = 0,
+        *,
+        key: Callable[[Request], Any] = lambda request: request.tokens,
+        cost: Cost | None = None,
+        share: float = 0.0,
     ) -> None:
+        self.seconds = 0.0
+        self.most = most
+        self.cost = cost
+        self.share = share
         self._answers = answers
-        self._rate = rate
-        self._most = most
+        self._rates = (rates,) if isinstance(rates, float | int) else tuple(rates)
         self._random = random.Random(seed)
+        self._key = key
 
     def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
         """One proposal for each ask whose answer goes on."""
-        return [self._propose(ask) for ask in asks]
+        proposals = [self._propose(ask) for ask in asks]
+        if self.cost is not None:
+            counts = [len(each.tokens) if each else 0 for each in proposals]
+            for at in range(max(counts, default=0)):
+                drafting = [ask for ask, count in zip(asks, counts, strict=True) if count > at]
+                self.seconds += self.cost(drafting)
+        return proposals
 
     def ended(self, request: Request, tokens: list[int]) -> None:
         """Nothing is kept."""
 
     def _propose(self, ask: DraftAsk) -> Proposal | None:
         prompt = ask.request.tokens
-        answer = self._answers.get(prompt)
+        answer = self._answers.get(self._key(ask.request))
         begun = len(ask.tokens) - len(prompt)
         if answer is None:
             return None
-        most = min(self._most + ask.ahead, ask.most)
+        most = min(self.most + ask.ahead, ask.most)
         true = answer[begun : begun + most]
         if not true:
             return None
+        rates = [self._rates[min(max(0, at - ask.ahead), len(self._rates) - 1)] for at in range(len(true))]
         tokens = [
-            token if at < ask.ahead or self._random.random() < self._rate else token ^ 1
-            for at, token in enumerate(true)
+            token if at < ask.ahead or self._random.random() < rate else token ^ 1
+            for at, (token, rate) in enumerate(zip(true, rates, strict=True))
         ]
-        return Proposal(tuple(tokens), (self._rate,) * len(tokens), self.name)
+        confidences = tuple(rates) if self.cost is None else (USUAL,) * len(tokens)
+        return Proposal(tuple(tokens), confidences, self.name)

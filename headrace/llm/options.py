@@ -29,8 +29,9 @@ class LLMOptions(TypedDict, total=False):
     groups of 128 (default: as stored)."""
     device: Literal["auto", "cpu", "cuda"]
     """Device to compute on; auto takes a GPU if there is one."""
-    kernels: Literal["auto", "torch", "cpp"]
-    """Kernel backend; auto takes the fastest that works on the device."""
+    kernels: Literal["auto", "torch", "cpp", "triton"]
+    """Kernel backend; auto takes cpp on a CPU and torch on a GPU. triton is for GPUs; it is chosen by name
+    only, because it has been tested in Triton's interpreter but not on a GPU."""
     cpu_isa: Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"]
     """Instruction set of the cpp kernels; auto takes the best that the processor has."""
     max_model_len: int | None

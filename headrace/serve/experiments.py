@@ -67,10 +67,10 @@ class Conductor(Protocol):
 
 
 class Steering(Protocol):
-    """What decides on changes: `observe.steering`. ``meter`` must see all events while it is not None."""
+    """What decides on changes: `observe.steering`. ``watchers`` must see all events."""
 
     @property
-    def meter(self) -> Watcher | None: ...
+    def watchers(self) -> tuple[Watcher, ...]: ...
 
     def tick(self, now: float) -> Change | None: ...
 
@@ -94,7 +94,7 @@ class Experiments:
         self._change = change
         self._path = path
         self._stored = ""
-        self._meter: Watcher | None = None
+        self._watchers: tuple[Watcher, ...] = ()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -115,7 +115,7 @@ class Experiments:
     def begin(self, body: Any) -> Report:
         """Start an experiment; raises what the conductor raises."""
         experiment = self.conductor.start(body, self._service.now())
-        self._watch(self._steering.meter)
+        self._watch(self._steering.watchers)
         logger.info("experiment %s started: %s", experiment.id, json.dumps(body, sort_keys=True))
         self._wake.set()
         return experiment
@@ -133,7 +133,7 @@ class Experiments:
     async def _run(self) -> None:
         while True:
             change = self._steering.tick(self._service.now())
-            self._watch(self._steering.meter)
+            self._watch(self._steering.watchers)
             if change is not None:
                 await self._apply(change)
                 continue
@@ -143,15 +143,15 @@ class Experiments:
                 await asyncio.wait_for(self._wake.wait(), sleep)
             self._wake.clear()
 
-    def _watch(self, meter: Watcher | None) -> None:
-        """Measure only what an experiment needs: a fold over every token costs throughput."""
-        if meter is self._meter:
-            return
-        if self._meter is not None:
-            self._service.unwatch(self._meter)
-        if meter is not None:
-            self._service.watch(meter)
-        self._meter = meter
+    def _watch(self, watchers: tuple[Watcher, ...]) -> None:
+        """Measure only what is needed now: a fold over every token costs throughput."""
+        for each in self._watchers:
+            if each not in watchers:
+                self._service.unwatch(each)
+        for each in watchers:
+            if each not in self._watchers:
+                self._service.watch(each)
+        self._watchers = watchers
 
     async def _apply(self, change: Change) -> None:
         setting, value = change.setting, change.value

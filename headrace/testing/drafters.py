@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
 from headrace.core.request import Request
-from headrace.testing.hashing_runner import expected_tokens
+from headrace.testing.hashing_runner import expected_tokens, grammar_of, seed_of
 
 Truth = Callable[[DraftAsk, int], Sequence[int]]
 """What follows the tokens of an ask, as far as it is known; at most so many tokens are of use."""
@@ -22,8 +22,10 @@ IMPOSSIBLE = (-1, -2, -3, 1 << 40)
 
 def hashed_truth(ask: DraftAsk, count: int) -> Sequence[int]:
     """What a `HashingRunner` says next, with no regard to the end of the answer."""
-    said = len(ask.tokens) - len(ask.request.tokens)
-    return expected_tokens(ask.request.tokens, ask.request.seed, said + count, frozenset())[said:]
+    request, params = ask.request, ask.request.params
+    said = len(ask.tokens) - len(request.tokens)
+    seed, grammar = seed_of(params, request.seed), grammar_of(params)
+    return expected_tokens(request.tokens, seed, said + count, frozenset(), grammar)[said:]
 
 
 class LyingDrafter:
@@ -71,6 +73,10 @@ class LyingDrafter:
         elif 0.65 < way < 0.7 and tokens:
             tokens[rng.randrange(len(tokens))] = rng.choice(IMPOSSIBLE)
         return Proposal(tuple(tokens), (0.5,) * len(tokens), "lies")
+
+    def asked_from(self, request: Request) -> int:
+        """See `Drafter.asked_from`: it may be asked at every step."""
+        return 0
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """See `Drafter.verified`."""

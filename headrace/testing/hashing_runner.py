@@ -3,16 +3,22 @@
 Position p stores hash(hash at p-1, token at p) in the block and offset that the block table names. A token is drawn
 from all hashes of the prefix, read back through the table. So a stale block, a wrong offset, a missing copy or another
 request's row changes the output, and `expected_tokens` tells the right one.
+
+A request at temperature 0 draws as with seed 0. A constraint is a grammar over output tokens (`permitted`): it leaves
+a third of the vocabulary, or ends the answer.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
+from headrace.core.request import SamplingParams
 
 VOCAB = 97
+GRAMMAR_END = 7
+"""The token that a grammar leaves where the answer has to end."""
 MASK = (1 << 64) - 1
 
 
@@ -22,15 +28,37 @@ def mix(state: int, token: int) -> int:
     return state ^ state >> 29
 
 
-def draw(hashes: list[int], seed: int) -> int:
-    """The token that follows a prefix with these hashes."""
+def permitted(grammar: str, output: Iterable[int]) -> Sequence[int]:
+    """The tokens that a grammar, named by its source, allows after an output; all of them if the name is empty."""
+    if not grammar:
+        return range(VOCAB)
+    state = 1
+    for value in (*grammar.encode(), *output):
+        state = mix(state, value)
+    return (GRAMMAR_END,) if state % 13 == 0 else range(state % 3, VOCAB, 3)
+
+
+def draw(hashes: list[int], seed: int, tokens: Sequence[int] = range(VOCAB)) -> int:
+    """The one of ``tokens`` that follows a prefix with these hashes."""
     total = seed
     for value in hashes:
         total = mix(total, value)
-    return total % VOCAB
+    return tokens[total % len(tokens)]
 
 
-def expected_tokens(prompt: tuple[int, ...], seed: int, count: int, stop: frozenset[int]) -> list[int]:
+def seed_of(params: SamplingParams, seed: int) -> int:
+    """The seed that a request draws with."""
+    return seed if params.temperature else 0
+
+
+def grammar_of(params: SamplingParams) -> str:
+    """The grammar of a request; empty for none."""
+    return params.structured_outputs.source if params.structured_outputs else ""
+
+
+def expected_tokens(
+    prompt: tuple[int, ...], seed: int, count: int, stop: frozenset[int], grammar: str = ""
+) -> list[int]:
     """The right output of a request, computed without blocks, rows or steps."""
     hashes: list[int] = []
     state = 0
@@ -39,7 +67,7 @@ def expected_tokens(prompt: tuple[int, ...], seed: int, count: int, stop: frozen
         hashes.append(state)
     answer: list[int] = []
     while len(answer) < count:
-        token = draw(hashes, seed)
+        token = draw(hashes, seed, permitted(grammar, answer))
         answer.append(token)
         if token in stop:
             break
@@ -81,6 +109,8 @@ class HashingRunner:
         self.tables: list[list[int]] = [[] for _ in range(max_num_seqs)]
         self.owners = [""] * max_num_seqs
         self.seeds = [0] * max_num_seqs
+        self.prompts = [0] * max_num_seqs
+        self.grammars = [""] * max_num_seqs
         self.poison: set[str] = set()
         self.computed_tokens = 0
         self._outputs: deque[StepOutput] = deque()
@@ -90,7 +120,9 @@ class HashingRunner:
             self.tokens[entry.slot] = list(entry.tokens)
             self.tables[entry.slot] = list(entry.blocks)
             self.owners[entry.slot] = entry.request_id
-            self.seeds[entry.slot] = entry.seed
+            self.seeds[entry.slot] = seed_of(entry.params, entry.seed)
+            self.prompts[entry.slot] = entry.prompt_tokens
+            self.grammars[entry.slot] = grammar_of(entry.params)
         assert plan.has_work, "a plan without work"
         self._launches += 1
         for move in plan.moves:
@@ -130,10 +162,12 @@ class HashingRunner:
 
     def _draw(self, row: Row, first: int) -> tuple[int, ...]:
         """The tokens from position ``first`` on: one, and another one after each draft that it equals."""
-        table, size, tokens = self.tables[row.slot], self.block_size, []
+        table, size = self.tables[row.slot], self.block_size
         hashes = [self.pages[table[p // size]][p % size] for p in range(row.start + row.length)]
+        said, tokens = self.tokens[row.slot][self.prompts[row.slot] :], list[int]()
         for i, draft in enumerate((*row.drafts, None), first):
-            tokens.append(draw(hashes[:i], self.seeds[row.slot]))
+            allowed = permitted(self.grammars[row.slot], (*said, *tokens))
+            tokens.append(draw(hashes[:i], self.seeds[row.slot], allowed))
             if tokens[-1] != draft:
                 break
         return tuple(tokens)

@@ -1,10 +1,18 @@
+import pytest
+
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk
 from headrace.core.events import Verified
 from headrace.core.request import Request
-from headrace.lab.forced_acceptance import ForcedAcceptance
+from headrace.lab import forced_acceptance
+from headrace.lab.forced_acceptance import (
+    BadRates,
+    ForcedAcceptance,
+    measured_rates,
+    rates_of,
+)
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.scenes import request
@@ -35,3 +43,41 @@ def test_unknown_prompts_and_ended_answers_get_no_drafts():
     assert draft is not None
     assert draft.tokens == (6,)
     assert forced.propose([DraftAsk(known, [1, 2, 5, 6], 4), DraftAsk(unknown, [1, 3], 4)]) == [None, None]
+
+
+def test_rates_by_position_and_the_time_of_each_pass():
+    answers = {"a": range(100, 200), "b": range(300, 303)}
+    passes: list[int] = []
+
+    def cost(asks: list[DraftAsk]) -> float:
+        passes.append(len(asks))
+        return 0.5
+
+    forced = ForcedAcceptance(answers, (1.0, 0.0), 4, key=lambda request: request.id, cost=cost)
+    asks = [DraftAsk(Request(name, (1, 2)), [1, 2], 8) for name in "ab"]
+    first, second = forced.propose(asks)
+    assert first is not None
+    assert second is not None
+    assert first.tokens[0] == 100
+    assert all(drafted != true for drafted, true in zip(first.tokens[1:], answers["a"][1:4], strict=True))
+    assert first.confidences == (0.75,) * 4
+    assert len(second.tokens) == 3
+    assert passes == [2, 2, 2, 1]
+    assert forced.seconds == 2.0
+
+
+def test_rates_are_measured_by_position():
+    drafts = [(3, 3), (3, 1), (2, 0), (1, 1)]
+    assert measured_rates(drafts) == (3 / 4, 1 / 2, 1.0)
+    assert measured_rates([]) == ()
+    expected = forced_acceptance.expected_tokens
+    assert expected((0.8, 0.5), 3) == pytest.approx(1 + 0.8 + 0.4 + 0.2)
+    assert expected((0.8,), 0) == 1.0
+
+
+def test_rates_from_text():
+    assert rates_of("0.7") == (0.7,)
+    assert rates_of("0.8,0.5, 0") == (0.8, 0.5, 0.0)
+    for text in ("", "much", "1.2", "-0.1", "0.5,", "nan"):
+        with pytest.raises(BadRates, match=r"expected numbers from 0 to 1"):
+            rates_of(text)

@@ -77,13 +77,13 @@ def compiler() -> Compiler:
     return Compiler(TOKENIZER.backend.to_str, VOCAB, [END])
 
 
-def random_params(rng: random.Random) -> dict[str, Any]:
-    """Sampling parameters of a request, any of them with any other."""
+def random_params(rng: random.Random, vocab_size: int = VOCAB, end: int = END) -> dict[str, Any]:
+    """Sampling parameters of a request, any of them with any other; ``end`` is an end-of-sequence token."""
 
     def some(chance: float, **given: Any) -> dict[str, Any]:
         return given if rng.random() < chance else {}
 
-    few = tuple(rng.randrange(VOCAB) for _ in range(3))
+    few = tuple(rng.randrange(vocab_size) for _ in range(3))
     params = {
         "temperature": rng.choice([0.0, 0.0, 0.7, 1.0, 1.5]),
         "max_tokens": rng.choice([1, 2, rng.randint(3, 24), rng.randint(3, 24)]),
@@ -93,7 +93,7 @@ def random_params(rng: random.Random) -> dict[str, Any]:
         **some(0.2, repetition_penalty=1.3),
         **some(0.2, presence_penalty=0.7),
         **some(0.2, frequency_penalty=0.9),
-        **some(0.2, logit_bias=((few[0], 4.0), (END, 3.0))),
+        **some(0.2, logit_bias=((few[0], 4.0), (end, 3.0))),
         **some(0.2, bad_words=((few[1],), (few[0], few[2]))),
         **some(0.1, stop_token_ids=few),
         **some(0.3, logprobs=rng.randint(0, 3)),
@@ -101,7 +101,7 @@ def random_params(rng: random.Random) -> dict[str, Any]:
         **some(0.2, structured_outputs=rng.choice(CONSTRAINTS)),
     }
     if "structured_outputs" not in params:
-        params |= some(0.2, ignore_eos=True) | some(0.1, allowed_token_ids=(*range(0, VOCAB, 2), END))
+        params |= some(0.2, ignore_eos=True) | some(0.1, allowed_token_ids=(*range(0, vocab_size, 2), end))
     return params | some(0.2, min_tokens=rng.randint(0, params["max_tokens"]))
 
 
@@ -176,8 +176,20 @@ def serve(
         drafter=ForcedFirst(matchers.forced, drafter) if forced else drafter,
     )
     engine = Engine(scheduler, runner, events, Knobs(batched_tokens=batched_tokens), overlap)
+    run = drive(engine, todo, between=between)
+    runner.close()
+    return run
+
+
+def drive(
+    engine: Engine,
+    todo: Sequence[Request],
+    now: float = 0.0,
+    between: Callable[[Engine, float], None] = lambda engine, now: None,
+) -> Run:
+    """Serve the requests to their ends from ``now`` on, a few of them arriving at each step of a second."""
     seen: list[Event] = []
-    now, waiting = 0.0, list(reversed(todo))
+    waiting = list(reversed(todo))
     while waiting or engine.wake_at(now) is not None:
         for _ in range(min(len(waiting), 3)):
             engine.submit(waiting.pop(), now)
@@ -185,7 +197,6 @@ def serve(
         seen += engine.step(now)
         between(engine, now)
     engine.check_books()
-    runner.close()
     return Run(_answers(seen), seen)
 
 
@@ -217,14 +228,14 @@ def without(run: Run, names: set[str]) -> Run:
     return run._replace(answers={name: each for name, each in run.answers.items() if name not in names})
 
 
-def liar(known: Run, seed: int) -> LyingDrafter:
+def liar(known: Run, seed: int, vocab_size: int = VOCAB) -> LyingDrafter:
     """A drafter that knows what is said without it, and behind the end of an answer says something."""
 
     def truth(ask: DraftAsk, count: int) -> Sequence[int]:
         said = len(ask.tokens) - len(ask.request.tokens)
         return (*known.answers[ask.request.id].tokens, *range(count))[said : said + count]
 
-    return LyingDrafter(truth, seed, VOCAB)
+    return LyingDrafter(truth, seed, vocab_size)
 
 
 def check_same(plain: Run, drafted: Run) -> None:

@@ -1,11 +1,15 @@
-"""One random life of the pure core: requests come, are cancelled, fail and expire over a tiny pool."""
+"""One random life of the pure core: requests come, are cancelled, fail and expire over a tiny pool.
+
+Most lives have a drafter that lies. `check_drafts_change_nothing` runs a life with it and without.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-from headrace.core.events import DraftingFailed, Preempted, SkipReason, Verified
+from headrace.core.constraint import Constraint, ConstraintKind
+from headrace.core.events import DraftingFailed, Finished, Preempted, SkipReason, Verified
 from headrace.core.knobs import Knobs
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
@@ -22,7 +26,7 @@ from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.testing.drafters import LyingDrafter, hashed_truth
 from headrace.testing.engines import Record, drain, hashing_engine
-from headrace.testing.hashing_runner import VOCAB, expected_tokens
+from headrace.testing.hashing_runner import VOCAB, expected_tokens, grammar_of, seed_of
 
 
 class Fickle:
@@ -73,8 +77,34 @@ def _drafter(seed: int) -> LyingDrafter | None:
     return LyingDrafter(hashed_truth, seed, VOCAB, fails=rng.randint(1, 30) if rng.random() < 0.1 else None)
 
 
-def run(seed: int) -> Record:
-    """Run one life and check every law of the core; the seed alone decides everything."""
+def check_drafts_change_nothing(seed: int) -> int:
+    """Run one life with its drafter and without, and compare the outputs; returns the number of accepted drafts.
+
+    A request that was cancelled, failed or expired may end earlier in one of them.
+    """
+    drafted, plain = run(seed), run(seed, drafts=False)
+    assert drafted.ends.keys() == plain.ends.keys()
+    whole = (FinishReason.STOP, FinishReason.LENGTH)
+    for name, (end,) in drafted.ends.items():
+        (other,) = plain.ends[name]
+        mine, yours = (record.tokens.get(name, []) for record in (drafted, plain))
+        if end.reason in whole and other.reason in whole:
+            assert (mine, _answer(end)) == (yours, _answer(other)), f"{name} differs with drafts"
+        least = min(len(mine), len(yours))
+        assert mine[:least] == yours[:least], f"{name} differs with drafts"
+    return sum(each.accepted for each in drafted.of(Verified))
+
+
+def _answer(end: Finished) -> Finished:
+    """An end without what depends on the order of steps."""
+    return end._replace(cached_tokens=0)
+
+
+def run(seed: int, *, drafts: bool = True) -> Record:
+    """Run one life and check every law of the core; the seed alone decides everything.
+
+    Without ``drafts`` it is the same life, but nothing is drafted.
+    """
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
     max_model_len = rng.randint(8, 64)
@@ -101,7 +131,7 @@ def run(seed: int) -> Record:
         disk_blocks=rng.choice([0, 2, 8, 40]) if host else 0,
         restore=rng.choice([AlwaysRestore(), Fickle()]),
         holds=Compiling(seed) if seed % 3 == 0 else None,
-        drafter=(drafter := _drafter(seed)),
+        drafter=(drafter := _drafter(seed) if drafts else None),
     )
     runner.disk_steps = rng.randint(0, 5)
     breaking = rng.choice([0.0, 0.0, 0.3])
@@ -115,6 +145,7 @@ def run(seed: int) -> Record:
     prefixes = [
         tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, max_model_len // 2))) for _ in range(3)
     ]
+    shapes = random.Random(seed + 3)  # its own, like that of `Compiling`
     now = 0.0
     for number in range(rng.randint(1, 40 if host else 14)):
         tokens = rng.choice(prefixes)[: rng.randint(1, max_model_len)] if rng.random() < 0.7 else ()
@@ -122,11 +153,7 @@ def run(seed: int) -> Record:
         request = Request(
             id=f"r{number}",
             tokens=tokens,
-            params=SamplingParams(
-                max_tokens=rng.choice([None, 1, rng.randint(1, 20)]),
-                ignore_eos=rng.random() < 0.3,
-                stop_token_ids=(5,) if rng.random() < 0.3 else (),
-            ),
+            params=_params(rng, shapes),
             arrived=now,
             tenant=rng.choice("ab"),
             service_class=rng.choice(["priority", "default", "default", "flex", "background"]),
@@ -170,6 +197,20 @@ def run(seed: int) -> Record:
     return record
 
 
+def _params(rng: random.Random, shapes: random.Random) -> SamplingParams:
+    """When an answer ends by ``rng``; whether it is greedy, and its grammar, by ``shapes``."""
+    max_tokens, ignore_eos = rng.choice([None, 1, rng.randint(1, 20)]), rng.random() < 0.3
+    stop_token_ids = (5,) if rng.random() < 0.3 else ()
+    grammar = shapes.choice(["", "", "", "a+", "b+"])
+    return SamplingParams(
+        temperature=shapes.choice([0.0, 1.0]),
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos and not grammar,
+        stop_token_ids=stop_token_ids,
+        structured_outputs=Constraint(ConstraintKind.REGEX, grammar) if grammar else None,
+    )
+
+
 def _rejected(record: Record) -> set[str]:
     """Requests that never became a sequence."""
     never = (FinishReason.REJECTED, FinishReason.UNREACHABLE)
@@ -194,7 +235,8 @@ def _check_ends(
         stops = frozenset(request.params.stop_token_ids)
         if not request.params.ignore_eos:
             stops |= request.eos_token_ids
-        want = expected_tokens(request.tokens, request.seed, limit, stops)
+        own = seed_of(request.params, request.seed)
+        want = expected_tokens(request.tokens, own, limit, stops, grammar_of(request.params))
         assert got == want[: len(got)], f"{request_id} has a wrong token"
         if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert got == want

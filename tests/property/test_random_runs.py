@@ -16,7 +16,7 @@ from headrace.core.events import (
     Verified,
 )
 from headrace.core.request import FinishReason
-from tests.property.random_runs import run
+from tests.property.random_runs import check_drafts_change_nothing, run
 
 SHARDS = 10
 
@@ -29,6 +29,18 @@ def test_every_law_holds_in_random_lives(shard, pytestconfig):
         except Exception as error:
             error.add_note(f"in the life of seed {seed}")
             raise
+
+
+def test_drafts_change_no_life(pytestconfig):
+    count = pytestconfig.getoption("--lives") // 10
+    accepted = 0
+    for seed in range(count):
+        try:
+            accepted += check_drafts_change_nothing(seed)
+        except Exception as error:
+            error.add_note(f"in the life of seed {seed}")
+            raise
+    assert accepted > count
 
 
 def test_random_lives_reach_every_corner():

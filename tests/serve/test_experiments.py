@@ -20,7 +20,7 @@ class Steering:
 
     def __init__(self):
         self.changes = [Change()]
-        self.meter = None
+        self.watchers = ()
 
     def tick(self, now):
         return self.changes.pop() if self.changes else None

@@ -13,12 +13,15 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import Field, TypeAdapter, ValidationError
 
 from headrace import __version__
+from headrace.build.drafting import ModelDrafts, make_simulated_drafter
 from headrace.build.engine import make_engine, make_knobs
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.config.validation import parse_value, plain_reason
 from headrace.core.drafting.forced import ForcedTokens
+from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.ports import Grammars, Runner
+from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.observe.recording.engine import Tell
 from headrace.observe.recording.moments import Begun
 from headrace.observe.recording.tape import Tape
@@ -60,19 +63,15 @@ def make_recorded_engine(
     runner: Runner,
     *,
     grammars: Grammars | None = None,
+    drafts: ModelDrafts | None = None,
     forced: ForcedTokens | None = None,
     **rest: Any,
 ) -> Engine:
     """`make_engine`, with its arguments and all later events recorded.
 
     ``grammars`` are not used: a trace does not hold compile times, so no request waits for a grammar here. The runner
-    compiles missing grammars itself. Neither is ``forced``: a trace holds no drafts.
-
-    Raises:
-        ConfigError: drafts depend on the tokens themselves, of which a trace holds fingerprints.
+    compiles missing grammars itself. ``drafts`` and ``forced`` are no settings: what is drafted is recorded.
     """
-    if plans.speculative_config is not None:
-        raise ConfigError("--record-trace: drafts cannot be recorded; leave out --speculative-config")
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)
     settings = {
@@ -82,13 +81,18 @@ def make_recorded_engine(
         for name, value in given.items()
     }
     tell(Begun(__version__, settings))
-    return make_engine(plans, cache, runner, **rest, tell=tell)
+    return make_engine(plans, cache, runner, **rest, tell=tell, drafts=drafts, forced=forced)
 
 
 def make_engine_again(
-    settings: Mapping[str, Any], runner: Runner, changes: Mapping[str, str] | None = None
+    settings: Mapping[str, Any],
+    runner: Runner,
+    drafter: Drafter | ForcedAcceptance,
+    changes: Mapping[str, str] | None = None,
 ) -> Engine:
     """The engine of a trace's settings over another runner; ``changes`` are options as text, by their names.
+
+    ``drafter`` is the recorded one, or the acceptance of drafts where the settings ask for them.
 
     Raises:
         ConfigError: settings of another Headrace version, or a change of an unknown option or to an invalid value.
@@ -96,7 +100,9 @@ def make_engine_again(
     given = _read_settings(settings)
     if changes:
         _change(given, changes)
-    return make_engine(runner=runner, **given)
+    if isinstance(drafter, ForcedAcceptance):
+        return make_engine(runner=runner, **given, drafter=make_simulated_drafter(given["plans"], drafter))
+    return make_engine(runner=runner, **given, drafter=drafter)
 
 
 def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

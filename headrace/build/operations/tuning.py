@@ -44,7 +44,6 @@ def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning
         ),
     )
     recall.assigned = steering.assigned
-    service.watch(steering.tuner.signals)
 
     def change(name: str, value: float | int | str) -> None:
         engine.knobs = changed(steering.settings, engine.knobs, name, value)

@@ -44,8 +44,18 @@ def roofline(
         Path | None,
         typer.Option(metavar="FILE", help="JSON file of the report (default: in bench-results/)."),
     ] = None,
+    dry_run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Measure nothing: print the expected decode steps on a GPU (h200, for instance) from a static model.",
+        ),
+    ] = None,
 ) -> None:
     """Compare the time of each part of a step with the bounds of this CPU's memory and arithmetic."""
+    if dry_run is not None:
+        _expect(given, dry_run, batch_size, input_len)
+        return
     from headrace.build.model import warm_up
     from headrace.lab.bench import report
     from headrace.lab.bench import roofline as lab
@@ -64,6 +74,36 @@ def roofline(
     write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
     written(path)
     loaded.runner.close()
+
+
+def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: Sequence[int]) -> None:
+    """Print the expected decode steps on a device.
+
+    Raises:
+        ConfigError: the device or the model is not known.
+    """
+    from headrace.build.simulation import shape_of
+    from headrace.lab.plan import launches
+    from headrace.lab.plan.devices import UnknownDevice
+    from headrace.lab.plan.devices import device as device_of
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+
+    if given.model.quantization not in (None, "int8", "int4"):
+        raise ConfigError(f"--dry-run: there is no model of --quantization {given.model.quantization}")
+    try:
+        spec = device_of(device)
+    except UnknownDevice as error:
+        raise ConfigError(f"--dry-run: {error}") from None
+    weights = WEIGHTS[given.model.quantization or "bfloat16"]
+    kv_bytes = KV_BYTES["int8" if given.model.kv_cache_dtype == "int8" else "bfloat16"]
+    replica = Replica(shape_of(given.model.model), spec, precision=weights._replace(kv_bytes=kv_bytes))
+    steps = [
+        launches.expected(replica, kernels, rows, context)
+        for context in input_len
+        for rows in batch_size
+        for kernels in launches.BACKENDS
+    ]
+    show(launches.table(replica, steps))
 
 
 def _load(given: Options, rows: int) -> Loaded:

@@ -12,6 +12,7 @@ from headrace.cli.options import duration
 MACHINE = "Machine"
 WORKLOAD = "Workload"
 SLO = "Latency targets"
+DRAFTS = "Speculative decoding"
 
 DEVICES = "A100-80G, H100-SXM, H200, MI300X or cpu"
 LENGTHS = "a number, or a distribution such as uniform:200:400"
@@ -129,6 +130,24 @@ MaxTokens = Annotated[
         min=1,
         help="Field max_tokens of every request; outputs end where the workload says (default: no limit).",
         rich_help_panel=WORKLOAD,
+    ),
+]
+Acceptance = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATES",
+        help="Simulate speculative decoding: probability that a drafted token is accepted, 0.7 or by position "
+        "0.8,0.6,0.5, or a file recorded by headrace serve --record-trace (default: no drafts).",
+        rich_help_panel=DRAFTS,
+    ),
+]
+DraftCost = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Time of drafting a token as a share of a decode step, for a draft model.",
+        rich_help_panel=DRAFTS,
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of all random draws.", rich_help_panel=WORKLOAD)]

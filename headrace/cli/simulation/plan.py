@@ -12,11 +12,13 @@ from headrace.cli.options import duration, one_of
 from headrace.cli.output import show
 from headrace.cli.progress import Meter, progress
 from headrace.cli.simulation import flags
+from headrace.cli.simulation.speculation import read_speculation, with_speculation
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from headrace.lab.forced_acceptance import Speculation
     from headrace.lab.plan.capacity import Settings, Slo
     from headrace.lab.plan.devices import DeviceSpec
     from headrace.lab.plan.roofline import Precision, Replica
@@ -78,6 +80,7 @@ class Wanted(NamedTuple):
     routing: str
     max_devices: int
     seed: int
+    speculation: Speculation | None
 
 
 def plan(
@@ -92,6 +95,8 @@ def plan(
     requests: flags.Requests = None,
     speedup: flags.Speedup = 1.0,
     seed: flags.Seed = 0,
+    acceptance: flags.Acceptance = None,
+    draft_cost: flags.DraftCost = 0.0,
     slo_ttft: SloTtft = 2.0,
     slo_tpot: SloTpot = 0.1,
     attainment: Attainment = 0.95,
@@ -110,7 +115,8 @@ def plan(
     from headrace.lab.plan.report import demand_lines, shape_line, sheet_table, trials_table, verdict_lines
 
     shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
-    sheets = [_sheet(shape, each, precision, context) for each in devices]
+    speculation = read_speculation(acceptance, draft_cost)
+    sheets = [_sheet(shape, each, precision, context, speculation) for each in devices]
     document: dict[str, Any] = {
         "model": dataclasses.asdict(shape) | {"num_parameters": shape.num_parameters},
         "devices": [dataclasses.asdict(each) for each in devices],
@@ -120,8 +126,8 @@ def plan(
     if trace is not None or workload:
         calls = list(read_calls(trace, workload or [], requests, speedup, seed))
         slo = Slo(slo_ttft, slo_tpot, attainment)
-        found = _search(shape, devices, precision, Wanted(calls, slo, routing, max_devices, seed))
-        demand, verdict = found
+        wanted = Wanted(calls, slo, routing, max_devices, seed, speculation)
+        demand, verdict = _search(shape, devices, precision, wanted)
         document |= {
             "demand": _without_prompts(demand),
             "slo": dataclasses.asdict(slo),
@@ -173,7 +179,13 @@ def _dollars(text: str, dollars: str) -> float:
     return value
 
 
-def _sheet(shape: ModelShape, device: DeviceSpec, precision: Precision, context: int) -> Any:
+def _sheet(
+    shape: ModelShape,
+    device: DeviceSpec,
+    precision: Precision,
+    context: int,
+    speculation: Speculation | None,
+) -> Any:
     """The figures of the smallest replica that holds the model; of one device where none does."""
     from headrace.lab.plan.capacity import Settings
     from headrace.lab.plan.roofline import Replica
@@ -182,7 +194,7 @@ def _sheet(shape: ModelShape, device: DeviceSpec, precision: Precision, context:
 
     settings = Settings(max_num_seqs=256, max_num_batched_tokens=2048)
     sheets = [
-        sheet(Replica(shape, device, degree, precision), settings, context)
+        sheet(Replica(shape, device, degree, precision), settings, context, speculation=speculation)
         for degree in degrees(shape, device)
     ]
     return next((each for each in sheets if each.fits), sheets[0])
@@ -201,7 +213,9 @@ def _search(
         asked = demand(wanted.calls)
     except BadDemand as error:
         raise ConfigError(str(error)) from None
-    possible, refused = candidates(shape, devices, precision, asked, wanted.slo)
+    possible, refused = candidates(
+        shape, devices, precision, asked, wanted.slo, speculation=wanted.speculation
+    )
     with progress("simulating fleets") as meter:
         confirm = _confirm(wanted, asked.longest, meter)
         return asked, cheapest(possible, refused, asked, wanted.slo, confirm, wanted.max_devices)
@@ -227,9 +241,15 @@ def _confirm(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Tr
         plans = SchedulerOptions(
             max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
         )
+        plans = with_speculation(plans, wanted.speculation)
         cache = CacheOptions(block_size=settings.block_size)
         machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
-        simulated = make_fleet(plans, cache, machine, replicas=fleet.replicas, routing=wanted.routing)
+        simulated = make_fleet(
+            *(plans, cache, machine),
+            replicas=fleet.replicas,
+            routing=wanted.routing,
+            speculation=wanted.speculation,
+        )
         targets = RequestSlo(slo.ttft, slo.tpot)
         simulated.run(from_calls(wanted.calls, Synthesis(seed=wanted.seed), slo=targets))
         result = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})

@@ -229,9 +229,9 @@ def _compare(console: Console, recording: Trace, changes: Mapping[str, str]) -> 
         return False
     lives = {
         "as recorded": told.tally,
-        "simulated, unchanged": rerun(recording, make_engine_again, told.times),
+        "simulated, unchanged": rerun(recording, make_engine_again, told.times, told.drafting),
         "simulated, " + ", ".join(f"{name}={value}" for name, value in changes.items()): rerun(
-            recording, partial(make_engine_again, changes=changes), told.times
+            recording, partial(make_engine_again, changes=changes), told.times, told.drafting
         ),
     }
     console.print(comparison(lives))

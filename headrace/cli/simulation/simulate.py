@@ -18,11 +18,13 @@ from headrace.cli.output import export as write_rows
 from headrace.cli.progress import progress
 from headrace.cli.simulation import flags
 from headrace.cli.simulation.report import plot_runs, show_runs, write_runs
+from headrace.cli.simulation.speculation import read_speculation, with_speculation
 from headrace.cli.simulation.trial import Trial
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
     from headrace.build.simulation import Machine
+    from headrace.lab.forced_acceptance import Speculation
     from headrace.lab.simulate.outcome import Outcome
     from headrace.lab.workload.call import Call
 
@@ -44,12 +46,13 @@ class MachineFlags(NamedTuple):
 
 
 class FleetFlags(NamedTuple):
-    """The flags of the replicas and their queues."""
+    """The flags of the replicas, their queues and their drafts."""
 
     replicas: int
     routing: str
     max_num_queued_reqs: int | None
     max_num_queued_tokens: int | None
+    speculation: Speculation | None
 
 
 class LoadFlags(NamedTuple):
@@ -98,6 +101,8 @@ def simulate(
     speedup: flags.Speedup = 1.0,
     max_tokens: flags.MaxTokens = None,
     seed: flags.Seed = 0,
+    acceptance: flags.Acceptance = None,
+    draft_cost: flags.DraftCost = 0.0,
     slo_ttft: flags.SloTtft = None,
     slo_tpot: flags.SloTpot = None,
     slo_e2e: flags.SloE2e = None,
@@ -113,7 +118,8 @@ def simulate(
     """
     check_export(export)
     on = MachineFlags(shape, device, degree, weights, kv, calibration, front, max_model_len)
-    fleet = FleetFlags(replicas, routing, max_num_queued_reqs, max_num_queued_tokens)
+    speculation = read_speculation(acceptance, draft_cost)
+    fleet = FleetFlags(replicas, routing, max_num_queued_reqs, max_num_queued_tokens, speculation)
     load = LoadFlags(trace, workload or (), requests, resample, speedup, max_tokens, seed)
     targets = {"ttft": slo_ttft, "tpot": slo_tpot, "e2e": slo_e2e}
     slo = {name: seconds for name, seconds in targets.items() if seconds is not None}
@@ -175,7 +181,8 @@ def _simulate(
     from headrace.lab.workload.synthesis import Synthesis
 
     calls = load.calls()
-    options, machine = _machine(options, on)
+    plans = with_speculation(options.scheduler, flags.speculation)
+    options, machine = _machine(dataclasses.replace(options, scheduler=plans), on)
     fleet = make_fleet(
         options.scheduler,
         options.cache,
@@ -184,6 +191,7 @@ def _simulate(
         routing=one_of("--routing", flags.routing, tuple(ROUTINGS)),
         limits=Limits(flags.max_num_queued_reqs or 1 << 62, flags.max_num_queued_tokens or 1 << 62),
         with_rows=with_rows,
+        speculation=flags.speculation,
         steer=None if trial is None else partial(trial.steer, options.scheduler),
     )
     wanted = Slo(slo.get("ttft"), slo.get("tpot"))
@@ -242,6 +250,8 @@ def _settings(run: SimulatedRun, fleet: FleetFlags, load: LoadFlags) -> dict[str
         "max_model_len": run.machine.max_model_len,
         "kv_tokens": run.machine.kv_tokens,
         "seed": load.seed,
+        "acceptance": fleet.speculation and fleet.speculation.rates,
+        "draft_cost": fleet.speculation and fleet.speculation.cost,
     }
 
 

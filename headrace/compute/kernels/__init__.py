@@ -7,6 +7,7 @@ sequences or schedules.
 - `reference`: the backend in plain torch. `paging`: its plan of attention. `linear`: its linear layers.
 - `stack`: all layers of a decoder as one value.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
+- `triton`: the backend in Triton for GPUs.
 - `native_calls`: whole forward passes in one call of it.
 - `native_stack`: a stack in the tables of the C++ backend. `packed`: its weights.
 - `timed`: measures the time of each part of a forward pass.
@@ -223,8 +224,23 @@ def _torch(device: torch.device, isa: str | None) -> Kernels:
     return TorchKernels()
 
 
-_BACKENDS: dict[str, Callable[[torch.device, str | None], Kernels]] = {"cpp": _cpp, "torch": _torch}
-"""Fastest first. Each creates its kernels for a device and an instruction set, or raises `KernelsUnavailable`."""
+def _triton(device: torch.device, isa: str | None) -> Kernels:
+    if isa is not None:
+        raise KernelsUnavailable(f"--cpu-isa {isa}: kernels 'triton' run on a GPU")
+    try:
+        from headrace.compute.kernels.triton.backend import TritonKernels
+    except ModuleNotFoundError as error:
+        raise KernelsUnavailable(f"kernels 'triton' need the package {error.name}") from error
+    return TritonKernels(device)
+
+
+_BACKENDS: dict[str, Callable[[torch.device, str | None], Kernels]] = {
+    "cpp": _cpp,
+    "torch": _torch,
+    "triton": _triton,
+}
+"""In the order in which "auto" tries them. Each creates its kernels for a device and an instruction set, or raises
+`KernelsUnavailable`. Those in Triton have not run on a GPU yet, so they are only chosen by name."""
 
 
 def select(name: str, device: torch.device, isa: str | None = None) -> Kernels:

@@ -147,6 +147,11 @@ class Sampler:
             self._penalties.admit(entry.slot, tokens[entry.prompt_tokens :])
         return tokens
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether any slot has penalties: only they read drafts."""
+        return bool(self._penalties)
+
     def sample(
         self,
         logits: torch.Tensor,

@@ -79,9 +79,11 @@ class Acceptance:
         self, source: str, tenant: str, request_id: str, confidences: tuple[float, ...]
     ) -> tuple[float, ...]:
         """The probability of each token to be right if all tokens before it are; ``confidences`` are the source's."""
-        cells = self._calibration(source).of(confidences)
         offset, exp = -self._offset(source, tenant, request_id), math.exp
-        return tuple([1 / (1 + exp(offset - cell.logit)) for cell in cells])
+        estimates: list[float] = []
+        for cell, count in self._calibration(source).of(confidences):
+            estimates += [1 / (1 + exp(offset - cell.logit))] * count
+        return tuple(estimates)
 
     def learn(
         self, source: str, tenant: str, request_id: str, confidences: tuple[float, ...], trials: Trials
@@ -92,12 +94,17 @@ class Acceptance:
             return
         offset = self._offset(source, tenant, request_id)
         surprise = information = 0.0
-        for position, cell in enumerate(self._calibration(source).of(confidences)[:count]):
+        tried, right = count, trials.right
+        for cell, run in self._calibration(source).of(confidences):
             p = 1 / (1 + math.exp(-offset - cell.logit))
-            right = position < trials.right
-            surprise += right - p
-            information += p * (1 - p)
-            cell.learn(right)
+            each, hits = min(run, tried), min(run, right)
+            surprise += hits - each * p
+            information += each * p * (1 - p)
+            cell.learn(each, hits)
+            tried -= each
+            right -= hits
+            if not tried:
+                break
         self._of_tenant(source, tenant).move(surprise, information, TENANT_DRIFT * count)
         own = self._requests.setdefault(request_id, {})
         if source not in own:
@@ -154,19 +161,25 @@ class _Calibration:
     def __init__(self) -> None:
         self._cells = [[_Cell(p) for p in _MIDDLES] for _ in range(len(POSITIONS) + 1)]
 
-        self._known: dict[tuple[float, ...], list[_Cell]] = {}
+        self._known: dict[tuple[float, ...], list[tuple[_Cell, int]]] = {}
 
-    def of(self, confidences: tuple[float, ...]) -> list[_Cell]:
-        """The cell of each position; most sources say the same few confidences again and again."""
-        cells = self._known.get(confidences)
-        if cells is None:
+    def of(self, confidences: tuple[float, ...]) -> list[tuple[_Cell, int]]:
+        """The cells of the positions in turn, each with the number of positions that it is for.
+
+        Most sources say the same few confidences again and again, so the cells of these are remembered.
+        """
+        runs = self._known.get(confidences)
+        if runs is None:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            cells = self._known[confidences] = [
+            cells = [
                 self._cells[_position_class(position)][bisect_right(CONFIDENCES, confidence)]
                 for position, confidence in enumerate(confidences)
             ]
-        return cells
+            runs = self._known[confidences] = [
+                (cell, len(list(run))) for cell, run in itertools.groupby(cells)
+            ]
+        return runs
 
 
 class _Cell:
@@ -177,8 +190,8 @@ class _Cell:
         self.right = PRIOR_TRIALS * prior
         self.logit = math.log(prior / (1 - prior))
 
-    def learn(self, right: bool) -> None:
-        self.trials += 1
+    def learn(self, trials: int, right: int) -> None:
+        self.trials += trials
         self.right += right
         if self.trials > MEMORY_TRIALS:
             self.trials /= 2

@@ -8,7 +8,7 @@
  seconds    10 10 10 14 14 14 14               of the step with all tokens up to here
  taken      A1 A2 A3 |                         as many as make (rows + survivals) / seconds largest
 ```
-A token adds its survival to the expected output of the step. The seconds are a staircase (`StepTimes.drafted`): a step
+A token adds its survival to the expected output of the step. The seconds are a staircase (`StepTimes.stairs`): a step
 with room is filled, and a new stair is not begun for a doubtful token. Under load every token costs time, and nothing
 is drafted.
 """
@@ -16,9 +16,10 @@ is drafted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from operator import itemgetter
+from itertools import accumulate
+from operator import add, itemgetter, truediv
 from typing import NamedTuple
 
 from headrace.core.drafting.proposal import StepLoad
@@ -29,6 +30,9 @@ MARGIN = 1.05
 
 FLOOR = 0.02
 """The least survival that is verified, however little time it seems to take."""
+
+EVEN = 0.1
+"""Relative difference of the rows' costs of a token that is ignored."""
 
 TPOT_SHARE = 0.8
 """Share of a TPOT target that a step may take, as at admission."""
@@ -83,9 +87,7 @@ class DraftBudget:
             return [NONE] * len(offers)
         if load.times is None:
             return [Choice(0, Cut.TIMES_UNKNOWN) if offer.survivals else NONE for offer in offers]
-        choosing = _Choosing(offers, load, load.times)
-        choosing.take_best()
-        return choosing.choices()
+        return _Choosing(offers, load, load.times).choices()
 
 
 def _fixed(offers: Sequence[Offer], budget: int, most: int) -> list[Choice]:
@@ -113,88 +115,132 @@ class _Choosing:
     def __init__(self, offers: Sequence[Offer], load: StepLoad, times: StepTimes) -> None:
         self._offers = offers
         self._load = load
-        self._times = times
-        self._seconds = times.decodes(load.rows, load.contexts)
-        self._contexts = load.contexts
-        self._gain = float(load.rows)
-        self._order: list[int] = []  # the rows of the tokens taken
-        self._taken = [0] * len(offers)
-        self._cuts = [Cut.NOT_WORTH if offer.survivals else Cut.NOTHING_PROPOSED for offer in offers]
-        # A target that the step misses even without drafts bounds nothing.
-        targets = [TPOT_SHARE * offer.tpot_seconds for offer in offers]
-        self._limits = [target if target >= self._seconds else math.inf for target in targets]
-        self._limit = min(self._limits)
-
-    def take_best(self) -> None:
-        """Take tokens in the order of their worth, and keep as many as make the tokens per second largest."""
-        if self._is_hopeless():
-            return
-        slots = self._ordered()
-        left = sum(survival for _, _, _, survival in slots) / MARGIN
-        best, count = self._gain / self._seconds if self._seconds > 0 else math.inf, 0
-        for _, row, position, survival in slots:
-            if self._seconds > 0 and (self._gain + left) / self._seconds <= best:
-                break  # even if the rest took no time
-            left -= survival / MARGIN
-            if position == self._offers[row].ahead + self._taken[row]:  # else an earlier one did not fit
-                self._take(row, position, survival)
-                ratio = self._gain / self._seconds if self._seconds > 0 else math.inf
-                if ratio > best or ratio == math.inf:
-                    best, count = ratio, len(self._order)
-        for row in self._order[count:]:
-            self._taken[row] -= 1
+        _, _, self._token, self._context = times.coefficients
+        most = sum([len(offer.survivals) for offer in offers])
+        self._stairs = times.stairs(load.rows, load.contexts, most)
+        self._scales = self._relative_worth()
+        self._keys: list[float] = []  # of the tokens in their order: the survival times the scale of the row
 
     def choices(self) -> list[Choice]:
-        """What has been taken."""
+        """The tokens that make the output per second largest, within the budget and the TPOT targets."""
+        wanted = 0 if self._is_hopeless() else self._best()
+        count = min(wanted, self._load.budget)
+        kept = self._within_targets(count)
+        taken = self._taken(kept)
+        before = self._taken(count) if kept < count else taken
         chosen = []
-        for offer, taken, cut in zip(self._offers, self._taken, self._cuts, strict=True):
-            used = offer.ahead + taken if taken else 0
-            chosen.append(Choice(used, Cut.WHOLE if used and used == len(offer.survivals) else cut))
+        for offer, tokens, more in zip(self._offers, taken, before, strict=True):
+            used = offer.ahead + tokens if tokens else 0
+            cut = Cut.NOT_WORTH if offer.survivals else Cut.NOTHING_PROPOSED
+            if used and used == len(offer.survivals):
+                cut = Cut.WHOLE
+            elif tokens < more:
+                cut = Cut.TPOT
+            elif kept == count < wanted and offer.survivals:
+                cut = Cut.BUDGET
+            chosen.append(Choice(used, cut))
         return chosen
 
     def _is_hopeless(self) -> bool:
         """Whether one token costs more than all are worth."""
-        load = self._load
-        one = self._times.drafted(load.rows, load.tokens + 1, load.contexts)
+        rows, stairs = self._load.rows, self._stairs
         every = sum([sum(offer.survivals[offer.ahead :]) for offer in self._offers])
-        return (load.rows + every / MARGIN) * self._seconds <= load.rows * one
+        return (rows + every / MARGIN) * stairs[0] <= rows * stairs[1]
 
-    def _ordered(self) -> list[tuple[float, int, int, float]]:
-        """Tokens by survival for their linear cost, the best first; those of one row in their order."""
-        _, _, token, context = self._times.coefficients
-        slots = []
-        for row, offer in enumerate(self._offers):
-            for position in range(offer.ahead, len(offer.survivals)):
-                survival = offer.survivals[position]
-                if survival < FLOOR:
+    def _relative_worth(self) -> list[float]:
+        """By row: what a token is worth relative to one of mean context, at equal survival.
+
+        1 for all rows where their contexts make little difference.
+        """
+        load = self._load
+        usual = load.contexts / load.rows
+        contexts = [usual, *(offer.context for offer in self._offers if offer.survivals)]
+        mean = self._token + self._context * usual
+        if self._context * (max(contexts) - min(contexts)) <= EVEN * mean:
+            return [1.0] * len(self._offers)
+        return [mean / (self._token + self._context * offer.context) for offer in self._offers]
+
+    def _best(self) -> int:
+        """How many tokens make the tokens per second largest, the most worthy ones first."""
+        survivals, seconds = self._ordered()
+        gains = accumulate(survivals, initial=self._load.rows * MARGIN)
+        if seconds[0] <= 0:
+            return len(survivals)
+        ratios = list(map(truediv, gains, seconds))
+        return ratios.index(max(ratios))
+
+    def _ordered(self) -> tuple[list[float], Sequence[float]]:
+        """The survivals of all tokens, the most worthy first, and the seconds of a step with so many of them."""
+        offers, scales = self._offers, self._scales
+        survivals: list[float] = []
+        if min(scales) == max(scales):
+            for offer in offers:
+                survivals += offer.survivals[offer.ahead :]
+            survivals.sort(reverse=True)
+            while survivals and survivals[-1] < FLOOR:
+                survivals.pop()
+            self._keys = survivals
+            return survivals, self._stairs
+        slots = [
+            (survival * scale, survival, offer.context)
+            for offer, scale in zip(offers, scales, strict=True)
+            for survival in offer.survivals[offer.ahead :]
+            if survival >= FLOOR
+        ]
+        slots.sort(key=itemgetter(0), reverse=True)
+        self._keys = [key for key, _, _ in slots]
+        mean = self._load.contexts / self._load.rows
+        excess = accumulate([self._context * (context - mean) for _, _, context in slots], initial=0.0)
+        seconds = accumulate(map(add, self._stairs, excess), max)
+        return [survival for _, survival, _ in slots], list(seconds)
+
+    def _taken(self, count: int) -> list[int]:
+        """By row: how many tokens it has of the first ``count``."""
+        if not count:
+            return [0] * len(self._offers)
+        least = self._keys[count - 1]
+        taken, ties = [], count
+        for offer, scale in zip(self._offers, self._scales, strict=True):
+            tokens = 0
+            for survival in offer.survivals[offer.ahead :]:
+                if survival * scale <= least:
                     break
-                cost = token + context * (offer.context + position)
-                slots.append((survival / cost if cost > 0 else survival, row, position, survival))
-        slots.sort(key=itemgetter(0), reverse=True)  # stable: equal ones of a row keep their order
-        return slots
+                tokens += 1
+            taken.append(tokens)
+            ties -= tokens
+        for row, (offer, scale) in enumerate(zip(self._offers, self._scales, strict=True)):
+            if not ties:
+                break
+            for survival in offer.survivals[offer.ahead + taken[row] :]:
+                if not ties or survival * scale < least:
+                    break
+                taken[row] += 1
+                ties -= 1
+        return taken
 
-    def _take(self, row: int, position: int, survival: float) -> None:
-        offer, load = self._offers[row], self._load
-        if len(self._order) >= load.budget:
-            self._cuts[row] = Cut.BUDGET
-            return
-        contexts = self._contexts + offer.context + position
-        tokens = load.tokens + len(self._order) + 1
-        seconds = max(self._seconds, self._times.drafted(load.rows, tokens, contexts))
-        if seconds > self._limit and not self._allows(row, survival, seconds):
-            self._cuts[row] = Cut.TPOT
-            return
-        self._contexts = contexts
-        self._seconds = seconds
-        self._gain += survival / MARGIN
-        self._order.append(row)
-        self._taken[row] += 1
-        if self._limits[row] < math.inf:  # with more tokens at a step, its steps may take longer
-            self._limits[row] += TPOT_SHARE * offer.tpot_seconds * survival
-            self._limit = min(self._limits)
+    def _within_targets(self, count: int) -> int:
+        """As many of ``count`` tokens as no TPOT target is missed by; a target that is missed without drafts bounds
+        nothing.
+        """
+        base = self._stairs[0]
+        bounds = {
+            row: TPOT_SHARE * offer.tpot_seconds
+            for row, offer in enumerate(self._offers)
+            if base <= TPOT_SHARE * offer.tpot_seconds < math.inf
+        }
+        if not bounds or self._meets(bounds, count):
+            return count
+        low, high = 0, count  # it is met with ``low`` tokens and missed with ``high``
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._meets(bounds, middle) else (low, middle)
+        return low
 
-    def _allows(self, row: int, survival: float, seconds: float) -> bool:
-        """Whether a step of ``seconds`` meets all targets if the row takes one more token."""
-        own = self._limits[row] + TPOT_SHARE * self._offers[row].tpot_seconds * survival
-        others = (limit for other, limit in enumerate(self._limits) if other != row)
-        return seconds <= min(own, min(others, default=math.inf))
+    def _meets(self, bounds: Mapping[int, float], count: int) -> bool:
+        """Whether a step with ``count`` tokens meets the targets: a row with more tokens at a step may wait longer."""
+        taken, seconds = self._taken(count), self._stairs[count]
+        for row, bound in bounds.items():
+            offer = self._offers[row]
+            if seconds > bound * (1 + sum(offer.survivals[offer.ahead : offer.ahead + taken[row]])):
+                return False
+        return True

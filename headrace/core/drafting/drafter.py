@@ -5,11 +5,14 @@
       ──► free proposers ──► costly ones, where they promise more ──► best of each row ──► DraftBudget ──► drafts
 ```
 A proposer is free if its proposals cost next to nothing (a look-up in the text), and costly if they take time on the
-device (a draft model). A proposer that does not help a row is asked for it less often, above all with many rows.
+device (a draft model). A proposer that does not help a row rests: twice as long each time, up to a length at which all
+such questions together take a hundredth of the steps' time. So it is asked at every step of a large model, and hardly
+ever at the steps of a small one with many rows.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -22,25 +25,20 @@ from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, 
 from headrace.core.request import Request
 from headrace.core.request_settings import NO_SETTINGS
 
-FEW_ROWS = 4
-"""With more rows, proposers that do not help rest longer: asking them for every row would take the host's time."""
+CALL_SECONDS, ASK_SECONDS = 50e-6, 20e-6
+"""Time of the host to ask at all, and to ask one free proposer for one row and to judge its proposal."""
 
+ASK_SHARE = 0.01
+"""Share of the steps' time that may be spent on proposers that do not help."""
 
-class Rest(NamedTuple):
-    """The most steps for which a proposer rests that did not help a row, with few rows and with many."""
+LONGEST_REST = 127
+"""The most steps for which a proposer rests."""
 
-    few: int
-    many: int
+UNKNOWN = Proposal((), (), "", Cut.TIMES_UNKNOWN)
+"""Says that step times are not known."""
 
-
-NOTHING = Rest(0, 3)
-"""It proposed nothing: the next token may change that."""
-
-BEHIND = Rest(1, 7)
-"""Another proposal was better."""
-
-NOT_WORTH = Rest(3, 15)
-"""Its proposal was not worth the time."""
+USUAL_MEMORY = 16
+"""Answers of a proposer over which the rest that a new request begins with is averaged."""
 
 
 class Estimated(NamedTuple):
@@ -80,21 +78,39 @@ class BudgetedDrafter:
         self.seconds: dict[str, float] = {}
         """Time that the last `draft` has spent in costly proposers, by request."""
         self._lives: dict[str, _Life] = {}
-        self._few = True
+        self._usual = {each.name: 0.0 for each in proposers}  # the mean length of rests
+        self._longest = 0  # the longest rest at this step
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
+        step = load.step
+        if (
+            load.times is None and self._budget.fixed is None
+        ):  # not even asked: that would lengthen what is measured
+            self.seconds = {}
+            return [UNKNOWN] * len(asks)
         lives = [self._life(ask) for ask in asks]
-        self._few = len(asks) <= FEW_ROWS
+        self._longest = self._longest_rest(load)
         self.seconds = {}
         best: list[Estimated | None] = [None] * len(asks)
         for proposer in self._free:
             name = proposer.name
-            due = [row for row in _allowed(asks, name) if lives[row].due(name)]
-            self._propose(proposer, due, asks, lives, best)
+            due = [row for row in self._allowed(asks, lives, name) if lives[row].due(name, step)]
+            self._propose(proposer, due, asks, lives, best, step)
         for source in self._costly:
             self._draft_costly(source, asks, lives, best, load)
         return self._cut(asks, lives, best, load)
+
+    def asked_from(self, request: Request) -> int:
+        """As `Drafter.asked_from`."""
+        life = self._lives.get(request.id)
+        if life is None:
+            return 0
+        rests = life.rests
+        steps = [rests[each.name].until if each.name in rests else 0 for each in self.proposers]
+        for at, source in enumerate(self._costly, len(self._free)):
+            steps[at] = max(steps[at], source.resting_until)
+        return min(steps, default=0)
 
     def _draft_costly(
         self,
@@ -105,22 +121,27 @@ class BudgetedDrafter:
         load: StepLoad,
     ) -> None:
         """Ask a costly proposer for the rows, and as many tokens, as are worth its time."""
-        allowed = _allowed(asks, source.proposer.name)
+        name = source.proposer.name
+        allowed = self._allowed(asks, lives, name)
         if not allowed:
             return
         held = [each.expected if each else 0.0 for each in (best[row] for row in allowed)]
-        chosen = source.worth([asks[row] for row in allowed], held, load, self._budget.fixed)
+        chosen = source.worth([asks[row] for row in allowed], held, load, self._budget.fixed, self._longest)
         cut, rows = list(asks), []
         for row, most in zip(allowed, chosen, strict=True):
             if most:
                 rows.append(row)
                 cut[row] = asks[row]._replace(most=min(asks[row].most, most))
-        if rows:
-            before = source.proposer.seconds
-            self._propose(source.proposer, rows, cut, lives, best)
-            spent = source.proposer.seconds - before
-            source.spent([cut[row] for row in rows], spent, load.times)
-            self._charge([cut[row] for row in rows], spent)
+        if not rows:
+            return
+        before = source.proposer.seconds
+        self._propose(source.proposer, rows, cut, lives, best, load.step)
+        spent = source.proposer.seconds - before
+        source.spent([cut[row] for row in rows], spent, load.times)
+        self._charge([cut[row] for row in rows], spent)
+        for row in rows:
+            if (told := lives[row].open.get(name)) is not None:
+                source.proposed(told[1].confidences)
 
     def _charge(self, asks: Sequence[DraftAsk], seconds: float) -> None:
         """Divide the time of a proposer among the requests that it drafted for, by the tokens that were asked for."""
@@ -128,6 +149,17 @@ class BudgetedDrafter:
         for ask in asks:
             name = ask.request.id
             self.seconds[name] = self.seconds.get(name, 0.0) + each * ask.most
+
+    @staticmethod
+    def _allowed(asks: Sequence[DraftAsk], lives: Sequence[_Life], method: str) -> list[int]:
+        """The rows whose requests may be drafted for by this method; it rests for ever for the others."""
+        allowed = []
+        for row, ask in enumerate(asks):
+            if ask.request.settings is NO_SETTINGS or ask.request.settings.may_draft(method):
+                allowed.append(row)
+            else:
+                lives[row].rests[method] = FORBIDDEN
+        return allowed
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """Nothing: `draft` and `ended` compare every proposal, verified or not, with the tokens that came."""
@@ -149,6 +181,15 @@ class BudgetedDrafter:
             life.settle(ask.request, ask.tokens, self._acceptance)
         return life
 
+    def _longest_rest(self, load: StepLoad) -> int:
+        """The rest of all rows at which asking takes `ASK_SHARE` of the time."""
+        if self._budget.fixed is not None:
+            return 0
+        assert load.times is not None
+        allowed = ASK_SHARE * load.times.stairs(load.rows, load.contexts, 1)[0]
+        asking = CALL_SECONDS + ASK_SECONDS * load.rows * len(self._free)
+        return LONGEST_REST if asking > LONGEST_REST * allowed else int(asking / allowed)
+
     def _propose(
         self,
         proposer: Proposer,
@@ -156,6 +197,7 @@ class BudgetedDrafter:
         asks: Sequence[DraftAsk],
         lives: Sequence[_Life],
         best: list[Estimated | None],
+        step: int,
     ) -> None:
         """Ask ``proposer`` for ``rows``; a proposal that promises more tokens than the best one replaces it."""
         if not rows:
@@ -163,7 +205,7 @@ class BudgetedDrafter:
         name = proposer.name
         for row, proposal in zip(rows, proposer.propose([asks[row] for row in rows]), strict=True):
             if proposal is None or not proposal.tokens:
-                self._rest(lives[row], name, NOTHING)
+                self._rest(lives[row], name, step)
                 continue
             ask, request = asks[row], asks[row].request
             estimates = self._acceptance.estimate(name, request.tenant, request.id, proposal.confidences)
@@ -172,10 +214,10 @@ class BudgetedDrafter:
             expected = sum(survivals[ask.ahead :])
             held = best[row]
             if held is not None and expected <= held.expected:
-                self._rest(lives[row], name, BEHIND)
+                self._rest(lives[row], name, step)
                 continue
             if held is not None:
-                self._rest(lives[row], held.proposal.source, BEHIND)
+                self._rest(lives[row], held.proposal.source, step)
             best[row] = Estimated(Proposal(proposal.tokens, estimates, name), survivals, expected)
 
     def _cut(
@@ -193,30 +235,51 @@ class BudgetedDrafter:
             survivals = () if each is None else each.survivals
             offers.append(Offer(survivals, len(ask.tokens), ask.ahead, target or float("inf")))
         drafts: list[Proposal | None] = []
+        probing = [source.proposer.name for source in self._costly if source.probing]
         for life, each, choice in zip(lives, best, self._budget.choose(offers, load), strict=True):
             if each is None:
                 drafts.append(None)
                 continue
             tokens, estimates, source, _ = each.proposal
             count = choice.tokens
+            if source in probing and choice.cut is Cut.NOT_WORTH:
+                count = len(tokens)
             if count:
-                life.rests.pop(source, None)
+                self._helped(life, source)
             elif choice.cut is Cut.NOT_WORTH:
-                self._rest(life, source, NOT_WORTH)
+                self._rest(life, source, load.step)
             drafts.append(Proposal(tokens[:count], estimates[:count], source, choice.cut))
         return drafts
 
-    def _rest(self, life: _Life, source: str, rest: Rest) -> None:
-        life.rest(source, rest.few if self._few else rest.many)
+    def _rest(self, life: _Life, source: str, step: int) -> None:
+        """A source did not help: it rests for twice as long as the last time, or as is usual at the first time."""
+        usual = self._usual.get(source)
+        if usual is None:  # a costly one rests for all rows together
+            return
+        last = life.rests.get(source)
+        length = min(self._longest, int(usual) if last is None else max(0, 2 * last.length + 1))
+        life.rests[source] = Rest(step + 1 + length, length)
+        self._usual[source] = usual + (length - usual) / USUAL_MEMORY
+
+    def _helped(self, life: _Life, source: str) -> None:
+        if source in self._usual:
+            life.rests[source] = HELPED
+            self._usual[source] -= self._usual[source] / USUAL_MEMORY
 
 
-def _allowed(asks: Sequence[DraftAsk], method: str) -> list[int]:
-    """The rows whose requests may be drafted for by this method."""
-    return [
-        row
-        for row, ask in enumerate(asks)
-        if ask.request.settings is NO_SETTINGS or ask.request.settings.may_draft(method)
-    ]
+class Rest(NamedTuple):
+    """A source is not asked before the step ``until``, after a rest of ``length`` steps."""
+
+    until: int
+    length: int
+
+
+HELPED = Rest(0, -1)
+"""After a useful proposal: the next one that does not help is followed by no rest, and only then rests grow."""
+
+
+FORBIDDEN = Rest(sys.maxsize, 0)
+"""The request may not be drafted for by the source."""
 
 
 class _Life:
@@ -225,22 +288,14 @@ class _Life:
     __slots__ = ("open", "rests")
 
     def __init__(self) -> None:
-        self.open: dict[
-            str, tuple[int, Proposal]
-        ] = {}  # by source: known tokens at its last proposal, and that
-        self.rests: dict[str, tuple[int, int]] = {}  # by source: steps left, and the length of this rest
+        # By source: known tokens at its last proposal, and that.
+        self.open: dict[str, tuple[int, Proposal]] = {}
+        self.rests: dict[str, Rest] = {}
 
-    def due(self, source: str) -> bool:
-        """Whether a source is asked at this step; counts the step."""
-        left, length = self.rests.get(source, (0, 0))
-        if left:
-            self.rests[source] = (left - 1, length)
-        return not left
-
-    def rest(self, source: str, longest: int) -> None:
-        """A source did not help: it rests for twice as long as the last time."""
-        length = min(longest, 2 * self.rests.get(source, (0, 0))[1] + 1)
-        self.rests[source] = (length, length)
+    def due(self, source: str, step: int) -> bool:
+        """Whether a source is asked at this step."""
+        rest = self.rests.get(source)
+        return rest is None or rest.until <= step
 
     def settle(self, request: Request, tokens: list[int], acceptance: Acceptance) -> None:
         """Compare the last proposal of each source with the tokens that came in its place."""

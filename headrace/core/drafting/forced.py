@@ -65,6 +65,12 @@ class ForcedFirst:
         """As `Drafter.idle`."""
         return self._forced.quiet and (self.others is None or self.others.idle)
 
+    def asked_from(self, request: Request) -> int:
+        """As `Drafter.asked_from`: a grammar may force tokens after any token."""
+        if request.params.structured_outputs is not None or self.others is None:
+            return 0
+        return self.others.asked_from(request)
+
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`."""
         self.seconds = {}

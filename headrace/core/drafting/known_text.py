@@ -2,12 +2,12 @@
 
 ```
  known text   def area ( self , width , height ) :          the pointer: the token expected next
- output       def area ( self , w ,                         w differs, so the place is searched again:
-                                    ^ height ) :            after "," it is the nearest one ahead
+ output       def area ( self , w ,                         w differs: it may stand for width, or come before it, or
+                                    ^ height ) :            the text may go on elsewhere. The "," decides
 ```
-After a mismatch the place is where the longest end of the output occurs in the text; of equal places, the nearest to
-the old pointer, preferably ahead of it. Until there is one, the differing tokens are taken for a replacement of as
-many tokens. A proposal is always a slice of the text.
+After a mismatch there are several places where the text may go on. The first one is proposed, and the tokens that come
+decide between them. Where none is right, the place is where the longest end of the output occurs in the text; of equal
+places, the nearest to the old pointer, preferably ahead of it. A proposal is always a slice of the text.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ LONGEST = 16
 AHEAD, BEHIND = 6, 2
 """Places of the last two tokens that are compared: the nearest ones in each direction."""
 
-NEAR = 48
-"""How far ahead of the pointer a single agreeing token counts as the place."""
+NEAR, CLOSE = 48, 2
+"""How far ahead of the pointer a single agreeing token may be the place, and how far it is a likely one."""
+
+SURE = 3
+"""The agreement from which the place is likelier than one near the old pointer."""
 
 GUESSES = 4
-"""Differing tokens up to which they are taken for a replacement of as many tokens."""
+"""Differing tokens up to which guesses are proposed."""
+
+MANY = 8
+"""The last tokens of many new ones that are compared one by one."""
 
 AT_START = 8
 """The agreement that a text counts as having before its first token has been compared."""
@@ -48,6 +54,7 @@ class KnownText:
         self._pairs: dict[tuple[int, int], list[int]] = {}
         self._place = 0
         self._agreed = AT_START
+        self._others: list[int] = []  # other places that the tokens since the last mismatch agree with
         self._strayed = 0  # tokens since the output left the text
         self.seen = 0  # tokens of the output so far
 
@@ -62,9 +69,10 @@ class KnownText:
         if new:
             self.seen += len(new)
             place = self._place
-            if not self._strayed and text[place : place + len(new)] == tuple(new):
+            if not self._others and text[place : place + len(new)] == tuple(new):
                 self._place = place + len(new)
                 self._agreed = min(LONGEST, self._agreed + len(new))
+                self._strayed = 0
             else:
                 self._move(tokens, start, len(new))
         if self._strayed > GUESSES or self._place >= len(text):
@@ -73,31 +81,45 @@ class KnownText:
 
     def _move(self, tokens: list[int], start: int, count: int) -> None:
         """Move over ``count`` tokens, of which not all are as expected."""
+        if count > MANY:  # the last ones suffice to find the place again
+            self._place = min(len(self.text), self._place + count - MANY)
+            self._others = []
+            count = MANY
+        text = self.text
         for end in range(len(tokens) - count + 1, len(tokens) + 1):
             token = tokens[end - 1]
-            if not self._strayed and self._place < len(self.text) and self.text[self._place] == token:
-                self._place += 1
+            agreeing = [
+                place + 1 for place in (self._place, *self._others) if text[place : place + 1] == (token,)
+            ]
+            if len(agreeing) > 1:
+                lengths = [self._agreement(tokens, start, end, place) for place in agreeing]
+                if max(lengths) >= SURE:
+                    agreeing.insert(0, agreeing.pop(lengths.index(max(lengths))))
+            if agreeing:
+                self._place, *self._others = agreeing
                 self._agreed = min(LONGEST, self._agreed + 1)
+                self._strayed = 0
             else:
                 self._search(tokens, start, end)
 
     def _search(self, tokens: list[int], start: int, end: int) -> None:
-        """Find the place after ``tokens[:end]``, or take the last token for a replacement."""
+        """Find the places where the text may go on after ``tokens[:end]``, the likeliest first."""
         found = self._by_pair(tokens, start, end) if end - start > 1 else None
-        if found is None:
-            token = tokens[end - 1]
-            limit = min(len(self.text), self._place + NEAR)
-            ahead = self._place
-            while ahead < limit and self.text[ahead] != token:
-                ahead += 1
-            found = Continuation(ahead + 1, 1) if ahead < limit else None
+        long = found is not None and found.agreed >= SURE
+        self._agreed = found.agreed if long and found is not None else 0
+        self._strayed = 0 if found is not None else self._strayed + 1
+        places = [found.place] if long and found is not None else []
+        place, token = self._place, tokens[end - 1]
+        near = self.text[place : place + NEAR]
+        skipped = near.index(token) if token in near else NEAR
+        if skipped < CLOSE:  # a few tokens of the text were left out
+            places.append(place + skipped + 1)
+        places += (place + 1, place)  # the token replaces one, or was put in
         if found is not None:
-            self._place, self._agreed = found
-            self._strayed = 0
-            return
-        self._strayed += 1
-        self._agreed = 0
-        self._place = min(len(self.text), self._place + 1)
+            places.append(found.place)
+        if CLOSE <= skipped < NEAR:
+            places.append(place + skipped + 1)
+        self._place, *self._others = dict.fromkeys(each for each in places if each <= len(self.text))
 
     def _by_pair(self, tokens: list[int], start: int, end: int) -> Continuation | None:
         """The place where the longest end of the output occurs, of at least two tokens."""
@@ -111,10 +133,14 @@ class KnownText:
         middle = bisect_left(places, self._place)
         best = Continuation(0, 0)
         for place in (*places[middle : middle + AHEAD], *places[max(0, middle - BEHIND) : middle][::-1]):
-            most = min(LONGEST, place, end - start)
-            agreed = 2
-            while agreed < most and text[place - agreed - 1] == tokens[end - agreed - 1]:
-                agreed += 1
+            agreed = self._agreement(tokens, start, end, place)
             if agreed > best.agreed:
                 best = Continuation(place, agreed)
         return best
+
+    def _agreement(self, tokens: list[int], start: int, end: int, place: int) -> int:
+        """How many tokens before ``place`` agree with the end of ``tokens[:end]``."""
+        text, agreed, most = self.text, 0, min(LONGEST, place, end - start)
+        while agreed < most and text[place - agreed - 1] == tokens[end - agreed - 1]:
+            agreed += 1
+        return agreed

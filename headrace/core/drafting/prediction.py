@@ -20,7 +20,7 @@ class PredictionProposer:
     def __init__(self, most: int) -> None:
         self._most = most
         self._texts: dict[str, KnownText] = {}
-        self._confidences = tuple((agreed + 1) / (agreed + 2) for agreed in range(LONGEST + most + 1))
+        self._confidences = tuple((2 * agreed + 1) / (2 * agreed + 2) for agreed in range(LONGEST + most + 1))
 
     @property
     def nbytes(self) -> int:

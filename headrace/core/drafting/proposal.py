@@ -45,8 +45,8 @@ class Proposal(NamedTuple):
 
 
 class StepLoad(NamedTuple):
-    """The step without drafts: its rows, tokens and contexts as `StepTimes` counts them, and the tokens left in its
-    budget. ``times`` is None until enough steps have been observed.
+    """The step without drafts: its rows, tokens and contexts as `StepTimes` counts them, the tokens left in its budget,
+    and its number. ``times`` is None until enough steps have been observed.
     """
 
     rows: int
@@ -54,6 +54,7 @@ class StepLoad(NamedTuple):
     contexts: int
     budget: int
     times: StepTimes | None
+    step: int = 0
 
 
 class Proposer(Protocol):
@@ -97,6 +98,10 @@ class Drafter(Protocol):
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """The tokens to verify for each ask, or None."""
+        ...
+
+    def asked_from(self, request: Request) -> int:
+        """The number of the first step at which asking again for this request is of use; it has just been asked for."""
         ...
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -30,12 +31,23 @@ KEPT = 1 - 1 / 4000
 """What an observation keeps of its weight at each step."""
 
 
+ENOUGH = 12.0
+"""The weight of observations that suffice to compare a step with drafts with one without."""
+
+LITTLE = 4.0
+"""The weight of a few observations."""
+
+
 class Longer(NamedTuple):
-    """Known steps with longer rows: ``ratio`` to one-token rows, at so many ``tokens``, and the ``trust`` (0 to 1)."""
+    """Known steps with longer rows: ``ratio`` to one-token rows, at so many ``tokens``, and the ``trust`` (0 to 1).
+
+    ``larger``: they have more tokens than the step asked for, which takes no longer.
+    """
 
     ratio: float
     tokens: float
     trust: float
+    larger: bool = False
 
 
 class StepResiduals:
@@ -45,6 +57,8 @@ class StepResiduals:
         self._plain = [_Cell() for _ in range(len(EDGES) + 1)]
         self._longer: dict[int, list[_Cell]] = {}  # by class of rows, then of tokens
         self._steps = 0
+        self.news = 0
+        """Observations of longer rows of which little was known."""
 
     def observe(self, rows: int, tokens: int, ratio: float) -> None:
         """A step took ``ratio`` times the line (rows of one token), or a step of the same rows (longer rows)."""
@@ -55,25 +69,44 @@ class StepResiduals:
             cells = self._longer.setdefault(bisect_left(EDGES, rows), [])
             if not cells:
                 cells += [_Cell() for _ in range(len(EDGES) + 1)]
+            self.news += cells[bisect_left(EDGES, tokens)].weight < LITTLE
         cells[bisect_left(EDGES, tokens)].learn(math.log(ratio), tokens, self._steps)
 
     def plain(self, rows: int) -> float:
         """The ratio of a step of ``rows`` rows of one token to the line."""
         return math.exp(self._plain[bisect_left(EDGES, rows)].value)
 
+    def knows(self, rows: int) -> bool:
+        """Whether steps of as many rows of one token, by class, have been observed often enough, and lately enough."""
+        cell = self._plain[bisect_left(EDGES, rows)]
+        return cell.weight * KEPT ** (self._steps - cell.seen) >= ENOUGH
+
+    def line_moved(self, line: Callable[[float], float], before: Sequence[float]) -> None:
+        """The line was refitted and was ``before``, as `of_line` gives it: what was observed stays as it was."""
+        for cell, was, now in zip(self._plain, before, self.of_line(line), strict=True):
+            if was > 0 and now > 0:
+                cell.value += math.log(was / now)
+
+    def of_line(self, line: Callable[[float], float]) -> list[float]:
+        """The seconds of the line for the observed steps of one-token rows, by class of rows; 0 without any."""
+        return [line(cell.tokens) if cell.weight else 0.0 for cell in self._plain]
+
     def longer(self, rows: int, tokens: int) -> Longer | None:
-        """What is known of the nearest steps with as many rows and at most as many tokens, by class."""
+        """What is known of the nearest steps with as many rows and at most as many tokens, by class; of those with more
+        tokens if there are no others.
+        """
         cells = self._longer.get(bisect_left(EDGES, rows))
         if cells is None:
             return None
-        for at in range(bisect_left(EDGES, tokens), -1, -1):
+        middle = bisect_left(EDGES, tokens)
+        for at in (*range(middle, -1, -1), *range(middle + 1, len(cells))):
             cell = cells[at]
             if cell.weight:
                 weight = cell.weight * KEPT ** (self._steps - cell.seen)
                 value = min(
                     other.value for other in cells[at:] if other.weight
                 )  # more tokens take no less time
-                return Longer(math.exp(value), cell.tokens, weight / (weight + 0.25))
+                return Longer(math.exp(value), cell.tokens, weight / (weight + 0.25), at > middle)
         return None
 
 

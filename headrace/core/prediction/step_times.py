@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import mul
 from statistics import median
 
+from headrace.core.prediction.draft_stairs import DraftStairs
 from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
 from headrace.core.prediction.step_residuals import StepResiduals
 
@@ -45,6 +46,12 @@ ENOUGH_STEPS = 8
 HOPE = 0.5
 """Cost of further tokens in a row, as a share of the line's slope, before such steps have been observed."""
 
+CONTEXT_MEMORY = 32
+"""Steps over which the mean context of rows is averaged."""
+
+STAIRS = 16
+"""Tables of steps with drafts that are kept, by the number of rows."""
+
 LEAST_SPREAD = 0.01
 """The smallest relative error assumed, however exact the predictions have been."""
 
@@ -71,6 +78,8 @@ class StepTimes:
         """Recent mean relative error."""
         self.residuals = StepResiduals()
         """What the line leaves of steps, by their number of tokens."""
+        self._stairs: dict[int, DraftStairs] = {}  # by rows
+        self._context = 0.0  # the mean context of rows of one token
 
     @property
     def ready(self) -> bool:
@@ -106,7 +115,27 @@ class StepTimes:
         if known is None:
             return hoped
         seconds = base * known.ratio + slope * max(0.0, tokens - known.tokens)
-        return hoped + (seconds - hoped) * known.trust
+        blended = hoped + (seconds - hoped) * known.trust
+        return min(hoped, blended) if known.larger else blended
+
+    def stairs(self, rows: int, contexts: int, most: int) -> Sequence[float]:
+        """The seconds of a step of ``rows`` rows by the number of drafted positions, 0 to ``most`` or more.
+
+        More positions never take less.
+        """
+        found = self._stairs.get(rows)
+        if found is None or not found.holds(contexts, self._seen, self.residuals.news):
+            if len(self._stairs) >= STAIRS:
+                self._stairs.clear()
+            found = self._stairs[rows] = DraftStairs(
+                rows,
+                contexts,
+                self.decodes(rows, contexts),
+                self.drafted,
+                seen=self._seen,
+                news=self.residuals.news,
+            )
+        return found.upto(most)
 
     def longest(self, start: int, seconds: float, rows: int = 0, tokens: int = 0, contexts: int = 0) -> int:
         """The longest row from position ``start`` that keeps a step with the given rows within ``seconds``.
@@ -126,8 +155,12 @@ class StepTimes:
         """These seconds of the step that is observed next were not spent on its rows."""
         self._excluded += seconds
 
-    def observe(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
-        """Observe the duration of a step; a step without a duration or computed token is ignored."""
+    def observe(self, rows: int, tokens: int, contexts: int, seconds: float, drafted: bool = False) -> None:
+        """Observe the duration of a step; a step without a duration or computed token is ignored.
+
+        A ``drafted`` step is compared with the line and does not move it: the line says what the step would take
+        without drafts, and must stay right where all steps have some.
+        """
         seconds -= self._excluded
         self._excluded = 0.0
         if seconds <= 0 or tokens < 1:
@@ -138,8 +171,12 @@ class StepTimes:
             usual = (
                 self.predict(rows, rows, contexts) if plain else self.decodes(rows, contexts * rows // tokens)
             )
+            if plain:
+                self._context += (contexts / rows - self._context) / CONTEXT_MEMORY
             if usual > 0:
                 self.residuals.observe(rows, tokens, seconds / usual)
+        if drafted and self.ready:
+            return
         self._recent.append((1, rows, tokens, contexts, seconds))
         if len(self._recent) >= min(BATCH, 1 + self._steps / 4):
             self._learn()
@@ -165,7 +202,14 @@ class StepTimes:
             for j in range(i + 1):
                 total = self._squares[i][j] * kept + sum(map(mul, weighted, terms[j]))
                 self._squares[i][j] = self._squares[j][i] = total
+        before = self.residuals.of_line(self._line)
         self._fit()
+        self.residuals.line_moved(self._line, before)
+
+    def _line(self, rows: float) -> float:
+        """The seconds of a step of ``rows`` rows of one token, of the usual context."""
+        fixed, row, token, context = self._coefficients
+        return fixed + rows * (row + token + context * self._context)
 
     def _weights(self, seconds: Iterable[float], predicted: Iterable[float]) -> list[float]:
         """The weight of each step: errors are relative, and an unusually large one counts little."""

@@ -44,9 +44,14 @@ class DraftedRows:
         """Give drafts to rows of ``step``, in which all decode rows and no others are planned."""
         if self._drafter is None or self._drafter.idle or not step.rows:
             return
+        number = step.number
+        due = [row for row, sequence in enumerate(step.sequences) if sequence.drafts_from <= number]
+        if not due:
+            return
         budget = int(step.budget * DRAFT_SHARE) if step.prompts else step.budget
         rows, asks = [], []
-        for row, sequence in enumerate(step.sequences):
+        for row in due:
+            sequence = step.sequences[row]
             tokens, ahead = sequence.tokens, sequence.pending - 1  # drawn already, but not known
             most = min(sequence.finish_length - len(tokens) - 1, budget + ahead)
             if sequence.request.settings is not NO_SETTINGS:
@@ -56,23 +61,26 @@ class DraftedRows:
                 asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead)))
         if not asks:
             return
-        load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times)
-        before = 0.0 if times is None else times.decodes(load.rows, load.contexts)
+        if times is not None and not times.residuals.knows(len(step.rows)):
+            times = None  # a step without drafts is the measure of those with drafts
+        load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times, number)
         try:
             proposals = self._drafter.draft(asks, load)
             step.draft_seconds = self._drafter.seconds
             for row, ask, proposal in zip(rows, asks, proposals, strict=True):
+                if proposal is not None and proposal.tokens:
+                    budget -= self._add(step, row, proposal, min(ask.most, budget + ask.ahead))
+                    continue
+                step.sequences[row].drafts_from = self._drafter.asked_from(ask.request)
                 if proposal is not None:
-                    budget -= self._add(
-                        step, row, proposal, min(ask.most, budget + step.sequences[row].pending - 1)
-                    )
+                    self._decline(ask.request.id, proposal)
         except Exception as error:
             self._fail(error)
         if step.drafts:
             step.put_drafted_last()
             if times is not None:
-                after = max(before, times.drafted(load.rows, step.tokens, step.contexts))
-                step.draft_times = DraftTimes(load.rows, before, after)
+                stairs = times.stairs(load.rows, load.contexts, step.tokens - load.tokens)
+                step.draft_times = DraftTimes(load.rows, stairs[0], stairs[step.tokens - load.tokens])
 
     def _add(self, step: StepBuilder, row: int, proposal: Proposal, most: int) -> int:
         """Give a row what may be verified of a proposal; returns the number of drafted positions."""
@@ -84,8 +92,10 @@ class DraftedRows:
             self._decline(sequence.request.id, proposal)
             return 0
         self._declined.pop(sequence.request.id, None)
-        part = slice(first, first + count)
-        cut = proposal._replace(tokens=tuple(tokens[part]), confidences=tuple(proposal.confidences[part]))
+        cut = proposal
+        if count < len(proposal.tokens):
+            part = slice(first, first + count)
+            cut = proposal._replace(tokens=tokens[part], confidences=proposal.confidences[part])
         slot, start, _, blocks, *_ = step.rows[row]
         missing = blocks_needed(start + 1 + count, self._running.pages.pool.block_size) - len(sequence.table)
         if missing > 0:

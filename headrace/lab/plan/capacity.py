@@ -7,6 +7,7 @@ prompts begin: the step's prefill is ``n / output`` times the new tokens of a pr
  requests per second = n / (output x seconds(step of n)),   with n bounded by
    memory   blocks of n mean contexts              TPOT   seconds(step of n) <= the TPOT target
 ```
+With speculative decoding a step generates more than ``n`` tokens (`lab.plan.drafts`).
 It is optimistic: no queue, no bursts, an unlimited prefix cache. What fails here also fails in the simulator.
 """
 
@@ -16,8 +17,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.core.capacity import blocks_needed
+from headrace.lab.forced_acceptance import Speculation
 from headrace.lab.plan.demand import Demand
-from headrace.lab.plan.roofline import Load, Replica, decoding
+from headrace.lab.plan.drafts import best_drafts, drafted
+from headrace.lab.plan.roofline import Load, Replica
 
 MOST_SEQUENCES = 1024
 """Maximum number of sequences of one replica in the search."""
@@ -41,33 +44,52 @@ class Settings(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """A replica in its steady state: running sequences, seconds of a step, and requests per second."""
+    """A replica in its steady state: running sequences, seconds of a step, and requests per second.
+
+    A step verifies ``drafts`` tokens of each sequence, which gains ``tokens`` in it.
+    """
 
     sequences: int
     step_seconds: float
     requests_per_second: float
+    drafts: int = 0
+    tokens: float = 1.0
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per token of one sequence."""
+        return self.step_seconds / self.tokens
 
 
 class Impossible(ValueError):
     """A replica that cannot meet the latency targets at any load; the message says why."""
 
 
-def steady(replica: Replica, demand: Demand, sequences: int) -> Steady:
+def steady(
+    replica: Replica, demand: Demand, sequences: int, speculation: Speculation | None = None
+) -> Steady:
     """The steady state with so many sequences running."""
-    ending = sequences / demand.output_tokens
-    prefill = ending * demand.fresh_tokens
-    load = Load(
-        decodes=sequences,
-        prefill_tokens=round(prefill),
-        contexts=sequences * demand.context + prefill * (demand.prompt_tokens - demand.fresh_tokens / 2),
-        read_tokens=sequences * demand.context + ending * demand.prompt_tokens,
-        samples=sequences + round(ending),
-    )
-    seconds = replica.step_seconds(load)
-    return Steady(sequences, seconds, ending / seconds)
+
+    def load(drafts: int, tokens: float) -> Load:
+        ending = sequences * tokens / demand.output_tokens
+        prefill = ending * demand.fresh_tokens
+        decode = drafted(sequences, demand.context, drafts)
+        return Load(
+            decodes=decode.decodes,
+            prefill_tokens=round(prefill),
+            contexts=decode.contexts + prefill * (demand.prompt_tokens - demand.fresh_tokens / 2),
+            read_tokens=decode.read_tokens + ending * demand.prompt_tokens,
+            samples=decode.samples + round(ending),
+        )
+
+    drafts, tokens, seconds = best_drafts(replica, load, sequences, demand.context, speculation)
+    rate = sequences * tokens / demand.output_tokens / seconds
+    return Steady(sequences, seconds, rate, drafts, tokens)
 
 
-def best_steady(replica: Replica, demand: Demand, slo: Slo, settings: Settings) -> Steady:
+def best_steady(
+    replica: Replica, demand: Demand, slo: Slo, settings: Settings, speculation: Speculation | None = None
+) -> Steady:
     """The steady state with the most requests per second that meets the TPOT target and fits in memory.
 
     Raises:
@@ -84,7 +106,15 @@ def best_steady(replica: Replica, demand: Demand, slo: Slo, settings: Settings) 
             f"{name}: the longest request has {demand.longest} tokens; the KV cache holds"
             f" {blocks * settings.block_size}"
         )
-    alone = replica.step_seconds(decoding(1, demand.context))
+    context = demand.context
+    one = best_drafts(
+        replica,
+        lambda drafts, _: drafted(1, context, drafts),
+        rows=1,
+        context=context,
+        speculation=speculation,
+    )
+    alone = one.seconds / one.tokens
     if alone > slo.tpot:
         raise Impossible(
             f"{name}: a single stream takes {1e3 * alone:.1f} ms per token; the target is {1e3 * slo.tpot:.1f} ms"
@@ -100,15 +130,17 @@ def best_steady(replica: Replica, demand: Demand, slo: Slo, settings: Settings) 
         settings.max_num_seqs,
         max(1, replica.sequences_that_fit(mean_context, blocks, settings.block_size)),
     )
-    return steady(replica, demand, _largest(replica, demand, slo.tpot, most))
+    return steady(replica, demand, _largest(replica, demand, slo.tpot, most, speculation), speculation)
 
 
-def _largest(replica: Replica, demand: Demand, pace: float, most: int) -> int:
-    """The most sequences, from 1 to ``most``, whose step is within ``pace``; steps only grow with their number."""
+def _largest(
+    replica: Replica, demand: Demand, pace: float, most: int, speculation: Speculation | None
+) -> int:
+    """The most sequences, from 1 to ``most``, whose TPOT is within ``pace``; it only grows with their number."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2
-        if steady(replica, demand, middle).step_seconds <= pace:
+        if steady(replica, demand, middle, speculation).tpot <= pace:
             low = middle
         else:
             high = middle - 1

@@ -62,7 +62,8 @@ def _decode(sheet: Sheet, batch: int) -> str:
     found: Decode | None = next((each for each in sheet.decode if each.batch == batch), None)
     if found is None:
         return "-"
-    return f"{1e3 * found.step_seconds:.2f} / {found.tokens_per_second:,.0f}"
+    drafts = f" ({found.drafts} drafts)" if found.drafts else ""
+    return f"{1e3 * found.step_seconds:.2f} / {found.tokens_per_second:,.0f}{drafts}"
 
 
 def demand_lines(demand: Demand, slo: Slo) -> list[str]:

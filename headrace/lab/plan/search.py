@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.lab.forced_acceptance import Speculation
 from headrace.lab.plan.capacity import MOST_SEQUENCES, Impossible, Settings, Slo, Steady, best_steady
 from headrace.lab.plan.demand import Demand
 from headrace.lab.plan.devices import DeviceSpec
@@ -91,6 +92,7 @@ def candidates(
     demand: Demand,
     slo: Slo,
     block_size: int = 16,
+    speculation: Speculation | None = None,
 ) -> tuple[list[Candidate], list[str]]:
     """All kinds of replicas that arithmetic does not exclude, and the reasons against the others."""
     possible: list[Candidate] = []
@@ -101,7 +103,7 @@ def candidates(
             for tokens in BATCHED_TOKENS:
                 settings = Settings(min(MOST_SEQUENCES, tokens), tokens, block_size)
                 try:
-                    best = best_steady(replica, demand, slo, settings)
+                    best = best_steady(replica, demand, slo, settings, speculation)
                 except Impossible as error:
                     refused[str(error)] = None
                     continue

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.lab.forced_acceptance import Speculation
 from headrace.lab.plan.capacity import Settings
-from headrace.lab.plan.roofline import Replica, chunk, decoding
+from headrace.lab.plan.drafts import best_drafts, drafted
+from headrace.lab.plan.roofline import Replica, chunk
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 """Batch sizes that a sheet shows."""
@@ -14,13 +16,17 @@ BATCHES = (1, 8, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """A step in which ``batch`` sequences generate one token each. ``mfu`` is of the devices' bf16 peak."""
+    """A step in which ``batch`` sequences decode, and ``drafts`` tokens of each are verified.
+
+    ``mfu`` is of the devices' bf16 peak.
+    """
 
     batch: int
     step_seconds: float
     tokens_per_second: float
     mfu: float
     dollars_per_million: float
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,13 @@ class Sheet:
         return self.sequences > 0
 
 
-def sheet(replica: Replica, settings: Settings, context: int, batches: Sequence[int] = BATCHES) -> Sheet:
+def sheet(
+    replica: Replica,
+    settings: Settings,
+    context: int,
+    batches: Sequence[int] = BATCHES,
+    speculation: Speculation | None = None,
+) -> Sheet:
     """The sheet of a replica for prompts and contexts of ``context`` tokens."""
     blocks = replica.num_blocks(settings.block_size, settings.max_num_batched_tokens, settings.max_num_seqs)
     sequences = replica.sequences_that_fit(context, blocks, settings.block_size)
@@ -69,14 +81,21 @@ def sheet(replica: Replica, settings: Settings, context: int, batches: Sequence[
         prefill_seconds=prefill,
         prefill_mfu=prefill_flops / (prefill * replica.degree * replica.device.bf16_flops),
         prefill_dollars_per_million=1e6 * per_second * prefill / context,
-        decode=tuple(_decode(replica, batch, context, per_second) for batch in batches if batch <= sequences),
+        decode=tuple(
+            _decode(replica, batch, context, per_second, speculation)
+            for batch in batches
+            if batch <= sequences
+        ),
         dollars_per_hour=replica.dollars_per_hour,
     )
 
 
-def _decode(replica: Replica, batch: int, context: int, dollars_per_second: float) -> Decode:
-    load = decoding(batch, context)
-    seconds = replica.step_seconds(load)
-    return Decode(
-        batch, seconds, batch / seconds, replica.mfu(load), 1e6 * dollars_per_second * seconds / batch
+def _decode(
+    replica: Replica, batch: int, context: int, dollars_per_second: float, speculation: Speculation | None
+) -> Decode:
+    found = best_drafts(
+        replica, lambda drafts, _: drafted(batch, context, drafts), batch, context, speculation
     )
+    load, seconds, tokens = drafted(batch, context, found.drafts), found.seconds, batch * found.tokens
+    dollars = 1e6 * dollars_per_second * seconds / tokens
+    return Decode(batch, seconds, tokens / seconds, replica.mfu(load), dollars, found.drafts)

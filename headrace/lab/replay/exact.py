@@ -6,9 +6,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.ports import Runner
+from headrace.lab.forced_acceptance import ForcedAcceptance
+from headrace.lab.replay.drafter import RecordedDrafts
 from headrace.lab.replay.request_states import RequestStates
 from headrace.lab.replay.runner import NOTHING, PlannedRow, RecordedRunner
 from headrace.lab.replay.trace import Drained, Step, Trace
@@ -16,8 +19,8 @@ from headrace.observe.recording.moments import Cancelled, Raised, Reset, Submitt
 from headrace.observe.recording.wire import event_line
 from headrace.observe.steps.record import Waiting
 
-Compose = Callable[[Mapping[str, Any], Runner], Engine]
-"""Makes an engine from a trace's settings and a runner."""
+Compose = Callable[[Mapping[str, Any], Runner, Drafter | ForcedAcceptance], Engine]
+"""Makes an engine from a trace's settings, a runner and a drafter, or the acceptance of drafts."""
 
 
 class Divergence(NamedTuple):
@@ -33,8 +36,9 @@ class Scene(NamedTuple):
 
     ``step`` counts calls of `Engine.step` from 0, ``line`` is the line of the file. ``rows`` were launched in this
     step,
-    ``collected`` are those whose output was returned in it. ``error`` is what the step raised, ``recorded_error`` what
-    it raised when it was recorded; both are empty if it raised nothing.
+    ``collected`` are those whose output was returned in it. Of its seconds, ``drafting`` were spent on making drafts.
+    ``error`` is what the step raised, ``recorded_error`` what it raised when it was recorded; both are empty if it
+    raised nothing.
     """
 
     step: int
@@ -50,6 +54,7 @@ class Scene(NamedTuple):
     events: tuple[Event, ...]
     error: str = ""
     recorded_error: str = ""
+    drafting: float = 0.0
 
 
 class Replay:
@@ -59,12 +64,15 @@ class Replay:
         self.divergence: Divergence | None = None
         self._trace = trace
         self._runner = RecordedRunner(trace.answers)
-        self._engine = compose(trace.settings, self._runner)
+        self._drafter = RecordedDrafts()
+        self._engine = compose(trace.settings, self._runner, self._drafter)
         self._board = RequestStates()
 
     def scenes(self) -> Iterator[Scene]:
         """Replay the trace; a scene per step, up to the first divergence or the step that raised."""
         engine, step = self._engine, 0
+        drafts = iter([each.drafts for each in self._trace.of(Step)])
+        self._drafter.begin(next(drafts, None))  # of the first step, and of what comes before it
         for number, happening in self._trace.lines:
             match happening:
                 case Submitted(request, now):
@@ -79,6 +87,7 @@ class Replay:
                     self._compare(number, events, engine.take_events())
                 case Step():
                     yield self._step(step, number, happening)
+                    self._drafter.begin(next(drafts, None))
                     step += 1
                 case Raised(now, error):
                     yield self._raised(step, number, now, error)
@@ -97,7 +106,9 @@ class Replay:
             )
             return self._scene(step, number, recorded.now, recorded.seconds, ())._replace(error=_shown(error))
         self._compare(number, recorded.events, events)
-        return self._scene(step, number, recorded.now, recorded.seconds, tuple(events))
+        drafting = recorded.drafts.seconds if recorded.drafts else 0.0
+        scene = self._scene(step, number, recorded.now, recorded.seconds, tuple(events))
+        return scene._replace(drafting=drafting)
 
     def _raised(self, step: int, number: int, now: float, recorded: str) -> Scene:
         self._runner.outcome = NOTHING

@@ -10,29 +10,49 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from headrace.core.engine import Engine
-from headrace.core.events import Emitted
+from headrace.core.events import Emitted, Verified
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason
+from headrace.lab.forced_acceptance import ForcedAcceptance, measured_rates
 from headrace.lab.replay.exact import Compose, Divergence, Replay, Scene
 from headrace.lab.replay.tally import Tally
 from headrace.lab.replay.timed import TimedRunner, sizes
 from headrace.lab.replay.trace import Step, Trace
 from headrace.observe.recording.moments import Cancelled, Reset, Submitted
 
+MOST_DRAFTED = 16
+"""The longest proposal, unless the settings say otherwise."""
+
+FIRST_SHARE = 0.2
+"""First estimate of the time of drafting a token, as a share of a step; the engine learns the real one."""
+
 IDLE_SECONDS = 1e-3
 """Time that passes when a step had nothing to do and names no time for the next one."""
 
 
+class Drafting(NamedTuple):
+    """Drafts of a recording: acceptance by position (empty: none were verified), and the seconds of a pass that drafted
+    a token for each row.
+    """
+
+    rates: tuple[float, ...] = ()
+    pass_seconds: float = 0.0
+
+
+NO_DRAFTS = Drafting()
+
+
 class Recorded(NamedTuple):
-    """The recording itself: its figures, the step times learnt from it, and where its replay diverged."""
+    """The recording itself: its figures, the step times and drafts learnt from it, and where its replay diverged."""
 
     tally: Tally
     times: StepTimes
     divergence: Divergence | None
+    drafting: Drafting = NO_DRAFTS
 
 
 def recorded(trace: Trace, compose: Compose) -> Recorded:
@@ -48,25 +68,46 @@ def recorded(trace: Trace, compose: Compose) -> Recorded:
         for event in scene.events:
             tally.fold(event, scene.now + scene.seconds)
         before = scene
-    return Recorded(tally, times, replay.divergence)
+    return Recorded(tally, times, replay.divergence, _drafting(trace))
+
+
+def recorded_rates(trace: Trace) -> tuple[float, ...]:
+    """Acceptance of the drafts that were verified in a recording, by position; empty if there were none."""
+    events = [event for step in trace.of(Step) for event in step.events]
+    return measured_rates(
+        [(fields["drafted"], fields["accepted"]) for name, fields in events if name == Verified.__name__]
+    )
+
+
+def _drafting(trace: Trace) -> Drafting:
+    drafts = [each.drafts for each in trace.of(Step) if each.drafts is not None]
+    passes = sum(max((len(each.tokens) for each in step.proposals.values()), default=0) for step in drafts)
+    seconds = sum(step.seconds for step in drafts)
+    return Drafting(recorded_rates(trace), seconds / passes if passes else 0.0)
 
 
 def _learn(scene: Scene, following: float, tally: Tally, times: StepTimes) -> None:
     """A step that leaves work behind it lasts until the ``following`` one begins; its events are handled in between."""
     if scene.collected:
-        seconds = following - scene.now if scene.running else scene.seconds
-        times.observe(*sizes(scene.collected), seconds)
+        seconds = (following - scene.now if scene.running else scene.seconds) - scene.drafting
+        drafted = any(each.row.drafts for each in scene.collected)
+        times.observe(*sizes(scene.collected), seconds, drafted)
         tally.busy_seconds += seconds
 
 
-def rerun(trace: Trace, compose: Compose, times: StepTimes) -> Tally:
-    """Run the trace's requests in virtual time.
+def rerun(trace: Trace, compose: Compose, times: StepTimes, drafting: Drafting = NO_DRAFTS) -> Tally:
+    """Run the trace's requests in virtual time. Drafts are accepted as in the recording (without any: none is).
 
     A cancel comes at its recorded time, except for a stop string, which ends the same output at the same token. Changes
     of knobs in the recording are ignored: they may be the settings that were changed.
     """
-    runner = TimedRunner(trace.answers, times, _disk_seconds(trace))
-    return _Run(trace, compose(trace.settings, runner), runner).run()
+    answers = {name: answer.tokens for name, answer in trace.answers.items()}
+    forced = ForcedAcceptance(answers, drafting.rates or (0.0,), MOST_DRAFTED, key=attrgetter("id"))
+    if drafting.pass_seconds:
+        forced.cost = lambda asks: drafting.pass_seconds
+        forced.share = FIRST_SHARE
+    runner = TimedRunner(trace.answers, times, _disk_seconds(trace), forced)
+    return _Run(trace, compose(trace.settings, runner, forced), runner).run()
 
 
 class _Run:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from headrace.core.plan import Arrival, Move, StepOutput, StepPlan, Tier
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason
+from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.replay.runner import PlannedRow, RecordedRunner
 from headrace.lab.replay.trace import Answer
 from headrace.observe.recording.moments import Outcome
@@ -18,10 +19,19 @@ class TimedRunner(RecordedRunner):
     """Steps take the time that ``times`` predicts; copies to and from the disk take ``disk_seconds`` each, in sequence.
 
     ``time`` is the end of the step that was collected last. A request that failed fails again after as many tokens.
+    Drafts are verified against the recorded answer; a step begins after the seconds that ``drafts`` were made in.
     """
 
-    def __init__(self, answers: Mapping[str, Answer], times: StepTimes, disk_seconds: float) -> None:
+    def __init__(
+        self,
+        answers: Mapping[str, Answer],
+        times: StepTimes,
+        disk_seconds: float,
+        drafts: ForcedAcceptance | None = None,
+    ) -> None:
         super().__init__(answers)
+        self._drafts = drafts
+        self._drafting = 0.0  # seconds of drafting that are part of the time already
         self.time = -math.inf
         self.busy_seconds = 0.0
         self._times = times
@@ -33,6 +43,9 @@ class TimedRunner(RecordedRunner):
     def launch(self, plan: StepPlan, now: float) -> None:
         super().launch(plan, now)
         seconds = self._times.predict(*sizes(self.rows)) if plan.rows else 0.0
+        if self._drafts is not None:
+            seconds += self._drafts.seconds - self._drafting
+            self._drafting = self._drafts.seconds
         self.busy_seconds += seconds
         self._device_free_at = max(self._device_free_at, now) + seconds
         self._steps.append((self._device_free_at, plan.waits, self.rows))
@@ -51,6 +64,13 @@ class TimedRunner(RecordedRunner):
             arrivals.append(Arrival(self._copies.popleft()[1], True, self._disk_seconds))
         self.outcome = Outcome({}, {}, self._failing(rows), tuple(arrivals))
         return super().collect()
+
+    def _drawn(self, planned: PlannedRow, count: int) -> tuple[int, ...]:
+        drafts, answer = planned.row.drafts, super()._drawn(planned, 1 + len(planned.row.drafts))
+        for right, (draft, token) in enumerate(zip(drafts, answer, strict=False)):
+            if draft != token:
+                return answer[: right + 1]
+        return answer
 
     def _failing(self, rows: tuple[PlannedRow, ...]) -> dict[int, str]:
         failing = {}

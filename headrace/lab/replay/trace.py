@@ -13,12 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.core.drafting.proposal import Proposal
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams, Slo
 from headrace.observe.recording.fingerprints import STOP, read
-from headrace.observe.recording.moments import Adopted, Cancelled, Outcome, Raised, Reset, Submitted, Turned
+from headrace.observe.recording.moments import (
+    Adopted,
+    Cancelled,
+    Drafts,
+    Outcome,
+    Raised,
+    Reset,
+    Submitted,
+    Turned,
+)
 from headrace.observe.recording.wire import MAGIC, RECORDED, RECORDED_PARAMS, VERSION
+
+DRAFTED = -1
+"""Stands for each drafted token: no fingerprint is negative."""
 
 
 class BadTrace(ValueError):
@@ -26,12 +39,13 @@ class BadTrace(ValueError):
 
 
 class Step(NamedTuple):
-    """One recorded call of `Engine.step`; ``events`` as the file has them."""
+    """One recorded call of `Engine.step`; ``events`` as the file has them. Drafted tokens have made-up ids."""
 
     now: float
     seconds: float
     outcome: Outcome | None
     events: list[list[Any]]
+    drafts: Drafts | None = None
 
 
 class Drained(NamedTuple):
@@ -162,7 +176,8 @@ def _happening(told: Mapping[str, Any]) -> Happening:
         case {"reset": "all" | "device" as what}:
             return Reset(what == "all")
         case {"step": now, "seconds": seconds, "events": events}:
-            return Step(float(now), float(seconds), _outcome(told.get("out")), _events(events))
+            drafts = _drafts(told.get("drafts"))
+            return Step(float(now), float(seconds), _outcome(told.get("out")), _events(events), drafts)
         case {"events": events}:
             return Drained(_events(events))
         case {"raised": error, "now": now}:
@@ -203,6 +218,21 @@ def _outcome(told: Mapping[str, Any] | None) -> Outcome | None:
         for (source, target, here, there), ok, seconds in told.get("arrivals", ())
     )
     return Outcome(**by_row, arrivals=arrivals, broken_off=bool(told.get("broken_off", False)))
+
+
+def _drafts(told: Mapping[str, Any] | None) -> Drafts | None:
+    if told is None:
+        return None
+    proposals = {}
+    for request_id, (count, end, confidences, source, cut) in told["proposals"].items():
+        tokens = tuple(STOP if at == end else DRAFTED for at in range(int(count)))
+        proposals[request_id] = Proposal(tokens, tuple(map(float, confidences)), str(source), str(cut))
+    failed = told.get("failed")
+    return Drafts(
+        proposals,
+        float(told.get("seconds", 0.0)),
+        None if failed is None else (int(failed[0]), str(failed[1]), str(failed[2])),
+    )
 
 
 def _events(told: Any) -> list[list[Any]]:

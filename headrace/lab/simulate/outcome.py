@@ -121,6 +121,8 @@ def _facts(
         "computed_tokens": tally.computed_tokens,
         "preemptions": tally.preemptions,
         "preempted_tokens": tally.lost_tokens,
+        "drafted_tokens": tally.drafted_tokens,
+        "accepted_tokens": tally.accepted_tokens,
         "cache_hit_percent": 100.0 * hit_share,
         "kv_used_percent_mean": 100.0 * sum(tally.steps.columns["kv"]) / stepping if stepping else 0.0,
         "kv_used_percent_peak": 100.0 * tally.blocks_peak,

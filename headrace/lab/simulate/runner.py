@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, islice, repeat
 
 from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
+from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.work import added_up, columns
 
@@ -32,11 +33,15 @@ class SimulatedRunner:
     ``answers`` holds the tokens of each open request's answer; its last one is replaced by `EOS`. ``time`` is when
     the last call returned: a launch when the host has packed the step, a collect when the device is done with it; the
     caller's clock follows it. The device takes one step after the other, and a disk beside it one block after the
-    other, each in ``disk_seconds``.
+    other, each in ``disk_seconds``. A step begins when its ``drafts`` have been made.
     """
 
     def __init__(
-        self, device: Device, answers: Mapping[str, tuple[int, ...]], disk_seconds: float = DISK_SECONDS
+        self,
+        device: Device,
+        answers: Mapping[str, tuple[int, ...]],
+        disk_seconds: float = DISK_SECONDS,
+        drafts: ForcedAcceptance | None = None,
     ) -> None:
         self.time = 0.0
         self.busy_seconds = 0.0
@@ -44,6 +49,8 @@ class SimulatedRunner:
         self._answers = answers
         self._draws: dict[int, Iterator[tuple[int, ...]]] = {}
         self._free_at = 0.0
+        self._drafts = drafts
+        self._drafting = 0.0  # seconds of drafting that are part of the time already
         self._launched: deque[tuple[float, StepOutput]] = deque()
         self._disk_seconds = disk_seconds
         self._disk: deque[tuple[float, Move]] = deque()  # copies under way, by their end
@@ -63,6 +70,9 @@ class SimulatedRunner:
             tokens = tuple([next(draws[slot]) if sample else _NOTHING for slot, sample in drawing])
         work = added_up(rows, plan.moves)
         seconds = self._device.seconds(work)
+        if self._drafts is not None and self._drafts.seconds > self._drafting:
+            seconds += self._drafts.seconds - self._drafting
+            self._drafting = self._drafts.seconds
         self.busy_seconds += seconds
         self.time = now + self._device.host_seconds(work)
         began = max(self._free_at, self.time)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped
+from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped, Verified
 from headrace.core.request import FinishReason, Request
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.timeline import Timeline
@@ -79,6 +79,7 @@ class Tally:
         self.began = math.inf
         self.ended = 0.0
         self.preemptions = self.lost_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = 0
         self.step_count = self.step_rows = self.computed_tokens = 0
         self.blocks_peak = 0.0
         self.steps = Timeline(("seconds", "running", "waiting", "kv"))
@@ -154,6 +155,9 @@ class Tally:
             elif isinstance(event, Preempted):
                 self.preemptions += 1
                 self.lost_tokens += event.lost_tokens
+            elif isinstance(event, Verified):
+                self.drafted_tokens += event.drafted
+                self.accepted_tokens += event.accepted
         if each:
             front.free_at = seen
         return ended

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.ports import Runner
+from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.replay.exact import Compose, Divergence, Replay, Scene
 from headrace.lab.replay.trace import Trace
 from headrace.observe.steps.book import StepBook
@@ -76,8 +78,10 @@ class RecordedSteps:
             before = scene
         self.divergence = replay.divergence
 
-    def _engine(self, settings: Mapping[str, Any], runner: Runner) -> Engine:
-        engine = self._compose(settings, runner)
+    def _engine(
+        self, settings: Mapping[str, Any], runner: Runner, drafter: Drafter | ForcedAcceptance
+    ) -> Engine:
+        engine = self._compose(settings, runner, drafter)
         pool = engine.scheduler.pool
         self.settings = {
             "max_num_seqs": settings.get("plans", {}).get("max_num_seqs"),

@@ -1,4 +1,7 @@
-"""An engine that records its inputs and the events of each step; it behaves like `core.engine.Engine` otherwise."""
+"""An engine that records its inputs and the events of each step; it behaves like `core.engine.Engine` otherwise.
+
+The tokens of its runner and the proposals of its drafter are inputs, too.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.ports import Runner
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
+from headrace.observe.recording.drafter import RecordedDrafter
 from headrace.observe.recording.moments import (
     Adopted,
     Cancelled,
+    Drafts,
     Drained,
     Moment,
     Outcome,
@@ -49,6 +54,8 @@ class RecordedEngine(Engine):
         self._clock = clock
         self._recorded_knobs = knobs
         self._stepping = False
+        drafter = scheduler.drafter
+        self._drafts = drafter if isinstance(drafter, RecordedDrafter) else None
 
     def submit(self, request: Request, now: float) -> None:
         self._tell(Submitted(request, now))
@@ -79,8 +86,12 @@ class RecordedEngine(Engine):
             raise
         finally:
             self._stepping = False
-        self._tell(Took(now, self._clock() - began, self._observed.take(), tuple(events)))
+        seconds = self._clock() - began
+        self._tell(Took(now, seconds, self._observed.take(), tuple(events), self._take_drafts()))
         return events
+
+    def _take_drafts(self) -> Drafts | None:
+        return None if self._drafts is None else self._drafts.take()
 
     def take_events(self) -> list[Event]:
         events = super().take_events()

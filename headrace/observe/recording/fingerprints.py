@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from headrace.core.block_keys import root_key
 from headrace.core.request import Request
@@ -80,6 +80,11 @@ class Fingerprints:
         """Fingerprints of the next answer tokens; a token that ends the answer is `STOP`."""
         chain = self._chains[request_id]
         return chain.extend(tokens, chain.stops)
+
+    def first_end(self, request_id: str, tokens: Sequence[int]) -> int | None:
+        """The place of the first of ``tokens`` that ends the answer; None: there is none."""
+        stops = self._chains[request_id].stops
+        return next((place for place, token in enumerate(tokens) if token in stops), None)
 
     def group(self, name: str) -> str:
         """A keyed hash of the name of a request group, which a client chose; empty for no group."""

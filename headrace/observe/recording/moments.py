@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headrace.core.drafting.proposal import Proposal
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Arrival
@@ -70,13 +71,29 @@ class Outcome(NamedTuple):
     broken_off: bool = False
 
 
+class Drafts(NamedTuple):
+    """What the drafter did since the step before: an input of the engine, because it may depend on tokens and clocks.
+
+    ``proposals`` are by request. ``seconds`` it has spent on the device, which are no part of the step. ``failed``: the
+    call that raised an error (0: of proposals, else the number of the other calls), the error's type and its message.
+    """
+
+    proposals: Mapping[str, Proposal]
+    seconds: float = 0.0
+    failed: tuple[int, str, str] | None = None
+
+
 class Took(NamedTuple):
-    """One call of `Engine.step`: its time, duration, collected output (None: nothing was collected) and events."""
+    """One call of `Engine.step`: its time, duration, collected output (None: nothing was collected) and events.
+
+    ``drafts`` is None if nothing was drafted.
+    """
 
     now: float
     seconds: float
     outcome: Outcome | None
     events: tuple[Event, ...]
+    drafts: Drafts | None = None
 
 
 class Drained(NamedTuple):

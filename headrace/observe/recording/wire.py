@@ -6,13 +6,15 @@
 | ``{"submit": {…}, "now": …}`` | a request: its length and the fields that scheduling uses |
 | ``{"cancel": id, "why": …, "now": …}`` ``{"knobs": {…}}`` ``{"reset": "all"}`` | other inputs |
 | ``{"adopted": blocks}`` | the engine loaded blocks of an earlier cache, which are not in the trace |
-| ``{"step": now, "seconds": …, "out": {…}, "events": […]}`` | a step, the runner's output, and the events |
+| ``{"step": now, "seconds": …, "out": {…}, "drafts": {…}, "events": […]}`` | a step, the runner's output, the
+drafter's proposals, and the events |
 | ``{"events": […]}`` | events between steps |
 | ``{"raised": …, "now": …}`` | the step that ended the engine |
 | ``{"stopped": why}`` | the recording ended before the engine did |
 
 An event is its name and the fields that differ from their defaults. A trace contains no text and no tokens: tokens are
-written as `fingerprints`, log-probabilities of a prompt as their number, and those of an answer not at all.
+written as `fingerprints`, log-probabilities of a prompt as their number, and those of an answer not at all. Of drafted
+tokens only their number is written, and the first of them that would end the answer.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from headrace.observe.recording.moments import (
     Adopted,
     Begun,
     Cancelled,
+    Drafts,
     Drained,
     Moment,
     Outcome,
@@ -96,10 +99,12 @@ class Scribe:
                 return {"adopted": blocks}
             case Reset(lower):
                 return {"reset": "all" if lower else "device"}
-            case Took(now, seconds, outcome, events):
+            case Took(now, seconds, outcome, events, drafts):
                 line: dict[str, Any] = {"step": now, "seconds": round(seconds, 7)}
                 if outcome is not None:
                     line["out"] = _outcome(outcome)
+                if drafts is not None:
+                    line["drafts"] = self._drafts(drafts)
                 return line | {"events": self._events(events)}
             case Drained(events):
                 return {"events": self._events(events)}
@@ -114,6 +119,16 @@ class Scribe:
         tokens, answered = self._fingerprints.begin(request)
         group = self._fingerprints.group(request.affinity)
         return fields | params | {"tokens": written(tokens), "answered": written(answered), "affinity": group}
+
+    def _drafts(self, drafts: Drafts) -> dict[str, Any]:
+        proposals = {}
+        for request_id, (tokens, confidences, source, cut) in drafts.proposals.items():
+            end = self._fingerprints.first_end(request_id, tokens)
+            proposals[request_id] = [len(tokens), end, confidences, source, cut]
+        line: dict[str, Any] = {"proposals": plain(proposals)}
+        if drafts.seconds:
+            line["seconds"] = drafts.seconds
+        return line | ({"failed": drafts.failed} if drafts.failed else {})
 
     def _events(self, events: tuple[Event, ...]) -> list[list[Any]]:
         lines = []

@@ -91,9 +91,11 @@ class Steering:
         return {name: each.describe(present[name]) for name, each in both.items()}
 
     @property
-    def meter(self) -> Watcher | None:
-        """What must see all events now; None while nothing is measured."""
-        return self.conductor.meter
+    def watchers(self) -> tuple[Watcher, ...]:
+        """What must see all events now: nothing while no experiment measures and the tuner is off."""
+        meter = self.conductor.meter
+        measuring: tuple[Watcher, ...] = () if meter is None else (meter,)
+        return measuring if self.tuner.mode is Mode.OFF else (*measuring, self.tuner.signals)
 
     def assigned(self, request: Request) -> Request:
         """``request`` with the settings of its arm, before it is looked up in any cache."""
@@ -101,11 +103,10 @@ class Steering:
 
     def saw(self, events: Iterable[Event], now: float) -> None:
         """Measure the events of a step."""
-        meter, signals = self.conductor.meter, self.tuner.signals
+        watchers = self.watchers
         for event in events:
-            signals.fold(event, now)
-            if meter is not None:
-                meter.fold(event, now)
+            for each in watchers:
+                each.fold(event, now)
 
     def tick(self, now: float) -> Change | None:
         """The change of a setting of the engine that is due now, if any; asked again until there is none.

@@ -53,7 +53,6 @@ class Signals:
         """Count one event."""
         fold = self._folds.get(type(event))
         if fold is not None:
-            self._decay(now)
             fold(event, now)
 
     def load(self, now: float) -> float:
@@ -78,6 +77,7 @@ class Signals:
         self._at = max(self._at, now)
 
     def _arrived(self, event: Arrived, now: float) -> None:
+        self._decay(now)
         self._live[event.request_id] = (now if event.at is None else event.at, None)
         self._tokens += event.prompt_tokens + 1
 
@@ -90,6 +90,7 @@ class Signals:
         arrived, first = self._live.pop(event.request_id, (now, None))
         if first is None:
             return
+        self._decay(now)
         self._first += first - arrived
         self._whole += now - arrived
         if self.waiting > WAITING_ABOVE:

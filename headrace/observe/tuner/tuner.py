@@ -74,7 +74,8 @@ class Note(NamedTuple):
 class Tuner:
     """Chooses trials for ``conductor``. ``ranges`` bound each setting; a window is ``window_seconds`` long.
 
-    ``start`` are the values to which settings return when the load has changed. `signals` must see all events.
+    ``start`` are the values to which settings return when the load has changed. `signals` must see all events unless
+    the mode is off.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Tuner:
         self.mode = mode
         self.notes: list[Note] = []
         self._conductor = conductor
-        self.signals = Signals(SMOOTHING_WINDOWS * window_seconds)
+        self.signals = self._fresh_signals(window_seconds)
         self._ranges = dict(ranges)
         self._start = dict(start)
         self._present: Mapping[str, Value] = self._start
@@ -125,9 +126,15 @@ class Tuner:
 
     def set_mode(self, mode: Mode, now: float) -> None:
         """Change the mode; the present trial ends, and its setting returns to the value before."""
+        if self.mode is Mode.OFF:
+            self.signals = self._fresh_signals(self._window_seconds)  # the old ones have not seen all events
         self.mode = mode
         if self._trial is not None and self._trial[0].status is Status.RUNNING:
             self._conductor.stop(self._trial[0].id, now)
+
+    @staticmethod
+    def _fresh_signals(window_seconds: float) -> Signals:
+        return Signals(SMOOTHING_WINDOWS * window_seconds)
 
     def due(self) -> float:
         """When `tick` may begin a trial; infinite while one runs or the tuner is off."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -11,8 +12,9 @@ from headrace.core.engine import Engine
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Request, SamplingParams, Slo
 from headrace.core.tenancy.classes import ServiceClass
+from headrace.lab.replay.drafter import RecordedDrafts
 from headrace.lab.replay.exact import Replay
-from headrace.lab.replay.trace import read_trace
+from headrace.lab.replay.trace import Step, read_trace
 from headrace.observe.recording.engine import RecordedEngine
 from headrace.testing.hashing_runner import HashingRunner
 
@@ -88,7 +90,10 @@ def test_classes_and_tenants_come_back_too(tmp_path):
 def test_another_policy_diverges_from_the_recording(tmp_path):
     trace = recorded(tmp_path / "trace.jsonl")
     replay = Replay(
-        trace, lambda settings, runner: make_engine_again(settings, runner, {"scheduling-policy": "fcfs"})
+        trace,
+        lambda settings, runner, drafter: make_engine_again(
+            settings, runner, drafter, {"scheduling-policy": "fcfs"}
+        ),
     )
     list(replay.scenes())
     assert replay.divergence is not None
@@ -97,20 +102,24 @@ def test_another_policy_diverges_from_the_recording(tmp_path):
 def test_changes_reach_the_engine(tmp_path):
     settings = recorded(tmp_path / "trace.jsonl").settings
     changes = {"block-size": "4", "max_num_batched_tokens": "17", "overlap": "0", "max_model_len": "32"}
-    engine = make_engine_again(settings, HashingRunner(40, 4, 3), changes)
+    engine = make_engine_again(settings, HashingRunner(40, 4, 3), RecordedDrafts(), changes)
     assert engine.scheduler.pool.block_size == 4
     assert engine.scheduler.pool.num_blocks == 40  # the same memory
     assert engine.knobs.batched_tokens == 17
     assert engine.scheduler.max_model_len == 32
     assert (
-        make_engine_again(settings, HashingRunner(4, 4, 3), {"num_blocks": "7"}).scheduler.pool.num_blocks
+        make_engine_again(
+            settings, HashingRunner(4, 4, 3), RecordedDrafts(), {"num_blocks": "7"}
+        ).scheduler.pool.num_blocks
         == 7
     )
 
 
 def test_blocks_that_are_asked_for_are_as_many_whatever_their_size(tmp_path):
     settings = recorded(tmp_path / "trace.jsonl").settings
-    engine = make_engine_again(settings, HashingRunner(4, 4, 3), {"num-blocks": "40", "block-size": "4"})
+    engine = make_engine_again(
+        settings, HashingRunner(4, 4, 3), RecordedDrafts(), {"num-blocks": "40", "block-size": "4"}
+    )
     assert engine.scheduler.pool.num_blocks == 40
 
 
@@ -131,7 +140,7 @@ def test_blocks_that_are_asked_for_are_as_many_whatever_their_size(tmp_path):
 def test_a_change_that_makes_no_sense_is_refused(tmp_path, changes, message):
     settings = recorded(tmp_path / "trace.jsonl").settings
     with pytest.raises(ConfigError, match=message):
-        make_engine_again(settings, HashingRunner(4, 4, 3), changes)
+        make_engine_again(settings, HashingRunner(4, 4, 3), RecordedDrafts(), changes)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +154,13 @@ def test_a_change_that_makes_no_sense_is_refused(tmp_path, changes, message):
 def test_settings_of_another_kind_are_refused(tmp_path, spoil, message):
     settings = {**recorded(tmp_path / "trace.jsonl").settings, **spoil}
     with pytest.raises(ConfigError, match=message):
-        make_engine_again(settings, HashingRunner(4, 4, 3))
+        make_engine_again(settings, HashingRunner(4, 4, 3), RecordedDrafts())
 
 
 @pytest.mark.parametrize("settings", [[], {}, {"cache": 5, "plans": {}}])
 def test_settings_that_are_none_are_refused(settings):
     with pytest.raises(ConfigError, match="the trace"):
-        make_engine_again(settings, HashingRunner(4, 4, 3))
+        make_engine_again(settings, HashingRunner(4, 4, 3), RecordedDrafts())
 
 
 def test_a_recording_that_is_being_written_is_refused_at_the_start(tmp_path):
@@ -167,7 +176,11 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
         open_tape(ServerOptions(record_trace=str(tmp_path / "no" / "trace.jsonl")))
 
 
-def test_drafts_cannot_be_recorded(tmp_path):
-    plans = SchedulerOptions(speculative_config='{"method": "ngram"}')
-    with pytest.raises(ConfigError, match="--record-trace: drafts cannot be recorded"):
-        recorded(tmp_path / "trace.jsonl", plans)
+def test_drafts_come_back_from_a_recording(tmp_path):
+    plans = replace(PLANS, speculative_config='{"method": ["ngram", "suffix"], "adaptive": false}')
+    trace = recorded(tmp_path / "trace.jsonl", plans)
+    verified = [event for step in trace.of(Step) for event in step.events if event[0] == "Verified"]
+    assert verified
+    replay = Replay(trace, make_engine_again)
+    assert list(replay.scenes())
+    assert replay.divergence is None

@@ -85,3 +85,19 @@ def test_attention_of_a_layer_with_a_window_needs_no_more_than_that(kind: str, c
 def test_other_kernels_are_refused() -> None:
     with pytest.raises(ConfigError, match="measures the cpp kernels only; this machine uses 'torch'"):
         CliRunner().invoke(app, ["bench", "roofline", *SMALL, "--kernels", "torch"], catch_exceptions=False)
+
+
+def test_a_dry_run_prints_the_steps_that_a_gpu_is_expected_to_take() -> None:
+    words = ["bench", "roofline", "qwen3-0.6b", "--batch-size", "64", "--input-len", "1024"]
+    result = CliRunner().invoke(app, [*words, "--dry-run", "h200"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "qwen3-0.6b on H200" in result.output
+    shown = {line.split()[1]: line.split("│") for line in result.output.splitlines() if "1024" in line}
+    assert set(shown) == {"torch", "triton"}
+    assert float(shown["torch"][5]) > float(shown["triton"][5]) > 0
+    with pytest.raises(ConfigError, match="--dry-run: there is no device 'h2000'"):
+        CliRunner().invoke(app, [*words, "--dry-run", "h2000"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="--dry-run: there is no model of --quantization w4a8"):
+        CliRunner().invoke(
+            app, [*words, "--dry-run", "h200", "--quantization", "w4a8"], catch_exceptions=False
+        )

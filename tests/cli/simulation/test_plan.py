@@ -111,3 +111,15 @@ def test_a_trace_that_breaks_in_the_middle_is_one_line(tmp_path, rest):
     path.write_bytes(b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n" + rest)
     with pytest.raises(ConfigError, match=r"t\.csv"):
         run("--device", "H200", "--trace", path)
+
+
+def test_drafts_make_a_fleet_cheaper():
+    words = ("llama-3.1-8b", "--device", "H100-SXM", "--workload", CHAT)
+    words += ("--requests", "80", "--slo-tpot", "0.004")
+    plain, drafted = told(*words), told(*words, "--acceptance", "0.8")
+    dollars = [each["verdict"]["best"]["dollars_per_hour"] for each in (plain, drafted)]
+    assert dollars[1] < dollars[0]
+    first = [each["sheets"][0]["decode"][0] for each in (plain, drafted)]
+    assert first[0]["drafts"] == 0 < first[1]["drafts"]
+    assert first[1]["tokens_per_second"] > 2 * first[0]["tokens_per_second"]
+    assert "drafts)" in run("llama-3.1-8b", "--acceptance", "0.8", "--draft-cost", "0.1")

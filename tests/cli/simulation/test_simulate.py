@@ -166,3 +166,48 @@ def test_a_broken_trace_is_told_by_its_line(tmp_path):
     path.write_text(TRACE + "3.5,1,many,3\n")
     with pytest.raises(ConfigError, match=r"t.csv:62: "):
         run("--trace", path)
+
+
+LONG = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{i:02}.5,200,120\n" for i in range(20)
+)
+
+
+def figures(tmp_path, *words):
+    (tmp_path / "long.csv").write_text(LONG)
+    out = tmp_path / "out.json"
+    run("--trace", tmp_path / "long.csv", "--output", out, *words)
+    return json.loads(out.read_text())
+
+
+def test_drafts_that_are_accepted_shorten_answers_and_others_do_not(tmp_path):
+    plain = figures(tmp_path)
+    assert plain["facts"]["drafted_tokens"] == 0
+    good = figures(tmp_path, "--acceptance", "0.8")
+    # Of 16 drafts, 0.8 + 0.8 ** 2 + ... are right.
+    assert good["facts"]["accepted_tokens"] / good["facts"]["drafted_tokens"] == pytest.approx(0.26, abs=0.08)
+    assert good["summary"]["output_tokens"] == plain["summary"]["output_tokens"]
+    assert good["summary"]["tpot"]["mean"] < 0.45 * plain["summary"]["tpot"]["mean"]
+    costly = figures(tmp_path, "--acceptance", "0.8", "--draft-cost", "0.2")
+    assert (
+        good["summary"]["tpot"]["mean"] < costly["summary"]["tpot"]["mean"] < plain["summary"]["tpot"]["mean"]
+    )
+    useless = figures(tmp_path, "--acceptance", "0.05", "--draft-cost", "0.5")
+    assert useless["summary"]["tpot"]["mean"] < 1.1 * plain["summary"]["tpot"]["mean"]
+    fixed = '{"method": "ngram", "num_speculative_tokens": 2, "adaptive": false}'
+    told = figures(tmp_path, "--acceptance", "1,0", "--speculative-config", fixed)
+    assert told["facts"]["accepted_tokens"] / told["facts"]["drafted_tokens"] == pytest.approx(0.5, abs=0.02)
+    assert told["settings"]["acceptance"] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--acceptance", "much"), "--acceptance: expected numbers from 0 to 1 such as 0.7"),
+        (("--draft-cost", "0.1"), "--draft-cost 0.1 needs --acceptance"),
+        (("--speculative-config", '{"method": "ngram"}'), "a simulation has no text to draft from"),
+    ],
+)
+def test_drafts_that_cannot_be_simulated_are_refused(trace, words, message):
+    with pytest.raises(ConfigError, match=message):
+        run("--trace", trace, *words)

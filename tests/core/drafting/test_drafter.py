@@ -1,8 +1,10 @@
+import itertools
 from collections.abc import Sequence
 
 import pytest
 
 from headrace.core.drafting.acceptance import Acceptance
+from headrace.core.drafting.costly_sources import BURST
 from headrace.core.drafting.draft_budget import Cut, DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
@@ -44,8 +46,12 @@ class Source:
         self.ends.append(request.id)
 
 
+STEPS = itertools.count()
+
+
 def load(rows: int, known: StepTimes | None = None) -> StepLoad:
-    return StepLoad(rows, rows, 0, 1000, known or times())
+    """The load of the next step."""
+    return StepLoad(rows, rows, 0, 1000, known or times(), next(STEPS))
 
 
 def ask(name: str = "r", tokens: Sequence[int] = (1,), most: int = 8, ahead: int = 0) -> DraftAsk:
@@ -93,7 +99,7 @@ def test_proposals_that_are_not_verified_are_learned_from() -> None:
 
     drafts(30, 0.001)
     tried = [draft for draft in drafts(4, 0.004) if draft is not None]
-    assert [(draft.tokens, draft.cut) for draft in tried] == [((), Cut.NOT_WORTH)]
+    assert {(draft.tokens, draft.cut) for draft in tried} == {((), Cut.NOT_WORTH)}
     source.tokens = (1, 1)
     assert not any(draft.tokens for draft in drafts(40, 1.0) if draft is not None)
     assert any(draft.tokens == (1, 1) for draft in drafts(4, 0.004) if draft is not None)
@@ -113,21 +119,54 @@ def test_the_last_proposal_of_a_request_is_learned_from() -> None:
     assert list(chooses._lives) == ["new"]
 
 
-def test_with_many_rows_a_useless_source_is_asked_less_often() -> None:
-    useless, useful = Source("a", ()), Source("b", (2, 2), 0.9)
-    chooses = drafter(useless, useful)
-    rows = [ask(str(each)) for each in range(20)]
-    for _ in range(64):
-        for each in rows:
-            each.tokens.append(2)
-        chooses.draft(rows, load(20, times(token=0.0001)))
-    assert len(useful.asked) == 20 * 64
-    assert len(useless.asked) <= 20 * 64 / 3
-    few = Source("a", ())
-    chooses = drafter(few)
+QUICK = times(fixed=0.0005, token=1e-6)
+
+
+def test_a_useless_source_is_asked_as_often_as_the_steps_have_time_for() -> None:
+    def asked(rows: int, known: StepTimes) -> float:
+        useless, useful = Source("a", ()), Source("b", (2, 2), 0.9)
+        chooses = drafter(useless, useful)
+        asks = [ask(str(each)) for each in range(rows)]
+        for _ in range(64):
+            for each in asks:
+                each.tokens.append(2)
+            chooses.draft(asks, load(rows, known))
+        assert len(useful.asked) == 64 * rows
+        return len(useless.asked) / rows / 64
+
+    assert asked(1, times()) == 1.0
+    assert 0.1 < asked(1, QUICK) < 0.2
+    assert asked(20, QUICK) < 0.12
+
+
+def test_a_row_need_not_be_asked_for_until_a_source_is_due_again() -> None:
+    useless = Source("a", ())
+    chooses, row, asked = drafter(useless), ask(), []
+    due = 0
+    for step in range(200):
+        row.tokens.append(1)
+        if step >= due:
+            asked.append(step)
+            chooses.draft([row], StepLoad(16, 16, 0, 1000, QUICK, step))
+            due = chooses.asked_from(row.request)
+            assert due > step
+    assert asked[:8] == [0, 1, 3, 7, 15, 31, 63, 127]
+    assert len(useless.asked) == len(asked) == 9
+
+
+def test_a_new_request_rests_as_long_as_is_usual() -> None:
+    useless = Source("a", ())
+    chooses = drafter(useless)
+    for each in range(40):
+        for step in range(64):
+            chooses.draft([ask(str(each))], StepLoad(16, 16, 0, 1000, QUICK, step))
+    before = len(useless.asked)
     for step in range(64):
-        chooses.draft([ask(tokens=[1] * (step + 1))], load(1))
-    assert len(few.asked) == 64
+        chooses.draft([ask("new")], StepLoad(16, 16, 0, 1000, QUICK, step))
+    assert len(useless.asked) - before <= 3, "a first one in a thousand would be asked six times"
+    useless.tokens = (1, 1)
+    (draft,) = chooses.draft([ask("other")], StepLoad(16, 16, 0, 1000, QUICK, 1000))
+    assert draft is not None, "the first answer of a new request is always heard"
 
 
 def test_tokens_in_flight_are_not_counted_as_gain() -> None:
@@ -188,6 +227,40 @@ def test_a_useless_model_is_probed_and_found_again() -> None:
         tokens += [1]
     assert draft is not None
     assert len(draft.tokens) >= 2
+
+
+def test_probes_come_in_bursts_and_are_verified() -> None:
+    model = Source("model", (9,) * 8, 0.8)
+    model.token_seconds = 0.1 * times().predict(1, 1, 0)
+    chooses, tokens = drafter(model, model=0.1), [1]
+    asked, verified = [], []
+    for step in range(600):
+        before = len(model.asked)
+        (draft,) = chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
+        if len(model.asked) > before:
+            asked.append(step)
+            verified.append(bool(draft and draft.tokens))
+        tokens += [1]
+    late = [step for step in asked if step > 300]
+    assert len(late) >= BURST
+    assert all((step + 1 in late) or (step - 1 in late) for step in late[1:-1])
+    assert all(verified), "what a verified draft costs is measured, too"
+
+
+def test_what_a_model_costs_is_learned_from_successive_proposals_only() -> None:
+    model = Source("model", (1,) * 8, 0.9)
+    chooses, tokens = drafter(model, model=0.05), [1]
+    source = chooses._costly[0]
+    for step in range(0, 60, 2):  # never at successive steps
+        model.token_seconds = 1.0
+        chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
+        tokens += [1]
+    assert model.asked
+    assert source._share == 0.05
+    for step in range(60, 64):
+        chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
+        tokens += [1]
+    assert source._share > 0.05
 
 
 def test_a_fixed_length_asks_a_costly_source_where_nothing_else_is_proposed() -> None:

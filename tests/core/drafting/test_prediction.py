@@ -44,6 +44,23 @@ def test_an_edit_costs_a_few_tokens() -> None:
         assert steps_of(text, edited) <= 10 + 8, edited
 
 
+def test_after_one_differing_token_the_next_one_decides() -> None:
+    """It was replaced, put in, or another one left out: one more wrong guess at most."""
+    text = list(range(90))
+    assert steps_of(text, [*text[:40], 500, *text[41:]]) <= 11
+    assert steps_of(text, [*text[:40], 500, *text[40:]]) <= 12
+    assert steps_of(text, [*text[:40], *text[41:]]) <= 11
+
+
+def test_a_common_word_ahead_does_not_draw_the_pointer_away() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 50, 14, 15, 16, 17]
+    answer = [1, 2, 3, 4, 50, 6, 7, 8]
+    request = Request("r", PROMPT, prediction=tuple(text))
+    (found,) = PredictionProposer(3).propose([DraftAsk(request, [*PROMPT, *answer[:5]], 3)])
+    assert found is not None
+    assert found.tokens == (6, 7, 8)
+
+
 def test_the_place_is_the_one_that_agrees_longest() -> None:
     text = [1, 2, 3, 10, 4, 2, 3, 20, 5, 2, 3, 30, 6]
     answer = [77, 4, 2, 3]

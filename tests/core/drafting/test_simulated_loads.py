@@ -48,13 +48,13 @@ def throughput(rows: int, mix: Sequence[float], token: float, claimed: float, fi
     drafter = BudgetedDrafter([Chances(chances, claimed)], Acceptance(), DraftBudget(fixed))
     running: list[tuple[Request, list[int]]] = []
     seconds = drawn = 0.0
-    for _ in range(STEPS):
+    for step in range(STEPS):
         while len(running) < rows:
             name, chance = str(len(chances)), mix[len(chances) % len(mix)]
             chances[name] = chance
             running.append((Request(name, (1,), tenant=f"{chance:g}"), [1]))
         contexts = sum(len(tokens) for _, tokens in running)
-        load = StepLoad(rows, rows, contexts, 10_000, times)
+        load = StepLoad(rows, rows, contexts, 10_000, times, step)
         asks = [DraftAsk(request, tokens, MOST) for request, tokens in running]
         drafts = drafter.draft(asks, load) if fixed != 0 else [None] * rows
         extra = 0

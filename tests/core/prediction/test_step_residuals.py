@@ -29,6 +29,19 @@ def test_a_stair_is_learned_from_a_few_steps() -> None:
     assert residuals.longer(1, 4) is None
 
 
+def test_a_few_recent_steps_of_as_many_rows_are_enough() -> None:
+    residuals = StepResiduals()
+    for _ in range(12):
+        residuals.observe(4, 4, 1.0)
+    assert not residuals.knows(4)
+    residuals.observe(4, 4, 1.0)
+    assert residuals.knows(4)
+    assert not residuals.knows(16)
+    for _ in range(4000):
+        residuals.observe(4, 20, 1.0)
+    assert not residuals.knows(4)
+
+
 def test_an_interrupted_step_says_little() -> None:
     residuals = StepResiduals()
     for _ in range(30):
@@ -59,6 +72,46 @@ def test_a_larger_step_that_was_quicker_bounds_a_smaller_one() -> None:
     known = residuals.longer(1, 4)
     assert known is not None
     assert known.ratio == pytest.approx(1.5)
+
+
+def test_a_larger_step_bounds_what_smaller_ones_are_hoped_to_take() -> None:
+    times = StepTimes()
+    for _ in range(40):
+        times.observe(1, 1, 10, 0.010)
+    hoped = times.drafted(1, 9, 90)
+    for _ in range(8):
+        times.observe(1, 30, 300, 0.012)
+    assert times.drafted(1, 9, 90) == pytest.approx(0.012, rel=0.1)
+    assert hoped > 0.04
+    for _ in range(8):
+        times.observe(1, 30, 300, 10.0)
+    assert times.drafted(1, 9, 90) <= hoped * 1.01, "a slow larger step says nothing"
+
+
+def test_steps_with_drafts_do_not_change_what_steps_without_are_predicted_to_take() -> None:
+    times = StepTimes()
+    for _ in range(40):
+        times.observe(4, 4, 400, 0.010)
+        times.observe(4, 104, 10_400, 0.050)
+    before = times.decodes(4, 400)
+    for _ in range(1000):
+        times.observe(4, 20, 2000, 0.030, drafted=True)
+    assert times.decodes(4, 400) == before == pytest.approx(0.010, rel=0.1)
+    assert times.drafted(4, 20, 2000) == pytest.approx(0.030, rel=0.05)
+
+
+def test_other_steps_do_not_change_what_was_observed_of_rows_of_one_token() -> None:
+    """Prompts are quicker than the line said: it moves, and the known steps stay."""
+    times = StepTimes()
+    for _ in range(100):
+        times.observe(16, 16, 1600, 0.002)
+        times.observe(1, 100, 5000, 0.050)
+    before = times.decodes(16, 1600)
+    assert before == pytest.approx(0.002, rel=0.05)
+    for _ in range(400):
+        times.observe(1, 100, 5000, 0.040)
+        times.observe(4, 300, 20_000, 0.120)
+    assert times.decodes(16, 1600) == pytest.approx(before, rel=0.1)
 
 
 def test_new_steps_are_hoped_to_be_cheaper_than_the_line() -> None:

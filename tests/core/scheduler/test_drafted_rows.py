@@ -51,6 +51,9 @@ class Drafting:
         told = [self.propose(ask) for ask in asks]
         return [None if t is None else Proposal(tuple(t), (0.9,) * len(t), "test") for t in told]
 
+    def asked_from(self, request: Request) -> int:
+        return 0
+
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         self.told.append((request_id, proposal.tokens, accepted))
 
@@ -246,17 +249,18 @@ def test_rows_of_one_token_come_before_those_with_drafts():
 
 def test_step_times_see_drafted_positions():
     times = StepTimes()
-    seen: list[tuple[int, int, int]] = []
+    seen: list[tuple[int, int, int, bool]] = []
     observe = times.observe
-    times.observe = lambda rows, tokens, contexts, seconds: (  # type: ignore[method-assign]
-        seen.append((rows, tokens, contexts)),
-        observe(rows, tokens, contexts, seconds),
+    times.observe = lambda rows, tokens, contexts, seconds, drafted: (  # type: ignore[method-assign]
+        seen.append((rows, tokens, contexts, drafted)),
+        observe(rows, tokens, contexts, seconds, drafted),
     )[1]
     engine, _ = hashing_engine(drafter=Drafting(right(3)), times=times)
     record = Record()
     engine.submit(request("r", 5, max_tokens=12), 0.0)
     step(engine, record, 4)
-    assert seen == [(1, 5, 12), (1, 4, 5 + 6 + 7 + 8), (1, 4, 9 + 10 + 11 + 12)]
+    drafts = [(1, 4, 5 + 6 + 7 + 8, True), (1, 4, 9 + 10 + 11 + 12, True)]
+    assert seen == [(1, 5, 12, False), *drafts]
 
 
 @pytest.mark.parametrize("overlap", [1, 3])

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from headrace.lab.forced_acceptance import Speculation
 from headrace.lab.plan.capacity import Impossible, Settings, Slo, best_steady, steady
 from headrace.lab.plan.demand import Demand
 from headrace.lab.plan.devices import A100, CPU, H100
@@ -58,3 +59,26 @@ def test_memory_bounds_the_sequences():
 def test_what_no_load_can_mend_is_said(replica, demand, slo, message):
     with pytest.raises(Impossible, match=message):
         best_steady(replica, demand, slo, SETTINGS)
+
+
+def test_drafts_raise_the_rate_as_far_as_they_pay():
+    replica, slo = Replica(EIGHT_B, H100), Slo(ttft=2.0, tpot=0.012)
+    few = SETTINGS._replace(max_num_seqs=8)
+    plain = best_steady(replica, CHAT, slo, few)
+    good = best_steady(replica, CHAT, slo, few, Speculation((0.8,)))
+    assert plain.drafts == 0
+    assert good.drafts > 0
+    assert good.tpot <= slo.tpot
+    assert good.tokens == pytest.approx(sum(0.8**at for at in range(good.drafts + 1)))
+    assert good.requests_per_second > 1.5 * plain.requests_per_second
+    none = best_steady(replica, CHAT, slo, few, Speculation((0.0,)))
+    assert none == plain
+    costly = best_steady(replica, CHAT, slo, few, Speculation((0.8,), cost=0.9))
+    assert costly.requests_per_second < good.requests_per_second
+
+
+def test_one_stream_may_meet_a_target_with_drafts_alone():
+    replica, pace = Replica(EIGHT_B, H100), Slo(ttft=2.0, tpot=0.004)
+    with pytest.raises(Impossible, match="a single stream takes"):
+        best_steady(replica, CHAT, pace, SETTINGS)
+    assert best_steady(replica, CHAT, pace, SETTINGS, Speculation((0.9,))).tpot <= pace.tpot

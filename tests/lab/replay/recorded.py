@@ -8,15 +8,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.core.drafting.acceptance import Acceptance
+from headrace.core.drafting.draft_budget import DraftBudget
+from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
 from headrace.core.ports import Runner
+from headrace.lab.forced_acceptance import ForcedAcceptance
+from headrace.observe.recording.drafter import RecordedDrafter
 from headrace.observe.recording.engine import RecordedEngine
 from headrace.observe.recording.moments import Begun, Moment
 from headrace.observe.recording.wire import Scribe
 from headrace.testing.engines import Record, hashing_engine
 from tests.property import random_runs
 
-Compose = Callable[[Mapping[str, Any], Runner], Engine]
+Compose = Callable[[Mapping[str, Any], Runner, Drafter | ForcedAcceptance], Engine]
 
 
 def record_life(seed: int, path: Path, monkeypatch) -> tuple[Record, Compose]:
@@ -26,16 +32,18 @@ def record_life(seed: int, path: Path, monkeypatch) -> tuple[Record, Compose]:
 
     def make(**kwargs):
         kept.update(copy.deepcopy(kwargs))
-        engine, runner = hashing_engine(**kwargs)
+        drafter = kwargs["drafter"]
+        engine, runner = hashing_engine(**kwargs | {"drafter": drafter and RecordedDrafter(drafter)})
         return recorded(engine, moments.append), runner
 
     monkeypatch.setattr(random_runs, "hashing_engine", make)
-    monkeypatch.setattr(random_runs, "_drafter", lambda seed: None)  # traces do not hold drafts
     told = random_runs.run(seed)
     write(path, moments)
 
-    def compose(settings: Mapping[str, Any], runner: Runner) -> Engine:
-        engine, _ = hashing_engine(**copy.deepcopy(kept))
+    def compose(settings: Mapping[str, Any], runner: Runner, drafter: Drafter | ForcedAcceptance) -> Engine:
+        if isinstance(drafter, ForcedAcceptance):
+            drafter = BudgetedDrafter([drafter], Acceptance(), DraftBudget(4))
+        engine, _ = hashing_engine(**copy.deepcopy(kept) | {"drafter": drafter})
         engine.runner = runner
         return engine
 

@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from headrace.core.events import Admitted, Evicted, EvictReason, Finished, Preempted, Skipped
+from headrace.core.events import (
+    Admitted,
+    DraftingFailed,
+    Evicted,
+    EvictReason,
+    Finished,
+    Preempted,
+    Skipped,
+    Verified,
+)
 from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
@@ -21,7 +30,7 @@ SEEDS = 120
 
 
 def test_random_lives_are_lived_again_event_by_event(tmp_path, monkeypatch):
-    told, broken_off = set(), 0
+    told, broken_off, accepted = set(), 0, 0
     for seed in range(SEEDS):
         path = tmp_path / f"{seed}.jsonl"
         record, compose = record_life(seed, path, monkeypatch)
@@ -31,9 +40,11 @@ def test_random_lives_are_lived_again_event_by_event(tmp_path, monkeypatch):
         assert replay.divergence is None, f"seed {seed}: {replay.divergence}"
         shapes = [(type(event), getattr(event, "request_id", None)) for event in events]
         assert shapes == [(type(event), getattr(event, "request_id", None)) for event in record.events]
+        accepted += sum(event.accepted for event in events if isinstance(event, Verified))
         told |= {(type(event), getattr(event, "reason", None)) for event in events}
         told |= {("shared", event.cached_tokens > 0) for event in events if isinstance(event, Admitted)}
-    assert {kind for kind, _ in told} >= {Admitted, Evicted, Preempted, Skipped, Finished}
+    assert {kind for kind, _ in told} >= {Admitted, Evicted, Preempted, Skipped, Finished, DraftingFailed}
+    assert accepted > SEEDS
     assert {(Finished, reason) for reason in FinishReason} <= told
     assert broken_off
     assert {("shared", True), (Evicted, EvictReason.RESET)} <= told
@@ -74,7 +85,7 @@ def deadlocked(path):
     with pytest.raises(Stalled):
         engine.step(now)
     write(path, moments)
-    return lambda settings, runner: stuck()  # no step ever reaches a runner
+    return lambda settings, runner, drafter: stuck()  # no step ever reaches a runner
 
 
 def test_a_recorded_deadlock_shows_who_waits_and_why(tmp_path):
@@ -97,7 +108,7 @@ def test_what_only_the_device_did_is_not_laid_to_the_core(tmp_path):
         engine.step(0.1)
     write(tmp_path / "trace.jsonl", moments)
 
-    def compose(settings, runner):
+    def compose(settings, runner, drafter):
         engine, _ = hashing_engine()
         engine.runner = runner
         return engine
@@ -120,7 +131,7 @@ def test_an_answer_that_was_begun_elsewhere_is_continued(tmp_path):
     path = tmp_path / "trace.jsonl"
     write(path, moments)
 
-    def compose(settings, runner):
+    def compose(settings, runner, drafter):
         again, _ = hashing_engine()
         again.runner = runner
         return again

@@ -5,13 +5,13 @@ import math
 
 import pytest
 
-from headrace.core.events import Finished
+from headrace.core.events import Finished, Verified
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.order import ByPriority, FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
-from headrace.lab.replay.rerun import recorded, rerun
+from headrace.lab.replay.rerun import Drafting, recorded, recorded_rates, rerun
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.moments import Begun
 from headrace.testing.engines import hashing_engine
@@ -51,7 +51,7 @@ def record(path, requests, *, cancels=(), **settings):
     write(path, moments)
 
     def compose_with(**changed):
-        def compose(_, runner):
+        def compose(_, runner, drafter):
             again, _ = hashing_engine(**{**settings, **changed})
             again.runner = runner
             return again
@@ -164,3 +164,24 @@ def test_what_lies_on_disk_comes_back_after_as_long_as_it_took(tmp_path):
     assert told.tally.cached_tokens > 0
     assert again.cached_tokens == pytest.approx(told.tally.cached_tokens, rel=0.2)
     assert told.tally.cached_tokens > 2 * without.cached_tokens
+
+
+def test_drafts_are_accepted_as_they_were(tmp_path, monkeypatch):
+    path = tmp_path / "trace.jsonl"
+    seed = next(seed for seed in range(100) if _drafts(seed, path, monkeypatch) > 100)
+    _, compose = record_life(seed, path, monkeypatch)
+    trace = read_trace(path)
+    told = recorded(trace, compose)
+    assert told.divergence is None
+    assert told.drafting.rates == recorded_rates(trace)
+    assert told.drafting.pass_seconds == 0
+    plain = rerun(trace, compose, exact_times())
+    drafted = rerun(trace, compose, exact_times(), told.drafting._replace(rates=(1.0,)))
+    assert drafted.steps < plain.steps
+    slow = rerun(trace, compose, exact_times(), Drafting((1.0,), 1.0))
+    assert slow.busy_seconds > drafted.busy_seconds + 10
+
+
+def _drafts(seed, path, monkeypatch):
+    record, _ = record_life(seed, path, monkeypatch)
+    return sum(event.drafted for event in record.of(Verified))

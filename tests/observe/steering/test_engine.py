@@ -11,6 +11,7 @@ from headrace.observe.experiments.run import Status
 from headrace.observe.experiments.spec import BadExperiment
 from headrace.observe.steering.engine import Requests, Steering
 from headrace.observe.steering.settings import live_settings, request_settings
+from headrace.observe.tuner.tuner import Mode
 
 BODY = {"setting": "draft_method", "treatment": "none", "metric": "itl_mean_seconds"}
 
@@ -29,16 +30,16 @@ def requests(arrived):
 
 def test_requests_have_the_settings_of_the_server_unless_an_experiment_runs():
     steers = steering()
-    assert steers.meter is None
+    assert steers.watchers == ()
     assert all(steers.assigned(each) is each for each in requests(0.0))
     experiment = steers.conductor.start(BODY, 5.0)
-    assert steers.meter is experiment.meter
+    assert steers.watchers == (experiment.meter,)
     assert steers.tick(5.0) is None
     treated = [steers.assigned(each).settings.draft_method == "none" for each in requests(5.0)]
     assert treated == [experiment.assignment.treats(f"r{n}") for n in range(200)]
     assert 60 < sum(treated) < 140
     steers.conductor.stop(experiment.id, 6.0)
-    assert steers.meter is None
+    assert steers.watchers == ()
     assert all(steers.assigned(each).settings is NO_SETTINGS for each in requests(6.0))
 
 
@@ -72,3 +73,15 @@ def test_the_settings_are_described_with_their_units():
     }
     assert described["max_running"]["units"] == ["time"]
     assert "semantic_min_similarity" not in described
+
+
+def test_a_tuner_that_is_off_sees_no_events_and_begins_anew():
+    steers = steering()
+    steers.tuner.set_mode(Mode.ADVISE, 1.0)
+    first = steers.tuner.signals
+    assert steers.watchers == (first,)
+    steers.tuner.set_mode(Mode.OFF, 2.0)
+    assert steers.watchers == ()
+    steers.tuner.set_mode(Mode.ON, 3.0)
+    (again,) = steers.watchers
+    assert again is not first

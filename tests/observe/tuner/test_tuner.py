@@ -38,7 +38,7 @@ class World:
         while now < seconds:
             while (change := self.steering.tick(now)) is not None:
                 self.knobs = changed(SETTINGS, self.knobs, change.setting, change.value)
-            if (meter := self.steering.meter) is not None:
+            if (meter := self.steering.conductor.meter) is not None:
                 meter.close = self.measure
             self.values.append(self.knobs.mixed_prefill_ratio)
             now = max(now + 0.5, min(self.steering.due(), seconds))

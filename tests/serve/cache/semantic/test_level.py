@@ -123,6 +123,8 @@ def test_a_near_question_gets_the_kept_answer():
 class Asked:
     """A drafter that only notes the cached answers of the requests it is asked for."""
 
+    idle = False
+
     def __init__(self):
         self.drafts = []
         self.seconds = {}
@@ -130,6 +132,9 @@ class Asked:
     def draft(self, asks, load):
         self.drafts += [ask.request.cached_answer for ask in asks]
         return [None] * len(asks)
+
+    def asked_from(self, request):
+        return 0
 
     def verified(self, request_id, proposal, accepted):
         pass

@@ -102,3 +102,29 @@ def test_nothing_asks_for_nothing(house):
         answer = ask(house, empty)
         assert answer.status_code == 200
         assert counted(answer) == (0, 0)
+
+
+def test_metrics_usage_and_explanations_add_up(house):
+    predictions = (ANSWER, "Z" + "wrong 123 " * 9, ANSWER.replace("jumps", "hops"), ANSWER[:7])
+    answers = [ask(house, content(text)) for text in predictions]
+    lines = house.client.get("/metrics").text.splitlines()
+
+    def total(name: str) -> int:
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if f"spec_decode_{name}{{" in line))
+
+    explained = [house.client.get(f"/v1/requests/{answer.json()['id']}").json() for answer in answers]
+    shown = [each for one in explained for each in (one["drafting"] or {"sources": {}})["sources"].values()]
+    drafted, accepted = total("num_draft_tokens_total"), total("num_accepted_tokens_total")
+    by_position = total("num_accepted_tokens_per_pos_total")
+    assert 0 < accepted < drafted
+    assert by_position == accepted
+    assert sum(each["drafted_tokens"] for each in shown) == drafted
+    assert sum(each["accepted_tokens"] for each in shown) == accepted
+    own = [line for line in lines if 'source="prediction"' in line]
+    mine = {
+        name: sum(float(line.rsplit(" ", 1)[1]) for line in own if f"spec_decode_{name}{{" in line)
+        for name in ("num_draft_tokens_total", "num_accepted_tokens_total")
+    }
+    told = [counted(answer) for answer in answers]
+    assert sum(right for right, _ in told) == mine["num_accepted_tokens_total"]
+    assert sum(right + wrong for right, wrong in told) == mine["num_draft_tokens_total"]

@@ -1,0 +1,243 @@
+"""Speed with speculative decoding divided by speed without, for texts of one kind and several batch sizes.
+
+- ``unpredictable``: random text (a high temperature) and predictions of other random text; all proposers that need no
+  model are on. Automatic lengths must not be slower than drafting off.
+- ``forced``: drafts that are right with probability ``--acceptance``.
+- ``edits``: the prediction is the answer with 5 % of its tokens replaced, left out or put in.
+- ``chats``: stories by the built-in model, drafted by its draft model.
+- ``mixed``: a third of the requests are edits, the others unpredictable.
+
+The engine without drafts and the engine with drafts live as long as the script, and take turns in short rounds. A ratio
+compares neighbours of one round; the figures are medians, with the quartiles beside them. On a busy machine use
+``--clock cpu``: everything is then computed by one thread, and its CPU time is the time, for the engine too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.stage import arguments, say
+from headrace import LLM, SamplingParams
+from headrace.core.drafting.acceptance import Acceptance
+from headrace.core.drafting.draft_budget import DraftBudget
+from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.events import Emitted, Finished, Stepped, Verified
+from headrace.core.request import Request
+from headrace.lab.forced_acceptance import ForcedAcceptance
+
+PROMPT_TOKENS = 32
+HOT = 50.0
+"""The temperature of unpredictable text."""
+
+EDITED = 0.05
+"""Share of an answer's tokens that a prediction has otherwise."""
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "unpredictable": {"method": ["prediction", "ngram", "suffix"]},
+    "forced": {"method": "ngram"},
+    "edits": {"method": "prediction"},
+    "chats": {"method": "draft_model", "model": "builtin-draft", "num_speculative_tokens": 6},
+    "mixed": {"method": ["prediction", "ngram"]},
+}
+TARGETS = {
+    "unpredictable": dict.fromkeys((1, 4, 16, 32, 64), 0.98),
+    "edits": {1: 3.0, 4: 2.3, 16: 1.6, 32: 1.5},
+    "chats": {1: 1.3},
+    "mixed": dict.fromkeys((1, 4, 16, 32, 64), 1.0),
+}
+CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}
+HEROES = (
+    "a fox",
+    "a mouse",
+    "a robot",
+    "a girl called Ada",
+    "an old sailor",
+    "a dragon",
+    "a baker",
+    "two owls",
+)
+
+Answers = dict[tuple[int, ...], tuple[int, ...]]
+
+
+class Ran(NamedTuple):
+    """What a batch took, and what came out."""
+
+    seconds: float
+    answers: Answers
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+
+
+def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time.monotonic) -> Ran:
+    """Run the requests together on the engine alone, without text; it takes ``clock`` for the time."""
+    engine = llm.loaded.engine
+    engine.reset_prefix_cache()
+    answers: dict[str, list[int]] = {each.id: [] for each in requests}
+    left, steps, drafted, accepted = len(requests), 0, 0, 0
+    began = clock()
+    for each in requests:
+        engine.submit(each, clock())
+    while left:
+        for event in engine.step(clock()):
+            if isinstance(event, Emitted):
+                answers[event.request_id] += event.tokens
+            elif isinstance(event, Stepped):
+                steps += 1
+            elif isinstance(event, Verified):
+                drafted += event.drafted
+                accepted += event.accepted
+            elif isinstance(event, Finished):
+                left -= 1
+    seconds = clock() - began
+    found = {each.tokens: tuple(answers[each.id]) for each in requests}
+    return Ran(seconds, found, sum(map(len, found.values())), steps, drafted, accepted)
+
+
+class Maker:
+    """Makes the requests of a kind of text; ids never repeat."""
+
+    def __init__(self, llm: LLM, kind: str, length: int, seed: int) -> None:
+        self._llm = llm
+        self._kind = kind
+        self._length = length
+        self._random = random.Random(seed)
+        self._words = range(100, min(2000, llm.loaded.tokenizer.vocab_size))
+        self._ids = itertools.count()
+
+    def prompts(self, batch: int) -> list[tuple[int, ...]]:
+        """New prompts of a batch."""
+        if self._kind in ("unpredictable", "forced"):
+            return [self._text(PROMPT_TOKENS) for _ in range(batch)]
+        tokenizer = self._llm.loaded.tokenizer
+        found = []
+        for at in range(batch):
+            hero = HEROES[at % len(HEROES)]
+            message = f"Tell me a long story about {hero}." if at < 8 else f"Write story {at} about {hero}."
+            found.append(tuple(tokenizer.encode(f"<|bos|><|user|>{message}<|end|><|assistant|>", False)))
+        return found
+
+    def requests(
+        self, prompts: Sequence[tuple[int, ...]], known: Answers | None, number: int
+    ) -> list[Request]:
+        """Requests for the prompts; ``known`` are their answers."""
+        made = []
+        for at, prompt in enumerate(prompts):
+            random_text = self._kind == "unpredictable" or (self._kind == "mixed" and at % 3)
+            params = SamplingParams(
+                temperature=HOT if random_text else 0.0, max_tokens=self._length, ignore_eos=True
+            )
+            answer = () if known is None else known[prompt]
+            prediction: tuple[int, ...] = ()
+            if random_text:
+                prediction = self._text(self._length)
+            elif self._kind in ("edits", "mixed"):
+                prediction = self.edited(answer)
+            name = f"{self._kind}{number}-{next(self._ids)}"
+            made.append(Request(name, prompt, params, seed=1000 * number + at, prediction=prediction))
+        return made
+
+    def edited(self, answer: Sequence[int]) -> tuple[int, ...]:
+        """The answer with some tokens replaced, left out or put in."""
+        rng, text = self._random, list[int]()
+        for token in answer:
+            way = rng.random() / EDITED
+            if way >= 1:
+                text.append(token)
+            elif way < 1 / 3:
+                text.append(rng.choice(self._words))
+            elif way < 2 / 3:
+                text += (token, rng.choice(self._words))
+        return tuple(text)
+
+    def _text(self, length: int) -> tuple[int, ...]:
+        return tuple(self._random.choices(self._words, k=length))
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = arguments(__doc__ or "", rounds=9)
+    parser.add_argument("kind", choices=tuple(CONFIGS))
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 32, 64])
+    parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS))
+    parser.add_argument("--output-len", type=int, default=300)
+    parser.add_argument("--acceptance", type=float, default=0.0, help="of kind forced")
+    parser.add_argument(
+        "--config", type=json.loads, default=None, help="in place of the --speculative-config of the kind"
+    )
+    args = parser.parse_args()
+    if args.clock == "cpu":
+        os.environ["OMP_NUM_THREADS"] = "1"
+    config = json.dumps(args.config or CONFIGS[args.kind])
+    options: dict[str, Any] = {"load_format": args.load_format, "device": args.device}
+    found = []
+    with (
+        LLM(args.model, **options) as plain,
+        LLM(args.model, speculative_config=config, **options) as drafting,
+    ):
+        for batch in args.batches:
+            row = measure(plain, drafting, args, batch)
+            found.append(row)
+            target = TARGETS.get(args.kind, {}).get(batch)
+            say(
+                f"{args.kind} batch {batch:3}: {row['ratio']:.3f}x ({row['low']:.3f} to {row['high']:.3f})"
+                + (f" target {target}" if target else "")
+                + f"; {row['plain']:.0f} tokens/s without; per step {row['tokens_per_step']:.2f} tokens and"
+                f" {row['drafted_per_row']:.2f} drafts a row, {row['accepted']:.0%} accepted"
+            )
+    path = args.output or Path("bench-results") / f"drafting-{args.kind}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps({"command": vars(args), "rows": found}, indent=2, default=str) + "\n", encoding="utf-8"
+    )
+
+
+def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float]:
+    """The ratios of one batch size."""
+    clock = CLOCKS[args.clock]
+    maker = Maker(plain, args.kind, args.output_len, args.seed)
+    prompts = maker.prompts(batch)
+    answers = run(plain, maker.requests(prompts, None, 0), clock).answers
+    if args.kind == "forced":
+        forced = ForcedAcceptance(answers, args.acceptance, 8, args.seed)
+        drafter = BudgetedDrafter([forced], Acceptance(), DraftBudget(None))
+        drafting.loaded.engine.scheduler._drafted._drafter = drafter
+    ratios, speeds, last = list[float](), list[float](), None
+    for number in range(args.rounds + 2):  # the first two warm up
+        requests = maker.requests(prompts, answers, number)
+        pair = [(plain, requests), (drafting, requests)]
+        ran = {id(llm): run(llm, some, clock) for llm, some in (pair if number % 2 else reversed(pair))}
+        without, last = ran[id(plain)], ran[id(drafting)]
+        if without.answers != last.answers:
+            same = sum(without.answers[each] == last.answers[each] for each in prompts)
+            say(f"batch {batch}: {batch - same} answers differ with drafts")
+        if number > 1:
+            ratios.append(without.seconds / last.seconds)
+            speeds.append(without.tokens / without.seconds)
+    assert last is not None
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return {
+        "batch": batch,
+        "ratio": statistics.median(ratios),
+        "low": low,
+        "high": high,
+        "plain": statistics.median(speeds),
+        "tokens_per_step": last.tokens / last.steps / batch,
+        "drafted_per_row": last.drafted / last.steps / batch,
+        "accepted": last.accepted / max(1, last.drafted),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Speculative decoding of each engine at batch 1, on the same weights and requests: seconds of a request.
+
+``python -m benchmarks.peers.speculation --home FOLDER``. The weights are those of the built-in model and its draft
+model, because drafts of random weights would all be wrong. Each engine is served without drafts, with drafts from the
+text (prompt lookup, n-grams), and with the draft model; those that race are stopped while another one has its turn.
+
+- ``chats``: stories that the model writes.
+- ``again``: the same question is asked again in a chat, so that the prompt has the answer.
+
+The answers are greedy and exactly ``--output-len`` tokens long. Some peers can only return an answer as a whole, so
+Headrace sends its tokens in large parts. A figure is the median over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.peers.contenders import CONTENDERS
+from benchmarks.peers.install import NotInstalled, version
+from benchmarks.peers.places import HOME, Places
+from benchmarks.peers.server import StoppedServer, first_tokens, free_port, start
+from benchmarks.stage import say
+from headrace import LLM, SamplingParams
+from headrace.compute.model.hub import resolve_folder
+from headrace.lab.workload import Work
+
+ENGINES = ("headrace", "openvino", "llama.cpp", "transformers")
+METHODS = ("none", "lookup", "draft")
+NAMES = ("Mia", "Tom", "Anna", "Ben", "Lily", "Max", "Sara", "Leo", "Emma", "Jack")
+HEADRACE: Mapping[str, dict[str, Any] | None] = {
+    "none": None,
+    "lookup": {"method": "ngram"},
+    "draft": {"method": "draft_model", "model": "builtin-draft"},
+}
+LONGEST = 2048
+
+
+class Folders(NamedTuple):
+    """The folders of the target and of its draft model, with what an engine needs of each."""
+
+    target: Path
+    draft: Path
+
+
+def packaged(places: Places) -> Folders:
+    """The built-in models as folders of their own, to which conversions are added."""
+    folders = Folders(places.model("builtin-target"), places.model("builtin-draft"))
+    for folder, name in zip(folders, ("builtin", "builtin-draft"), strict=True):
+        if not (folder / "model.safetensors").exists():
+            shutil.copytree(resolve_folder(name), folder, dirs_exist_ok=True)
+    return folders
+
+
+def command(
+    engine: str, method: str, folders: Folders, places: Places, port: int, args: argparse.Namespace
+) -> list[str]:
+    """What serves an engine with a method of drafting.
+
+    Raises:
+        NotInstalled: this version of it does not have the method.
+    """
+    target, draft = folders
+    if engine == "headrace":
+        config = HEADRACE[method]
+        return [
+            *(
+                sys.executable,
+                "-m",
+                "headrace",
+                "serve",
+                str(target),
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+            ),
+            *("--device", "cpu", "--dtype", "bfloat16", "--stream-interval", "64", "--max-num-seqs", "1"),
+            *("--max-model-len", str(LONGEST), "--no-enable-prefix-caching"),
+            *(["--speculative-config", json.dumps(config)] if config else []),
+        ]
+    target, draft = (CONTENDERS[engine].prepare(places, folder, "bf16") for folder in folders)
+    if engine == "llama.cpp":
+        program = str(places.llama_cpp_build / "bin/llama-server")
+        return [
+            *(program, "--model", str(target), "--port", str(port), "--parallel", "1"),
+            *("--ctx-size", str(LONGEST), "--threads", str(args.cores), "--threads-batch", str(args.cores)),
+            *("--flash-attn", "on", "--cache-ram", "0"),
+            *_llama_cpp_drafts(program, method, draft, args.tokens),
+        ]
+    told = {"threads": args.cores, "method": method, "draft": str(draft), "tokens": args.tokens}
+    python = str(places.python("openvino")) if engine == "openvino" else sys.executable
+    return [python, "-m", "benchmarks.peers.serve_alone", engine, str(target), str(port), json.dumps(told)]
+
+
+def _llama_cpp_drafts(program: str, method: str, draft: Path, tokens: int) -> list[str]:
+    """The flags of drafting, whose names depend on the version."""
+    if method == "none":
+        return []
+    known = subprocess.run([program, "--help"], check=True, capture_output=True, text=True).stdout
+    most = "--spec-draft-n-max" if "--spec-draft-n-max" in known else "--draft-max"
+    if method == "draft":
+        return ["--model-draft", str(draft), most, str(tokens)]
+    if "--spec-type" not in known or "ngram-simple" not in known:
+        raise NotInstalled("this llama.cpp has no drafts from n-grams")
+    return ["--spec-type", "ngram-simple", most, str(tokens)]
+
+
+def works(folder: Path, kind: str, count: int, length: int) -> list[Work]:
+    """The requests of a kind, as token ids."""
+    with LLM(str(folder), dtype="bfloat16", max_model_len=LONGEST) as llm:
+        encode, made = llm.tokenizer.encode, []
+        for number in range(count):
+            question = f"Tell me a short story about {NAMES[number % len(NAMES)]}."
+            text = f"<|bos|><|user|>{question}<|end|><|assistant|>"
+            if kind == "again":
+                params = SamplingParams(temperature=0.0, max_tokens=length)
+                answer = llm.generate(encode(text, add_special_tokens=False), params, progress=False)[0]
+                text += f"{answer.outputs[0].text}<|end|><|user|>{question}<|end|><|assistant|>"
+            tokens = tuple(encode(text, add_special_tokens=False))
+            made.append(Work(f"{kind}{number}", tokens, length, ignore_eos=True))
+    return made
+
+
+def started(
+    stack: ExitStack, folders: Folders, places: Places, args: argparse.Namespace
+) -> Iterator[StoppedServer]:
+    """The servers that could be started; the others are reported."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(args.cores), "HF_HUB_OFFLINE": "1"}
+    for engine in args.engines:
+        try:
+            say(f"{engine}: {version(places, engine)}")
+        except NotInstalled as error:
+            say(f"left out: {error}")
+            continue
+        for method in METHODS:
+            name, port = f"{engine}, {method}", free_port()
+            contender = CONTENDERS[engine]
+            try:
+                told = command(engine, method, folders, places, port, args)
+                running = start(name, told, port, contender.ready, 1, environment, contender.extra)
+            except (NotInstalled, RuntimeError) as error:
+                say(f"left out: {name}: {str(error)[-800:]}")
+                continue
+            yield stack.enter_context(closing(running))
+
+
+def race(servers: Sequence[StoppedServer], works: Sequence[Work], rounds: int) -> dict[str, list[float]]:
+    """Seconds of all requests, one after the other, by server and round; the first round warms up."""
+    found: dict[str, list[float]] = {each.name: [] for each in servers}
+    for number in range(rounds + 1):
+        for running in servers if number % 2 else servers[::-1]:
+            began = time.perf_counter()
+            records = running.run(works)
+            seconds = time.perf_counter() - began
+            for record in records:
+                if record.error:
+                    say(f"{running.name}: {record.error}")
+            if number:
+                found[running.name].append(seconds)
+    return found
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--home", type=Path, default=HOME, help="where peers and models lie")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--kinds", nargs="+", choices=("chats", "again"), default=["chats", "again"])
+    parser.add_argument("--requests", type=int, default=10)
+    parser.add_argument("--output-len", type=int, default=160)
+    parser.add_argument("--tokens", type=int, default=6, help="drafted at a time by the peers")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=Path("bench-results") / "peers-speculation.json")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
+    places = Places(args.home.expanduser())
+    folders, found = packaged(places), {}
+    loads = {kind: works(folders.target, kind, args.requests, args.output_len) for kind in args.kinds}
+    with ExitStack() as stack:
+        servers = list(started(stack, folders, places, args))
+        for kind, load in loads.items():
+            said = {}
+            for running in servers:
+                with running.turn():
+                    said[running.name] = first_tokens(running.endpoint, load[0])
+            first = next(iter(said.values()), [])
+            seconds = race(servers, load, args.rounds)
+            tokens = args.requests * args.output_len
+            found[kind] = seconds
+            for name, each in seconds.items():
+                same = sum(one == two for one, two in zip(said[name], first, strict=False))
+                middle = statistics.median(each)
+                say(
+                    f"{kind}: {name:22} {tokens / middle:8.0f} tokens/s; {same} of the first answer's"
+                    f" {len(first)} tokens as {next(iter(said))}"
+                )
+            best = {engine: _best(seconds, engine) for engine in args.engines}
+            peers = [value for engine, value in best.items() if engine != "headrace" and value]
+            if best.get("headrace") and peers:
+                say(f"{kind}: best of headrace to the best peer: {min(peers) / best['headrace']:.2f}x")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    say(f"written: {args.output}")
+
+
+def _best(seconds: Mapping[str, Sequence[float]], engine: str) -> float:
+    """The median of an engine's fastest method; 0 if it did not race."""
+    own = [statistics.median(each) for name, each in seconds.items() if name.split(", ")[0] == engine]
+    return min(own, default=0.0)
+
+
+if __name__ == "__main__":
+    main()

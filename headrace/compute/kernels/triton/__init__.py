@@ -1,0 +1,9 @@
+"""The backend in Triton for GPUs, which needs no compiler but torch's own; its interpreter tests it on a CPU.
+
+- `backend`: the backend. `stack`: all layers by its kernels.
+- `attention`: paged attention on the device. `launches`: its tiles.
+- `elementwise`: norms, rotations, activations, the embedding.
+- `linear`: products with quantized weights. `quantized`: which weights they take.
+- `sampling`: the choice of tokens.
+- `target`: the device as the launches see it.
+"""

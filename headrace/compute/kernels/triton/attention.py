@@ -1,0 +1,147 @@
+"""Paged attention on the device: one source for decode, drafts, chunks and prompts.
+
+A program computes one tile of queries of one row and one head of keys. The lines of a tile are the query heads that
+share this head of keys, token after token, so that decoding fills a tensor core's tile too. Several programs may
+share the keys of a tile (``SPLIT``); `join` then adds their results.
+
+Triton compiles a variant for arguments of 1 and for those divisible by 16. What differs from step to step is left out
+of that, here and in the other files, so that serving does not wait for the compiler.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _tile(tiles, starts, contexts, TABLED: tl.constexpr, TOKENS: tl.constexpr):
+    """Row, first packed token, number of tokens and first position of this program's tile."""
+    row = tl.program_id(0)
+    offset = row * 0
+    if TABLED:
+        offset = tl.load(tiles + 2 * row + 1)
+        row = tl.load(tiles + 2 * row)
+    begin = tl.load(starts + row)
+    length = tl.load(starts + row + 1) - begin
+    position = tl.load(contexts + row) - length + offset
+    return row, begin + offset, tl.minimum(length - offset, TOKENS), position
+
+
+@triton.jit
+def _lines(token, count, ROWS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
+    """Of each line of a tile: its token in the tile, whether it is used, and its place among all heads of queries."""
+    line = tl.arange(0, ROWS)
+    place = ((token + line // GROUP) * KV_HEADS + tl.program_id(1)) * GROUP + line % GROUP
+    return line // GROUP, line // GROUP < count, place.to(tl.int64)
+
+
+@triton.jit
+def _span(position, count, window, splits, WINDOWED: tl.constexpr, KEYS: tl.constexpr):
+    """The keys that this program reads: the first one, and one after the last."""
+    first = position * 0
+    if WINDOWED:
+        first = tl.maximum(position + 1 - window, 0) // KEYS
+    end = position + count
+    each = tl.cdiv(tl.cdiv(end, KEYS) - first, splits)
+    begin = (first + tl.program_id(2) * each) * KEYS
+    return begin, tl.minimum(begin + each * KEYS, end)
+
+
+# fmt: off
+@triton.jit
+def _scores(q, k, key_scale, key, at, scale, cap, window,
+            WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr):
+    """Scores of a tile in powers of two; minus infinity where a query does not see a key."""
+    score = tl.dot(q, k, input_precision="ieee") * scale
+    if SCALED:
+        score = score * key_scale[None, :]
+    if CAPPED:
+        score = cap * (2 * tl.sigmoid(2 * score / cap) - 1)
+    seen = key[None, :] <= at[:, None]
+    if WINDOWED:
+        seen = seen & (key[None, :] > at[:, None] - window)
+    return tl.where(seen, score * LOG2E, float("-inf"))
+
+
+@triton.jit(
+    do_not_specialize=["table_width", "window", "splits"],
+    do_not_specialize_on_alignment=["tiles", "starts", "contexts", "tables"],
+)
+def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, starts, contexts, tables,
+           table_width, block_stride, scale_stride, scale, cap, window, splits,
+           KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+           PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TABLED: tl.constexpr,
+           WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr,
+           DOT: tl.constexpr):
+    """One tile of queries over (a part of) the keys that it sees."""
+    row, token, count, position = _tile(tiles, starts, contexts, TABLED, ROWS // GROUP)
+    of_token, used, place = _lines(token, count, ROWS, KV_HEADS, GROUP)
+    head = tl.program_id(1)
+    feature = tl.arange(0, BLOCK_D)
+    real = feature < D
+    spot = place[:, None] * D + feature[None, :]
+    q = tl.load(queries + spot, mask=used[:, None] & real[None, :], other=0.0).to(DOT)
+    at = position + of_token
+    begin, end = _span(position, count, window, splits, WINDOWED, KEYS)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mean = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        inside = key < end
+        block = tl.load(tables + row * table_width + key // PAGE, mask=inside, other=0).to(tl.int64)
+        where = block * block_stride + ((key % PAGE) * KV_HEADS + head) * D
+        key_scale = key
+        value_scale = key
+        if SCALED:
+            factor = block * scale_stride + head * PAGE + key % PAGE
+            key_scale = tl.load(key_scales + factor, mask=inside, other=0.0)
+            value_scale = tl.load(value_scales + factor, mask=inside, other=0.0)
+        k = tl.load(keys + where[None, :] + feature[:, None], mask=inside[None, :] & real[:, None], other=0.0)
+        score = _scores(q, k.to(DOT), key_scale, key, at, scale, cap, window, WINDOWED, CAPPED, SCALED)
+        new = tl.maximum(peak, tl.max(score, 1))
+        finite = tl.where(new == float("-inf"), 0.0, new)  # a line may see none of these keys
+        p = tl.exp2(score - finite[:, None])
+        shrink = tl.exp2(peak - finite)
+        total = total * shrink + tl.sum(p, 1)
+        v = tl.load(values + where[:, None] + feature[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+        if SCALED:
+            p = p * value_scale[None, :]
+        mean = tl.dot(p.to(DOT), v.to(DOT), mean * shrink[:, None], input_precision="ieee")
+        peak = new
+    mean = mean / tl.where(total > 0, total, 1.0)[:, None]
+    if SPLIT:
+        part = place * splits + tl.program_id(2)
+        tl.store(sums + part, tl.where(total > 0, peak + tl.log2(total), float("-inf")), mask=used)
+        spot = part[:, None] * D + feature[None, :]
+    tl.store(out + spot, mean.to(out.dtype.element_ty), mask=used[:, None] & real[None, :])
+
+
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tiles", "starts", "contexts"])
+def join(parts, sums, out, tiles, starts, contexts, splits,
+         KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+         ROWS: tl.constexpr, TABLED: tl.constexpr):
+    """The attention of a tile from the means and logarithmic sums of its parts."""
+    _, token, count, _ = _tile(tiles, starts, contexts, TABLED, ROWS // GROUP)
+    _, used, place = _lines(token, count, ROWS, KV_HEADS, GROUP)
+    feature = tl.arange(0, BLOCK_D)
+    held = used[:, None] & (feature < D)[None, :]
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mean = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for split in range(splits):
+        part = place * splits + split
+        weight = tl.load(sums + part, mask=used, other=float("-inf"))
+        new = tl.maximum(peak, weight)
+        finite = tl.where(new == float("-inf"), 0.0, new)
+        share, shrink = tl.exp2(weight - finite), tl.exp2(peak - finite)
+        each = tl.load(parts + part[:, None] * D + feature[None, :], mask=held, other=0.0)
+        mean = mean * shrink[:, None] + each * share[:, None]
+        total = total * shrink + share
+        peak = new
+    mean = mean / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + place[:, None] * D + feature[None, :], mean.to(out.dtype.element_ty), mask=held)
+# fmt: on

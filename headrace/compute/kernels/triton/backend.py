@@ -1,0 +1,208 @@
+"""The Triton kernels of a GPU as `Kernels`: checks tensors and launches.
+
+`Kernels` defines each call. Products of plain weights are those of torch's library. In Triton's interpreter the same
+source runs on CPU tensors, which is how it is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import Activation, Counts, Drafted, HeadShape, Pages, linear
+from headrace.compute.kernels.stack import Stack
+from headrace.compute.kernels.triton import elementwise, quantized, sampling
+from headrace.compute.kernels.triton.launches import AttentionPlan
+from headrace.compute.kernels.triton.quantized import Packed
+from headrace.compute.kernels.triton.stack import run
+from headrace.compute.kernels.triton.target import power, target_of
+from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.sampling.allowed import Allowed
+from headrace.compute.sampling.choice import Choice
+from headrace.compute.transfer import upload
+
+_LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
+_LANES = 512
+"""Logits that a program of sampling reads at once."""
+
+
+class TritonKernels:
+    """The backend for GPUs; see `Kernels` for each call.
+
+    Raises:
+        KernelsUnavailable: Triton cannot run on ``device``.
+    """
+
+    name = "triton"
+    isa = ""
+    layout = "token, head, feature"
+
+    def __init__(self, device: torch.device) -> None:
+        self._target = target_of(device)
+
+    def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
+        return quantized.prepare(weight)
+
+    def linear(self, x: Tensor, weight: linear.Prepared | Packed, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, Packed):
+            return quantized.multiply(x, weight, bias, self._target)
+        return linear.apply(x, weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._norm(x, None, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        residual = residual.contiguous()
+        return self._norm(x, residual, weight, eps), residual
+
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        out, width = torch.empty_like(x), x.shape[-1]
+        if out.numel():
+            block = power(width)
+            elementwise.norm[(x.numel() // width,)](
+                x,
+                x if residual is None else residual,
+                weight,
+                out,
+                width,
+                eps,
+                ADD=residual is not None,
+                BLOCK=block,
+                num_warps=warps_for(block),
+            )
+        return out
+
+    def embed_norm(self, tokens: Tensor, stack: Stack) -> tuple[Tensor, Tensor]:
+        """The embeddings of ``tokens`` [T], normed for the first layer, and as they are."""
+        width = stack.embedding.shape[1]
+        residual = stack.embedding.new_empty((len(tokens), width))
+        normed, block = torch.empty_like(residual), power(width)
+        elementwise.embed_norm[(len(tokens),)](
+            tokens,
+            stack.embedding,
+            stack.input_norm,
+            residual,
+            normed,
+            width,
+            stack.embedding_scale,
+            stack.eps,
+            SCALED=stack.embedding_scale != 1.0,
+            BLOCK=block,
+            num_warps=warps_for(block),
+        )
+        return normed, residual
+
+    def rope_write_kv(
+        self,
+        qkv: Tensor,
+        shape: HeadShape,
+        rotation: Tensor,
+        qk_norm: Tensor | None,
+        eps: float,
+        slots: Tensor,
+        pages: Pages,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """See `Kernels.rope_write_kv`. With ``positions`` int64 [T], ``rotation`` has those of all positions.
+
+        A token whose slot is below zero is not written.
+        """
+        qkv, rotation = qkv.contiguous(), rotation.contiguous()
+        heads, kv_heads, head_dim = shape
+        queries = qkv.new_empty((len(qkv), heads, head_dim))
+        scaled = pages.key_scales is not None and pages.value_scales is not None
+        elementwise.rope_write[(len(qkv), heads + 2 * kv_heads)](
+            qkv,
+            queries,
+            pages.keys,
+            pages.values,
+            pages.key_scales if scaled else pages.keys,
+            pages.value_scales if scaled else pages.values,
+            rotation,
+            slots if positions is None else positions,
+            rotation if qk_norm is None else qk_norm,
+            slots,
+            pages.keys.stride(0),
+            pages.key_scales.stride(0) if pages.key_scales is not None else 0,
+            eps,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            D=head_dim,
+            BLOCK_D=power(head_dim),
+            ROTARY=rotation.shape[-1],
+            PAGE=pages.keys.shape[1],
+            GATHERED=positions is not None,
+            NORMED=qk_norm is not None,
+            LARGEST=_LARGEST[pages.keys.dtype] if scaled else 0,
+            num_warps=1,
+        )
+        return queries
+
+    def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
+        return AttentionPlan(batch, window, self._target)
+
+    def paged_attention(
+        self,
+        queries: Tensor,
+        pages: Pages,
+        plan: AttentionPlan,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        return plan.attend(queries.contiguous(), pages, scale, softcap)
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        gate_up = gate_up.contiguous()
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty((rows, width))
+        grid = (rows, -(-width // 1024))
+        elementwise.gated[grid](gate_up, out, width, SILU=activation == "silu", BLOCK=1024)
+        return out
+
+    def prepare_stack(self, stack: Stack) -> Stack:
+        return stack
+
+    def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
+        return run(self, stack, batch, pages)
+
+    def draft(
+        self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float
+    ) -> Drafted | None:
+        return None
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        logits = logits.contiguous()
+        rows, vocab = logits.shape
+        tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+        sampling.likeliest[(rows,)](logits, tokens, vocab, BLOCK=4 * _LANES, num_warps=8)
+        return tokens
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        logits = logits.contiguous()
+        rows, vocab = logits.shape
+        lines = upload(logits.device, *choice)
+        tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+        sampling.choose[(rows,)](logits, tokens, *lines, vocab, BLOCK=_LANES, num_warps=4)
+        return tokens
+
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        logits = logits.contiguous()
+        rows, vocab = logits.shape
+        lines = np.full(rows, -1, dtype=np.int32)
+        lines[allowed.lines] = np.arange(len(allowed.lines))
+        width = allowed.words.shape[1]
+        lines_, words = upload(logits.device, lines, np.ascontiguousarray(allowed.words).reshape(-1))
+        out = torch.empty_like(logits)
+        grid = (rows, -(-vocab // 2048))
+        sampling.permit[grid](logits, out, lines_, words, vocab, width, BLOCK=2048)
+        return out
+
+
+def warps_for(block: int) -> int:
+    """Warps of a program that holds a row of ``block`` elements."""
+    return max(1, min(16, block // 512))

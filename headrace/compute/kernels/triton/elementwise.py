@@ -1,0 +1,127 @@
+"""Norms, rotations, activations and gathers on the device, each fused with what stands beside it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+SMALLEST = tl.constexpr(1e-30)
+_ROUNDING = tl.constexpr(12582912.0)
+"""1.5 · 2²³: adding it to a float32 below 2²² and subtracting it again rounds to the nearest integer, ties to even."""
+
+
+# fmt: off
+@triton.jit
+def norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """A row's norm; with ``ADD`` that of its sum with ``residual``, which becomes the sum."""
+    row = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row + column, mask=inside, other=0.0)
+    if ADD:
+        before = tl.load(residual + row + column, mask=inside, other=0.0)
+        value = (before.to(tl.float32) + value.to(tl.float32)).to(before.dtype)
+        tl.store(residual + row + column, value, mask=inside)
+    wide = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    factor = tl.load(weight + column, mask=inside, other=0.0)
+    tl.store(out + row + column, (wide * scale * factor).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize_on_alignment=["tokens"])
+def embed_norm(tokens, table, weight, residual, out, width, scale, eps, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    """The embedding of a token, and its norm."""
+    row = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    token = tl.load(tokens + tl.program_id(0)).to(tl.int64)
+    value = tl.load(table + token * width + column, mask=inside, other=0.0)
+    if SCALED:
+        value = (value.to(tl.float32) * scale).to(value.dtype)
+    tl.store(residual + row + column, value, mask=inside)
+    wide = value.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    factor = tl.load(weight + column, mask=inside, other=0.0)
+    tl.store(out + row + column, (wide * inverse * factor).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated(gate_up, out, width, SILU: tl.constexpr, BLOCK: tl.constexpr):
+    """The activation of the first half of a row, times the second half."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    if SILU:
+        active = wide * tl.sigmoid(wide)
+    else:  # tanh(x) is 2 sigmoid(2x) - 1
+        active = wide * tl.sigmoid(1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))
+    active = active.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+    tl.store(out + row * width + column, active.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _write(pages, scales, value, inside, slot, head, block_stride, scale_stride,
+           KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
+           LARGEST: tl.constexpr):
+    """One head into its slot; with ``LARGEST`` scaled to that number at most. A slot below zero is nowhere."""
+    block = slot // PAGE
+    offset = slot % PAGE
+    feature = tl.arange(0, BLOCK_D)
+    there = inside & (feature + slot >= feature)
+    place = pages + block * block_stride + (offset * KV_HEADS + head) * D + feature
+    if LARGEST == 0:
+        tl.store(place, value.to(pages.dtype.element_ty), mask=there)
+    else:
+        wide = value.to(tl.float32)
+        most = tl.max(tl.where(inside, tl.abs(wide), 0.0), 0)
+        wide = wide * tl.where(most > SMALLEST, LARGEST / most, 0.0)
+        if LARGEST == 127:
+            wide = (wide + _ROUNDING) - _ROUNDING
+        tl.store(place, wide.to(pages.dtype.element_ty), mask=there)
+        tl.store(scales + block * scale_stride + head * PAGE + offset, most / LARGEST, mask=slot >= 0)
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, positions, norms, slots,
+               block_stride, scale_stride, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+               BLOCK_D: tl.constexpr, ROTARY: tl.constexpr, PAGE: tl.constexpr, GATHERED: tl.constexpr,
+               NORMED: tl.constexpr, LARGEST: tl.constexpr):
+    """One head of one token: normed, rotated, and written where it belongs."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    feature = tl.arange(0, BLOCK_D)
+    inside = feature < D
+    line = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * D
+    queried = feature * 0 + head < HEADS + KV_HEADS  # queries and keys, which are normed and rotated
+    turns = (feature < ROTARY) & queried
+    other = tl.where(feature < ROTARY // 2, feature + ROTARY // 2, feature - ROTARY // 2)
+    x = tl.load(line + feature, mask=inside, other=0.0)
+    y = tl.load(line + other, mask=turns, other=0.0)
+    if NORMED:
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, 0) / D + eps)
+        scale = tl.where(head < HEADS + KV_HEADS, scale, 1.0)
+        factor = tl.load(norms + head * D + feature, mask=inside & queried, other=1.0)
+        x = (wide * scale * factor).to(x.dtype)
+        factor = tl.load(norms + head * D + other, mask=turns, other=1.0)
+        y = (y.to(tl.float32) * scale * factor).to(y.dtype)
+    at = token
+    if GATHERED:
+        at = tl.load(positions + token)
+    cosine = tl.load(rotation + at * 2 * ROTARY + feature, mask=turns, other=1.0)
+    sine = tl.load(rotation + at * 2 * ROTARY + ROTARY + feature, mask=turns, other=0.0)
+    x = (x.to(tl.float32) * cosine + y.to(tl.float32) * sine).to(x.dtype)
+    if head < HEADS:
+        tl.store(queries + (token * HEADS + head) * D + feature, x, mask=inside)
+    else:
+        slot = tl.load(slots + token)
+        if head < HEADS + KV_HEADS:
+            _write(keys, key_scales, x, inside, slot, head - HEADS, block_stride, scale_stride,
+                   KV_HEADS, D, BLOCK_D, PAGE, LARGEST)
+        else:
+            _write(values, value_scales, x, inside, slot, head - HEADS - KV_HEADS, block_stride, scale_stride,
+                   KV_HEADS, D, BLOCK_D, PAGE, LARGEST)
+# fmt: on

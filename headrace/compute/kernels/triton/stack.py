@@ -1,0 +1,52 @@
+"""All layers of a decoder by the Triton kernels: `stack.apply` with what stands beside each kernel fused into it.
+
+The embedding is gathered and normed in one launch, and rotations are read by position where they are used. A layer
+takes nine launches: four products, two norms, the rotation with the write of keys and values, attention, and the
+activation (two more with a norm after each product, one more where keys are split between programs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import Pages
+from headrace.compute.kernels.stack import Stack
+from headrace.compute.step_interrupt import StepInterrupted
+
+if TYPE_CHECKING:
+    from headrace.compute.kernels.triton.backend import TritonKernels
+
+
+def run(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
+    """See `Kernels.run_stack`."""
+    windows = {layer.window for layer in stack.layers}
+    plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
+    x, residual = kernels.embed_norm(batch.tokens, stack)
+    for layer, held in zip(stack.layers, pages, strict=True):
+        if batch.bell is not None and batch.bell.is_set():
+            raise StepInterrupted
+        qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
+        rope = stack.ropes[layer.rope]
+        slots, positions = batch.slot_mapping, batch.positions
+        queries = kernels.rope_write_kv(
+            qkv, stack.heads, rope, layer.qk_norm, stack.eps, slots, held, positions
+        )
+        x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
+        if layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
+            # No position attends to the last layer's output: only wanted positions continue.
+            x, residual = x[batch.logits_indices], residual[batch.logits_indices]
+        x = kernels.linear(x, layer.output.weight, layer.output.bias)
+        if layer.post_attention_norm is not None:
+            x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
+        x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
+        x = kernels.linear(x, layer.gate_up.weight, layer.gate_up.bias)
+        x = kernels.gated_activation(x, stack.activation)
+        x = kernels.linear(x, layer.down.weight, layer.down.bias)
+        if layer.post_mlp_norm is not None:
+            x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
+        x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
+    return x

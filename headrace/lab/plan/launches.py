@@ -1,0 +1,150 @@
+"""A decode step on a GPU as its engine launches it: operations, bytes, and the time expected, without a GPU.
+
+```
+ host     operations x the time to launch one                      (Python runs them one by one)
+ device   max(bytes / reached bandwidth, operations / reached rate) + operations x the gap between two
+ step     max(host, device)
+```
+The counts are those of the code, and a test compares them with what it launches. The times of a launch are estimates:
+nothing here has been measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from headrace.lab.plan.roofline import Load, Replica, decoding
+from headrace.lab.plan.shapes import ModelShape
+
+GAP_SECONDS = 1.5e-6
+"""Time of a launch on the device in which nothing is computed: an estimate for kernels that follow each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """How a backend computes a decode step.
+
+    ``layer`` operations a layer, ``head_norm`` more where heads are normed and ``post_norm`` for each norm after a
+    product, ``integer`` more where keys and values are integers; ``step`` in the model beside its layers,
+    ``sampling`` from the states to the token, ``packing`` for a step's inputs and results. ``kv_copies``: how often
+    keys and values cross the memory bus, and ``integer_copies`` if they are integers, in their own bytes.
+    ``launch_seconds`` of the host for an operation.
+    """
+
+    name: str
+    layer: int
+    head_norm: int
+    post_norm: int
+    integer: int
+    step: int
+    sampling: int
+    packing: int
+    kv_copies: int
+    integer_copies: int
+    launch_seconds: float
+
+    def launches(self, shape: ModelShape, integers: bool = False) -> int:
+        """Operations of a greedy decode step whose rows are of similar length."""
+        layer = self.layer + self.head_norm * shape.qk_norm + 2 * self.post_norm * shape.post_norms
+        layer += self.integer * integers
+        return shape.num_layers * layer + self.step + self.sampling + self.packing
+
+
+TORCH = Kernels(
+    "torch",
+    layer=37,
+    head_norm=8,
+    post_norm=8,
+    integer=38,
+    step=16,
+    sampling=17,
+    packing=12,
+    kv_copies=3,  # gathered (read and written), then read
+    integer_copies=15,  # also multiplied by their scales in float32, and converted
+    launch_seconds=5e-6,
+)
+TRITON = Kernels(
+    "triton",
+    layer=9,
+    head_norm=0,
+    post_norm=1,
+    integer=0,
+    step=1,
+    sampling=2,
+    packing=12,
+    kv_copies=1,
+    integer_copies=1,
+    launch_seconds=10e-6,
+)
+BACKENDS = (TORCH, TRITON)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A decode step of ``rows`` sequences; seconds. ``limit`` is that of the device's peaks."""
+
+    kernels: str
+    rows: int
+    context: int
+    launches: int
+    bytes: float
+    limit: float
+    host: float
+    device: float
+
+    @property
+    def seconds(self) -> float:
+        """The expected time of a step."""
+        return max(self.host, self.device)
+
+    @property
+    def held_by(self) -> str:
+        """Whether the host or the device takes longer."""
+        return "host" if self.host > self.device else "device"
+
+
+def expected(replica: Replica, kernels: Kernels, rows: int, context: int) -> Expected:
+    """A decode step of ``rows`` sequences of ``context`` tokens."""
+    load = decoding(rows, context)
+    kv = load.read_tokens * replica.kv_bytes_per_token
+    least = _weights(replica, load) + kv
+    integers = replica.precision.kv_bytes < 2
+    read = least + ((kernels.integer_copies if integers else kernels.kv_copies) - 1) * kv
+    device, launches = replica.device, kernels.launches(replica.shape, integers)
+    arithmetic = replica.flops(load) / device.bf16_flops
+    return Expected(
+        kernels.name,
+        rows,
+        context,
+        launches,
+        read,
+        max(least / device.bandwidth, arithmetic),
+        launches * kernels.launch_seconds,
+        max(read / device.reached_bandwidth, arithmetic / device.efficiency_compute) + launches * GAP_SECONDS,
+    )
+
+
+def _weights(replica: Replica, load: Load) -> float:
+    """Bytes of the weights that a step reads."""
+    layers = replica.shape.linear_parameters * replica.precision.weight_bytes
+    return layers + (replica.shape.table_parameters * 2 if load.samples else 0)
+
+
+def table(replica: Replica, steps: Sequence[Expected]) -> Table:
+    """Steps as a table in milliseconds."""
+    title = f"{replica.shape.name} on {replica.device.name}: decode steps from a static model; milliseconds"
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    columns = ("batch", "context", "launches", "GB", "limit", "host", "device", "expected", "share")
+    shown.add_column("kernels")
+    for column in columns:
+        shown.add_column(column, justify="right")
+    shown.add_column("held by")
+    for step in steps:
+        times = (f"{1000 * each:.2f}" for each in (step.limit, step.host, step.device, step.seconds))
+        share = f"{step.limit / step.seconds:.0%}"
+        counts = (str(step.rows), str(step.context), f"{step.launches:,}", f"{step.bytes / 1e9:.2f}")
+        shown.add_row(step.kernels, *counts, *times, share, step.held_by)
+    return shown

@@ -1,0 +1,60 @@
+"""A drafter that returns recorded proposals. Their tokens are not in a trace; only their number matters in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.request import Request
+from headrace.observe.recording.moments import Drafts
+
+NOTHING = Drafts({})
+
+
+class RecordedDrafts:
+    """A `core.drafting.proposal.Drafter`; `begin` says what it returns up to the end of the next step."""
+
+    def __init__(self) -> None:
+        self._drafts = NOTHING
+        self._calls = 0
+        self.seconds: dict[str, float] = {}
+        """Nothing is computed, and nothing charged."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was drafted in the recorded step."""
+        return not any(self._drafts)
+
+    def begin(self, drafts: Drafts | None) -> None:
+        """The next step of the recording is replayed."""
+        self._drafts = drafts or NOTHING
+        self._calls = 0
+
+    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+        """See `Drafter.draft`."""
+        self._fail(0)
+        drafts = self._drafts
+        if drafts.seconds and load.times is not None:
+            load.times.exclude(drafts.seconds)
+        return [drafts.proposals.get(ask.request.id) for ask in asks]
+
+    def asked_from(self, request: Request) -> int:
+        """See `Drafter.asked_from`: where nothing was proposed, nothing is recorded."""
+        return 0
+
+    def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
+        """See `Drafter.verified`."""
+        self._count()
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        """See `Drafter.ended`."""
+        self._count()
+
+    def _count(self) -> None:
+        self._calls += 1
+        self._fail(self._calls)
+
+    def _fail(self, call: int) -> None:
+        failed = self._drafts.failed
+        if failed is not None and failed[0] == call:
+            raise type(failed[1], (Exception,), {})(failed[2])

@@ -1,0 +1,81 @@
+"""A drafter whose proposals are recorded: a replay has no tokens, so it cannot draft anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal, StepLoad
+from headrace.core.request import Request
+from headrace.observe.recording.moments import Drafts
+
+DIGITS = 4
+"""Digits of a recorded confidence. The recorded engine uses the rounded number, so that its replay does too."""
+
+
+class RecordedDrafter:
+    """A `core.drafting.proposal.Drafter` that behaves like ``inner`` and remembers what it returned."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self._calls = 0
+        self._drafts = Drafts({})
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """See `Drafter.seconds`."""
+        return self.inner.seconds
+
+    @property
+    def idle(self) -> bool:
+        """See `Drafter.idle`."""
+        return self.inner.idle
+
+    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+        """See `Drafter.draft`."""
+        with self._noted(0):
+            drafts = self.inner.draft(asks, load)
+        if len(drafts) != len(asks):
+            return drafts  # it is refused
+        proposals = [each and _rounded(each, ask.most) for ask, each in zip(asks, drafts, strict=True)]
+        self._drafts = Drafts(
+            {ask.request.id: each for ask, each in zip(asks, proposals, strict=True) if each},
+            sum(self.seconds.values()) if load.times is not None else 0.0,
+        )
+        return proposals
+
+    def asked_from(self, request: Request) -> int:
+        """See `Drafter.asked_from`."""
+        return self.inner.asked_from(request)
+
+    def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
+        """See `Drafter.verified`."""
+        self._calls += 1
+        with self._noted(self._calls):
+            self.inner.verified(request_id, proposal, accepted)
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        """See `Drafter.ended`."""
+        self._calls += 1
+        with self._noted(self._calls):
+            self.inner.ended(request, tokens)
+
+    def take(self) -> Drafts | None:
+        """What happened since the last call; None: nothing."""
+        drafts, self._drafts, self._calls = self._drafts, Drafts({}), 0
+        return drafts if any(drafts) else None
+
+    @contextmanager
+    def _noted(self, call: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            failed = (call, type(error).__name__, str(error))
+            self._drafts = self._drafts._replace(failed=failed)
+            raise
+
+
+def _rounded(proposal: Proposal, most: int) -> Proposal:
+    """At most the tokens that were asked for, of which no others are used."""
+    confidences = tuple(round(each, DIGITS) for each in proposal.confidences[:most])
+    return proposal._replace(tokens=proposal.tokens[:most], confidences=confidences)

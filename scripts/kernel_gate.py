@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+"""Compile every Triton kernel for every GPU that it is meant for, without one, and compare with the recorded sizes.
+
+A kernel that needs more registers or shared memory than ``docs/data/kernels.json`` says, spills registers where it did
+not, or does not fit its target fails the check. ``--write`` records the sizes and writes their page,
+``docs/concepts/gpu-kernels.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.pop("TRITON_INTERPRET", None)  # before the kernels are imported
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from headrace.compute.kernels.triton import attention, elementwise, linear, sampling  # noqa: E402
+from headrace.compute.kernels.triton.launches import shape_of  # noqa: E402
+from headrace.compute.kernels.triton.target import Target, power  # noqa: E402
+
+RECORD = ROOT / "docs/data/kernels.json"
+PAGE = ROOT / "docs/concepts/gpu-kernels.md"
+TARGETS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), 163 << 10),
+    "sm_90": (GPUTarget("cuda", 90, 32), 227 << 10),
+    "sm_100": (GPUTarget("cuda", 100, 32), 227 << 10),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), 64 << 10),
+}
+TOLERANCE = 1.10
+"""A tenth more registers is what another patch of the compiler may take."""
+
+
+class Case(NamedTuple):
+    """A kernel with the types of its arguments, its constants and its options."""
+
+    function: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+
+def attend(
+    kind: str,
+    shared: int,
+    *,
+    head_dim: int = 128,
+    pages: str = "bf16",
+    scaled: bool = False,
+    split: bool = False,
+    windowed: bool = False,
+    capped: bool = False,
+    dtype: str = "bf16",
+) -> Case:
+    """Attention of a Llama-3.1-8B, whose four heads of queries share one of keys, unless said otherwise."""
+    shape = shape_of(kind, 4, head_dim, 2, Target("", 132, shared))
+    constants = {"KV_HEADS": 8, "GROUP": 4, "D": head_dim, "BLOCK_D": power(head_dim), "PAGE": 16}
+    constants |= {"ROWS": shape.rows, "KEYS": shape.keys, "TABLED": kind != "decode", "WINDOWED": windowed}
+    constants |= {"CAPPED": capped, "SCALED": scaled, "SPLIT": split}
+    constants["DOT"] = {"bf16": tl.bfloat16, "fp16": tl.float16}[dtype]
+    out = "*fp32" if split else f"*{dtype}"
+    scales = "*fp32" if scaled else f"*{pages}"
+    types = {"queries": f"*{dtype}", "out": out, "sums": out, "keys": f"*{pages}", "values": f"*{pages}"}
+    types |= {"key_scales": scales, "value_scales": scales, "scale": "fp32", "cap": "fp32"}
+    types |= dict.fromkeys(("tiles", "starts", "contexts", "tables"), "*i32")
+    return Case(attention.attend, types, constants, {"num_warps": shape.warps, "num_stages": shape.stages})
+
+
+def rope(pages: str, largest: int) -> Case:
+    """Rotation and write of a Qwen3, which norms each head."""
+    constants = {"HEADS": 16, "KV_HEADS": 8, "D": 128, "BLOCK_D": 128, "ROTARY": 128, "PAGE": 16}
+    constants |= {"GATHERED": True, "NORMED": True, "LARGEST": largest}
+    types = {"qkv": "*bf16", "queries": "*bf16", "keys": f"*{pages}", "values": f"*{pages}", "eps": "fp32"}
+    types |= dict.fromkeys(("key_scales", "value_scales", "rotation", "norms"), "*fp32")
+    types |= dict.fromkeys(("positions", "slots"), "*i64")
+    return Case(elementwise.rope_write, types, constants, {"num_warps": 1})
+
+
+def multiply(bits: int, in_bytes: bool, rows: int) -> Case:
+    """A product with a quantized weight, in groups of 128 with 4 bits."""
+    constants = {"BITS": bits, "BYTES": in_bytes, "ZEROS": bits == 4, "GROUP": 128 if bits == 4 else 4096}
+    constants |= {"ROWS": rows, "COLUMNS": 64, "KEYS": 128, "DOT": tl.int8 if in_bytes else tl.bfloat16}
+    types = {"x": "*i8" if in_bytes else "*bf16", "values": "*u8" if bits == 4 else "*i8", "scales": "*fp32"}
+    types |= {"zeros": "*i8" if bits == 4 else "*fp32", "parts": "*fp32"}
+    return Case(linear.multiply, types, constants, {"num_warps": 4, "num_stages": 3})
+
+
+def cases(shared: int) -> dict[str, Case]:
+    """Every kernel in every configuration that differs in its code, for a target's shared memory in bytes."""
+    rows = {"x": "*bf16", "residual": "*bf16", "weight": "*fp32", "out": "*bf16", "eps": "fp32"}
+    embedding = {"tokens": "*i32", "table": "*bf16", "scale": "fp32"}
+    choice = {"logits": "*bf16", "out": "*i64", "top_k": "*i64"}
+    choice |= dict.fromkeys(("temperature", "min_p", "top_p", "uniform"), "*fp64")
+    joined = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16"}
+    joined |= dict.fromkeys(("tiles", "starts", "contexts"), "*i32")
+    sizes = {"KV_HEADS": 8, "GROUP": 4, "D": 128, "BLOCK_D": 128, "ROWS": 16, "TABLED": False}
+    added = {"parts": "*fp32", "row_scales": "*fp32", "bias": "*bf16", "out": "*bf16"}
+    return {
+        "attend, decode": attend("decode", shared),
+        "attend, decode, split": attend("decode", shared, split=True),
+        "attend, decode, split, int8": attend("decode", shared, split=True, pages="i8", scaled=True),
+        "attend, decode, split, fp8": attend("decode", shared, split=True, pages="fp8e4nv", scaled=True),
+        "attend, decode, heads of 256": attend("decode", shared, head_dim=256, windowed=True, capped=True),
+        "attend, mixed": attend("mixed", shared),
+        "attend, prefill": attend("prefill", shared),
+        "attend, prefill, int8": attend("prefill", shared, pages="i8", scaled=True),
+        "attend, prefill, window": attend(
+            "prefill", shared, head_dim=64, windowed=True, dtype="fp16", pages="fp16"
+        ),
+        "attend, prefill, heads of 256": attend("prefill", shared, head_dim=256, capped=True),
+        "join": Case(attention.join, joined, sizes, {"num_warps": 4}),
+        "norm of a sum": Case(elementwise.norm, rows, {"ADD": True, "BLOCK": 4096}, {"num_warps": 8}),
+        "embed_norm": Case(
+            elementwise.embed_norm, rows | embedding, {"SCALED": False, "BLOCK": 4096}, {"num_warps": 8}
+        ),
+        "gated": Case(
+            elementwise.gated, {"gate_up": "*bf16", "out": "*bf16"}, {"SILU": True, "BLOCK": 1024}, {}
+        ),
+        "rope_write": rope("bf16", 0),
+        "rope_write, int8": rope("i8", 127),
+        "likeliest": Case(sampling.likeliest, choice, {"BLOCK": 2048}, {"num_warps": 8}),
+        "choose": Case(sampling.choose, choice, {"BLOCK": 512}, {"num_warps": 4}),
+        "permit": Case(
+            sampling.permit,
+            {"logits": "*bf16", "out": "*bf16", "lines": "*i32", "words": "*i32"},
+            {"BLOCK": 2048},
+            {},
+        ),
+        "round_rows": Case(
+            linear.round_rows,
+            {"x": "*bf16", "out": "*i8", "scales": "*fp32"},
+            {"BLOCK": 4096},
+            {"num_warps": 8},
+        ),
+        "multiply, W4A16": multiply(4, False, 16),
+        "multiply, W4A16, 64 rows": multiply(4, False, 64),
+        "multiply, W4A8": multiply(4, True, 16),
+        "multiply, W8A8": multiply(8, True, 16),
+        "multiply, W8A16": multiply(8, False, 16),
+        "add_parts": Case(linear.add_parts, added, {"BYTES": True, "BIAS": True, "BLOCK": 1024}, {}),
+    }
+
+
+def left_out(name: str, target: str) -> bool:
+    """The type e4m3 of fp8 begins with sm_89; gfx942 has another one."""
+    return "fp8" in name and target in ("sm_80", "gfx942")
+
+
+def measure(name: str, target: str) -> dict[str, int]:
+    """Compile a kernel; registers per thread, shared memory and spilled registers of a thread in bytes."""
+    gpu, shared = TARGETS[target]
+    function, types, constants, options = cases(shared)[name]
+    names = function.arg_names
+    signature = {each: "constexpr" if each in constants else types.get(each, "i32") for each in names}
+    aligned = ("block_stride", "width", "vocab", "inputs", "outputs")
+    attributes = {
+        (place,): [["tt.divisibility", 16]]
+        for place, each in enumerate(names)
+        if (signature[each].startswith("*") or each in aligned) and not _any_alignment(function.params[place])
+    }
+    values = {(names.index(each),): value for each, value in constants.items()}
+    source = ASTSource(function, signature, values, attributes)
+    built = triton.compile(source, target=gpu, options=options)
+    found = {"shared": built.metadata.shared, "limit": shared}
+    if gpu.backend == "hip":
+        text = built.asm["amdgcn"]
+        found["registers"] = int(re.findall(r"\.vgpr_count:\s+(\d+)", text)[0])
+        found["spilled"] = 4 * int(re.findall(r"\.vgpr_spill_count:\s+(\d+)", text)[0])
+    else:
+        usage = _usage(built.asm["cubin"])
+        found["registers"] = int(re.findall(r"REG:(\d+)", usage)[0])
+        found["spilled"] = int(re.findall(r"STACK:(\d+)", usage)[0])
+        found["wgmma"] = built.asm["ptx"].count("wgmma.mma_async")
+    return found
+
+
+def _any_alignment(argument: Any) -> bool:
+    return bool(argument.do_not_specialize or argument.do_not_specialize_on_alignment)
+
+
+def _usage(cubin: bytes) -> str:
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [program, "-res-usage", file.name], check=True, capture_output=True, text=True
+        ).stdout
+
+
+def measure_all() -> dict[str, dict[str, dict[str, int]]]:
+    """What every kernel takes on every target."""
+    pairs = [(name, target) for name in cases(1 << 20) for target in TARGETS if not left_out(name, target)]
+    with ProcessPoolExecutor(2) as pool:
+        found = list(pool.map(measure, *zip(*pairs, strict=True)))
+    table: dict[str, dict[str, dict[str, int]]] = {}
+    for (name, target), sizes in zip(pairs, found, strict=True):
+        table.setdefault(name, {})[target] = sizes
+    return table
+
+
+def faults(table: dict[str, Any], record: dict[str, Any]) -> list[str]:
+    """What cannot run, or is worse than recorded with the same Triton."""
+    wrong = []
+    comparable = record["triton"] == triton.__version__
+    for name, targets in table.items():
+        for target, sizes in targets.items():
+            before = record["kernels"].get(name, {}).get(target)
+            if before is None:
+                wrong.append(f"{name} for {target} is not recorded; run scripts/kernel_gate.py --write")
+                continue
+            if sizes["shared"] > sizes["limit"]:
+                wrong.append(f"{name} for {target} needs {sizes['shared']} bytes of {sizes['limit']} shared")
+            wrong += [
+                f"{name} for {target}: {part} {sizes[part]}, recorded {before[part]}"
+                for part in ("registers", "shared", "spilled")
+                if comparable and sizes[part] > before[part] * TOLERANCE
+            ]
+            if "prefill" in name and target == "sm_90" and not sizes["wgmma"]:
+                wrong.append(f"{name} for {target} does not use wgmma")
+            if "decode" in name and comparable and sizes["spilled"] and target != "gfx942":
+                wrong.append(f"{name} for {target} spills {sizes['spilled']} bytes a thread")
+    return wrong
+
+
+def page(record: dict[str, Any]) -> str:
+    """The sizes as a page of the documentation."""
+    head = " | ".join(TARGETS)
+    lines = [
+        "# GPU kernels",
+        "",
+        "This page is generated: `python scripts/kernel_gate.py --write`.",
+        "",
+        f"Each kernel of `--kernels triton` is compiled for each target with Triton {record['triton']}, without a GPU."
+        " The kernels have not run on one.",
+        "A cell has the registers of a thread and the shared memory of a program in KiB. The bytes of a thread that do"
+        " not fit its",
+        "registers are in brackets. A test fails if a number grows, or if a kernel of prefill has no WGMMA on sm_90.",
+        "",
+        f"| kernel | {head} |",
+        "|---|" + "---:|" * len(TARGETS),
+    ]
+    for name, targets in record["kernels"].items():
+        cells = []
+        for target in TARGETS:
+            sizes = targets.get(target)
+            if sizes is None:
+                cells.append("-")
+                continue
+            spilled = f" [{sizes['spilled']}]" if sizes["spilled"] else ""
+            cells.append(f"{sizes['registers']} / {sizes['shared'] / 1024:.0f}{spilled}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Compile and compare; exits with 1 if anything is worse."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="record the sizes and write the page")
+    args = parser.parse_args()
+    table = measure_all()
+    if args.write:
+        recorded = {"triton": triton.__version__, "kernels": table}
+        RECORD.write_text(json.dumps(recorded, indent=1) + "\n")
+        PAGE.write_text(page(recorded))
+    record = json.loads(RECORD.read_text())
+    wrong = faults(table, record)
+    if page(record) != PAGE.read_text():
+        wrong.append(f"{PAGE.relative_to(ROOT)} does not show what is recorded")
+    print("\n".join(wrong) or f"{sum(map(len, table.values()))} kernels compiled, none worse than recorded")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

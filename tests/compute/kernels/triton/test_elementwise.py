@@ -1,0 +1,121 @@
+"""Norms, rotations with the write of keys and values, activations and the embedding in Triton, against torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.compute.kernels import Activation, HeadShape, Pages
+from headrace.compute.kernels.triton.backend import TritonKernels
+from headrace.compute.kv import PagedKV
+from headrace.compute.model.families import parse_config
+from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close
+from tests.compute.model.configs import LLAMA
+
+KERNELS = TritonKernels(CPU)
+quick = settings(max_examples=12, deadline=None, derandomize=True)
+
+
+@quick
+@given(rows=st.integers(1, 5), width=st.sampled_from([1, 24, 96, 576, 1030]), dtype=st.sampled_from(DTYPES))
+def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows)
+    x, residual = torch.randn(2, rows, width).to(dtype)
+    weight = torch.rand(width) + 0.5
+    close(KERNELS.rms_norm(x, weight, 1e-5), ORACLE.rms_norm(x, weight, 1e-5), dtype)
+    actual = KERNELS.add_rms_norm(x, residual.clone(), weight, 1e-5)
+    expected = ORACLE.add_rms_norm(x, residual.clone(), weight, 1e-5)
+    for one, other in zip(actual, expected, strict=True):
+        assert one.dtype == dtype
+        close(one, other, dtype)
+
+
+@quick
+@given(
+    rows=st.integers(1, 5),
+    width=st.sampled_from([1, 12, 1500]),
+    activation=st.sampled_from(["silu", "gelu_tanh"]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_gated_activation(rows: int, width: int, activation: Activation, dtype: torch.dtype) -> None:
+    torch.manual_seed(width)
+    gate_up = torch.randn(rows, 2 * width).to(dtype)
+    actual = KERNELS.gated_activation(gate_up, activation)
+    close(actual, ORACLE.gated_activation(gate_up.clone(), activation), dtype)
+
+
+@quick
+@given(
+    tokens=st.integers(1, 6),
+    shape=st.sampled_from([HeadShape(4, 2, 16), HeadShape(3, 3, 80), HeadShape(6, 1, 6)]),
+    partial=st.booleans(),
+    normed=st.booleans(),
+    page_dtype=st.sampled_from([None, torch.int8]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 100),
+)
+def test_rope_write_kv(
+    tokens: int,
+    shape: HeadShape,
+    partial: bool,
+    normed: bool,
+    page_dtype: torch.dtype | None,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    heads, kv_heads, head_dim = shape
+    spec = replace(parse_config(LLAMA), num_kv_heads=kv_heads, head_dim=head_dim)
+    rotary = head_dim // 2 if partial and head_dim % 4 == 0 else head_dim
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim).to(dtype)
+    qkv[0, -head_dim:] = 0
+    weight = torch.rand(heads + kv_heads, head_dim) + 0.5 if normed else None
+    angles = torch.randn(9, rotary // 2)
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
+    positions = torch.randint(0, 9, (tokens,))
+    slots = torch.randperm(12)[:tokens]
+    written = []
+    for kernels in (KERNELS, ORACLE):
+        pages = PagedKV(spec, 3, 4, page_dtype or dtype).layers[0]
+        args = (qkv.clone(), shape, table[positions], weight, 1e-6, slots, pages)
+        written.append((kernels.rope_write_kv(*args), _exact(pages)))
+        if kernels is KERNELS:
+            gathered = PagedKV(spec, 3, 4, page_dtype or dtype).layers[0]
+            args = (qkv.clone(), shape, table, weight, 1e-6, slots, gathered)
+            assert torch.equal(KERNELS.rope_write_kv(*args, positions), written[0][0])
+            assert torch.equal(_exact(gathered), written[0][1])
+    (queries, pages_), (expected, wanted) = written
+    close(queries, expected, dtype)
+    close(pages_, wanted, dtype, least=0.05 if page_dtype == torch.int8 else 0.0)
+
+
+def _exact(pages: Pages) -> torch.Tensor:
+    both = torch.stack((pages.keys.float(), pages.values.float()))
+    if pages.key_scales is None or pages.value_scales is None:
+        return both
+    return both * torch.stack((pages.key_scales, pages.value_scales)).transpose(2, 3)[..., None]
+
+
+@pytest.mark.parametrize("page_dtype", [torch.float32, torch.int8])
+def test_a_token_without_a_slot_is_not_written(page_dtype: torch.dtype) -> None:
+    spec = replace(parse_config(LLAMA), num_kv_heads=1, head_dim=16)
+    pages = PagedKV(spec, 2, 4, page_dtype).layers[0]
+    rotation, slots = torch.ones(2, 2, 16), torch.tensor([-1, 5])
+    KERNELS.rope_write_kv(torch.randn(2, 3 * 16), HeadShape(1, 1, 16), rotation, None, 1e-6, slots, pages)
+    assert _exact(pages).flatten(1, 2).any(-1).flatten().tolist() == [slot == 5 for slot in range(8)] * 2
+
+
+def test_fp8_is_written_with_scales() -> None:
+    torch.manual_seed(0)
+    qkv, scales = torch.randn(2, 3 * 16), torch.zeros(2, 2, 1, 4)
+    planes = torch.zeros(2, 2, 4, 1, 16).to(torch.float8_e4m3fn)
+    pages = Pages(*planes, *scales)
+    rotation = torch.stack((torch.ones(2, 16), torch.zeros(2, 16)), 1)
+    KERNELS.rope_write_kv(qkv, HeadShape(1, 1, 16), rotation, None, 1e-6, torch.tensor([1, 6]), pages)
+    written = _exact(pages)[0].flatten(0, 1)[[1, 6], 0]
+    torch.testing.assert_close(written, qkv[:, 16:32], rtol=0.07, atol=0.01)

@@ -1,0 +1,42 @@
+"""The static model of a decode step."""
+
+from __future__ import annotations
+
+from headrace.lab.plan.devices import H200
+from headrace.lab.plan.launches import TORCH, TRITON, expected
+from headrace.lab.plan.roofline import KV_BYTES, Precision, Replica
+from headrace.lab.plan.shapes import SHAPES
+
+LLAMA, QWEN = SHAPES["llama-3.1-8b"], SHAPES["qwen3-0.6b"]
+
+
+def test_a_layer_counts_what_its_model_has() -> None:
+    assert TRITON.launches(LLAMA) == 32 * 9 + 1 + 2 + 12
+    assert TORCH.launches(QWEN) - 28 * (37 + 8) == TORCH.launches(LLAMA) - 32 * 37
+    gemma = SHAPES["gemma-2-9b"]
+    assert TRITON.launches(gemma) == 42 * (9 + 2) + 15
+
+
+def test_the_limit_is_the_bytes_at_the_peak() -> None:
+    step = expected(Replica(LLAMA, H200), TRITON, 64, 1024)
+    weights = 2 * (LLAMA.linear_parameters + LLAMA.table_parameters)
+    kv = 64 * 1024 * LLAMA.kv_bytes_per_token()
+    assert step.bytes == weights + kv
+    assert step.limit == (weights + kv) / H200.bandwidth
+    assert expected(Replica(LLAMA, H200), TORCH, 64, 1024).bytes == weights + 3 * kv
+    assert expected(Replica(LLAMA, H200), TORCH, 64, 1024).limit == step.limit
+
+
+def test_a_small_model_waits_for_the_host_and_a_large_batch_for_the_device() -> None:
+    small, large = (expected(Replica(QWEN, H200), TRITON, rows, 1024) for rows in (1, 256))
+    assert (small.held_by, large.held_by) == ("host", "device")
+    assert small.seconds == small.launches * TRITON.launch_seconds
+    assert large.seconds == large.device
+
+
+def test_integers_of_keys_and_values_are_converted_by_torch_only() -> None:
+    replica = Replica(LLAMA, H200, precision=Precision(kv_bytes=KV_BYTES["int8"]))
+    plain = expected(Replica(LLAMA, H200), TRITON, 64, 1024)
+    ours, torchs = (expected(replica, kernels, 64, 1024) for kernels in (TRITON, TORCH))
+    assert ours.bytes < plain.bytes < torchs.bytes
+    assert (ours.launches, torchs.launches - TORCH.launches(LLAMA)) == (plain.launches, 32 * TORCH.integer)
