@@ -6,12 +6,16 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from headrace.build.simulation import make_fleet, roofline_machine
+from headrace.build.simulation import make_replica, roofline_machine
 from headrace.config import CacheOptions, SchedulerOptions
-from headrace.core.engine import Engine
+from headrace.core.scheduler.routing import LeastLoaded
+from headrace.core.tenancy.gate import Limits
 from headrace.lab.plan.devices import device
 from headrace.lab.plan.roofline import BFLOAT16, Replica
 from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.simulate.fleet import Fleet
+from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.tally import Tally
 from headrace.lab.steps.camera import Camera
 from headrace.lab.steps.recording import RecordedSteps
 from headrace.lab.steps.scenario import BLOCK_SIZE, BadScenario, Scenario
@@ -58,14 +62,11 @@ def simulated_steps(scenario: Scenario, form: str = "json") -> dict[str, Any]:
         overlap=0,
     )
     machine = roofline_machine(replica, cache, plans, scenario.max_model_len)
-    cameras: list[Camera] = []
-
-    def watched(engine: Engine) -> Camera:
-        cameras.append(Camera(engine, MOST_STEPS))
-        return cameras[0]
-
-    make_fleet(plans, cache, machine, steer=watched).run(scenario.simulated())
-    [camera] = cameras
+    tally, answers = Tally(plans.max_num_seqs), dict[str, tuple[int, ...]]()
+    engine, runner = make_replica(plans, cache, machine, answers)
+    camera = Camera(engine, MOST_STEPS)
+    engine_alone = SimulatedReplica(engine, runner, tally, answers, machine.front, camera)
+    Fleet([engine_alone], LeastLoaded(), Limits(1 << 62, 1 << 62), tally, answers).run(scenario.simulated())
     if form == "perfetto":
         return trace(camera.records, camera.lives.lives())
     settings = {name: value for name, value in asdict(scenario).items() if name != "requests"}
