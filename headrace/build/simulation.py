@@ -208,8 +208,7 @@ def make_replica(
 ) -> tuple[Engine, SimulatedRunner]:
     """The engine that a server would have on a machine, and the runner under it, which returns these answers.
 
-    Drafts are accepted as ``forced`` says. Without it they are those of the options' own methods, where the answers have
-    the tokens that these look for.
+    Drafts are accepted as ``forced`` says. Without it, they are made by the options' own methods from the tokens.
     """
     tenants, classes = read_tenants(plans.tenants)
     runner = SimulatedRunner(machine.device, answers, drafts=forced)
