@@ -72,6 +72,8 @@ export interface TunerReport {
   metric: string;
   guards: Record<string, number>;
   settings: Record<string, { value: number; low: number; high: number; factor: number }>;
+  /** Smoothed share of the latency before the first token, which decides what is tried next. */
+  waiting_share: number | null;
   trial: string | null;
   /** Times are the engine's. */
   log: { at: number; what: string }[];

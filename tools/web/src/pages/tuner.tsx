@@ -5,7 +5,7 @@ import { sendJson } from "../api";
 import { Bar } from "../components/bar";
 import { Panel } from "../components/panel";
 import { Table } from "../components/table";
-import { number, seconds, words } from "../format";
+import { number, seconds, share, words } from "../format";
 import { useLive } from "../live";
 import { usePolled } from "../polled";
 import { href } from "../route";
@@ -88,6 +88,7 @@ function Mode({ report, again }: { report: TunerReport; again: () => void }) {
         ) : (
           "No trial is running."
         )}
+        {report.waiting_share != null && ` ${share(report.waiting_share)} of the latency of requests is before the first token.`}
       </p>
       {failed && (
         <p class="notice" role="alert">
