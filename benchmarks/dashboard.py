@@ -3,8 +3,11 @@
 One server runs. In every second round the dashboard's live stream has listeners, in the rounds between it has none. The
 ratios of neighbouring rounds without listeners are the control. A listener reads the stream as the page does. It does
 not draw: a browser usually runs on another machine. With ``--part requests`` each snapshot lists up to 2,000 requests.
+With ``--steps`` a listener also follows the steps, as the page "Step by step" does. The server records them for a while
+after that, so such a round is followed by a pause.
 
     python -m benchmarks.dashboard --listeners 1 --part requests --minutes 10
+    python -m benchmarks.dashboard --listeners 1 --steps --minutes 10
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+
 from benchmarks.access_log import Round, load_round, report, serving
+from headrace.serve.step_watch import LEASE_SECONDS
+
+POLL_SECONDS = 0.5
+"""How often the page reads new steps."""
 
 
 async def _listen(url: str, part: str) -> int:
@@ -36,10 +45,26 @@ async def _listen(url: str, part: str) -> int:
     return received
 
 
+async def _follow(url: str) -> int:
+    """Read the steps twice a second until it is cancelled; the bytes of the responses."""
+    after, received = -1, 0
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
+        with suppress(asyncio.CancelledError):
+            while True:
+                answer = await client.get(f"/v1/steps?after={after}")
+                answer.raise_for_status()
+                received += len(answer.content)
+                if steps := answer.json()["steps"]:
+                    after = steps[-1]["step"]
+                await asyncio.sleep(POLL_SECONDS)
+    return received
+
+
 async def _round(url: str, args: argparse.Namespace, listeners: int) -> tuple[Round, float]:
     """One round, and the kilobytes in a second that each listener received."""
     began = time.monotonic()
     tasks = [asyncio.create_task(_listen(url, args.part)) for _ in range(listeners)]
+    tasks += [asyncio.create_task(_follow(url)) for _ in range(listeners if args.steps else 0)]
     result = await load_round(url, args.clients, args.round_seconds, args.max_tokens)
     for task in tasks:
         task.cancel()
@@ -55,6 +80,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--listeners", type=int, default=1)
     parser.add_argument("--part", choices=["", "requests", "caches", "tenants"], default="")
+    parser.add_argument("--steps", action="store_true", help="follow the steps too")
     parser.add_argument("--minutes", type=float, default=10.0, help="of load")
     parser.add_argument("--round-seconds", type=float, default=4.0)
     parser.add_argument("--max-tokens", type=int, default=32)
@@ -78,6 +104,8 @@ def main() -> None:
         closed.append(measure(0))
         for _ in range(pairs):
             opened.append(measure(args.listeners))
+            if args.steps:
+                time.sleep(LEASE_SECONDS + 1)
             closed.append(measure(0))
     what = "dashboard open"
     report("tokens/s", what, [r.tokens_per_second for r in opened], [r.tokens_per_second for r in closed])

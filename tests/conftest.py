@@ -22,6 +22,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The server runs on asyncio; anyio would also try trio, which other packages bring along."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="module")
 def redis_port() -> Iterator[int]:
     """Where a Redis listens that a module's tests share."""

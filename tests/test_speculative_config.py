@@ -8,7 +8,7 @@ import pytest
 
 from headrace.build.drafting import PROPOSERS, make_drafter
 from headrace.config import ConfigError, SchedulerOptions, options
-from headrace.config.speculation import METHODS, SpeculativeConfig, read_speculation
+from headrace.config.objects.speculation import METHODS, SpeculativeConfig, read_speculation
 
 
 def test_defaults() -> None:

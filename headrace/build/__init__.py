@@ -11,7 +11,7 @@ it needs.
 - `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `server`: the HTTP server in front of a loaded model.
 - `operations`: logs, reloads, recordings, experiments.
-- `simulation`: an engine on a simulated device.
+- `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
 - `workbench`: engines with many settings over one loaded model or simulated device, for sweeps and tuning.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

@@ -33,6 +33,7 @@ from headrace.build.operations.observability import (
 )
 from headrace.build.operations.recording import open_tape
 from headrace.build.operations.reload import Reload, read_settings
+from headrace.build.operations.stepping import make_stepping
 from headrace.build.operations.tuning import make_tuning
 from headrace.build.pooling.endpoints import Endpoints, describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
@@ -62,7 +63,10 @@ from headrace.serve.http.openapi import Docs
 from headrace.serve.http.operations.abort import Abort
 from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import ListedModel, Status
+from headrace.serve.http.operations.steps import StepRoutes
+from headrace.serve.http.operations.timeline import RequestTimeline
 from headrace.serve.http.operations.usage_report import UsageReport
+from headrace.serve.http.pages.routes import Pages
 from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.responses.opening import open_responses
@@ -250,7 +254,7 @@ def _make_app(
         batch,
         embedding,
         *tuning.endpoints,
-        make_pages(loaded, all_options, model, service, folds),
+        *_make_pages(loaded, all_options, model, service, notes, folds),
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
@@ -335,6 +339,22 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         aliases=(options.model.model,),
         grammars=loaded.grammars,
     )
+
+
+def _make_pages(
+    loaded: Loaded, options: Options, model: ServedModel, service: Service, notes: CallNotes, folds: Folds
+) -> tuple[Pages, StepRoutes, RequestTimeline]:
+    """The pages, and the steps and timelines that they show."""
+    settings = {
+        "model": loaded.name,
+        "scheduling_policy": loaded.policy,
+        "max_num_seqs": options.scheduler.max_num_seqs,
+        "max_num_batched_tokens": loaded.engine.knobs.batched_tokens,
+        "num_blocks": loaded.ledger.num_blocks,
+        "block_size": loaded.ledger.block_size,
+    }
+    steps = make_stepping(loaded.engine, service, notes, folds.lives, folds.explain, settings)
+    return (make_pages(loaded, options, model, service, folds), *steps)
 
 
 def _server_info(loaded: Loaded) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def make_replica(
 ) -> tuple[Engine, SimulatedRunner]:
     """The engine that a server would have on a machine, and the runner under it, which returns these answers.
 
-    Requests are drafted for only with ``forced``.
+    Drafts are accepted as ``forced`` says. Without it, they are made by the options' own methods from the tokens.
     """
     tenants, classes = read_tenants(plans.tenants)
     runner = SimulatedRunner(machine.device, answers, drafts=forced)

@@ -13,8 +13,7 @@ and `cli` see more than one part. Files in reading order:
 | `cache_options` | response cache, semantic cache, cache warming |
 | `batch_options` | files and batches |
 | `parts` | all parts by name, and `Options` |
-| `speculation` | the value of `--speculative-config` |
-| `objects` | other options whose values are JSON objects |
+| `objects` | options whose values are JSON objects |
 | `profiles` | settings that are chosen together |
 | `sources` | YAML file and environment; no other file reads the environment |
 | `merge` | all sources merged and checked |

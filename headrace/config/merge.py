@@ -11,10 +11,10 @@ from typing import Any, get_type_hints
 from headrace.config.errors import ConfigError
 from headrace.config.foreign import model_advice
 from headrace.config.objects.kv_events import kv_events_text
+from headrace.config.objects.speculation import speculation_text
 from headrace.config.parts import PARTS, Options, Source
 from headrace.config.profiles import PROFILES
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
-from headrace.config.speculation import speculation_text
 from headrace.config.validation import parse_value
 
 LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")

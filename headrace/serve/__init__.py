@@ -1,6 +1,7 @@
 """Between sockets and engine: the engine thread, text in and out, caches and the HTTP API.
 
 - `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
+- `step_watch`: attaches a fold while somebody reads it.
 - `health_watch`: logs stalls. `systemd`: notifies systemd.
 - `usage_file`: adds what was used to a file.
 - `experiments`: runs experiments and the tuner. `sessions`: retains the computed prompts of sessions.

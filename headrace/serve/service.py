@@ -124,8 +124,9 @@ class Service:
             self._without_tokens = (*self._without_tokens, watcher)
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Send no more events to a ``watcher`` that has received all of them."""
+        """Send no more events to ``watcher``."""
         self._watchers = tuple(each for each in self._watchers if each is not watcher)
+        self._without_tokens = tuple(each for each in self._without_tokens if each is not watcher)
 
     def start(self) -> None:
         """Bind to the running loop and start the engine thread."""

@@ -3,6 +3,7 @@
 - `observability`: logs and traces. `reload`: new keys and tenants without a restart.
 - `folds`: the folds over the engine's events.
 - `recording`: recordings of the engine's decisions.
+- `stepping`: the steps of the server, and timelines of requests.
 - `kv_events`: what the prefix cache holds, published for routers.
 - `tuning`: experiments and the tuner. `request_settings`: the settings of requests that they may compare.
 - `dashboard`: the pages in the browser.

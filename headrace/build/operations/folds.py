@@ -26,6 +26,7 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources.work import WorkMeter
+from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.observe.vllm_names import aliases, labels
@@ -46,13 +47,14 @@ class Folds(NamedTuple):
     savings: TenantSavings
     cost: CostReport
     work: WorkMeter
+    lives: Timelines
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
         """The folds in their order: others read what the cost ledger knows."""
         return (
             *(self.cost.ledger, self.work, self.metrics, self.goodput),
-            *(self.book, self.usage, self.savings),
+            *(self.book, self.usage, self.savings, self.lives),
         )
 
     def usage_of(self, tenant: str) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes
     work = watch_resources(page, loaded, options, cost)
     goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
     book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
-    return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work)
+    return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work, Timelines())
 
 
 def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:

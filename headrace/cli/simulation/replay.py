@@ -27,6 +27,29 @@ First = Annotated[
 Last = Annotated[int | None, typer.Option("--to", min=0, help="Last step to show (default: the last one).")]
 
 
+Perfetto = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write steps and requests as a trace for https://ui.perfetto.dev or chrome://tracing.",
+    ),
+]
+Steps = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the steps as JSON for the server's step-by-step page."),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(help="Replay with another scheduling policy and compare: fair, fcfs, priority or static."),
+]
+Change = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Replay with another value of an option and compare. Repeatable."
+    ),
+]
+
+
 def replay(
     trace: Annotated[
         Path, typer.Argument(metavar="TRACE", help="Trace file written by headrace serve --record-trace.")
@@ -35,22 +58,13 @@ def replay(
     last: Last = None,
     request: Annotated[str | None, typer.Option(metavar="ID", help="Show all events of one request.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Show the steps at their recorded pace.")] = False,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="Replay with another scheduling policy and compare: fair, fcfs, priority or static."
-        ),
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Replay with another value of an option and compare. Repeatable.",
-        ),
-    ] = None,
+    perfetto: Perfetto = None,
+    steps: Steps = None,
+    policy: Policy = None,
+    change: Change = None,
 ) -> None:
-    """Replay a recorded scheduler trace: check that every decision is the same, show steps, or compare other settings.
+    """Replay a recorded scheduler trace: check that every decision is the same, show or export steps, or compare other
+    settings.
 
     Without options it verifies that the engine makes the same decisions as when it was recorded.
     """
@@ -72,6 +86,13 @@ def replay(
         raise ConfigError(
             "--policy and --set compare whole runs; --from, --to, --request and --follow show the recorded one"
         )
+    if perfetto or steps:
+        if changes or request or follow:
+            raise ConfigError(
+                "--perfetto and --steps export the recorded run; of the other options they take --from and --to"
+            )
+        agrees = _export(console, recording, first or 0, last, perfetto, steps)
+        raise typer.Exit(not agrees)
     agrees = (
         _compare(console, recording, changes)
         if changes
@@ -147,6 +168,40 @@ def _show(
     if scene is not None and start is not None and telling and shown is not scene and timeline is None:
         console.print(scene_panel(scene, start))
     return _verdict(console, life, scene)
+
+
+def _export(
+    console: Console,
+    recording: Trace,
+    first: int,
+    last: int | None,
+    perfetto: Path | None,
+    steps: Path | None,
+) -> bool:
+    """Write the files; returns whether the replay agrees with the recording."""
+    import json
+
+    from headrace.build.films import recorded_steps, recorded_trace
+    from headrace.build.operations.recording import make_engine_again
+    from headrace.lab.replay.show import divergence_text
+    from headrace.lab.steps.recording import RecordedSteps
+
+    found = RecordedSteps(recording, make_engine_again, first, last)
+    if found.divergence is not None:
+        console.print(*divergence_text(found.divergence), sep="\n", markup=False)
+        return False
+    if not found.records:
+        raise ConfigError("the trace has no such steps")
+    cut = ", the first of them; choose others with --from and --to" if found.cut else ""
+    for file, make in ((perfetto, recorded_trace), (steps, recorded_steps)):
+        if file is None:
+            continue
+        try:
+            file.write_text(json.dumps(make(found)), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        console.print(f"written   {file}: {len(found.records):,} steps{cut}")
+    return True
 
 
 def _verdict(console: Console, life: Replay, scene: Scene | None) -> bool:

@@ -19,7 +19,7 @@ from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.model.weights import dummy_weights, load_weights
 from headrace.config import ConfigError
-from headrace.config.speculation import SpeculativeConfig
+from headrace.config.objects.speculation import SpeculativeConfig
 from headrace.core.capacity import activation_bytes, blocks_needed
 
 ROW_TOKENS = 16

@@ -1,5 +1,5 @@
 """Options whose values are JSON objects, checked key by key.
 
 - `readers`: how an object and the values of its keys are read.
-- `kv_events`: ``--kv-events-config``.
+- `speculation`: ``--speculative-config``. `kv_events`: ``--kv-events-config``.
 """

@@ -74,6 +74,14 @@ class BlockPool:
         """The reference count of every block, by id."""
         return [block.refs for block in self._blocks] + [0] * (self.num_blocks - len(self._blocks))
 
+    def states(self, most: int) -> tuple[int, list[tuple[int, bool]]]:
+        """Reference count, and whether its content is cached, of one in so many of the blocks used so far, by id.
+
+        The first value is how many: the smallest number with which there are at most ``most``.
+        """
+        every = max(1, -(-len(self._blocks) // most))
+        return every, [(block.refs, bool(block.tokens)) for block in self._blocks[::every]]
+
     # -- references --------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> list[int]:

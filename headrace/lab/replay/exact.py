@@ -12,11 +12,12 @@ from headrace.core.events import Event
 from headrace.core.ports import Runner
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.lab.replay.drafter import RecordedDrafts
-from headrace.lab.replay.request_states import RequestStates, Waiting
+from headrace.lab.replay.request_states import RequestStates
 from headrace.lab.replay.runner import NOTHING, PlannedRow, RecordedRunner
 from headrace.lab.replay.trace import Drained, Step, Trace
 from headrace.observe.recording.moments import Cancelled, Raised, Reset, Submitted, Turned
 from headrace.observe.recording.wire import event_line
+from headrace.observe.steps.record import Waiting
 
 Compose = Callable[[Mapping[str, Any], Runner, Drafter | ForcedAcceptance], Engine]
 """Makes an engine from a trace's settings, a runner and a drafter, or the acceptance of drafts."""

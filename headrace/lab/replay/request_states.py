@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from headrace.core.events import Admitted, Arrived, Event, Finished, Preempted, Skipped
-
-
-class Waiting(NamedTuple):
-    """A request that has waited since ``since``, and the last reason for it."""
-
-    request_id: str
-    since: float
-    reason: str
+from headrace.observe.steps.record import Waiting
 
 
 @dataclass(slots=True)

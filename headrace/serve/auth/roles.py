@@ -51,10 +51,14 @@ ROUTES: Mapping[str, Access] = {
     "GET /openapi.json": Access.PUBLIC,
     # Pages without data: they ask for a key and read everything with it.
     "GET /": Access.PUBLIC,
+    "GET /chat": Access.PUBLIC,
     "GET /dashboard": Access.PUBLIC,
     "GET /dashboard/{file}": Access.PUBLIC,
     # State of the whole server, without tenants' names.
     "GET /server_info": Access.ANY_KEY,
+    # Simulations of made-up requests, bounded in size and number.
+    "POST /v1/simulations": Access.ANY_KEY,
+    "GET /v1/tour": Access.ANY_KEY,
     # An inference key sees its own tenant only, a metrics key no single requests.
     "GET /v1/dashboard/stream": Access.ANY_KEY,
     # Metrics carry tenants' names as labels.
@@ -82,6 +86,7 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/models": Access.INFERENCE,
     "GET /v1/models/{model:path}": Access.INFERENCE,
     "GET /v1/requests/{id}": Access.INFERENCE,
+    "GET /v1/requests/{id}/timeline": Access.INFERENCE,
     "GET /v1/usage": Access.INFERENCE,
     "DELETE /v1/sessions/{id}": Access.INFERENCE,
     "POST /abort_request": Access.INFERENCE,
@@ -99,7 +104,8 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/batches": Access.INFERENCE,
     "GET /v1/batches/{id}": Access.INFERENCE,
     "POST /v1/batches/{id}/cancel": Access.INFERENCE,
-    # Administration: affects every tenant.
+    # Administration: affects or shows every tenant.
+    "GET /v1/steps": Access.ADMIN,
     "POST /reset_prefix_cache": Access.ADMIN,
     "POST /pause": Access.ADMIN,
     "POST /resume": Access.ADMIN,

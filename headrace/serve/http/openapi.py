@@ -26,6 +26,7 @@ from headrace.serve.http.openai.completions_wire import CompletionBody
 from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody
 from headrace.serve.http.operations.abort import AbortBody
 from headrace.serve.http.operations.experiments import ExperimentBody
+from headrace.serve.http.operations.steps import SimulationBody
 from headrace.serve.http.operations.tuner import TunerBody
 from headrace.serve.http.responses.compaction import CompactBody
 from headrace.serve.http.responses.wire import InputTokensBody, ResponsesBody
@@ -153,6 +154,24 @@ OPERATIONS = (
         "/v1/requests/{id}",
         "Explain a request by id or X-Request-Id: state, position, reasons, tokens.",
     ),
+    Operation(
+        "get",
+        "/v1/requests/{id}/timeline",
+        "Report when a request waited, computed its prompt and generated each token; ?format=perfetto for a trace.",
+    ),
+    Operation(
+        "get",
+        "/v1/steps",
+        "Report the last steps: rows, queue with reasons, blocks. Query: after, limit, format=perfetto.",
+    ),
+    Operation(
+        "post",
+        "/v1/simulations",
+        "Simulate a small workload and report each of its steps; ?format=perfetto for a trace.",
+        SimulationBody,
+        {"requests": [{"prompt_tokens": 64, "output_tokens": 16}], "max_num_seqs": 2},
+    ),
+    Operation("get", "/v1/tour", "List the stops of the guided tour, with their simulations."),
     Operation("delete", "/v1/sessions/{id}", "End a session: its prompt is retained no longer."),
     Operation(
         "post", "/abort_request", "Cancel a running request, by its id or its X-Request-Id.", AbortBody

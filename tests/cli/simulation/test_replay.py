@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.config import ConfigError
 from tests.build.operations.test_recording import recorded
+from tests.observe.steps.trace_events import check_trace
 
 
 @pytest.fixture
@@ -109,3 +110,30 @@ def test_a_cache_that_was_taken_over_is_mentioned(trace):
 def test_a_cut_trace_says_why(trace):
     trace.write_text(trace.read_text()[:-30])
     assert re.search(r"cut       line \d+ breaks off", run(trace))
+
+
+def test_steps_are_exported_for_the_page_and_for_perfetto(trace, tmp_path):
+    perfetto, steps = tmp_path / "p.json", tmp_path / "s.json"
+    text = run(trace, "--perfetto", perfetto, "--steps", steps, "--from", "2")
+    assert str(perfetto) in text
+    check_trace(json.loads(perfetto.read_text()))
+    shown = json.loads(steps.read_text())
+    assert shown["source"] == "recording"
+    assert shown["settings"]["num_blocks"] > 0
+    assert shown["steps"]
+    assert {row["id"] for step in shown["steps"] for row in step["rows"]} <= {
+        r["id"] for r in shown["requests"]
+    }
+
+
+@pytest.mark.parametrize("words", [["--request", "r2"], ["--follow"], ["--policy", "fcfs"]])
+def test_an_export_shows_nothing_else(trace, tmp_path, words):
+    with pytest.raises(ConfigError, match="export the recorded run"):
+        run(trace, "--perfetto", tmp_path / "p.json", *words)
+
+
+def test_an_export_of_no_steps_is_an_error(trace, tmp_path):
+    with pytest.raises(ConfigError, match="no such steps"):
+        run(trace, "--steps", tmp_path / "s.json", "--from", "100000")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run(trace, "--steps", tmp_path / "no" / "s.json")

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from headrace.build.operations.observability import costs
+from headrace.build.operations.stepping import make_stepping
 from headrace.build.operations.tuning import make_tuning
 from headrace.config import Options
 from headrace.core.cache.prefix.prompt_memory import PromptMemory
@@ -37,6 +38,7 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes.book import PrefixBook
 from headrace.observe.requests import RequestBook
+from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.serve.auth.api_keys import Grant, Keys
@@ -164,7 +166,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         TenantSavings(),
         MetricsPage(constant={"model_name": ""}),
     )
-    metrics = Metrics(sheet)
+    metrics, lives = Metrics(sheet), Timelines()
     pricing = options.get("pricing", Pricing())
     cost = CostReport(CostLedger(pricing, began=time.monotonic()), "fox")
     seen: list[Event] = []
@@ -184,7 +186,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     service = Service(
         engine,
         limits,
-        [cost.ledger, book, usage, savings, metrics, house],
+        [cost.ledger, book, usage, savings, metrics, lives, house],
         QuotaMeter(rules.tenants, "fox"),
         options.get("request_timeout", 30.0),
         stall_seconds=options.get("stall_seconds", 60.0),
@@ -262,6 +264,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         accounts,
         warm,
         *tuning.endpoints,
+        *make_stepping(engine, service, notes, lives, book.explain, {"block_size": block_size}),
         SessionsApi(model),
         Pages(Broadcast(service, Topics(), options.get("snapshot_seconds", 0.01))),
         Docs("0"),

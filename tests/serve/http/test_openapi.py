@@ -20,7 +20,7 @@ def test_every_route_is_described_and_every_description_is_a_route(house):
     routes = {(m.lower(), r.path.replace(":path", "")) for r in app.routes for m in r.methods - {"HEAD"}}
     assert all(isinstance(route, Route) for route in app.routes)
     described = {(operation.method, operation.path) for operation in OPERATIONS}
-    pages = {("get", "/"), ("get", "/dashboard"), ("get", "/dashboard/{file}"), ("get", "/docs")}
+    pages = {("get", f"/{name}") for name in ("", "chat", "dashboard", "dashboard/{file}", "docs")}
     assert routes - described == {*pages, ("get", "/openapi.json"), ("post", "/ping")}
     assert described <= routes
 

@@ -41,14 +41,20 @@ BODIES = {
     "POST /v1/cache/feedback": {"id": "OWN"},
     "POST /v1/cache/warm": {"requests": []},
     "POST /v1/tuner": {"mode": "off"},
+    "POST /v1/simulations": {"requests": [{"prompt_tokens": 8, "output_tokens": 2}]},
     "POST /v1/experiments": {"setting": "max_running", "treatment": 4, "metric": "requests_per_second"},
     "POST /v1/batches": {"input_file_id": "OWN", "endpoint": "/v1/completions", "completion_window": "24h"},
 }
-OWNED = ("GET /v1/requests/{id}", "POST /abort_request", "POST /v1/cache/feedback")
+OWNED = (
+    "GET /v1/requests/{id}",
+    "GET /v1/requests/{id}/timeline",
+    "POST /abort_request",
+    "POST /v1/cache/feedback",
+)
 """Routes about one request. It belongs to the tenant ``acme``; by now it has ended, and was not cached."""
 
-RESULTS = {"GET /v1/requests/{id}": {"tenant": 200, "other": 404, "admin": 200}}
-RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in OWNED[1:]}
+RESULTS = {route: {"tenant": 200, "other": 404, "admin": 200} for route in OWNED[:2]}
+RESULTS |= {route: {"tenant": 404, "other": 404, "admin": 404} for route in OWNED[2:]}
 
 MISSING = ("GET /v1/files/{id}", "GET /v1/files/{id}/content", "DELETE /v1/files/{id}", "POST /v1/batches")
 MISSING += ("GET /v1/batches/{id}", "POST /v1/batches/{id}/cancel")
@@ -139,6 +145,9 @@ def test_the_matrix_in_plain_numbers(house, own):
         "GET /server_info": (401, 200, 200, 200, 200),
         "POST /v1/completions": (401, 200, 200, 403, 200),
         "GET /v1/requests/{id}": (401, 200, 404, 403, 200),
+        "GET /v1/requests/{id}/timeline": (401, 200, 404, 403, 200),
+        "GET /v1/steps": (401, 403, 403, 403, 200),
+        "POST /v1/simulations": (401, 200, 200, 200, 200),
         "GET /v1/usage": (401, 200, 200, 403, 200),
         "GET /v1/cache/stats": (401, 200, 200, 403, 200),
         "POST /reset_prefix_cache": (401, 403, 403, 403, 200),

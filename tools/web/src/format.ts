@@ -10,6 +10,11 @@ export function count(value: Maybe): string {
   return value == null ? DASH : Math.abs(value) < 100_000 ? whole.format(value) : short.format(value);
 }
 
+/** A number with its noun: "1 row", "2 rows". */
+export function many(value: number, noun: string): string {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 export function rate(value: Maybe): string {
   return value == null ? DASH : value < 10 ? value.toFixed(1) : count(value);
 }

@@ -4,8 +4,11 @@ import type { ComponentType } from "preact";
 import { Caches } from "./pages/caches";
 import { Experiments } from "./pages/experiments";
 import { Overview } from "./pages/overview";
+import { Request } from "./pages/request";
 import { Requests } from "./pages/requests";
+import { Steps } from "./pages/steps";
 import { Tenants } from "./pages/tenants";
+import { Tour } from "./pages/tour";
 import { Tuner } from "./pages/tuner";
 
 export interface PageProps {
@@ -31,4 +34,7 @@ export const PAGES: readonly Page[] = [
   { name: "tenants", title: "Tenants", view: Tenants, part: "tenants" },
   { name: "experiments", title: "Experiments", view: Experiments },
   { name: "tuner", title: "Tuner", view: Tuner },
+  { name: "steps", title: "Step by step", view: Steps },
+  { name: "tour", title: "Guided tour", view: Tour },
+  { name: "request", title: "Request", view: Request, hidden: true },
 ];

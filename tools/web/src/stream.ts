@@ -3,8 +3,8 @@
 import { request } from "./api";
 
 /** The data of each event of a stream, parsed as JSON, until the stream ends or is aborted. */
-export async function* events<T>(path: string, signal: AbortSignal): AsyncGenerator<T> {
-  const response = await request(path, { signal });
+export async function* events<T>(path: string, signal: AbortSignal, init: RequestInit = {}): AsyncGenerator<T> {
+  const response = await request(path, { ...init, signal });
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

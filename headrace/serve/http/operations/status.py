@@ -13,8 +13,8 @@ from starlette.routing import Route
 from headrace.serve.http.anthropic.errors import SPEAKS
 from headrace.serve.http.anthropic.models import card, listing
 from headrace.serve.http.edge import CALLER
-from headrace.serve.http.errors import request_not_found
 from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.operations.owned_requests import Explain, owned
 from headrace.serve.service import Health, Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,9 +24,6 @@ FORESEE_SECONDS = 2.0
 
 ExplainPrefix = Callable[[str, bool], Mapping[str, Any] | None]
 """Says where the prompt of a request left the prefix cache, to a client that may see all tenants or only its own."""
-
-Explain = Callable[[str, float], Mapping[str, Any] | None]
-"""Describes a request by its id at a time; None if it is unknown."""
 
 
 class ListedModel(Protocol):
@@ -122,23 +119,14 @@ class Status:
 
         A call with several choices shows each of them. With API keys, a request is shown only to its tenant.
         """
-        caller = request.scope[CALLER]
-        call_id = self._notes.find(request.path_params["id"], caller.key_id or caller.tenant_header)
-        note = self._notes.get(call_id)
-        now = self._service.now()
-        self._service.count()
-        known = [self._explain(request_id, now) for request_id in note.request_ids]
-        found = [dict(each) for each in known if each is not None]
-        key_id = caller.key_id
-        if not found or (key_id is not None and any(each["tenant"] != key_id for each in found)):
-            raise request_not_found(request.path_params["id"])
-        for each in found:
-            if (prefix := self._prefix(each["id"], key_id is None)) is not None:
+        call = owned(request, self._service, self._notes, self._explain)
+        all_tenants = request.scope[CALLER].key_id is None
+        for each in call.sequences:
+            if (prefix := self._prefix(each["id"], all_tenants)) is not None:
                 each["prefix"] = prefix
             if each["state"] == "waiting":
                 each |= await self._foreseen(each["id"])
-        shown = found[0] if len(note.request_ids) == 1 else {"id": call_id, "sequences": found}
-        return JSONResponse(shown | {"metadata": note.metadata})
+        return JSONResponse(call.shown(call.sequences) | {"metadata": call.metadata})
 
     async def _foreseen(self, request_id: str) -> Mapping[str, Any]:
         ask = self._service.between_steps(lambda: self._foresee(request_id, self._service.now()))

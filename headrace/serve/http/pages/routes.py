@@ -1,4 +1,4 @@
-"""The pages' endpoints: ``/``, ``/dashboard`` with its files, and the live stream, which shows each role its own part.
+"""The pages' endpoints: the documents with their files, and the live stream, which shows each role its own part.
 
 The documents and files hold no data and need no key. The page asks for a key and sends it with each request.
 """
@@ -54,6 +54,7 @@ class Pages:
         """The routes to mount."""
         return [
             Route("/", self.home),
+            Route("/chat", self.chat),
             Route("/dashboard", self.dashboard),
             Route("/dashboard/{file}", self.file),
             Route("/v1/dashboard/stream", self.stream),
@@ -66,6 +67,10 @@ class Pages:
     async def dashboard(self, request: Request) -> Response:
         """``GET /dashboard``."""
         return self._asset("dashboard.html", request)
+
+    async def chat(self, request: Request) -> Response:
+        """``GET /chat``."""
+        return self._asset("chat.html", request)
 
     async def file(self, request: Request) -> Response:
         """``GET /dashboard/{file}``: a script, a style sheet or an icon."""

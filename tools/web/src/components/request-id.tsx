@@ -1,5 +1,11 @@
-// The id of a request, as lists show it.
+// The id of a request, as lists show it: a link to its timeline.
+
+import { href } from "../route";
 
 export function RequestId({ id }: { id: string }) {
-  return <code title={id}>{id}</code>;
+  return (
+    <a href={href("request", id)} title={id}>
+      <code>{id}</code>
+    </a>
+  );
 }

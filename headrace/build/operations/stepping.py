@@ -1,0 +1,95 @@
+"""Builds what shows the steps of a server and the timelines of its requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace.build.films import simulated_steps, tour
+from headrace.core.engine import Engine
+from headrace.lab.steps.scenario import Asked, Scenario
+from headrace.observe.steps.book import StepBook
+from headrace.observe.steps.film import film
+from headrace.observe.steps.memory import memory_of
+from headrace.observe.steps.perfetto import trace
+from headrace.observe.steps.record import memory_shown
+from headrace.observe.steps.timelines import Timelines
+from headrace.serve.http.generation.call_notes import CallNotes
+from headrace.serve.http.operations.owned_requests import Explain
+from headrace.serve.http.operations.steps import StepRoutes
+from headrace.serve.http.operations.timeline import RequestTimeline
+from headrace.serve.service import Service
+from headrace.serve.step_watch import StepWatch
+
+MEMORY_SECONDS = 1.0
+"""How long a response waits for the end of the current step, after which the blocks are counted."""
+
+
+class LiveSteps:
+    """The steps of a server, which are recorded while somebody reads them."""
+
+    def __init__(
+        self, engine: Engine, service: Service, lives: Timelines, settings: Mapping[str, Any]
+    ) -> None:
+        self._pool = engine.scheduler.pool
+        self._service = service
+        self._lives = lives
+        self._settings = settings
+        self._began = service.now()
+        self._watch = StepWatch(service, lambda: StepBook(waiting=lives.waiting()))
+
+    async def read(self, after: int, limit: int, form: str) -> Mapping[str, Any]:
+        """The last steps with a number above ``after``; as ``json`` with the present state of the blocks."""
+        book = self._watch.look()
+        records = book.records(after, limit)
+        if form == "perfetto":
+            now = self._service.now()
+            return trace(records, self._lives.lives(), now, since=records[0].began if records else now)
+        named = {row.request_id for record in records for row in record.rows}
+        named |= {note.request_id for record in records for note in record.notes}
+        lives = [(name, life) for name in named if (life := self._lives.get(name)) is not None]
+        shown = film("server", records, lives, self._settings, origin=self._began)
+        return shown | {"memory": await self._memory()}
+
+    async def _memory(self) -> dict[str, Any] | None:
+        ask = self._service.between_steps(lambda: memory_of(self._pool))
+        try:
+            return memory_shown(await asyncio.wait_for(ask, MEMORY_SECONDS))
+        except TimeoutError:  # a long step, or a stalled engine
+            return None
+
+
+class Stepping(NamedTuple):
+    """The endpoints that show steps and timelines."""
+
+    steps: StepRoutes
+    timeline: RequestTimeline
+
+
+def make_stepping(
+    engine: Engine,
+    service: Service,
+    notes: CallNotes,
+    lives: Timelines,
+    explain: Explain,
+    settings: Mapping[str, Any],
+) -> Stepping:
+    """The endpoints of a server. ``lives`` is one of its folds; ``settings`` are shown with its steps."""
+
+    def timeline(request_id: str, now: float) -> dict[str, Any] | None:
+        life = lives.get(request_id)
+        return None if life is None else life.shown(now)
+
+    def traced(request_ids: Sequence[str], now: float) -> Mapping[str, Any]:
+        found = [(each, life) for each in request_ids if (life := lives.get(each)) is not None]
+        return trace((), found, now)
+
+    def simulate(body: Mapping[str, Any], form: str) -> Mapping[str, Any]:
+        requests = tuple(Asked(**each) for each in body["requests"])
+        return simulated_steps(Scenario(**{**body, "requests": requests}), form)
+
+    return Stepping(
+        StepRoutes(LiveSteps(engine, service, lives, settings).read, simulate, tour),
+        RequestTimeline(service, notes, explain=explain, timeline=timeline, trace=traced),
+    )

@@ -1,0 +1,98 @@
+"""The steps of a recorded scheduler trace, as the page and the trace viewers show them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headrace.core.drafting.proposal import Drafter
+from headrace.core.engine import Engine
+from headrace.core.ports import Runner
+from headrace.lab.forced_acceptance import ForcedAcceptance
+from headrace.lab.replay.exact import Compose, Divergence, Replay, Scene
+from headrace.lab.replay.trace import Trace
+from headrace.observe.steps.book import StepBook
+from headrace.observe.steps.life import Life
+from headrace.observe.steps.memory import memory_of
+from headrace.observe.steps.record import Memory, StepRecord
+from headrace.observe.steps.tables import TableKeeper
+from headrace.observe.steps.timelines import Timelines
+
+
+class RecordedSteps:
+    """Replays a trace and keeps the steps with the numbers ``first`` to ``last``, as ``headrace replay`` counts them.
+
+    At most ``most`` steps are kept; ``cut`` says whether there were more. ``divergence`` says where the replay differs
+    from the recording, if it does: the steps end there.
+    """
+
+    def __init__(
+        self, trace: Trace, compose: Compose, first: int = 0, last: int | None = None, most: int = 2000
+    ) -> None:
+        self.settings: dict[str, Any] = {}
+        self.lives = Timelines(keep=1 << 30)
+        self.cut = False
+        self.divergence: Divergence | None = None
+        self._trace = trace
+        self._compose = compose
+        self._range = range(first, 1 << 62 if last is None else last + 1)
+        self._most = most
+        self._book: StepBook | None = None
+        self._run()
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """The steps in order."""
+        return [] if self._book is None else self._book.records(most=self._most)
+
+    def requests(self) -> Iterator[tuple[str, Life]]:
+        """The requests that lived during these steps."""
+        records = self.records
+        if not records:
+            return iter(())
+        begin, end = records[0].began, records[-1].ended
+        return (
+            (name, life)
+            for name, life in self.lives.lives()
+            if life.arrived <= end and (life.end is None or life.end >= begin)
+        )
+
+    def _run(self) -> None:
+        replay = Replay(self._trace, self._engine)
+        before: Scene | None = None
+        taken, now = 0, -math.inf
+        for scene in replay.scenes():
+            if scene.step in self._range and taken < self._most:
+                taken += 1
+                if self._book is None:
+                    waiting = before.waiting if before else ()
+                    self._book = StepBook(self._most, self._memory, waiting, most_rows=1 << 62)
+            elif scene.step in self._range:
+                self.cut = True
+            now = max(now, scene.now + scene.seconds)
+            for event in scene.events:
+                self.lives.fold(event, now)
+                if self._book is not None and scene.step in self._range and not self.cut:
+                    self._book.fold(event, now)
+            before = scene
+        self.divergence = replay.divergence
+
+    def _engine(
+        self, settings: Mapping[str, Any], runner: Runner, drafter: Drafter | ForcedAcceptance
+    ) -> Engine:
+        engine = self._compose(settings, runner, drafter)
+        pool = engine.scheduler.pool
+        self.settings = {
+            "max_num_seqs": settings.get("plans", {}).get("max_num_seqs"),
+            "max_num_batched_tokens": engine.knobs.batched_tokens,
+            "num_blocks": pool.num_blocks,
+            "block_size": pool.block_size,
+        }
+        engine.runner = self._tables = TableKeeper(engine.runner)
+        self._pool = pool
+        return engine
+
+    def _memory(self) -> Memory:
+        running = self._book.running if self._book is not None else frozenset()
+        return memory_of(self._pool, self._tables.copied, self._tables.tables(running))

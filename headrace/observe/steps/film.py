@@ -1,0 +1,79 @@
+"""Steps and the requests in them as one JSON document, which the step-by-step page draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headrace.observe.steps.life import Life, Stage
+from headrace.observe.steps.record import StepRecord
+
+
+def film(
+    source: str,
+    records: Iterable[StepRecord],
+    lives: Iterable[tuple[str, Life]],
+    settings: Mapping[str, Any],
+    *,
+    cut: bool = False,
+    origin: float | None = None,
+) -> dict[str, Any]:
+    """The document. Times are seconds since ``origin`` (None: since the first arrival or step).
+
+    ``source`` is ``server``, ``simulation`` or ``recording``. ``settings`` are shown above the picture. ``cut`` says
+    that there were further steps.
+    """
+    steps = list(records)
+    known = dict(sorted(lives, key=lambda each: (each[1].arrived, each[0])))
+    if origin is None:
+        begins = [step.began for step in steps[:1]] + [life.arrived for life in list(known.values())[:1]]
+        origin = min(begins, default=0.0)
+    return {
+        "object": "steps",
+        "source": source,
+        "settings": dict(settings),
+        "cut": cut,
+        "steps": [step.shown(origin) for step in steps],
+        "requests": [_request(name, life, origin) for name, life in known.items()],
+        "summary": summary(steps, list(known.values())),
+    }
+
+
+def _request(name: str, life: Life, origin: float) -> dict[str, Any]:
+    waited = sum(span.end - span.start for span in life.stages() if span.stage is Stage.QUEUE)
+    found = next((mark.facts["cached_tokens"] for mark in life.marks if mark.event == "admitted"), 0)
+    return {
+        "id": name,
+        "arrived": round(life.arrived - origin, 6),
+        "ended": None if life.end is None else round(life.end - origin, 6),
+        "prompt_tokens": life.prompt_tokens,
+        "cached_tokens": found,
+        "output_tokens": life.output_tokens,
+        "waited_seconds": round(waited, 6),
+        "first_token_seconds": round(life.tokens[0], 6) if life.tokens else None,
+        "preemptions": sum(mark.event == "preempted" for mark in life.marks),
+        "finish": life.finish and life.finish["reason"],
+    }
+
+
+def summary(steps: list[StepRecord], lives: list[Life]) -> dict[str, float]:
+    """Figures by which two runs are compared; means are over the requests that have a first token, or that ended."""
+    firsts = [life.tokens[0] for life in lives if life.tokens]
+    wholes = [life.end - life.arrived for life in lives if life.end is not None]
+    busy = sum(step.ended - step.began for step in steps)
+    begin = min((life.arrived for life in lives), default=0.0)
+    seconds = max((life.end for life in lives if life.end is not None), default=begin) - begin
+    output = sum(life.output_tokens for life in lives)
+    return {
+        "steps": len(steps),
+        "seconds": round(seconds, 6),
+        "output_tokens": output,
+        "output_tokens_per_second": round(output / seconds, 3) if seconds else 0.0,
+        "mean_ttft_seconds": round(sum(firsts) / len(firsts), 6) if firsts else 0.0,
+        "mean_e2e_seconds": round(sum(wholes) / len(wholes), 6) if wholes else 0.0,
+        "mean_rows": round(sum((step.ended - step.began) * len(step.rows) for step in steps) / busy, 3)
+        if busy
+        else 0.0,
+        "preemptions": sum(note.event == "preempted" for step in steps for note in step.notes),
+        "computed_tokens": sum(row.length for step in steps for row in step.rows),
+    }

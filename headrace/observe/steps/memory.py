@@ -1,0 +1,53 @@
+"""The blocks of a pool as a picture: one letter for each block, or for one in so many. The rest was never used.
+
+| letter | state of the block |
+|---|---|
+| ``f`` | free, without content |
+| ``c`` | free, its content is in the prefix cache |
+| ``u`` | used by one request |
+| ``k`` | used by one request, and copied from a block that agreed with its prompt in part |
+| ``s`` | shared by several requests |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from headrace.core.memory.block_pool import BlockPool
+from headrace.observe.steps.record import Memory
+
+MOST_CELLS = 1024
+"""Letters of one picture, which bounds its cost: of more blocks, one in so many is shown."""
+
+LEAST_CELLS = 512
+"""Of blocks that were never used, only as many are shown as fill a picture of this size."""
+
+
+def memory_of(
+    pool: BlockPool,
+    copied: Collection[int] = (),
+    tables: Mapping[str, tuple[int, ...]] | None = None,
+) -> Memory:
+    """The blocks of a pool, between two steps. ``copied`` are used blocks whose content was copied."""
+    every, states = pool.states(MOST_CELLS)
+    cells = []
+    for cell, (refs, has_content) in enumerate(states):
+        if refs > 1:
+            cells.append("s")
+        elif refs:
+            cells.append("k" if cell * every in copied else "u")
+        else:
+            cells.append("c" if has_content else "f")
+    if every == 1:
+        cells += ["f"] * (min(pool.num_blocks, LEAST_CELLS) - len(cells))
+    lower = pool.lower
+    return Memory(
+        pool.num_blocks,
+        pool.num_blocks - pool.num_free,
+        pool.num_cached,
+        len(lower.host) if lower else 0,
+        len(lower.disk) if lower and lower.disk else 0,
+        "".join(cells),
+        every,
+        tables or {},
+    )

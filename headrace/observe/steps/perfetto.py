@@ -1,0 +1,152 @@
+"""Steps and lives of requests in the trace-event format that https://ui.perfetto.dev and chrome://tracing open.
+
+```
+process "engine"     track "steps":  |step 0|step 1|step 2| …     counters: running, waiting, blocks held
+process "requests"   track "req-a":  |queue|prefill       |decode             |
+                                           |chunk |chunk  |
+                                                           .  .  .  .  .  .  tokens, drafts, preemptions
+```
+Times are microseconds since the first of them. Slices of a track nest; tracks of requests are in order of arrival.
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("Trace Event Format").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from headrace.observe.reasons import reason_text
+from headrace.observe.steps.life import Life, Stage
+from headrace.observe.steps.record import RowKind, StepRecord
+
+ENGINE, REQUESTS = 1, 2
+"""Ids of the two processes."""
+
+STEPS_TRACK = 1
+
+_COUNTERS = ("running", "waiting", "blocks_held")
+
+
+def trace(
+    steps: Iterable[StepRecord],
+    lives: Iterable[tuple[str, Life]],
+    now: float | None = None,
+    since: float = -math.inf,
+) -> dict[str, Any]:
+    """A trace of steps and requests; open requests end ``now``. Requests that ended, and tokens, before ``since`` are
+    left out."""
+    steps = list(steps)
+    lives = [each for each in lives if each[1].end is None or each[1].end >= since]
+    lives.sort(key=lambda each: each[1].arrived)
+    begins = [step.began for step in steps[:1]] + [life.arrived for _, life in lives[:1]]
+    begins += [mark.at for _, life in lives for mark in life.marks[:1]]
+    clock = _Clock(min(begins, default=0.0))
+    events: list[dict[str, Any]] = []
+    if steps:
+        events += [
+            _name("process_name", ENGINE, 0, "engine"),
+            _name("thread_name", ENGINE, STEPS_TRACK, "steps"),
+        ]
+        for step in steps:
+            events += _step(step, clock)
+    if lives:
+        events.append(_name("process_name", REQUESTS, 0, "requests"))
+    for track, (request_id, life) in enumerate(lives, 1):
+        events.append(_name("thread_name", REQUESTS, track, request_id))
+        events += _life(life, track, clock, now, since)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"producer": "headrace"}}
+
+
+class _Clock:
+    """Seconds of the engine's clock as whole microseconds of the trace, which keep the order of times."""
+
+    def __init__(self, origin: float) -> None:
+        self._origin = origin
+
+    def at(self, seconds: float) -> int:
+        return round(1e6 * (seconds - self._origin))
+
+    def slice(
+        self, name: str, process: int, track: int, start: float, end: float, **facts: Any
+    ) -> dict[str, Any]:
+        begin = self.at(start)
+        return {
+            "name": name,
+            "ph": "X",
+            "pid": process,
+            "tid": track,
+            "ts": begin,
+            "dur": max(0, self.at(end) - begin),
+            "args": facts,
+        }
+
+    def instant(self, name: str, track: int, at: float, **facts: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "ph": "i",
+            "s": "t",
+            "pid": REQUESTS,
+            "tid": track,
+            "ts": self.at(at),
+            "args": facts,
+        }
+
+
+def _name(kind: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": track, "args": {"name": name}}
+
+
+def _step(step: StepRecord, clock: _Clock) -> Iterator[dict[str, Any]]:
+    prefills = [row for row in step.rows if row.kind is RowKind.PREFILL]
+    yield clock.slice(
+        f"step {step.step}",
+        ENGINE,
+        STEPS_TRACK,
+        step.began,
+        step.ended,
+        prefill_rows=len(prefills),
+        decode_rows=len(step.rows) - len(prefills),
+        tokens=sum(row.length for row in step.rows),
+        drafted=sum(row.drafted for row in step.rows),
+        accepted=sum(row.accepted for row in step.rows),
+    )
+    for counter in _COUNTERS:
+        yield {
+            "name": counter,
+            "ph": "C",
+            "pid": ENGINE,
+            "tid": 0,
+            "ts": clock.at(step.ended),
+            "args": {"value": getattr(step, counter)},
+        }
+
+
+def _life(life: Life, track: int, clock: _Clock, now: float | None, since: float) -> Iterator[dict[str, Any]]:
+    for span in life.stages(now):
+        yield clock.slice(span.stage.value, REQUESTS, track, span.start, span.end)
+        if span.stage is not Stage.PREFILL:
+            continue
+        mark = span.start
+        for chunk in life.chunks:
+            end = span.end if chunk.end is None else min(chunk.end, span.end)
+            if span.start <= chunk.start < span.end:
+                mark = max(mark, chunk.start)
+                end = max(mark, end)
+                yield clock.slice(
+                    f"positions {chunk.position} to {chunk.position + chunk.tokens - 1}",
+                    REQUESTS,
+                    track,
+                    mark,
+                    end,
+                    tokens=chunk.tokens,
+                    why=reason_text(chunk.reason),
+                )
+                mark = end
+    for number, seconds in enumerate(life.tokens, 1):
+        if life.arrived + seconds >= since:
+            yield clock.instant("token", track, life.arrived + seconds, number=number)
+    for each in life.marks:
+        yield clock.instant(each.event.replace("_", " "), track, each.at, **each.facts)
+    if life.finish is not None and life.end is not None:
+        yield clock.instant("finished", track, life.end, **life.finish)
