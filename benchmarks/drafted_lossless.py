@@ -87,7 +87,7 @@ def loaded_model(args: argparse.Namespace, speculation: dict[str, Any] | None, *
 
 
 class Found(NamedTuple):
-    """Requests of one proposer whose output differs, and what was drafted and accepted."""
+    """Requests of one proposer whose output differs, with both outputs, and what was drafted and accepted."""
 
     different: list[str]
     drafted: int
@@ -152,7 +152,9 @@ def differences(plain: Run, drafted: Run) -> Found:
     for name, answer in plain.answers.items():
         other = drafted.answers[name]
         if _without_numbers(answer) != _without_numbers(other):
-            different.append(name)
+            different.append(
+                f"{name}: {_without_numbers(answer)} without drafts, {_without_numbers(other)} with them"
+            )
             continue
         for mine, yours in ((answer.logprobs, other.logprobs), (answer.prompt, other.prompt)):
             for one, two in zip(mine, yours, strict=True):
@@ -179,6 +181,11 @@ def measure_requests(args: argparse.Namespace) -> dict[str, Any]:
     for seed in range(args.seed, args.seed + -(-args.requests // args.together)):
         requests = random_requests(plain_model, texts, seed, args.together, earlier)
         now = 1e7 * (seed - args.seed)
+        for each in {request.params.structured_outputs for request in requests} - {None}:
+            for model in (plain_model, *models.values()):
+                model.grammars.check(
+                    each
+                )  # compiled now: the time limit of compiling is real, that of steps is not
         plain = drive(plain_model.engine, requests, now)
         earlier += requests
         for name, model in models.items():
