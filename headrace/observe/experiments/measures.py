@@ -34,6 +34,11 @@ METRICS: Mapping[str, Metric] = {
     "normalized_latency_seconds": Metric(
         -1, "Time from arrival to the end per generated token, over the requests that ended."
     ),
+    "open_seconds_per_token": Metric(
+        -1,
+        "Time that all requests were open (waiting, prefill, decoding), per generated token. It follows a setting at "
+        "once, however long requests last.",
+    ),
     "failed_share": Metric(-1, "Share of ended requests that failed, timed out or were rejected."),
     "preemptions_per_request": Metric(-1, "Preemptions per ended request."),
 }
@@ -51,6 +56,7 @@ class Window:
         self.ttft, self.itl, self.e2e = Sketch(), Sketch(), Sketch()
         self.tokens = self.completed = self.bad = self.ended = self.preemptions = 0
         self.arrived_tokens = self.arrivals = self.ended_tokens = 0
+        self.open_seconds = 0.0
 
     def values(self, now: float) -> dict[str, float]:
         """The metrics that have a value in a window that ends at ``now``."""
@@ -67,6 +73,7 @@ class Window:
             "normalized_latency_seconds": self.e2e.total / self.ended_tokens
             if self.ended_tokens
             else math.nan,
+            "open_seconds_per_token": self.open_seconds / self.tokens if self.tokens else math.nan,
             "failed_share": self.bad / self.ended if self.ended else math.nan,
             "preemptions_per_request": self.preemptions / self.ended if self.ended else math.nan,
         }
@@ -91,6 +98,7 @@ class WindowMeter:
     def __init__(self) -> None:
         self.window: Window | None = None
         self._live: dict[str, _Live] = {}
+        self._counted = 0.0  # until when the time of open requests is counted
         self._folds: dict[type, Callable[[Any, float], None]] = {
             Emitted: self._emitted,
             Arrived: self._arrived,
@@ -107,13 +115,22 @@ class WindowMeter:
     def open(self, now: float) -> None:
         """Begin a window; what the one before has not been asked for is dropped."""
         self.window = Window(now)
+        self._counted = now
 
     def close(self, now: float) -> tuple[dict[str, float], float]:
         """End the window; its metrics, and the offered load."""
+        self._count_open(now)
         window, self.window = self.window, None
         return ({}, 0.0) if window is None else (window.values(now), window.load(now))
 
+    def _count_open(self, now: float) -> None:
+        """Add the time of the requests that were open since the last call; before their number changes."""
+        if self.window is not None:
+            self.window.open_seconds += len(self._live) * (now - self._counted)
+            self._counted = now
+
     def _arrived(self, event: Arrived, now: float) -> None:
+        self._count_open(now)
         self._live[event.request_id] = _Live(now if event.at is None else event.at)
         if self.window is not None:
             self.window.arrivals += 1
@@ -122,6 +139,7 @@ class WindowMeter:
     def _emitted(self, event: Emitted, now: float) -> None:
         live = self._live.get(event.request_id)
         if live is None:
+            self._count_open(now)
             live = self._live[event.request_id] = _Live(None)
         window, count = self.window, len(event.tokens)
         if window is not None:
@@ -137,6 +155,7 @@ class WindowMeter:
             self.window.preemptions += 1
 
     def _finished(self, event: Finished, now: float) -> None:
+        self._count_open(now)
         live = self._live.pop(event.request_id, None)
         if self.window is None:
             return

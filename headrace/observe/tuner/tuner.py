@@ -21,7 +21,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from headrace.observe.experiments.conductor import Conductor
-from headrace.observe.experiments.run import Run, Status
+from headrace.observe.experiments.experiment import Experiment
+from headrace.observe.experiments.measures import METRICS
+from headrace.observe.experiments.run import Status
 from headrace.observe.steering.settings import Value
 from headrace.observe.tuner.signals import Shift, Side, Signals
 from headrace.observe.tuner.steps import Range
@@ -29,13 +31,17 @@ from headrace.observe.tuner.steps import Range
 NAME = "tuner"
 """What experiments of the tuner are marked with."""
 
-METRIC = "normalized_latency_seconds"
+METRIC = "open_seconds_per_token"
 """Time per token as its client sees it, waiting included: less is better at low load (latency) and at overload, where
-it falls with the queue as throughput rises."""
+it falls with the queue as throughput rises. By Little's law it is the latency per token of steady traffic; unlike the
+latency of the requests that end in a window, it does not count steps before the window."""
 
 GUARDS: Mapping[str, float] = {"itl_p99_seconds": 0.5, "ttft_p99_seconds": 1.0, "failed_share": 0.5}
 """How much worse each metric may become in a trial. Throughput is none of them: below saturation it is the offered
 load, which differs more between two windows than a guard may allow, and at saturation the metric itself follows it."""
+
+HOPE_PAIRS = 8
+"""Pairs after which a trial ends that shows no gain so far. Others may take many pairs, so a small gain is found."""
 
 REST_SECONDS = 600.0
 """How long a direction that brought nothing rests the first time."""
@@ -86,7 +92,7 @@ class Tuner:
         mode: Mode,
         window_seconds: float = 30.0,
         burn_in_seconds: float = 5.0,
-        most_pairs: int = 20,
+        most_pairs: int = 60,
     ) -> None:
         self.mode = mode
         self.notes: list[Note] = []
@@ -100,7 +106,7 @@ class Tuner:
         self._window_seconds = window_seconds
         self._burn_in_seconds = burn_in_seconds
         self._most_pairs = most_pairs
-        self._trial: tuple[Run, str, bool] | None = None
+        self._trial: tuple[Experiment, str, bool] | None = None
         self._rest: dict[tuple[str, bool], float] = {}  # seconds of the next rest
         self._resting: dict[tuple[str, bool], float] = {}  # until when
         self._favourite: tuple[str, bool] | None = None  # the direction that was better last
@@ -113,7 +119,10 @@ class Tuner:
         """Learn from the trial that has ended, and begin the next one that is due."""
         self._present = present
         if self._trial is not None:
-            if self._trial[0].status is Status.RUNNING:
+            run = self._trial[0]
+            if run.status is Status.RUNNING and _is_hopeless(run):
+                run.stop(Status.UNDECIDED, f"no gain so far after {run.evidence.count} pairs", now)
+            if run.status is Status.RUNNING:
                 return
             self._learn(*self._trial, now)
             self._trial = None
@@ -207,9 +216,11 @@ class Tuner:
             "adopt": self.mode is Mode.ON,
         }
         self._tried += 1
-        self._trial = (self._conductor.start(body, now, NAME), setting, up)
+        trial = self._conductor.start(body, now, NAME)
+        assert isinstance(trial, Experiment)  # by time, as all settings of the engine
+        self._trial = (trial, setting, up)
 
-    def _learn(self, trial: Run, setting: str, up: bool, now: float) -> None:
+    def _learn(self, trial: Experiment, setting: str, up: bool, now: float) -> None:
         direction = (setting, up)
         told = f"{setting} {trial.spec.control:g} -> {trial.spec.treatment:g}: {trial.status}, {trial.why}"
         self._log(now, told)
@@ -234,3 +245,9 @@ class Tuner:
         rest = self._rest.get(direction, REST_SECONDS)
         self._rest[direction] = min(LONGEST_REST_SECONDS, 2 * rest)
         return rest
+
+
+def _is_hopeless(trial: Experiment) -> bool:
+    """Whether a trial has enough pairs, and they show no gain."""
+    gain = METRICS[trial.spec.metric].better * trial.evidence.mean
+    return trial.evidence.count >= HOPE_PAIRS and gain <= 0.0

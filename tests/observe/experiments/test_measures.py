@@ -25,6 +25,7 @@ def test_what_happens_in_a_window_counts_whenever_its_request_arrived():
     assert values["itl_mean_seconds"] == pytest.approx(1.0)
     assert values["e2e_mean_seconds"] == pytest.approx(2.5)
     assert values["normalized_latency_seconds"] == pytest.approx(1.25)
+    assert values["open_seconds_per_token"] == pytest.approx((1.5 + 1.0) / 3)
     assert values["requests_per_second"] == pytest.approx(0.5)
     assert values["failed_share"] == 0.0
     assert values["preemptions_per_request"] == 1.0

@@ -8,7 +8,7 @@ from headrace.observe.experiments.run import Status
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings, values
 from headrace.observe.tuner.steps import Range, ranges
-from headrace.observe.tuner.tuner import METRIC, Mode
+from headrace.observe.tuner.tuner import HOPE_PAIRS, METRIC, Mode
 
 SETTINGS = live_settings(64)
 
@@ -149,3 +149,13 @@ def test_a_step_stays_between_its_bounds():
         None,
     ]
     assert Range(1, 64, 1.5, True).step(1, True) == 2
+
+
+def test_a_trial_without_a_gain_ends_after_few_pairs_and_one_with_a_small_gain_goes_on():
+    far = World(best=0.25, seed=1).live(8 * 3600)
+    trials = far.steering.conductor.all()
+    hopeless = [each for each in trials if "no gain so far" in each.why]
+    assert hopeless
+    assert all(len(each.pairs) >= HOPE_PAIRS and each.evidence.mean >= 0.0 for each in hopeless)
+    assert all(each.status is Status.UNDECIDED for each in hopeless)
+    assert any(len(each.pairs) > HOPE_PAIRS for each in trials)
