@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.doubles.shared_stores import memcached_server, redis_server
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are first imported, by whichever test that is
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -31,7 +31,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.tenants import EQUALS
 from headrace.observe.experiments.spec import read_spec as read_spec_of_experiment
-from headrace.observe.steering.settings import live_settings, values
+from headrace.observe.steering.settings import live_settings, request_settings, values
 from headrace.serve.http.openapi import OPERATIONS
 from tests.api.conftest import Server, serving
 
@@ -206,9 +206,10 @@ def test_a_file_that_is_shown_can_be_read(block: Block, tmp_path: Path) -> None:
     file.write_text(block.text)
     if block.text.startswith("# tenants.yaml"):
         assert read_tenants(str(file)) != (EQUALS, CLASSES)
-    elif block.text.startswith("# experiment.yaml"):
-        present = values(live_settings(64), Knobs())
-        assert read_spec_of_experiment(read_experiment(file), present).guards
+    elif block.text.startswith(("# experiment.yaml", "# drafts.yaml")):
+        known = {**live_settings(64), **request_settings(("ngram",), 4, semantic=False)}
+        present = values(live_settings(64), Knobs()) | {"draft_method": "all", "draft_tokens": 4}
+        assert read_spec_of_experiment(read_experiment(file), known, present).guards
     else:
         options({}, file)
 

@@ -316,10 +316,6 @@ class ScoringRunner(HashingRunner):
         }
         self._outputs[-1] = self._outputs[-1]._replace(prompt_logprobs={i: s for i, s in scores.items() if s})
 
-    @property
-    def prompts(self) -> list[int]:
-        return [8] * len(self.tokens)
-
 
 @pytest.mark.parametrize("batched_tokens", [5, 64])
 def test_each_prompt_position_is_scored_once_even_when_computed_twice(batched_tokens):

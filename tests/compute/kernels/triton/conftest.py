@@ -1,10 +1,7 @@
-"""Kernels run in Triton's interpreter here, on CPU tensors; it must be chosen before a kernel is imported."""
+"""Kernels run in Triton's interpreter here, on CPU tensors; `tests/conftest.py` chooses it before any is imported."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="the extra `test` installs it on Linux")
