@@ -40,6 +40,10 @@ GUARDS: Mapping[str, float] = {"itl_p99_seconds": 0.5, "ttft_p99_seconds": 1.0, 
 """How much worse each metric may become in a trial. Throughput is none of them: below saturation it is the offered
 load, which differs more between two windows than a guard may allow, and at saturation the metric itself follows it."""
 
+OVERLOAD = 0.7
+"""Share of their latency that requests wait, above which what was adopted under a lower load is undone at once. Trials
+cannot tell then: a queue that grows for minutes hardly shows in a window of seconds."""
+
 HOPE_PAIRS = 8
 """Pairs after which a trial ends that shows no gain so far. Others may take many pairs, so a small gain is found."""
 
@@ -102,6 +106,9 @@ class Tuner:
         self._start = dict(start)
         self._present: Mapping[str, Value] = self._start
         self._shift = Shift(2 * SMOOTHING_WINDOWS * window_seconds)
+        self._calm: set[str] = (
+            set()
+        )  # settings with a value that was adopted while requests did not mostly wait
         self._home: set[str] = set()  # settings to try at their first value again
         self._window_seconds = window_seconds
         self._burn_in_seconds = burn_in_seconds
@@ -120,18 +127,38 @@ class Tuner:
         self._present = present
         if self._trial is not None:
             run = self._trial[0]
+            if self._overloaded:
+                run.stop(Status.STOPPED, "requests mostly wait", now)
             if run.status is Status.RUNNING and _is_hopeless(run):
                 run.stop(Status.UNDECIDED, f"no gain so far after {run.evidence.count} pairs", now)
             if run.status is Status.RUNNING:
                 return
             self._learn(*self._trial, now)
             self._trial = None
-        if self.mode is Mode.OFF or self._conductor.running is not None or now < self._cool:
+        if self.mode is Mode.OFF or self._conductor.running is not None:
+            return
+        if self._overloaded:
+            self._return(now)
+            return
+        if now < self._cool:
             return
         self._look(now)
         wanted = self._choose(now)
         if wanted is not None:
             self._begin(*wanted, now)
+
+    @property
+    def _overloaded(self) -> bool:
+        """Whether requests mostly wait while settings have values that suited a lower load."""
+        return bool(self._calm) and self.signals.waiting > OVERLOAD
+
+    def _return(self, now: float) -> None:
+        """Set one setting back to the value at the start, without a trial."""
+        setting = self._calm.pop()
+        if self._present[setting] != self._start[setting]:
+            trial = self._start_trial(setting, self._start[setting], now)
+            trial.stop(Status.BETTER, "requests mostly wait: back to the value at the start", now)
+            self._log(now, f"{setting} {trial.spec.control:g} -> {trial.spec.treatment:g}: {trial.why}")
 
     def set_mode(self, mode: Mode, now: float) -> None:
         """Change the mode; the present trial ends, and its setting returns to the value before."""
@@ -203,6 +230,9 @@ class Tuner:
         return None
 
     def _begin(self, setting: str, up: bool, value: Value, now: float) -> None:
+        self._trial = (self._start_trial(setting, value, now), setting, up)
+
+    def _start_trial(self, setting: str, value: Value, now: float) -> Experiment:
         pair = 2 * (self._window_seconds + self._burn_in_seconds)
         body = {
             "setting": setting,
@@ -218,7 +248,7 @@ class Tuner:
         self._tried += 1
         trial = self._conductor.start(body, now, NAME)
         assert isinstance(trial, Experiment)  # by time, as all settings of the engine
-        self._trial = (trial, setting, up)
+        return trial
 
     def _learn(self, trial: Experiment, setting: str, up: bool, now: float) -> None:
         direction = (setting, up)
@@ -230,6 +260,8 @@ class Tuner:
         self._next = (self._directions().index(direction) + 1) % len(self._directions())
         if trial.status is Status.BETTER and trial.spec.adopt:
             self._favourite = direction
+            if not self.signals.waiting > OVERLOAD:  # unknown counts as no
+                self._calm.add(setting)
             self._rest.pop(direction, None)
             back = (setting, not up)  # evidence against this one
             self._resting[back] = now + self._longer(back)

@@ -2,8 +2,9 @@ import itertools
 import math
 import random
 
-from headrace.core.events import Arrived
+from headrace.core.events import Arrived, Emitted, Finished
 from headrace.core.knobs import Knobs
+from headrace.core.request import FinishReason
 from headrace.observe.experiments.run import Status
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings, values
@@ -159,3 +160,18 @@ def test_a_trial_without_a_gain_ends_after_few_pairs_and_one_with_a_small_gain_g
     assert all(len(each.pairs) >= HOPE_PAIRS and each.evidence.mean >= 0.0 for each in hopeless)
     assert all(each.status is Status.UNDECIDED for each in hopeless)
     assert any(len(each.pairs) > HOPE_PAIRS for each in trials)
+
+
+def test_what_a_low_load_has_taught_is_undone_at_once_when_requests_mostly_wait():
+    world = World(best=0.1, seed=1).live(8 * 3600)
+    assert world.settled < 0.7
+    now, tuner = 8 * 3600.0, world.steering.tuner
+    for number in range(50):
+        tuner.signals.fold(Arrived(f"w{number}", 100, "t", 0, now), now)
+        tuner.signals.fold(Emitted(f"w{number}", (1,)), now + 9.0)
+        tuner.signals.fold(Finished(f"w{number}", FinishReason.LENGTH, 100, 2, 0), now + 10.0)
+        now += 10.0
+    while (change := world.steering.tick(now)) is not None:
+        world.knobs = changed(SETTINGS, world.knobs, change.setting, change.value)
+    assert world.knobs.mixed_prefill_ratio == 0.7
+    assert any("back to the value at the start" in note.what for note in tuner.notes)
