@@ -59,6 +59,14 @@ class Workbench:
         return make_knobs(plans, self.kind, self.max_model_len).batched_tokens
 
 
+def refuse_speculation(plans: SchedulerOptions) -> None:
+    """Raises `ConfigError` if the options ask for speculative decoding, which no engine of a workbench has."""
+    if plans.speculative_config is not None:
+        raise ConfigError(
+            "--speculative-config cannot be set here: settings are compared without speculation"
+        )
+
+
 def simulated_workbench(given: Options, replica: Replica, max_model_len: int | None = None) -> Workbench:
     """A model on a device that is known from its data sheet."""
 
@@ -89,6 +97,8 @@ def _simulated(
     sizes: Callable[[SchedulerOptions], Sizes | None],
     replica: Replica | None,
 ) -> Workbench:
+    refuse_speculation(given.scheduler)
+
     def target(plans: SchedulerOptions, concurrency: int | None = None) -> EngineTarget:
         engine, runner = make_replica(plans, given.cache, machine(plans), OneAnswer())
         return simulated_target("simulated", engine, runner, concurrency)
@@ -113,10 +123,7 @@ def loaded_workbench(given: Options, max_num_seqs: int, max_num_batched_tokens: 
     """
     from headrace.build.model import close, load, warm_up
 
-    if given.scheduler.speculative_config is not None:
-        raise ConfigError(
-            "--speculative-config cannot be set here: settings are compared without speculation"
-        )
+    refuse_speculation(given.scheduler)
     most = replace(given.scheduler, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     loaded = load(replace(given, scheduler=most))
     warm_up(loaded)

@@ -157,13 +157,10 @@ def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
 
 def _simulated(given: Options, place: where.Place) -> Workbench:
     """The workbench of the search: the machine of the flags, or this one, which is measured first."""
-    from headrace.build.workbench import calibrated_workbench
+    from headrace.build.workbench import calibrated_workbench, refuse_speculation
     from headrace.cli.bench.calibrate import measure
 
-    if given.scheduler.speculative_config is not None:
-        raise ConfigError(
-            "--speculative-config cannot be set here: settings are compared without speculation"
-        )
+    refuse_speculation(given.scheduler)  # before anything is measured
     if place.simulated:
         return where.simulated_workbench(given, place)
     return calibrated_workbench(given, measure(given))

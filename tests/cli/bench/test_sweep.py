@@ -89,6 +89,10 @@ def test_a_spent_budget_is_said(tmp_path):
         ((*SIMULATED, "--degree", "3"), "--degree 3: llama-3.1-8b has 8 KV heads"),
         (("--dataset-name", "high-variance-chats"), "a sweep needs a workload of token ids"),
         (("--speculative-config", '{"method": "ngram"}'), "--speculative-config cannot be set here"),
+        (
+            (*SIMULATED, "--speculative-config", '{"method": "ngram"}'),
+            "--speculative-config cannot be set here",
+        ),
     ],
 )
 def test_bad_input_is_named(words, message):
