@@ -106,9 +106,7 @@ class Tuner:
         self._start = dict(start)
         self._present: Mapping[str, Value] = self._start
         self._shift = Shift(2 * SMOOTHING_WINDOWS * window_seconds)
-        self._calm: set[str] = (
-            set()
-        )  # settings with a value that was adopted while requests did not mostly wait
+        self._calm: set[str] = set()  # settings whose value was adopted under a lower load
         self._home: set[str] = set()  # settings to try at their first value again
         self._window_seconds = window_seconds
         self._burn_in_seconds = burn_in_seconds
@@ -150,7 +148,7 @@ class Tuner:
     @property
     def _overloaded(self) -> bool:
         """Whether requests mostly wait while settings have values that suited a lower load."""
-        return bool(self._calm) and self.signals.waiting > OVERLOAD
+        return self.mode is Mode.ON and bool(self._calm) and self.signals.waiting > OVERLOAD
 
     def _return(self, now: float) -> None:
         """Set one setting back to the value at the start, without a trial."""

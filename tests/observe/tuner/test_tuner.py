@@ -162,16 +162,30 @@ def test_a_trial_without_a_gain_ends_after_few_pairs_and_one_with_a_small_gain_g
     assert any(len(each.pairs) > HOPE_PAIRS for each in trials)
 
 
-def test_what_a_low_load_has_taught_is_undone_at_once_when_requests_mostly_wait():
-    world = World(best=0.1, seed=1).live(8 * 3600)
-    assert world.settled < 0.7
-    now, tuner = 8 * 3600.0, world.steering.tuner
+def overloaded(world, now):
+    """Requests that wait for nine tenths of their latency, and what the tuner then does."""
     for number in range(50):
-        tuner.signals.fold(Arrived(f"w{number}", 100, "t", 0, now), now)
-        tuner.signals.fold(Emitted(f"w{number}", (1,)), now + 9.0)
-        tuner.signals.fold(Finished(f"w{number}", FinishReason.LENGTH, 100, 2, 0), now + 10.0)
+        world.steering.tuner.signals.fold(Arrived(f"w{number}", 100, "t", 0, now), now)
+        world.steering.tuner.signals.fold(Emitted(f"w{number}", (1,)), now + 9.0)
+        finished = Finished(f"w{number}", FinishReason.LENGTH, 100, 2, 0)
+        world.steering.tuner.signals.fold(finished, now + 10.0)
         now += 10.0
     while (change := world.steering.tick(now)) is not None:
         world.knobs = changed(SETTINGS, world.knobs, change.setting, change.value)
+
+
+def test_what_a_low_load_has_taught_is_undone_at_once_when_requests_mostly_wait():
+    world = World(best=0.1, seed=1).live(8 * 3600)
+    assert world.settled < 0.7
+    overloaded(world, 8 * 3600.0)
     assert world.knobs.mixed_prefill_ratio == 0.7
-    assert any("back to the value at the start" in note.what for note in tuner.notes)
+    assert any("back to the value at the start" in note.what for note in world.steering.tuner.notes)
+
+
+def test_advice_undoes_nothing():
+    world = World(best=0.1, seed=1).live(8 * 3600)
+    adopted = world.settled
+    world.steering.tuner.set_mode(Mode.ADVISE, 8 * 3600.0)
+    overloaded(world, 8 * 3600.0)
+    assert world.settled == adopted
+    assert not any("back to the value at the start" in note.what for note in world.steering.tuner.notes)
