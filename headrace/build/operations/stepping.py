@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headrace.build.films import simulated_steps, tour
 from headrace.core.engine import Engine
 from headrace.lab.steps.scenario import Asked, Scenario
 from headrace.observe.steps.book import StepBook
@@ -85,9 +84,17 @@ def make_stepping(
         found = [(each, life) for each in request_ids if (life := lives.get(each)) is not None]
         return trace((), found, now)
 
+    # The simulator is imported when it is first asked for: it would lengthen the start of every server.
     def simulate(body: Mapping[str, Any], form: str) -> Mapping[str, Any]:
+        from headrace.build.films import simulated_steps
+
         requests = tuple(Asked(**each) for each in body["requests"])
         return simulated_steps(Scenario(**{**body, "requests": requests}), form)
+
+    def tour() -> list[dict[str, Any]]:
+        from headrace.build import films
+
+        return films.tour()
 
     return Stepping(
         StepRoutes(LiveSteps(engine, service, lives, settings).read, simulate, tour),
