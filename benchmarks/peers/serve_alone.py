@@ -49,24 +49,24 @@ class Alone:
             stream.end(len(prompt))
 
 
-def transformers(folder: str, told: dict[str, Any]) -> Generate:
+def transformers(folder: str, options: dict[str, Any]) -> Generate:
     """``generate`` with ``assistant_model`` or ``prompt_lookup_num_tokens``."""
     import torch
     import transformers as library
 
-    torch.set_num_threads(told["threads"])
+    torch.set_num_threads(options["threads"])
     library.logging.set_verbosity_error()
     loaded: Any = library.AutoModelForCausalLM
     model = loaded.from_pretrained(folder, dtype=torch.bfloat16).eval()
     more: dict[str, Any] = {}
-    if told["method"] == "lookup":
-        more["prompt_lookup_num_tokens"] = told["tokens"]
-    elif told["method"] == "draft":
-        more["assistant_model"] = loaded.from_pretrained(told["draft"], dtype=torch.bfloat16).eval()
-    for each in (model, *([more["assistant_model"]] if told["method"] == "draft" else [])):
+    if options["method"] == "lookup":
+        more["prompt_lookup_num_tokens"] = options["tokens"]
+    elif options["method"] == "draft":
+        more["assistant_model"] = loaded.from_pretrained(options["draft"], dtype=torch.bfloat16).eval()
+    for each in (model, *([more["assistant_model"]] if options["method"] == "draft" else [])):
         each.generation_config = library.GenerationConfig(do_sample=False, pad_token_id=0)  # no token ends
-    if told["method"] == "draft":
-        more["assistant_model"].generation_config.num_assistant_tokens = told["tokens"]
+    if options["method"] == "draft":
+        more["assistant_model"].generation_config.num_assistant_tokens = options["tokens"]
 
     def generate(prompt: Sequence[int], count: int) -> Sequence[int]:
         ids = torch.tensor([prompt])
@@ -78,7 +78,7 @@ def transformers(folder: str, told: dict[str, Any]) -> Generate:
     return generate
 
 
-def openvino(folder: str, told: dict[str, Any]) -> Generate:
+def openvino(folder: str, options: dict[str, Any]) -> Generate:
     """``LLMPipeline`` with ``draft_model`` or ``prompt_lookup``."""
     import numpy as np
     import openvino as library
@@ -87,12 +87,12 @@ def openvino(folder: str, told: dict[str, Any]) -> Generate:
     plan = openvino_genai.SchedulerConfig()
     plan.cache_size = 1
     plan.enable_prefix_caching = False
-    hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": told["threads"], "INFERENCE_PRECISION_HINT": "bf16"}
+    hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": options["threads"], "INFERENCE_PRECISION_HINT": "bf16"}
     more: dict[str, Any] = {}
-    if told["method"] == "lookup":
+    if options["method"] == "lookup":
         more["prompt_lookup"] = True
-    elif told["method"] == "draft":
-        more["draft_model"] = openvino_genai.draft_model(told["draft"], "CPU", **hints)
+    elif options["method"] == "draft":
+        more["draft_model"] = openvino_genai.draft_model(options["draft"], "CPU", **hints)
     pipeline = openvino_genai.LLMPipeline(folder, "CPU", scheduler_config=plan, **more, **hints)
 
     def generate(prompt: Sequence[int], count: int) -> Sequence[int]:
@@ -100,9 +100,9 @@ def openvino(folder: str, told: dict[str, Any]) -> Generate:
         config.max_new_tokens = config.min_new_tokens = count
         config.ignore_eos = True
         config.do_sample = False
-        if told["method"] != "none":
-            config.num_assistant_tokens = told["tokens"]
-        if told["method"] == "lookup":
+        if options["method"] != "none":
+            config.num_assistant_tokens = options["tokens"]
+        if options["method"] == "lookup":
             config.max_ngram_size = 3
         out = pipeline.generate(library.Tensor(np.array([prompt], dtype=np.int64)), config)
         tokens: list[int] = list(out.tokens[0])
