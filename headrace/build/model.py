@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from headrace.build.drafting import ModelDrafts, speculation
+from headrace.build.draft_models import load_drafting, reads_states
+from headrace.build.drafting import ModelDrafts
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
@@ -32,7 +33,9 @@ from headrace.compute.device import (
     resolve_dtype,
     return_freed_memory,
 )
-from headrace.compute.drafting.loading import Beside, LoadedDraft, load_draft
+from headrace.compute.drafting.head_drafts import HeadDrafts
+from headrace.compute.drafting.head_loading import LoadedHead
+from headrace.compute.drafting.loading import Beside, LoadedDraft, StepSizes
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import Kernels, KernelsUnavailable, select
@@ -128,6 +131,14 @@ class _Computing(NamedTuple):
     fingerprint: str
     process_bytes: int
 
+    def beside(self) -> Beside:
+        """What a draft model or head has to fit."""
+        embedding, head = self.weights.embedding, self.decoder.head
+        return Beside(
+            *(self.spec, self.max_model_len, self.device, self.choice.dtype, self.kv_dtype, self.kernels),
+            *(embedding, head),
+        )
+
     def notes(self) -> tuple[str, str]:
         """Why it computes in this type, and a note on stored weights (empty: none)."""
         return self.choice.reason, _stored_note(self.spec, self.weights)
@@ -149,11 +160,11 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         text = _load_text(model)
     with timed(seconds, "weights"):
         computing = _load_decoder(model, text.folder, with_fingerprint=bool(cache.kv_offload_path))
-        draft = _load_draft(options, computing)
+        draft = load_drafting(options, computing.beside())
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
-        overlap = resolve_overlap(plans, device.type)
+        overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type)
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         ledger, tiers, runner, drafts = _open_memory(computing, draft, cache, plans, knobs, overlap, matchers)
@@ -254,18 +265,9 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
     )
 
 
-def _load_draft(options: Options, computing: _Computing) -> LoadedDraft | None:
-    config = speculation(options.scheduler)
-    if config is None or config.model is None:
-        return None
-    spec, max_model_len, device, _, choice, kv_dtype, kernels, *_ = computing
-    target = Beside(spec, max_model_len, device, choice.dtype, kv_dtype, kernels)
-    return load_draft(config, target, options.model.seed if options.model.load_format == "dummy" else None)
-
-
 def _open_memory(
     computing: _Computing,
-    draft: LoadedDraft | None,
+    draft: LoadedDraft | LoadedHead | None,
     cache: CacheOptions,
     plans: SchedulerOptions,
     knobs: Knobs,
@@ -274,6 +276,7 @@ def _open_memory(
 ) -> _Memory:
     """Size the KV cache, allocate it, open the lower tiers, and put the runner on them."""
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
+    sizes = StepSizes(cache.block_size, plans.max_num_seqs, knobs.batched_tokens)
     ledger = plan_memory(
         device_facts(device),
         ModelSize(
@@ -290,13 +293,14 @@ def _open_memory(
         max_num_batched_tokens=knobs.batched_tokens,
         host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
         process_bytes=computing.process_bytes,
-        draft=draft.size(cache.block_size, plans.max_num_seqs) if draft else None,
+        draft=draft.size(sizes) if draft else None,
     )
     kv = PagedKV(spec, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
     live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
     ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
     layout = computing.kernels.layout
     tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, computing.fingerprint, layout)
+    proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
         computing.decoder,
         kv,
@@ -309,11 +313,11 @@ def _open_memory(
         mover=tiers.mover if tiers else None,
         ahead=ahead,
         matchers=matchers,
+        head=proposer if isinstance(proposer, HeadDrafts) else None,
     )
     drafts = None
-    if draft:
-        proposer = draft.proposer(ledger.draft_blocks, cache.block_size, logger.warning)
-        drafts = ModelDrafts(proposer, draft.decoder.nbytes / computing.decoder.nbytes)
+    if draft and proposer:
+        drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes)
     return _Memory(ledger, tiers, runner, drafts)
 
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
@@ -69,7 +71,8 @@ class LocalRunner:
     ``sample`` (including storing the tokens) and ``collect`` (waiting and converting results). On CUDA the first
     three are the time to queue the work, and the device's time shows in ``collect``. ``bell`` interrupts idle plans
     if they are ``breakable``: when each plan is collected before the next is launched.
-    ``matchers`` hold the grammars of structured outputs; without them such a request fails.
+    ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``head`` drafts with the
+    hidden states of each step.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class LocalRunner:
         mover: Mover | None = None,
         ahead: MemoryClearing | None = None,
         matchers: Matchers | None = None,
+        head: HeadDrafts | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.bell = StepInterrupt()
@@ -96,10 +100,13 @@ class LocalRunner:
         self._mover = mover
         self._ahead = ahead
         self._matchers = matchers
+        self._head = head
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
         )
+        if head is not None:
+            head.bind(self._slots)
         self._sampler = Sampler(
             self._slots.tokens, vocab_size, decoder.likeliest, decoder.choose, decoder.restrict
         )
@@ -170,7 +177,11 @@ class LocalRunner:
         scored_at = np.repeat(last + 1 - rows.length, spans) + ramps(spans) if spans.size else spans
         if scored_at.size:
             wanted = np.sort(np.concatenate([sampled_at, scored_at]))
+        if self._head is not None and self._head.reads_last:
+            wanted = np.arange(last[-1] + 1)
         batch = self._slots.pack(rows, wanted, self.bell if self._breakable and plan.idle else None)
+        if self._head is not None:
+            batch = replace(batch, taps=self._head.tapping(batch))
 
         prepared = time.perf_counter()
         try:
@@ -187,6 +198,8 @@ class LocalRunner:
         prompt_scores: tuple[Scores, ...] = ()
         if scored_at.size:
             prompt_scores = self._score_prompts(self._lines(hidden, wanted, scored_at), rows, spans, download)
+        if self._head is not None and batch.taps is not None:
+            self._head.observe(rows, batch.taps)
         download.seal()
         done = time.perf_counter()
         self.seconds["prepare"] += prepared - began
@@ -206,6 +219,8 @@ class LocalRunner:
 
     def _admit(self, entry: Entry) -> None:
         self._refused.pop(entry.slot, None)
+        if self._head is not None:
+            self._head.admit(entry)
         params = entry.params
         self._top[entry.slot] = -1 if params.logprobs is None else params.logprobs
         self._prompt_top[entry.slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
@@ -230,7 +245,10 @@ class LocalRunner:
         elif moves:
             if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
                 raise ValueError("this runner has no lower tiers: blocks cannot leave the device")
-            self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
+            blocks = [move.source for move in moves], [move.target for move in moves]
+            self._kv.copy_blocks(*blocks)
+            if self._head is not None:
+                self._head.copy_blocks(*blocks)
 
     def _lines(self, hidden: torch.Tensor, wanted: Ints, some: Ints) -> torch.Tensor:
         """The states at the packed positions ``some``, taken from those at ``wanted`` (ascending)."""

@@ -113,6 +113,10 @@ class Slots:
         (at,) = upload(self.device, slots)
         return self.tables[:, :columns].index_select(0, at)
 
+    def table(self, slot: int) -> Blocks:
+        """The blocks of a slot, on the host."""
+        return self._host_tables[slot, : self._blocks[slot]]
+
     def draft(self, rows: Rows, drafts: Ints) -> None:
         """Store the ``drafts`` of all rows, one after the other, behind the known tokens; 0 in place of no token."""
         places = np.repeat(rows.slot * (self._max_model_len + 1) + rows.known, rows.drafts) + ramps(
