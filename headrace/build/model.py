@@ -133,11 +133,8 @@ class _Computing(NamedTuple):
 
     def beside(self) -> Beside:
         """What a draft model or head has to fit."""
-        embedding, head = self.weights.embedding, self.decoder.head
-        return Beside(
-            *(self.spec, self.max_model_len, self.device, self.choice.dtype, self.kv_dtype, self.kernels),
-            *(embedding, head),
-        )
+        computed = self.device, self.choice.dtype, self.kv_dtype, self.kernels
+        return Beside(self.spec, self.max_model_len, *computed, self.weights.embedding, self.decoder.head)
 
     def notes(self) -> tuple[str, str]:
         """Why it computes in this type, and a note on stored weights (empty: none)."""

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head (arXiv:2503.01840): one layer that reads hidden states of the target and guesses the token after the next.
+"""An EAGLE-3 head (arXiv:2503.01840): one layer that reads hidden states of the target and guesses what follows.
 
 ```
  position            p                                       p + 1

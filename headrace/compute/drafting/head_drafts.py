@@ -24,7 +24,7 @@ from headrace.compute.drafting.forward import Rows as PassRows
 from headrace.compute.drafting.guarded import LEAST_CONFIDENCE, MOST, GuardedProposer
 from headrace.compute.drafting.head import Head
 from headrace.compute.kv import PagedKV
-from headrace.compute.slots import Ints, Rows, Slots
+from headrace.compute.slots import Rows, Slots
 from headrace.core.capacity import blocks_needed
 from headrace.core.drafting.proposal import DraftAsk, Proposal
 from headrace.core.plan import Entry
@@ -167,7 +167,9 @@ class HeadDrafts(GuardedProposer):
             if held.count + length > self._room:
                 if held.count:
                     late.append(self._late(slot, held.begin, self._pending[slot, : held.count]))
-                known = length - drafts - 1  # the last known position has to wait: its pass gives the first draft
+                known = (
+                    length - drafts - 1
+                )  # the last known position has to wait: its pass gives the first draft
                 if known:
                     late.append(self._late(slot, start, whole[:known]))
                 held.begin, held.count = start + known, 0
@@ -185,9 +187,7 @@ class HeadDrafts(GuardedProposer):
 
     def _propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
         proposals: list[Proposal | None] = [None] * len(asks)
-        lines = [
-            line for place, ask in enumerate(asks) if (line := self._line(place, ask)) is not None
-        ]
+        lines = [line for place, ask in enumerate(asks) if (line := self._line(place, ask)) is not None]
         if not lines:
             return proposals
         lines.sort(key=lambda line: line.length)

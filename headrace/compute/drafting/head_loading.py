@@ -39,7 +39,6 @@ from headrace.core.capacity import activation_bytes
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 
 
-
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
     """A head with its weights, without pages yet."""
@@ -120,13 +119,19 @@ def read_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     """
     named = ConfigReader("config", config, {}).names("architectures") or []
     if not set(named) & set(ARCHITECTURES):
-        raise ModelError(f"the config names {', '.join(named) or 'no architecture'}; expected {ARCHITECTURES[0]}")
+        raise ModelError(
+            f"the config names {', '.join(named) or 'no architecture'}; expected {ARCHITECTURES[0]}"
+        )
     layer = parse_config({**config, "architectures": ["LlamaForCausalLM"]})
     read = ConfigReader(ARCHITECTURES[0], config, {})
     _refuse("num_hidden_layers", layer.num_layers, 1)
     _refuse("vocab_size", layer.vocab_size, target.vocab_size)
     hidden = read.optional_integer("target_hidden_size") or layer.hidden_size
-    _refuse("target_hidden_size" if config.get("target_hidden_size") else "hidden_size", hidden, target.hidden_size)
+    _refuse(
+        "target_hidden_size" if config.get("target_hidden_size") else "hidden_size",
+        hidden,
+        target.hidden_size,
+    )
     return HeadSpec(
         layer,
         _layers(read, target.num_layers),
@@ -209,7 +214,9 @@ def _check_names(checkpoint: Checkpoint, spec: HeadSpec, target: DecoderSpec) ->
         name for name in set(checkpoint.names) - shapes.keys() - optional if not name.endswith("inv_freq")
     }
     if unexpected:
-        raise ModelError(f"{checkpoint.folder} has tensors that an EAGLE-3 head does not use: {listed(unexpected)}")
+        raise ModelError(
+            f"{checkpoint.folder} has tensors that an EAGLE-3 head does not use: {listed(unexpected)}"
+        )
 
 
 def _head(checkpoint: Checkpoint | None, spec: HeadSpec, target: Beside, seed: int | None = None) -> Head:

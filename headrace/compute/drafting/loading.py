@@ -86,9 +86,7 @@ class LoadedDraft:
         return DraftModel(self.decoder, kv, max_model_len=self.max_model_len, warn=warn, most=self.most)
 
 
-def load_draft(
-    config: SpeculativeConfig, target: Beside, dummy_seed: int | None = None
-) -> LoadedDraft:
+def load_draft(config: SpeculativeConfig, target: Beside, dummy_seed: int | None = None) -> LoadedDraft:
     """Load the draft model that ``config`` names, beside the loaded ``target``.
 
     ``dummy_seed`` draws random weights.

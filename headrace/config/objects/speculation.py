@@ -77,7 +77,9 @@ def _check_model(label: str, config: SpeculativeConfig) -> None:
     if len(loaded) > 1:
         raise ConfigError(f"{label}: methods {' and '.join(loaded)} exclude each other: use one of them")
     if loaded and config.model is None:
-        raise ConfigError(f"{label}: method {loaded[0]} needs the key 'model', the draft model or head to load")
+        raise ConfigError(
+            f"{label}: method {loaded[0]} needs the key 'model', the draft model or head to load"
+        )
     for key, methods in (("model", LOADED), ("revision", LOADED), ("quantization", LOADED[:1])):
         if getattr(config, key) is not None and not set(methods) & set(loaded):
             raise ConfigError(f"{label}: {key} needs the method {' or '.join(methods)}")
