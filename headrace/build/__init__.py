@@ -6,7 +6,7 @@ it needs.
 - `model`: a loaded model: weights, memory, runner and engine.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file; API keys.
-- `drafting`: the drafter of speculative decoding.
+- `drafting`: the drafter of speculative decoding. `draft_models`: draft models and heads that it uses.
 - `pooling`: embedding and reranking models, and a server that has only these.
 - `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `server`: the HTTP server in front of a loaded model.

@@ -25,7 +25,7 @@ from tests.compute.drafting.heads import ATTENTION, MLP, tensors, write_head
 from tests.oracle.harness import pack
 
 TOKENS = 4
-SCARCE = {"kv_cache_memory_bytes": 600 << 10, "max_model_len": 96}
+SCARCE = {"kv_cache_memory_bytes": 600 << 10, "max_model_len": 96, "scheduling_policy": "fcfs"}
 """A pool in which requests are preempted."""
 
 
