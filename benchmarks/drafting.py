@@ -6,6 +6,10 @@
 - ``edits``: the prediction is the answer with 5 % of its tokens replaced, left out or put in.
 - ``chats``: stories by the built-in model, drafted by its draft model.
 - ``mixed``: a third of the requests are edits, the others unpredictable.
+- ``extraction``: sentences of the prompt are quoted, with a few words between them; drafts by ``ngram``.
+- ``agent``: turns of an agent, which repeat earlier ones with other names and numbers; drafts by ``suffix``.
+
+Texts of the last two kinds are not the model's own: see `benchmarks.scripted_texts`. Each round has new ones.
 
 The engine without drafts and the engine with drafts live as long as the script, and take turns in short rounds. A ratio
 compares neighbours of one round; the figures are medians, with the quartiles beside them. On a busy machine use
@@ -24,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.scripted_texts import Script, Texts
 from benchmarks.stage import arguments, say
 from headrace import LLM, SamplingParams
 from headrace.core.drafting.acceptance import Acceptance
@@ -46,13 +51,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "edits": {"method": "prediction"},
     "chats": {"method": "draft_model", "model": "builtin-draft", "num_speculative_tokens": 6},
     "mixed": {"method": ["prediction", "ngram"]},
+    "extraction": {"method": "ngram"},
+    "agent": {"method": "suffix"},
 }
 TARGETS = {
     "unpredictable": dict.fromkeys((1, 4, 16, 32, 64), 0.98),
     "edits": {1: 3.0, 4: 2.3, 16: 1.6, 32: 1.5},
     "chats": {1: 1.3},
     "mixed": dict.fromkeys((1, 4, 16, 32, 64), 1.0),
+    "extraction": {1: 2.0},
+    "agent": {1: 2.5},
 }
+SCRIPTED = ("extraction", "agent")
 CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}
 HEROES = (
     "a fox",
@@ -107,8 +117,10 @@ def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time
 class Maker:
     """Makes the requests of a kind of text; ids never repeat."""
 
-    def __init__(self, llm: LLM, kind: str, length: int, seed: int) -> None:
+    def __init__(self, llm: LLM, kind: str, length: int, seed: int, scripts: Sequence[Script] = ()) -> None:
         self._llm = llm
+        self._scripts = scripts
+        self._texts = Texts(kind, seed, length, llm.tokenizer)
         self._kind = kind
         self._length = length
         self._random = random.Random(seed)
@@ -130,7 +142,9 @@ class Maker:
     def requests(
         self, prompts: Sequence[tuple[int, ...]], known: Answers | None, number: int
     ) -> list[Request]:
-        """Requests for the prompts; ``known`` are their answers."""
+        """Requests for the prompts; ``known`` are their answers. With scripts the prompts are new."""
+        if self._scripts:
+            return [self._scripted() for _ in prompts]
         made = []
         for at, prompt in enumerate(prompts):
             random_text = self._kind == "unpredictable" or (self._kind == "mixed" and at % 3)
@@ -146,6 +160,15 @@ class Maker:
             name = f"{self._kind}{number}-{next(self._ids)}"
             made.append(Request(name, prompt, params, seed=1000 * number + at, prediction=prediction))
         return made
+
+    def _scripted(self) -> Request:
+        """A request whose answer the scripts know."""
+        encode, item = self._llm.tokenizer.encode, self._texts.item()
+        answer, name = encode(item.answer, False)[: self._length], f"{self._kind}-{next(self._ids)}"
+        for script in self._scripts:
+            script.answers[name] = answer
+        params = SamplingParams(temperature=0.0, max_tokens=len(answer), ignore_eos=True)
+        return Request(name, tuple(encode(item.prompt)), params)
 
     def edited(self, answer: Sequence[int]) -> tuple[int, ...]:
         """The answer with some tokens replaced, left out or put in."""
@@ -181,13 +204,16 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
     config = json.dumps(args.config or CONFIGS[args.kind])
     options: dict[str, Any] = {"load_format": args.load_format, "device": args.device}
+    if args.kind in SCRIPTED:
+        options["max_model_len"] = 4096
     found = []
     with (
         LLM(args.model, **options) as plain,
         LLM(args.model, speculative_config=config, **options) as drafting,
     ):
+        scripts = [Script(llm.loaded.runner) for llm in (plain, drafting) if args.kind in SCRIPTED]
         for batch in args.batches:
-            row = measure(plain, drafting, args, batch)
+            row = measure(plain, drafting, args, batch, scripts)
             found.append(row)
             target = TARGETS.get(args.kind, {}).get(batch)
             say(
@@ -203,10 +229,10 @@ def main() -> None:
     )
 
 
-def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float]:
+def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[Script]) -> dict[str, float]:
     """The ratios of one batch size."""
     clock = CLOCKS[args.clock]
-    maker = Maker(plain, args.kind, args.output_len, args.seed)
+    maker = Maker(plain, args.kind, args.output_len, args.seed, scripts)
     prompts = maker.prompts(batch)
     answers = run(plain, maker.requests(prompts, None, 0), clock).answers
     if args.kind == "forced":
@@ -220,7 +246,7 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float
         ran = {id(llm): run(llm, some, clock) for llm, some in (pair if number % 2 else reversed(pair))}
         without, last = ran[id(plain)], ran[id(drafting)]
         if without.answers != last.answers:
-            same = sum(without.answers[each] == last.answers[each] for each in prompts)
+            same = sum(last.answers[each] == answer for each, answer in without.answers.items())
             say(f"batch {batch}: {batch - same} answers differ with drafts")
         if number > 1:
             ratios.append(without.seconds / last.seconds)
