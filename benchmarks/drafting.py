@@ -87,6 +87,8 @@ class Ran(NamedTuple):
     steps: int
     drafted: int
     accepted: int
+    gap: float
+    """The 99th percentile of the seconds between tokens; those of one step share its time."""
 
 
 def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time.monotonic) -> Ran:
@@ -95,13 +97,20 @@ def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time
     engine.reset_prefix_cache()
     answers: dict[str, list[int]] = {each.id: [] for each in requests}
     left, steps, drafted, accepted = len(requests), 0, 0, 0
+    came: list[tuple[int, float]] = []  # tokens of a request at once, and the seconds since those before
+    last: dict[str, float] = {}
     began = clock()
     for each in requests:
         engine.submit(each, clock())
     while left:
-        for event in engine.step(clock()):
+        events = engine.step(clock())
+        now = clock()
+        for event in events:
             if isinstance(event, Emitted):
                 answers[event.request_id] += event.tokens
+                if event.request_id in last:
+                    came.append((len(event.tokens), now - last[event.request_id]))
+                last[event.request_id] = now
             elif isinstance(event, Stepped):
                 steps += 1
             elif isinstance(event, Verified):
@@ -111,19 +120,27 @@ def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time
                 left -= 1
     seconds = clock() - began
     found = {each.tokens: tuple(answers[each.id]) for each in requests}
-    return Ran(seconds, found, sum(map(len, found.values())), steps, drafted, accepted)
+    gaps = sorted(gap / tokens for tokens, gap in came for _ in range(tokens))
+    gap = gaps[int(0.99 * len(gaps))]
+    return Ran(seconds, found, sum(map(len, found.values())), steps, drafted, accepted, gap)
 
 
 class Maker:
-    """Makes the requests of a kind of text; ids never repeat."""
+    """Makes the requests of a kind of text for a batch size.
 
-    def __init__(self, llm: LLM, kind: str, length: int, seed: int, scripts: Sequence[Script] = ()) -> None:
+    Ids never repeat. Nor do seeds, in other batch sizes either: a hot request draws the same text with the same seed,
+    whatever its prompt is, and `suffix` would find it among the past outputs.
+    """
+
+    def __init__(
+        self, llm: LLM, kind: str, length: int, seed: int, batch: int, scripts: Sequence[Script] = ()
+    ) -> None:
         self._llm = llm
         self._scripts = scripts
         self._texts = Texts(kind, seed, length, llm.tokenizer)
         self._kind = kind
         self._length = length
-        self._random = random.Random(seed)
+        self._random = random.Random(f"{seed} {batch}")
         self._words = range(100, min(2000, llm.loaded.tokenizer.vocab_size))
         self._ids = itertools.count()
 
@@ -158,7 +175,9 @@ class Maker:
             elif self._kind in ("edits", "mixed"):
                 prediction = self.edited(answer)
             name = f"{self._kind}{number}-{next(self._ids)}"
-            made.append(Request(name, prompt, params, seed=1000 * number + at, prediction=prediction))
+            made.append(
+                Request(name, prompt, params, seed=self._random.getrandbits(31), prediction=prediction)
+            )
         return made
 
     def _scripted(self) -> Request:
@@ -219,7 +238,8 @@ def main() -> None:
             say(
                 f"{args.kind} batch {batch:3}: {row['ratio']:.3f}x ({row['low']:.3f} to {row['high']:.3f})"
                 + (f" target {target}" if target else "")
-                + f"; {row['plain']:.0f} tokens/s without; per step {row['tokens_per_step']:.2f} tokens and"
+                + f"; p99 ITL {row['itl_p99']:.2f}x; {row['plain']:.0f} tokens/s without;"
+                f" per step {row['tokens_per_step']:.2f} tokens and"
                 f" {row['drafted_per_row']:.2f} drafts a row, {row['accepted']:.0%} accepted"
             )
     path = args.output or Path("bench-results") / f"drafting-{args.kind}.json"
@@ -232,14 +252,14 @@ def main() -> None:
 def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[Script]) -> dict[str, float]:
     """The ratios of one batch size."""
     clock = CLOCKS[args.clock]
-    maker = Maker(plain, args.kind, args.output_len, args.seed, scripts)
+    maker = Maker(plain, args.kind, args.output_len, args.seed, batch, scripts)
     prompts = maker.prompts(batch)
     answers = run(plain, maker.requests(prompts, None, 0), clock).answers
     if args.kind == "forced":
         forced = ForcedAcceptance(answers, args.acceptance, 8, args.seed)
         drafter = BudgetedDrafter([forced], Acceptance(), DraftBudget(None))
         drafting.loaded.engine.scheduler._drafted._drafter = drafter
-    ratios, speeds, last = list[float](), list[float](), None
+    ratios, gaps, speeds, last = list[float](), list[float](), list[float](), None
     for number in range(args.rounds + 2):  # the first two warm up
         requests = maker.requests(prompts, answers, number)
         pair = [(plain, requests), (drafting, requests)]
@@ -250,6 +270,7 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[
             say(f"batch {batch}: {batch - same} answers differ with drafts")
         if number > 1:
             ratios.append(without.seconds / last.seconds)
+            gaps.append(last.gap / without.gap)
             speeds.append(without.tokens / without.seconds)
     assert last is not None
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -258,6 +279,7 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[
         "ratio": statistics.median(ratios),
         "low": low,
         "high": high,
+        "itl_p99": statistics.median(gaps),
         "plain": statistics.median(speeds),
         "tokens_per_step": last.tokens / last.steps / batch,
         "drafted_per_row": last.drafted / last.steps / batch,
