@@ -137,7 +137,7 @@ class Maker:
     ) -> None:
         self._llm = llm
         self._scripts = scripts
-        self._texts = Texts(kind, seed, length, llm.tokenizer)
+        self._texts = Texts(kind, f"{seed} {batch}", length, llm.tokenizer)
         self._kind = kind
         self._length = length
         self._random = random.Random(f"{seed} {batch}")

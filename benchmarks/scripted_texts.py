@@ -73,7 +73,7 @@ class Script:
 class Texts:
     """Makes the texts of a kind, ``extraction`` or ``agent``; no two are equal."""
 
-    def __init__(self, kind: str, seed: int, length: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, kind: str, seed: str, length: int, tokenizer: Tokenizer) -> None:
         self._kind = kind
         self._random = random.Random(seed)
         self._length = length
