@@ -20,6 +20,7 @@ from statistics import median
 
 from headrace.core.prediction.draft_stairs import DraftStairs
 from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_curve import StepCurve
 from headrace.core.prediction.step_residuals import StepResiduals
 
 MEMORY = 500
@@ -78,6 +79,8 @@ class StepTimes:
         """Recent mean relative error."""
         self.residuals = StepResiduals()
         """What the line leaves of steps, by their number of tokens."""
+        self.curve = StepCurve()
+        """What steps took, by their number of tokens."""
         self._stairs: dict[int, DraftStairs] = {}  # by rows
         self._context = 0.0  # the mean context of rows of one token
 
@@ -166,6 +169,8 @@ class StepTimes:
         if seconds <= 0 or tokens < 1:
             return
         self._seen += 1
+        if not drafted:
+            self.curve.observe(tokens, seconds)
         if self.ready:
             plain = tokens == rows
             usual = (
