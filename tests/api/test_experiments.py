@@ -1,4 +1,4 @@
-"""Experiments on a real server under load: a planted regression is found and undone; the tuner rehearses the traffic."""
+"""Experiments on a real server under load: a planted regression is undone; the tuner rehearses the traffic."""
 
 import threading
 import time

@@ -6,19 +6,23 @@ from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from headrace.core.events import Admitted, Arrived, Emitted, Event, Finished
+from headrace.core.events import Admitted, Arrived, Chunked, Emitted, Event, Finished
 from headrace.observe.experiments.measures import WindowMeter
 from headrace.observe.tuner.rehearsal import Job, Scene
 
 
 class _Live:
-    """A request that is open, or ended within the scene; ``before`` tokens were generated before the scene."""
+    """A request that is open, or ended within the scene.
 
-    __slots__ = ("arrived", "before", "cached", "ended", "prompt", "tokens")
+    ``known`` positions of the prompt are cached or computed; ``done`` were when the scene began, and ``before`` tokens
+    had been generated.
+    """
+
+    __slots__ = ("arrived", "before", "done", "ended", "known", "prompt", "tokens")
 
     def __init__(self, arrived: float, prompt: int) -> None:
         self.arrived, self.prompt = arrived, prompt
-        self.cached = self.tokens = self.before = 0
+        self.known = self.done = self.tokens = self.before = 0
         self.ended = False
 
 
@@ -40,6 +44,7 @@ class History:
         self._folds: Mapping[type, Callable[[Any, float], None]] = {
             Arrived: self._arrived,
             Admitted: self._admitted,
+            Chunked: self._chunked,
             Emitted: self._emitted,
             Finished: self._finished,
         }
@@ -57,7 +62,7 @@ class History:
         self._began = now
         self._scene = list(self._live.values())
         for each in self._scene:
-            each.arrived, each.before = now, each.tokens
+            each.arrived, each.done, each.before = now, each.known, each.tokens
 
     def close(self, now: float) -> Watched | None:
         """End the scene; None if no request of it has generated a token."""
@@ -85,7 +90,15 @@ class History:
     def _admitted(self, event: Admitted, now: float) -> None:
         live = self._live.get(event.request_id)
         if live is not None and not live.tokens:
-            live.cached = event.cached_tokens
+            live.known = event.cached_tokens
+            live.done = max(
+                live.done, event.cached_tokens
+            )  # cached before the scene or not: it is not computed
+
+    def _chunked(self, event: Chunked, now: float) -> None:
+        live = self._live.get(event.request_id)
+        if live is not None and not live.tokens:
+            live.known = event.start + event.length
 
     def _emitted(self, event: Emitted, now: float) -> None:
         live = self._live.get(event.request_id)
@@ -102,4 +115,4 @@ def _job(live: _Live, length: int) -> Job:
     """What is left of a request at the beginning of the scene, if it generates ``length`` tokens in all."""
     if live.before:
         return Job(live.arrived, 0, live.prompt + live.before, length - live.before)
-    return Job(live.arrived, max(1, live.prompt - live.cached), live.cached, length)
+    return Job(live.arrived, max(1, live.prompt - live.done), live.done, length)

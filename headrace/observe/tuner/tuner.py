@@ -6,9 +6,9 @@ noise, because both sides have the same requests. Then, in this order:
 
     a change on probation   gain = what the rehearsal says the change brings - what the error has risen since.
                             Below zero, or beyond a guard: it is undone, and its direction rests.
-    otherwise               rehearse each setting one step up and down, and the settings at the start. The best one that
-                            gains enough in this scene, gained in the one before, and would lose nothing at a higher
-                            load, is made, and is on probation next.
+    otherwise               rehearse each setting one step up and down, and the settings at the start, at somewhat more
+                            load. The best one that gains enough in this scene, and anything in the one before, is
+                            made, and is on probation next.
 
 The settings at the start are returned to at once, without a probation, where they would be better: this is the way
 back when the load rises. A direction that was undone rests for a time that doubles with each failure. An experiment of
@@ -41,9 +41,9 @@ from headrace.observe.tuner.verdict import (
     judge,
 )
 
-HIGHER_LOAD = 1.25
-"""The rehearsed load, as a multiple of the present one, at which a change must lose nothing: a setting that is best
-just below saturation can be far worse just above."""
+MARGIN = 1.15
+"""Changes are chosen for so many times the present load: what is best just below saturation can be far worse just
+above it."""
 
 SCENE_WINDOWS = 3
 """Windows of a scene."""
@@ -203,13 +203,19 @@ class Tuner:
         elif self._is_harmful(own, start, errors[METRIC], present):
             self._return(now, "measured worse than the values at the start")
         else:
-            choice = yield from self._best(scene, times, own, start, now)
+            denser = scene.denser(MARGIN)
+            own = start = self._rehearse(denser, times)
+            yield
+            if present != self._start:
+                start = self._rehearse(denser, times, self._start)
+                yield
+            choice = yield from self._best(denser, times, own, start, now)
             back = gain_of(own, start)
             if back > 0.0 and (choice is None or back >= choice.gain):
                 self._return(now, f"rehearsed {math.expm1(back):+.1%} faster at the start's values")
             elif choice is not None:
                 self._make(choice, watched.measured, now)
-        self._before = scene
+            self._before = denser
 
     def _confirm(
         self,
@@ -246,7 +252,7 @@ class Tuner:
     def _best(
         self, scene: Scene, times: StepTimes, own: Outcome, start: Outcome, now: float
     ) -> Generator[None, None, Choice | None]:
-        """The step of a setting that gains most in the rehearsal, of those that gain enough and are safe."""
+        """The step of a setting that gains most, of those that gain enough here and anything in the scene before."""
         found, present = [], self._present()
         for name, each in self._ranges.items():
             for up in (True, False):
@@ -258,22 +264,19 @@ class Tuner:
                 if is_within(outcome, own, start) and gain_of(own, outcome) > LEAST_GAIN:
                     found.append(Choice(name, value, gain_of(own, outcome)))
         for choice in sorted(found, key=lambda each: -each.gain):
-            if (yield from self._is_safe(choice, scene, times)):
+            if (yield from self._held_before(choice, times)):
                 return choice
         return None
 
-    def _is_safe(self, choice: Choice, scene: Scene, times: StepTimes) -> Generator[None, None, bool]:
-        """Whether a change would also have gained in the scene before, and loses nothing at a higher load."""
+    def _held_before(self, choice: Choice, times: StepTimes) -> Generator[None, None, bool]:
+        """Whether a change would also have gained in the scene before."""
         if self._before is None:
             return False
-        for other in (self._before, scene.denser(HIGHER_LOAD)):
-            own = self._rehearse(other, times)
-            yield
-            outcome = self._rehearse(other, times, {choice.setting: choice.value})
-            yield
-            if gain_of(own, outcome) < 0.0:
-                return False
-        return True
+        own = self._rehearse(self._before, times)
+        yield
+        outcome = self._rehearse(self._before, times, {choice.setting: choice.value})
+        yield
+        return gain_of(own, outcome) > 0.0
 
     def _rehearse(self, scene: Scene, times: StepTimes, values: Mapping[str, Value] | None = None) -> Outcome:
         knobs = self._knobs()

@@ -1,4 +1,4 @@
-from headrace.core.events import AdmitReason, Admitted, Arrived, Emitted, Finished
+from headrace.core.events import AdmitReason, Admitted, Arrived, Chunked, ChunkReason, Emitted, Finished
 from headrace.core.request import FinishReason
 from headrace.observe.tuner.history import History
 from headrace.observe.tuner.rehearsal import Job
@@ -41,6 +41,17 @@ def test_a_request_that_was_open_before_has_only_what_was_left_of_it():
     emit(history, "b", 6.0, 2)
     end(history, "b", 6.0)
     assert history.close(10.0).scene.jobs == [Job(4.0, 0, 105, 3), Job(4.0, 100, 0, 2)]
+
+
+def test_a_prompt_that_was_computed_in_part_before_has_only_the_rest():
+    history = History()
+    arrive(history, "a", 1.0, 100, cached=16)
+    history.fold(Chunked("a", 16, 40, ChunkReason.BUDGET), 2.0)
+    history.open(3.0)
+    history.fold(Chunked("a", 56, 44, ChunkReason.REST), 4.0)
+    emit(history, "a", 4.0, 2)
+    end(history, "a", 5.0)
+    assert history.close(6.0).scene.jobs == [Job(3.0, 44, 56, 2)]
 
 
 def test_an_open_request_becomes_as_long_as_those_that_ended_and_longer_than_it_is():
