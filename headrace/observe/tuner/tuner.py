@@ -6,9 +6,9 @@ noise, because both sides have the same requests. Then, in this order:
 
     a change on probation   gain = what the rehearsal says the change brings - what the error has risen since.
                             Below zero, or beyond a guard: it is undone, and its direction rests.
-    otherwise               rehearse each setting one step up and down, and the settings at the start, at somewhat more
-                            load. The best one that gains enough in this scene, and anything in the one before, is
-                            made, and is on probation next.
+    otherwise               rehearse each setting one step up and down, and the settings at the start, at this and at a
+                            higher load. The best one that gains enough in this scene, and anything in the one
+                            before, is made, and is on probation next.
 
 The settings at the start are returned to at once, without a probation, where they would be better: this is the way
 back when the load rises. A direction that was undone rests for a time that doubles with each failure. An experiment of
@@ -41,9 +41,9 @@ from headrace.observe.tuner.verdict import (
     judge,
 )
 
-MARGIN = 1.15
-"""Changes are chosen for so many times the present load: what is best just below saturation can be far worse just
-above it."""
+LOADS = (1.0, 1.3)
+"""Changes are chosen for the sum over these multiples of the present load: what is best just below saturation can be
+far worse just above it, and the next scene may have more load."""
 
 SCENE_WINDOWS = 3
 """Windows of a scene."""
@@ -203,19 +203,15 @@ class Tuner:
         elif self._is_harmful(own, start, errors[METRIC], present):
             self._return(now, "measured worse than the values at the start")
         else:
-            denser = scene.denser(MARGIN)
-            own = start = self._rehearse(denser, times)
-            yield
-            if present != self._start:
-                start = self._rehearse(denser, times, self._start)
-                yield
-            choice = yield from self._best(denser, times, own, start, now)
+            own = yield from self._foresee(scene, times, {})
+            start = yield from self._foresee(scene, times, self._start)
+            choice = yield from self._best(scene, times, own, start, now)
             back = gain_of(own, start)
             if back > 0.0 and (choice is None or back >= choice.gain):
                 self._return(now, f"rehearsed {math.expm1(back):+.1%} faster at the start's values")
             elif choice is not None:
                 self._make(choice, watched.measured, now)
-            self._before = denser
+            self._before = scene
 
     def _confirm(
         self,
@@ -259,8 +255,7 @@ class Tuner:
                 value = each.step(present[name], up)
                 if value is None or self._resting.get((name, up), -math.inf) > now:
                     continue
-                outcome = self._rehearse(scene, times, {name: value})
-                yield
+                outcome = yield from self._foresee(scene, times, {name: value})
                 if is_within(outcome, own, start) and gain_of(own, outcome) > LEAST_GAIN:
                     found.append(Choice(name, value, gain_of(own, outcome)))
         for choice in sorted(found, key=lambda each: -each.gain):
@@ -272,11 +267,19 @@ class Tuner:
         """Whether a change would also have gained in the scene before."""
         if self._before is None:
             return False
-        own = self._rehearse(self._before, times)
-        yield
-        outcome = self._rehearse(self._before, times, {choice.setting: choice.value})
-        yield
+        own = yield from self._foresee(self._before, times, {})
+        outcome = yield from self._foresee(self._before, times, {choice.setting: choice.value})
         return gain_of(own, outcome) > 0.0
+
+    def _foresee(
+        self, scene: Scene, times: StepTimes, values: Mapping[str, Value]
+    ) -> Generator[None, None, Outcome]:
+        """The outcome of a scene; all jobs are open as long as at all of `LOADS` together."""
+        outcomes = []
+        for load in LOADS:
+            outcomes.append(self._rehearse(scene.denser(load), times, values))
+            yield
+        return outcomes[0]._replace(open_seconds=sum(each.open_seconds for each in outcomes))
 
     def _rehearse(self, scene: Scene, times: StepTimes, values: Mapping[str, Value] | None = None) -> Outcome:
         knobs = self._knobs()
