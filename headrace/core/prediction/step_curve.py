@@ -43,6 +43,12 @@ class StepCurve:
         cell[2] += (min(seconds, LIMIT * cell[2]) - cell[2]) * weight
         self._points = []
 
+    def copy(self) -> StepCurve:
+        """What has been learned; another thread may observe meanwhile."""
+        made = StepCurve()
+        made._cells = {number: list(cell) for number, cell in list(self._cells.items())}
+        return made
+
     @property
     def known(self) -> bool:
         """Whether a step has been observed."""

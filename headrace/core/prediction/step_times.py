@@ -95,6 +95,15 @@ class StepTimes:
         fixed, row, token, context = self._coefficients
         return fixed, row, token, context
 
+    def copy(self) -> StepTimes:
+        """What has been learned, without what is known of drafts; another thread may observe meanwhile."""
+        made = StepTimes()
+        made._ratios, made._coefficients = self._ratios, list(self._coefficients)
+        made._squares, made._products = [list(line) for line in self._squares], list(self._products)
+        made._steps, made._seen, made._recent = self._steps, self._seen, list(self._recent)
+        made.spread, made.curve = self.spread, self.curve.copy()
+        return made
+
     def predict(self, rows: int, tokens: int, contexts: int) -> float:
         """The seconds of a step with ``rows`` rows and ``tokens`` tokens, the sum of whose contexts is ``contexts``."""
         fixed, row, token, context = self._coefficients

@@ -12,7 +12,6 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import NamedTuple
 
 from headrace.core.knobs import Knobs
@@ -68,7 +67,8 @@ class Rehearsal:
     def __init__(
         self, scene: Scene, knobs: Knobs, times: StepTimes, slots: int, *, static: bool = False
     ) -> None:
-        self._scene, self._knobs, self._times, self._curve = scene, knobs, deepcopy(times), times.curve
+        self._scene, self._knobs, self._times = scene, knobs, times.copy()
+        self._curve = self._times.curve.copy()  # what a step takes does not change by rehearsing it
         self._slots = min(slots, knobs.max_running or slots)
         self._timeout = (knobs.static_batch_seconds or 0.0) if static else None
         self._joining = 0  # requests of a static batch that have not started yet

@@ -45,3 +45,17 @@ def test_step_times_keep_a_curve_of_steps_without_drafts():
         times.observe(4, 12, 400, 0.5, drafted=True)
     times.observe(4, 4, 400, 0.02)
     assert times.curve.seconds(4) == pytest.approx(0.02)
+
+
+def test_a_copy_predicts_the_same_and_learns_for_itself():
+    times = StepTimes()
+    for tokens in (4, 8, 64, 256) * 20:
+        times.observe(4, tokens, 100 * tokens, 0.01 + 1e-4 * tokens)
+    copy = times.copy()
+    before = times.predict(4, 32, 3200), times.curve.seconds(32)
+    assert (copy.predict(4, 32, 3200), copy.curve.seconds(32)) == before
+    for _ in range(200):
+        copy.observe(4, 32, 3200, 1.0)
+    assert (times.predict(4, 32, 3200), times.curve.seconds(32)) == before
+    assert copy.ready
+    assert copy.predict(4, 32, 3200) > 2 * before[0]
