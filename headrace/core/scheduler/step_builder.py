@@ -341,7 +341,8 @@ class StepBuilder:
 
 def mixed_share(ratio: float, prompts: int) -> float:
     """Time that prefill may add to a decoding step, as a share of it, while ``prompts`` prompts wait or run."""
-    return ratio * max(1, prompts) ** QUEUE_POWER
+    share: float = ratio * max(1, prompts) ** QUEUE_POWER
+    return share
 
 
 def mixed_limit(decoding: float, ratio: float, prompts: int, fraction: float = 1.0) -> float:

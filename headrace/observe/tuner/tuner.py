@@ -6,9 +6,9 @@ noise, because both sides have the same requests. Then, in this order:
 
     a change on probation   gain = what the rehearsal says the change brings - what the error has risen since.
                             Below zero, or beyond a guard: it is undone, and its direction rests.
-    otherwise               rehearse each setting one step up and down, and the settings at the start, at this and at a
-                            higher load. The best one that gains enough in this scene, and anything in the one
-                            before, is made, and is on probation next.
+    otherwise               rehearse each setting one and two steps up and down, and the settings at the start, at this
+                            and at a higher load. The best one that gains enough in this scene, and anything in the
+                            one before, is made, and is on probation next.
 
 The settings at the start are returned to at once, without a probation, where they would be better: this is the way
 back when the load rises. A direction that was undone rests for a time that doubles with each failure. An experiment of
@@ -17,6 +17,7 @@ a person freezes the tuner until it has ended.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -53,6 +54,12 @@ LEAST_GAIN = 0.03
 
 MOST_ERROR = math.log(2.0)
 """Error of a rehearsal, as a logarithm, beyond which nothing is changed: it does not describe this engine."""
+
+MOST_STEPS = 2
+"""Steps of a setting that one change may take: where a step alone brings nothing, two may."""
+
+NO_EFFECT = 1e-3
+"""Rehearsed gain up to which a setting does not bind; more of the same is not rehearsed."""
 
 SMOOTHING = 0.3
 """Weight of the newest scene in smoothed errors."""
@@ -248,16 +255,20 @@ class Tuner:
     def _best(
         self, scene: Scene, times: StepTimes, own: Outcome, start: Outcome, now: float
     ) -> Generator[None, None, Choice | None]:
-        """The step of a setting that gains most, of those that gain enough here and anything in the scene before."""
+        """The change of a setting that gains most, of those that gain enough here and anything in the scene before."""
         found, present = [], self._present()
-        for name, each in self._ranges.items():
-            for up in (True, False):
-                value = each.step(present[name], up)
-                if value is None or self._resting.get((name, up), -math.inf) > now:
-                    continue
+        for name, up in itertools.product(self._ranges, (True, False)):
+            value: Value | None = present[name]
+            for _ in range(MOST_STEPS if self._resting.get((name, up), -math.inf) <= now else 0):
+                value = self._ranges[name].step(value, up)
+                if value is None:
+                    break
                 outcome = yield from self._foresee(scene, times, {name: value})
-                if is_within(outcome, own, start) and gain_of(own, outcome) > LEAST_GAIN:
-                    found.append(Choice(name, value, gain_of(own, outcome)))
+                gain = gain_of(own, outcome)
+                if is_within(outcome, own, start) and gain > LEAST_GAIN:
+                    found.append(Choice(name, value, gain))
+                if gain < -LEAST_GAIN or abs(gain) < NO_EFFECT:
+                    break
         for choice in sorted(found, key=lambda each: -each.gain):
             if (yield from self._held_before(choice, times)):
                 return choice

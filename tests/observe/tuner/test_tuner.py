@@ -95,9 +95,9 @@ def world(monkeypatch):
 def test_it_finds_a_setting_that_is_far_off_in_small_steps_and_within_its_bounds(world, best):
     found = world(curve(best)).live(1800)
     assert found.true(found.ratio) < 1.1 * found.true(best)
-    assert all(max(a, b) / min(a, b) < 2.6 for a, b in itertools.pairwise(found.values))
+    assert all(max(a, b) / min(a, b) < 6.3 for a, b in itertools.pairwise(found.values))
     assert 0.7 / 16.001 <= min(found.values) <= max(found.values) <= 0.7 * 16.001
-    assert len(found.told("kept")) >= 2
+    assert found.told("kept")
     last = found.tuner.notes[-1].at
     found.live(12 * 3600)
     assert found.tuner.notes[-1].at == last, "steady traffic has no oscillation"
@@ -115,7 +115,7 @@ def test_a_gain_that_only_the_rehearsal_sees_is_undone_and_rests_longer_and_long
     assert 3 <= len(undone) <= 10
     gaps = [b.at - a.at for a, b in itertools.pairwise(undone)]
     assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(gaps))
-    assert max(wrong.values) < 2.6 * 0.7
+    assert max(wrong.values) < 6.3 * 0.7
     assert wrong.values.count(0.7) > 0.9 * len(wrong.values)
 
 
@@ -155,6 +155,12 @@ def test_settings_that_are_measured_worse_than_the_start_for_several_scenes_are_
     assert 0.7 in drifts.values[-20:]
 
 
+def test_two_steps_are_taken_where_one_alone_brings_nothing(world):
+    flat = world(lambda ratio: 0.02 if ratio < 0.2 else 0.03 + 1e-3 * ratio)
+    flat.live(1800)
+    assert min(flat.values) < 0.2
+
+
 def test_an_effect_of_one_scene_alone_changes_nothing(world):
     burst = world(curve(0.7)).live(300)
     burst.true = burst.rehearsed = curve(8.0)
@@ -181,7 +187,9 @@ def test_rehearsals_that_do_not_describe_the_engine_change_nothing(world):
 def test_advice_changes_nothing(world):
     advised = world(curve(8.0), mode=Mode.ADVISE).live(3600)
     assert set(advised.values) == {0.7}
-    assert "mixed_prefill_ratio 0.7 -> 1.75: rehearsed +14.7% faster; not made" in advised.tuner.notes[0].what
+    assert (
+        "mixed_prefill_ratio 0.7 -> 4.375: rehearsed +31.6% faster; not made" in advised.tuner.notes[0].what
+    )
     assert len(advised.tuner.notes) == 1, "the same advice is given once"
 
 
@@ -222,10 +230,10 @@ def test_a_tick_rehearses_once_at_most(world):
 def test_the_report_has_settings_probation_and_log(world):
     told = world(curve(8.0)).live(85)
     report = told.tuner.report()
-    assert report["probation"] == "mixed_prefill_ratio 0.7 -> 1.75"
+    assert report["probation"] == "mixed_prefill_ratio 0.7 -> 4.375"
     assert report["measured_to_rehearsed"] == pytest.approx(1.0, abs=0.2)
-    assert report["settings"]["mixed_prefill_ratio"]["value"] == 1.75
-    assert report["log"][-1]["what"].startswith("mixed_prefill_ratio 0.7 -> 1.75: rehearsed")
+    assert report["settings"]["mixed_prefill_ratio"]["value"] == 4.375
+    assert report["log"][-1]["what"].startswith("mixed_prefill_ratio 0.7 -> 4.375: rehearsed")
 
 
 def test_max_running_begins_at_all_slots_and_a_static_batch_has_a_timeout():
