@@ -37,6 +37,12 @@ class Scene(NamedTuple):
     ended: float
     jobs: Sequence[Job]
 
+    @property
+    def load(self) -> float:
+        """Tokens per second of the jobs that arrived, prompts and outputs."""
+        tokens = sum(job.prompt + job.output for job in self.jobs if job.arrived > self.began)
+        return tokens / (self.ended - self.began)
+
     def denser(self, times: float) -> Scene:
         """The same requests at so many times the load."""
         began = self.began

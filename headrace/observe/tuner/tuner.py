@@ -44,7 +44,10 @@ from headrace.observe.tuner.verdict import (
 
 LOADS = (1.0, 1.3)
 """Changes are chosen for the sum over these multiples of the present load: what is best just below saturation can be
-far worse just above it, and the next scene may have more load."""
+far worse just above it, and the next scene may have more load. Where it has even more, settings return to the start."""
+
+LOAD_SCENES = 5
+"""Scenes whose highest load the next one is compared with, so that bursts are not taken for another load."""
 
 SCENE_WINDOWS = 3
 """Windows of a scene."""
@@ -127,6 +130,7 @@ class Tuner:
         self._kept: float | None = None  # smoothed gain over the start, as measured
         self._start_error: float | None = None  # smoothed error with the settings at the start
         self._before: Scene | None = None
+        self._loads: deque[float] = deque(maxlen=LOAD_SCENES)
         self._thinking: Generator[None, None, None] | None = None
         self._advised: tuple[str, Value] | None = None  # what has been reported last
         self._in_scene = False
@@ -194,7 +198,13 @@ class Tuner:
         errors = errors_of(watched.measured, own)
         if METRIC not in errors:
             return
+        surge = scene.load > LOADS[-1] * max(self._loads, default=math.inf)
+        self._loads.append(scene.load)
         if present != self._start:
+            if surge:
+                self._probation = None
+                self._return(now, "the load is higher than what the values were chosen for")
+                return
             start = self._rehearse(scene, times, self._start)
             yield
         probation, self._probation = self._probation, None

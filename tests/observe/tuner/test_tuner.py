@@ -10,7 +10,7 @@ from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings, values
 from headrace.observe.tuner import tuner as tuning
 from headrace.observe.tuner.history import Watched
-from headrace.observe.tuner.rehearsal import Outcome, Scene
+from headrace.observe.tuner.rehearsal import Job, Outcome, Scene
 from headrace.observe.tuner.steps import Range, ranges
 from headrace.observe.tuner.tuner import METRIC, Mode
 
@@ -33,6 +33,7 @@ class World:
         self.rng, self.now = random.Random(1), 0.0
         self.knobs = Knobs(mixed_prefill_ratio=0.7)
         self.values, self.rehearsals = [], 0
+        self.load = 1000.0
         self.denser = None  # what rehearsals of a higher load say, if not the same
         self.scenes = {}  # what rehearsals of each scene say, by its beginning
         times = StepTimes() if learns else None
@@ -71,7 +72,8 @@ class World:
         self.scenes[now - 30] = self.rehearsed
         seconds = self.true(self.ratio) * math.exp(self.rng.gauss(0, self.noise))
         measured = {METRIC: seconds, "itl_p99_seconds": self.itl(self.ratio), "ttft_p99_seconds": 1.0}
-        return Watched(Scene(now - 30, now, []), measured)
+        jobs = [Job(now - 1, int(self.load), 0, 1)]
+        return Watched(Scene(now - 30, now, jobs), measured)
 
     def live(self, seconds):
         until = self.now + seconds
@@ -144,6 +146,19 @@ def test_values_that_suit_a_lower_load_return_to_the_start_at_once(world):
     low.live(3 * WINDOW + 1)
     assert low.ratio == 0.7
     assert "mixed_prefill_ratio 0.112 -> 0.7" in low.tuner.notes[-1].what
+
+
+def test_a_load_for_which_the_values_were_not_chosen_returns_them_to_the_start(world):
+    low = world(curve(0.1)).live(1800)
+    low.load = 1250.0
+    low.live(300)
+    assert low.ratio < 0.3
+    low.load = 2000.0
+    low.live(3 * WINDOW + 1)
+    assert low.ratio == 0.7
+    assert "higher than what the values were chosen for" in low.tuner.notes[-1].what
+    low.live(1800)
+    assert low.ratio < 0.3, "they are chosen again for this load"
 
 
 def test_settings_that_are_measured_worse_than_the_start_for_several_scenes_are_left(world):
