@@ -130,7 +130,7 @@ class Recorded(Steering):
         change = super().tick(now)
         if change is not None:
             before = self.present()[change.setting]
-            self.changes = [*getattr(self, "changes", []), (change.setting, change.value > before)]
+            self.changes = [*getattr(self, "changes", []), (change.setting, float(change.value) > before)]
         return change
 
 

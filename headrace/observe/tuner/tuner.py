@@ -268,11 +268,12 @@ class Tuner:
         """The change of a setting that gains most, of those that gain enough here and anything in the scene before."""
         found, present = [], self._present()
         for name, up in itertools.product(self._ranges, (True, False)):
-            value: Value | None = present[name]
+            value = present[name]
             for _ in range(MOST_STEPS if self._resting.get((name, up), -math.inf) <= now else 0):
-                value = self._ranges[name].step(value, up)
-                if value is None:
+                following = self._ranges[name].step(value, up)
+                if following is None:
                     break
+                value = following
                 outcome = yield from self._foresee(scene, times, {name: value})
                 gain = gain_of(own, outcome)
                 if is_within(outcome, own, start) and gain > LEAST_GAIN:
