@@ -88,6 +88,7 @@ async def sustained(api: httpx.AsyncClient) -> float:
 async def serve(start: dict[str, Any], share: float, seconds: float) -> None:
     """Run all parts and print."""
     given = {"model": "builtin", "max_num_seqs": SLOTS, "access_log": False, "tuner_window": WINDOW}
+    given["enable_prefix_caching"] = False  # the same requests come twice
     app, running = build_app(options({**given}))
     transport = httpx.ASGITransport(app=app)
     async with running, httpx.AsyncClient(transport=transport, base_url="http://live", timeout=120.0) as api:

@@ -14,10 +14,10 @@ from headrace.observe.tuner.tuner import Mode
 
 @pytest.mark.parametrize("name", ["steady", "step", "ramp", "diurnal", "oscillating", "bursty"])
 def test_a_load_has_its_rate_and_is_the_same_each_time(name):
-    calls = Load(name).calls(1800.0)
-    assert calls == Load(name).calls(1800.0)
-    assert len(calls) / 1800.0 == pytest.approx(3.0, rel=0.12)
-    halves = [sum(low <= each.arrival < low + 900 for each in calls) for low in (0.0, 900.0)]
+    calls = Load(name).calls(2400.0)
+    assert calls == Load(name).calls(2400.0)
+    assert len(calls) / 2400.0 == pytest.approx(3.0, rel=0.12)
+    halves = [sum(low <= each.arrival < low + 1200 for each in calls) for low in (0.0, 1200.0)]
     assert (halves[1] > 1.3 * halves[0]) == (name in ("step", "ramp"))
     assert (halves[0] > 1.5 * halves[1]) == (name == "diurnal")
 

@@ -40,7 +40,9 @@ class StepCurve:
         cell[0] += 1.0
         weight = max(NEWEST, 1.0 / cell[0])
         cell[1] += (tokens - cell[1]) * weight
-        cell[2] += (min(seconds, LIMIT * cell[2]) - cell[2]) * weight
+        cell[2] *= (
+            min(LIMIT, seconds / cell[2]) ** weight
+        )  # geometric: a first step that was slow is soon forgotten
         self._points = []
 
     def copy(self) -> StepCurve:
