@@ -87,6 +87,11 @@ class PagedKV:
         )
 
     @property
+    def pages(self) -> Tensor:
+        """All pages, as one tensor."""
+        return self._pages
+
+    @property
     def nbytes(self) -> int:
         return self._pages.nbytes
 

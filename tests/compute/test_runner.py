@@ -284,14 +284,14 @@ def test_prompt_outside_the_vocabulary_never_reaches_the_model() -> None:
 
 def test_a_batch_that_raises_in_sampling_fails_only_the_guilty(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, _, _ = make()
-    sample = runner._sampler.sample
+    sample = runner._sampling._sampler.sample
 
     def fussy(logits: torch.Tensor, slots: object, *rest: object, **named: object) -> torch.Tensor:
         if 1 in slots:  # type: ignore[operator]
             raise RuntimeError("grammar broke")
         return sample(logits, slots, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runner._sampler, "sample", fussy)
+    monkeypatch.setattr(runner._sampling._sampler, "sample", fussy)
     entries = (entry(0, PROMPT), entry(1, (1, 2)))
     (output,) = run(runner, StepPlan(0, entries, (), (row(0, 0, 9, (0, 1, 2)), row(1, 0, 2, (3,)))))
     assert output.failures == {1: "sampling failed: grammar broke"}
