@@ -66,7 +66,9 @@ class FakeDecoder:
             raise RuntimeError("device lost")
         self.calls.append(batch)
         real = batch.slot_mapping >= 0
-        kv.pages[batch.slot_mapping[real]] = torch.stack([batch.tokens[real], batch.positions[real]], 1).long()
+        kv.pages[batch.slot_mapping[real]] = torch.stack(
+            [batch.tokens[real], batch.positions[real]], 1
+        ).long()
         starts = batch.query_starts.tolist()
         out = torch.zeros(len(batch.logits_indices), self.vocab)
         for line, index in enumerate(batch.logits_indices.tolist()):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.graphs.buffers import Fields, StepBuffers, on_device
+from headrace.compute.graphs.buffers import Fields, StepBuffers
 from headrace.compute.kv import PagedKV
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.lines import counting_of
@@ -72,7 +72,7 @@ class StepBody:
     def run(self, variant: Variant) -> None:
         """Compute one step on the buffers."""
         size, ending, verifies = variant
-        given = on_device(self._buffers.words, size)
+        given = self._buffers.given[size]
         tokens = self._slots.tokens.view(-1)
         self._slots.tables.view(-1).index_copy_(0, given.table_places, given.table_blocks)
         if verifies:

@@ -81,11 +81,6 @@ def fields(words: ArrayT, lines: int, view: Callable[[Any, str], Any]) -> Fields
     return Fields(*parts)
 
 
-def on_device(words: Tensor, lines: int) -> Fields[Tensor]:
-    """The fields in a tensor int64."""
-    return fields(words, lines, lambda part, kind: part.view(getattr(torch, kind)))
-
-
 class Staging:
     """One pinned array, and the mark behind the last copy from it."""
 
@@ -103,17 +98,28 @@ class Staging:
 
 
 class StepBuffers:
-    """Inputs and results of graphs of at most ``most`` lines; on the device they never move.
+    """Inputs and results of graphs of some ``sizes`` (ascending; ``most`` lines); on the device they never move.
 
+    ``given`` are the inputs of each size, as parts of ``words``.
     ``out`` int64 [2 * most] has the drawn tokens of a graph of N lines in its first N words, and in the next N which of
     them count. ``states`` [most, hidden] are its last hidden states, if the tokens are drawn by other means.
     """
 
     def __init__(
-        self, recorder: Recorder, device: torch.device, most: int, hidden_size: int, dtype: torch.dtype
+        self,
+        recorder: Recorder,
+        device: torch.device,
+        sizes: Sequence[int],
+        hidden_size: int,
+        dtype: torch.dtype,
     ) -> None:
+        most = sizes[-1]
         self._recorder = recorder
         self.words = torch.zeros(words_of(most), dtype=torch.int64, device=device)
+        self.given: dict[int, Fields[Tensor]] = {
+            size: fields(self.words, size, lambda part, kind: part.view(getattr(torch, kind)))
+            for size in sizes
+        }
         self.out = torch.zeros(2 * most, dtype=torch.int64, device=device)
         self.states = torch.zeros(most, hidden_size, dtype=dtype, device=device)
         self._ring = [Staging(recorder.pinned(words_of(most))) for _ in range(_RING)]

@@ -22,7 +22,10 @@ from headrace.compute.slots import Growth, Slots
 
 
 class GraphSpec(NamedTuple):
-    """Which graphs to record: for at most ``lines`` lines of ``hidden_size`` states; ``drafts``: for drafts too."""
+    """Which graphs to record: for at most ``lines`` lines of ``hidden_size`` states.
+
+    ``drafts`` says whether a drafter proposes tokens.
+    """
 
     recorder: Recorder
     lines: int
@@ -50,10 +53,10 @@ class GraphedSteps:
     def __init__(self, spec: GraphSpec, decoder: Decoder, kv: PagedKV, slots: Slots) -> None:
         self._recorder = spec.recorder
         self._sizes = graph_sizes(spec.lines)
-        self._verifying = (False, True) if spec.drafts else (False,)
+        self._drafts = spec.drafts
         most = self._sizes[-1]
         self._slots = slots
-        self._buffers = StepBuffers(spec.recorder, slots.device, most, spec.hidden_size, spec.dtype)
+        self._buffers = StepBuffers(spec.recorder, slots.device, self._sizes, spec.hidden_size, spec.dtype)
         self._body = StepBody(decoder, kv, slots, self._buffers, most)
         self._replays: dict[Variant, Callable[[], None]] = {}
         self._held: tuple[int, ...] = ()
@@ -124,9 +127,11 @@ class GraphedSteps:
         return self._buffers.states[:lines]
 
     def _variants(self, size: int) -> Iterator[Variant]:
-        for verifies in self._verifying:
-            for ending in Ending:
-                yield Variant(size, ending, verifies)
+        """The graphs of a size. Without a drafter only grammars draft, and their tokens are drawn from states."""
+        for ending in Ending:
+            yield Variant(size, ending, verifies=False)
+            if self._drafts or ending is Ending.STATES:
+                yield Variant(size, ending, verifies=True)
 
     def _stage_padding(self, size: int) -> None:
         """Fill the buffers with lines that do nothing, on which recording may run."""
@@ -144,9 +149,7 @@ class GraphedSteps:
         into = staging.fields(variant.size)
         spare, before = len(slots.tokens) - 1, lines.positions - 1
 
-        def put(
-            field: np.ndarray[tuple[int, ...], np.dtype[np.generic]], values: Any, rest: Any
-        ) -> None:
+        def put(field: np.ndarray[tuple[int, ...], np.dtype[np.generic]], values: Any, rest: Any) -> None:
             field[:count] = values
             field[count:] = rest
 

@@ -142,7 +142,8 @@ class FakeDevice:
         while self._done < number:
             entry = self._queue.popleft()
             self._done += 1
-            entry()
+            with torch.inference_mode():
+                entry()
 
     def _add(self, entry: Callable[[], None]) -> None:
         self._queue.append(entry)
