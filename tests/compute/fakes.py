@@ -39,6 +39,14 @@ def logits_of(tokens: list[int], vocab: int = VOCAB) -> torch.Tensor:
     return torch.randn(vocab, generator=torch.Generator().manual_seed(state)) * 3
 
 
+def greedy(prompt: tuple[int, ...], count: int, vocab: int = VOCAB) -> list[int]:
+    """The likeliest tokens after a prefix."""
+    known = list(prompt)
+    for _ in range(count):
+        known.append(int(logits_of(known, vocab).argmax()))
+    return known[len(prompt) :]
+
+
 class FakeDecoder:
     def __init__(self, vocab: int = VOCAB) -> None:
         self.vocab = vocab

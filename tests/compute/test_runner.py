@@ -7,7 +7,7 @@ import torch
 
 from headrace.compute.runner import LocalRunner
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan, Tier
-from tests.compute.fakes import BLOCK, VOCAB, FakeDecoder, FakeKV, entry, logits_of, row
+from tests.compute.fakes import BLOCK, VOCAB, FakeDecoder, FakeKV, entry, greedy, logits_of, row
 
 PROMPT = (5, 17, 3, 88, 41, 9, 60, 2, 33)
 
@@ -78,13 +78,6 @@ def plans_alone(first: Entry, chunks: list[int], tokens: int) -> list[StepPlan]:
 def text(outputs: list[StepOutput]) -> list[int]:
     assert not any(output.failures for output in outputs)
     return [token for output in outputs for tokens in output.tokens for token in tokens]
-
-
-def greedy(prompt: tuple[int, ...], count: int) -> list[int]:
-    known = list(prompt)
-    for _ in range(count):
-        known.append(int(logits_of(known).argmax()))
-    return known[len(prompt) :]
 
 
 @pytest.mark.parametrize("background", [False, True])

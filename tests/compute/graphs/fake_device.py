@@ -67,6 +67,10 @@ class Trace(TorchDispatchMode):
         self.operations.append((name, *given))
         return result
 
+    def call(self, name: str, args: Sequence[Any]) -> None:
+        """A kernel is launched with these arguments."""
+        self.operations.append((name, *(self._named(name, each) for each in args)))
+
     def _named(self, name: str, value: Any) -> Any:
         if isinstance(value, list | tuple):
             return tuple(self._named(name, each) for each in value)
@@ -98,18 +102,21 @@ class Place:
 class FakeDevice:
     """See `recorder.Recorder`. ``room`` graphs can be recorded before its memory is full.
 
+    Only if ``traced``, replays are compared with what was recorded, operation by operation.
+
     Tell it after construction what it needs for its checks: ``buffers`` are the tensors that graphs may read,
     ``outputs`` those that they must write, ``outside`` arrays of the host.
     """
 
-    def __init__(self, room: int = 1 << 30) -> None:
+    def __init__(self, room: int = 1 << 30, traced: bool = True) -> None:
         self.buffers: Tensors = lambda: ()
         self.outputs: Tensors = lambda: ()
         self.outside: Arrays = lambda: ()
         self.replays = 0
         self.recorded = 0
-        self.problem: Left | None = None
+        self.trace: Trace | None = None
         self._room = room
+        self._traced = traced
         self._queue: deque[Callable[[], None]] = deque()
         self._done = 0
         self._queued = 0
@@ -150,9 +157,14 @@ class FakeDevice:
         self._queued += 1
 
     def _run(self, work: Callable[[], None]) -> list[tuple[Any, ...]]:
-        trace = Trace({each.untyped_storage().data_ptr() for each in self.buffers()})
+        if not self._traced:
+            with torch.inference_mode():
+                work()
+            return []
+        self.trace = trace = Trace({each.untyped_storage().data_ptr() for each in self.buffers()})
         with torch.inference_mode(), trace:
             work()
+        self.trace = None
         return trace.operations
 
     def _replay(self, work: Callable[[], None], recorded: list[tuple[Any, ...]]) -> None:

@@ -231,9 +231,12 @@ def run(
 
 
 def compare(
-    seed: int, prepare: Callable[[Engine, LocalRunner], None] = lambda engine, runner: None
+    seed: int,
+    prepare: Callable[[Engine, LocalRunner], None] = lambda engine, runner: None,
+    *,
+    traced: bool = True,
 ) -> Outcome:
-    """One life by graphs and by the simple engine: the tokens must be the same.
+    """One life by graphs and by the simple engine: the tokens must be the same. ``prepare`` may break the former.
 
     Raises:
         AssertionError: they are not, or a replay did what a graph cannot do.
@@ -249,7 +252,7 @@ def compare(
             return (*plain.tokens.get(ask.request.id, ()), *range(count))[said : said + count]
 
         drafter = LyingDrafter(truth, seed, VOCAB)
-    graphed = run(acts, shape, FakeDevice(shape.room), drafter, prepare)
+    graphed = run(acts, shape, FakeDevice(shape.room, traced), drafter, prepare)
     assert graphed.ends.keys() == plain.ends.keys(), f"life {seed}: other requests end"
     for name, end in plain.ends.items():
         mine, yours = graphed.tokens.get(name, ()), plain.tokens.get(name, ())
