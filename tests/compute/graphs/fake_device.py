@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -76,6 +78,8 @@ class Trace(TorchDispatchMode):
             return tuple(self._named(name, each) for each in value)
         if not isinstance(value, Tensor):
             return repr(value)
+        if value.is_mkldnn:  # a weight in the layout of a CPU's library
+            return ("weight", id(value))
         where: object = None
         address = value.untyped_storage().data_ptr()
         if address in self._made:
@@ -161,7 +165,8 @@ class FakeDevice:
             with torch.inference_mode():
                 work()
             return []
-        self.trace = trace = Trace({each.untyped_storage().data_ptr() for each in self.buffers()})
+        known = {each.untyped_storage().data_ptr() for each in self.buffers() if not each.is_mkldnn}
+        self.trace = trace = Trace(known)
         with torch.inference_mode(), trace:
             work()
         self.trace = None
@@ -185,3 +190,30 @@ class FakeDevice:
                 raise Left(f"recorded {one}, but replayed {other}")
         if len(recorded) != len(again):
             raise Left(f"recorded {len(recorded)} operations, but replayed {len(again)}")
+
+
+def trace_triton(device: FakeDevice, patch: Any) -> None:
+    """Trace Triton's kernels with their arguments, in place of what the interpreter does inside of them."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    run = InterpretedFunction.run
+
+    def noted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        if device.trace is not None:
+            device.trace.call(kernel.fn.__name__, (*args, *(kwargs[name] for name in sorted(kwargs))))
+        with untraced():
+            return run(kernel, *args, **kwargs)
+
+    patch.setattr(InterpretedFunction, "run", noted)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors of a value of tuples, lists and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)
+    elif is_dataclass(value):
+        for field in dataclass_fields(value):
+            yield from tensors_in(getattr(value, field.name))
