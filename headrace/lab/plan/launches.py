@@ -6,8 +6,8 @@
  step     max(host, device)
 ```
 A decode step that is recorded as a CUDA graph is one launch of all its operations: the host packs rows and queues two
-copies. The counts are those of the code, and a test compares them with what it launches. The times of a launch are estimates:
-nothing here has been measured on a GPU.
+copies. The counts are those of the code, and a test compares them with what it launches. The times of a launch are
+estimates: nothing here has been measured on a GPU.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def expected(replica: Replica, kernels: Kernels, rows: int, context: int) -> Exp
         read,
         max(least / device.bandwidth, arithmetic),
         kernels.host_seconds(operations, rows),
-        max(read / device.reached_bandwidth, arithmetic / device.efficiency_compute) + operations * GAP_SECONDS,
+        max(read / device.reached_bandwidth, arithmetic / device.efficiency_compute)
+        + operations * GAP_SECONDS,
     )
 
 
@@ -157,7 +158,18 @@ def table(replica: Replica, steps: Sequence[Expected]) -> Table:
     """Steps as a table in milliseconds."""
     title = f"{replica.shape.name} on {replica.device.name}: decode steps from a static model; milliseconds"
     shown = Table(title=title, title_justify="left", header_style="bold")
-    columns = ("batch", "context", "launches", "operations", "GB", "limit", "host", "device", "expected", "share")
+    columns = (
+        "batch",
+        "context",
+        "launches",
+        "operations",
+        "GB",
+        "limit",
+        "host",
+        "device",
+        "expected",
+        "share",
+    )
     shown.add_column("kernels")
     for column in columns:
         shown.add_column(column, justify="right")
