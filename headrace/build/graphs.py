@@ -48,8 +48,9 @@ def _graph_bytes(decoder: Decoder, lines: int, drafts: bool) -> int:
         vocab_size=decoder.spec.vocab_size,
         itemsize=decoder.dtype.itemsize,
         max_num_batched_tokens=sizes[-1],
-        max_num_seqs=sizes[-1],
+        max_num_seqs=0,  # a graph samples from its logits as they are, without a copy
     )
+    step += sizes[-1] * decoder.spec.vocab_size * 4
     return step + len(sizes) * (6 if drafts else 4) * GRAPH_BYTES
 
 

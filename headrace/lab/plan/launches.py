@@ -23,11 +23,12 @@ from headrace.lab.plan.shapes import ModelShape
 GAP_SECONDS = 1.5e-6
 """Time of a launch on the device in which nothing is computed: an estimate for kernels that follow each other."""
 
-REPLAY_SECONDS = 60e-6
-"""Time of the host for a step that a graph computes, planning apart: packing, two copies and a launch; an estimate."""
+REPLAY_SECONDS = 150e-6
+"""Time of the host for a step that a graph computes, planning apart: packing and results, which took 125 microseconds of
+one core without a GPU, and an estimate for two copies, their events and a launch."""
 
-REPLAY_ROW_SECONDS = 0.25e-6
-"""The same for each row of it."""
+REPLAY_ROW_SECONDS = 0.4e-6
+"""The same for each row of it, measured."""
 
 
 @dataclass(frozen=True, slots=True)
