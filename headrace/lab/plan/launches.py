@@ -24,8 +24,8 @@ GAP_SECONDS = 1.5e-6
 """Time of a launch on the device in which nothing is computed: an estimate for kernels that follow each other."""
 
 REPLAY_SECONDS = 150e-6
-"""Time of the host for a step that a graph computes, planning apart: packing and results, which took 125 microseconds of
-one core without a GPU, and an estimate for two copies, their events and a launch."""
+"""Time of the host for a step that a graph computes, planning apart: packing and results, which took 125 microseconds
+of one core without a GPU, and an estimate for two copies, their events and a launch."""
 
 REPLAY_ROW_SECONDS = 0.4e-6
 """The same for each row of it, measured."""
