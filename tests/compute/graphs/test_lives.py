@@ -16,7 +16,7 @@ from headrace.compute.slots import Slots
 from headrace.core.engine import Engine
 from tests.compute.graphs.lives import compare
 
-LIVES = 100
+LIVES = 60
 PLANTED = 25
 """Lives in which a planted bug must show."""
 

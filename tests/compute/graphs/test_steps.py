@@ -10,10 +10,12 @@ from headrace.compute.graphs.sizes import MOST_LINES, graph_sizes
 from headrace.compute.graphs.steps import GraphSpec
 from headrace.compute.kv import PagedKV
 from headrace.compute.runner import LocalRunner
+from headrace.core.events import Finished
 from headrace.core.plan import StepPlan
+from headrace.core.request import FinishReason, Request, SamplingParams
 from tests.compute.fakes import FakeKV, entry, greedy, row
 from tests.compute.graphs.fake_device import FakeDevice
-from tests.compute.graphs.lives import MAX_LEN, VOCAB, OpaqueDecoder, watch
+from tests.compute.graphs.lives import MAX_LEN, VOCAB, OpaqueDecoder, Shape, engine_of, watch
 
 PROMPT = (5, 17, 3, 40, 9)
 
@@ -116,3 +118,28 @@ def test_a_step_without_memory_fails_its_requests_and_the_next_one_is_computed()
     )
     decoder.hidden = hidden  # type: ignore[method-assign]
     assert decode(runner, 3) == greedy_of(3)
+
+
+def test_an_engine_goes_on_after_a_step_without_memory() -> None:
+    engine, runner, _ = engine_of(Shape(4, 20, 16, 0, True, 4, 1 << 30), FakeDevice(), None)
+    decoder = runner._decoder
+    hidden, left = decoder.hidden, [1]
+
+    def full_once(batch: Batch, kv: PagedKV) -> torch.Tensor:
+        if left:
+            left.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return hidden(batch, kv)
+
+    decoder.hidden = full_once  # type: ignore[method-assign]
+    params, ends, now = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), {}, 0.0
+    for number in range(3):
+        engine.submit(Request(f"r{number}", (*PROMPT, number), params), now)
+        while engine.wake_at(now) is not None:
+            now += 1.0
+            ends |= {event.request_id: event for event in engine.step(now) if isinstance(event, Finished)}
+            engine.check_books()
+    assert [ends[f"r{number}"].reason for number in range(3)] == [FinishReason.FAILED] + 2 * [
+        FinishReason.LENGTH
+    ]
+    assert "out of memory" in ends["r0"].message

@@ -27,7 +27,7 @@ def runner_of(device: FakeDevice | None) -> LocalRunner:
     model = decoder("triton")
     spec = None
     if device is not None:
-        spec = GraphSpec(device, 2, True, model.spec.hidden_size, model.dtype)
+        spec = GraphSpec(device, 3, True, model.spec.hidden_size, model.dtype)
     runner = LocalRunner(
         model,
         PagedKV(model.spec, 16, BLOCK, torch.float32, DEVICE),
@@ -53,7 +53,9 @@ def tokens_of(runner: LocalRunner) -> list[tuple[tuple[int, ...], ...]]:
         StepPlan(0, entries, (), (row(0, 0, 5, (3, 1)), row(1, 0, 3, (4,)))),
         StepPlan(1, (), (), (row(0, 5, 1), row(1, 3, 1))),
         StepPlan(2, (), (), (row(0, 6, 1), row(1, 4, 1, (9,)))),
-        StepPlan(3, (), (), (Row(0, 7, 2, (2,), True, (11,)),)),
+        StepPlan(
+            3, (), (), (row(1, 5, 1), Row(0, 7, 2, (2,), True, (11,)))
+        ),  # three lines and one of padding
     ]
     for plan in plans:
         runner.launch(plan, 0.0)
