@@ -85,9 +85,17 @@ class CudaRecorder:
         current.wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate pinned memory meanwhile, which a stricter mode would take for an error.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
+        try:
+            # Other threads may allocate pinned memory meanwhile, which a stricter mode would take for an error.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                work()
+        except RuntimeError:
+            torch.cuda.set_stream(
+                current
+            )  # torch leaves its own stream in place if ending the capture fails, too
+            raise
         replay: Callable[[], None] = graph.replay
         return replay
 
