@@ -190,8 +190,7 @@ def plan_memory(
     needed = longest * (model.block_bytes + (draft.block_bytes if draft else 0))
     budget, flag = _kv_budget(facts, options, reserved, needed, most)
     num_blocks, draft_blocks = _divided(max(0, budget), model.block_bytes, draft)
-    fitting = num_blocks * options.block_size
-    if fitting < max_model_len:
+    if (fitting := num_blocks * options.block_size) < max_model_len:
         cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
         raise ConfigError(
             f"a sequence of --max-model-len {max_model_len} needs {shown_bytes(needed)} of KV cache"
