@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from headrace.build.drafting import ModelDrafts
-from headrace.build.graphs import describe_graphs, plan_graphs
+from headrace.build.drafting import ModelDrafts, speculation
 from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import DeviceFacts, DtypeChoice, device_facts
 from headrace.compute.drafting.loading import LoadedDraft
 from headrace.compute.grammar.matchers import Matchers
+from headrace.compute.graphs.plan import Graphs, describe_graphs, plan_graphs
 from headrace.compute.kernels import Kernels
 from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.memory_clearing import MemoryClearing
@@ -69,7 +69,7 @@ def open_memory(
 ) -> Memory:
     """Size the KV cache, allocate it, open the lower tiers, put the runner on them, and record its graphs."""
     cache, plans = options.cache, options.scheduler
-    graphs = plan_graphs(options.model, plans, computing.decoder)
+    graphs = _graphs(options, computing.decoder)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     step_bytes = _step_bytes(computing, cache, plans, knobs) if device.type == "cuda" else None
     ledger = plan_memory(
@@ -119,6 +119,16 @@ def open_memory(
     if captured is not None:
         ledger = replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))
     return Memory(ledger, tiers, runner, drafts)
+
+
+def _graphs(options: Options, decoder: Decoder) -> Graphs:
+    """The graphs to record, unless the options forbid them."""
+    if options.model.enforce_eager:
+        return Graphs(None)
+    config = speculation(options.scheduler)
+    return plan_graphs(
+        decoder, options.scheduler.max_num_seqs, None if config is None else config.num_speculative_tokens
+    )
 
 
 def _step_bytes(computing: Computing, cache: CacheOptions, plans: SchedulerOptions, knobs: Knobs) -> int:

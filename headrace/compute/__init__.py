@@ -2,7 +2,6 @@
 
 - `runner`: executes a plan: one packed forward pass, one sampled token per row, or more for drafts.
 - `graphs`: decode steps that a device records once and replays.
-- `step_sampling`: from the last states of a step to its tokens and scores.
 - `results`: the results of a step on their way from the device.
 - `slots`: tokens and block tables of each running sequence, on the device.
 - `batch`: the rows of a step, packed.

@@ -32,9 +32,9 @@ from headrace.compute.results import Arriving, Launched, Sampled, output_of
 from headrace.compute.sampling.lines import Lines
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
+from headrace.compute.sampling.step_sampling import Head, StepSampling
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
-from headrace.compute.step_sampling import Head, StepSampling
 from headrace.compute.transfer import Download, upload
 from headrace.core.plan import Move, StepOutput, StepPlan, Tier
 

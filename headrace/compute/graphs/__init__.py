@@ -9,6 +9,7 @@ A graph computes lines of one token each. A row that decodes is one line, and a 
 that it draws. Steps that a graph cannot compute (prompts, scores) are launched operation by operation.
 
 - `steps`: records graphs at start-up, and replays the one that fits a step.
+- `plan`: which graphs a model records, and their memory.
 - `body`: the work that a graph records.
 - `buffers`: the inputs and outputs of graphs, on both sides.
 - `sizes`: the numbers of lines for which there are graphs.

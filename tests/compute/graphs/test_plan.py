@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.build import graphs
-from headrace.build.graphs import describe_graphs, plan_graphs
+from headrace.build.memory import _graphs
+from headrace.compute.graphs import plan
+from headrace.compute.graphs.plan import describe_graphs, plan_graphs
 from headrace.compute.graphs.sizes import graph_sizes
 from headrace.compute.graphs.steps import Captured
-from headrace.config import ModelOptions, SchedulerOptions
+from headrace.config import ModelOptions, Options
 
 
 def decoder(device: str = "cuda", kernels: str = "triton") -> Any:
@@ -23,25 +24,26 @@ def decoder(device: str = "cuda", kernels: str = "triton") -> Any:
 
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "CudaRecorder", lambda device: f"recorder of {device}")
+    monkeypatch.setattr(plan, "CudaRecorder", lambda device: f"recorder of {device}")
 
 
 def test_graphs_are_recorded_on_a_gpu_by_kernels_that_allow_it() -> None:
-    model, plans = ModelOptions(), SchedulerOptions(max_num_seqs=20)
-    planned = plan_graphs(model, plans, decoder())
+    planned = plan_graphs(decoder(), 20, None)
     assert planned.spec is not None
     assert planned.spec[:3] == ("recorder of cuda", 20, False)
     assert planned.bytes > 4 * len(graph_sizes(20)) << 20
     for other in (decoder("cpu"), decoder(kernels="torch")):
-        assert plan_graphs(model, plans, other) == (None, 0)
-    assert plan_graphs(ModelOptions(enforce_eager=True), plans, decoder()) == (None, 0)
+        assert plan_graphs(other, 20, None) == (None, 0)
+
+
+def test_options_can_forbid_graphs() -> None:
+    assert _graphs(Options(model=ModelOptions(enforce_eager=True)), decoder()) == (None, 0)
+    assert _graphs(Options(), decoder()).spec is not None
 
 
 @pytest.mark.parametrize(("rows", "lines"), [(20, 100), (400, 512)])
 def test_drafts_take_a_line_each(rows: int, lines: int) -> None:
-    drafts = '{"method": "ngram", "num_speculative_tokens": 4}'
-    plans = SchedulerOptions(max_num_seqs=rows, speculative_config=drafts)
-    spec = plan_graphs(ModelOptions(), plans, decoder()).spec
+    spec = plan_graphs(decoder(), rows, 4).spec
     assert spec is not None
     assert spec[1:3] == (lines, True)
 

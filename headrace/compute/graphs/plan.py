@@ -1,15 +1,13 @@
-"""Which graphs of decode steps a model records, the memory kept for them, and what is printed about them."""
+"""Which graphs of decode steps a model records, the memory kept for them, and what start-up prints about them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.build.drafting import speculation
 from headrace.compute.graphs.recorder import CudaRecorder
 from headrace.compute.graphs.sizes import MOST_LINES, graph_sizes
 from headrace.compute.graphs.steps import Captured, GraphSpec
 from headrace.compute.model.decoder import Decoder
-from headrace.config import ModelOptions, SchedulerOptions
 from headrace.core.capacity import activation_bytes
 
 GRAPHED_KERNELS = frozenset({"triton"})
@@ -26,17 +24,17 @@ class Graphs(NamedTuple):
     bytes: int = 0
 
 
-def plan_graphs(model: ModelOptions, plans: SchedulerOptions, decoder: Decoder) -> Graphs:
-    """The graphs for the decode steps of a model: none on a CPU, or with kernels that cannot be recorded."""
+def plan_graphs(decoder: Decoder, rows: int, drafts: int | None) -> Graphs:
+    """The graphs for decode steps of at most ``rows`` rows: none on a CPU, or with kernels that cannot be recorded.
+
+    ``drafts`` is the most tokens that a drafter proposes for a row in a step; None: there is no drafter.
+    """
     recordable = decoder.device.type == "cuda" and decoder.kernels.name in GRAPHED_KERNELS
-    if not recordable or model.enforce_eager:
+    if not recordable:
         return Graphs(None)
-    config = speculation(plans)
-    lines = min(MOST_LINES, plans.max_num_seqs * (1 if config is None else 1 + config.num_speculative_tokens))
-    spec = GraphSpec(
-        CudaRecorder(decoder.device), lines, config is not None, decoder.spec.hidden_size, decoder.dtype
-    )
-    return Graphs(spec, _graph_bytes(decoder, lines, config is not None))
+    lines, drafting = min(MOST_LINES, rows * (1 + (drafts or 0))), drafts is not None
+    spec = GraphSpec(CudaRecorder(decoder.device), lines, drafting, decoder.spec.hidden_size, decoder.dtype)
+    return Graphs(spec, _graph_bytes(decoder, lines, drafting))
 
 
 def _graph_bytes(decoder: Decoder, lines: int, drafts: bool) -> int:
