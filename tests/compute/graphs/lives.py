@@ -156,7 +156,7 @@ def engine_of(
     if device is not None:
         spec = GraphSpec(device, shape.lines, drafter is not None, VOCAB, torch.float32)
     runner = LocalRunner(
-        decoder,
+        decoder,  # type: ignore[arg-type]
         kv,  # type: ignore[arg-type]
         vocab_size=VOCAB,
         max_num_seqs=shape.seqs,

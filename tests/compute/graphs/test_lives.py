@@ -149,7 +149,7 @@ def no_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GraphedSteps, "join", lambda graphs: None)
 
 
-BUGS = {
+BUGS: dict[str, Planted] = {
     "stale table": stale_table,
     "table of the host": table_of_the_host,
     "moved buffer": moved_buffer,

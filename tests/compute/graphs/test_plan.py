@@ -30,7 +30,7 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_graphs_are_recorded_on_a_gpu_by_kernels_that_allow_it() -> None:
     planned = plan_graphs(decoder(), 20, None)
     assert planned.spec is not None
-    assert planned.spec[:3] == ("recorder of cuda", 20, False)
+    assert [*planned.spec][:3] == ["recorder of cuda", 20, False]
     assert planned.bytes > 4 * len(graph_sizes(20)) << 20
     for other in (decoder("cpu"), decoder(kernels="torch")):
         assert plan_graphs(other, 20, None) == (None, 0)

@@ -23,7 +23,7 @@ PROMPT = (5, 17, 3, 40, 9)
 def make(device: FakeDevice, lines: int = 4, drafts: bool = False) -> tuple[LocalRunner, OpaqueDecoder]:
     decoder = OpaqueDecoder()
     runner = LocalRunner(
-        decoder,
+        decoder,  # type: ignore[arg-type]
         FakeKV(32),  # type: ignore[arg-type]
         vocab_size=VOCAB,
         max_num_seqs=4,
@@ -99,28 +99,29 @@ def test_each_ending_gives_the_tokens_of_a_step_without_graphs(params: dict[str,
     assert device.replays == 7
 
 
-def test_a_step_without_memory_fails_its_requests_and_the_next_one_is_computed() -> None:
+def test_a_step_without_memory_fails_its_requests_and_the_next_one_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     runner, decoder = make(FakeDevice(room=0))
     runner.capture()
-    hidden = decoder.hidden
 
-    def full(batch: Batch, kv: PagedKV) -> torch.Tensor:
+    def full(batch: Batch, kv: FakeKV) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nMore.")
 
-    decoder.hidden = full  # type: ignore[assignment, method-assign]
     plan = StepPlan(0, (entry(1, PROMPT),), (), (row(1, 0, 5, (3, 4)),))
-    runner.launch(plan, 0.0)
-    output = runner.collect()
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "hidden", full)
+        runner.launch(plan, 0.0)
+        output = runner.collect()
     assert output.tokens == ((),)
     assert list(output.failures) == [0]
     assert output.failures[0].startswith(
         "the device is out of memory in this step: CUDA out of memory. Tried to allocate 1.00 GiB. If this"
     )
-    decoder.hidden = hidden  # type: ignore[method-assign]
     assert decode(runner, 3) == greedy_of(3)
 
 
-def test_an_engine_goes_on_after_a_step_without_memory() -> None:
+def test_an_engine_goes_on_after_a_step_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner, _ = engine_of(Shape(4, 20, 16, 0, True, 4, 1 << 30), FakeDevice(), None)
     decoder = runner._decoder
     hidden, left = decoder.hidden, [1]
@@ -131,7 +132,7 @@ def test_an_engine_goes_on_after_a_step_without_memory() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return hidden(batch, kv)
 
-    decoder.hidden = full_once  # type: ignore[method-assign]
+    monkeypatch.setattr(decoder, "hidden", full_once)
     params, ends, now = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), {}, 0.0
     for number in range(3):
         engine.submit(Request(f"r{number}", (*PROMPT, number), params), now)
