@@ -133,7 +133,8 @@ def test_an_engine_goes_on_after_a_step_without_memory(monkeypatch: pytest.Monke
         return hidden(batch, kv)
 
     monkeypatch.setattr(decoder, "hidden", full_once)
-    params, ends, now = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), {}, 0.0
+    params, now = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), 0.0
+    ends: dict[str, Finished] = {}
     for number in range(3):
         engine.submit(Request(f"r{number}", (*PROMPT, number), params), now)
         while engine.wake_at(now) is not None:
