@@ -28,7 +28,7 @@ from headrace.serve.http.operations.abort import AbortBody
 from headrace.serve.http.operations.experiments import ExperimentBody
 from headrace.serve.http.operations.steps import SimulationBody
 from headrace.serve.http.operations.tuner import TunerBody
-from headrace.serve.http.responses.compaction import CompactBody
+from headrace.serve.http.responses.context.compaction import CompactBody
 from headrace.serve.http.responses.wire import InputTokensBody, ResponsesBody
 from headrace.serve.http.wire import Wire
 
