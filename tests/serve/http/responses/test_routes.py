@@ -420,7 +420,6 @@ def test_log_probabilities_of_the_text(house):
         ({"max_output_tokens": 10**6}, "max_output_tokens", "context_length_exceeded"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"top_p": 2}, "top_p", "invalid_value"),
-        ({"truncation": "auto"}, "truncation", "invalid_value"),
         ({"conversation": "c"}, "conversation", "unsupported_parameter"),
         ({"prompt": {"id": "x"}}, "prompt", "unsupported_parameter"),
         ({"max_tool_calls": 3}, "max_tool_calls", "unsupported_parameter"),

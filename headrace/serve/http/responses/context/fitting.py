@@ -19,7 +19,7 @@ from headrace.serve.http.responses.items import Stored, current, is_rule, new_id
 from headrace.serve.http.responses.resource import Compacted, usage_of
 from headrace.serve.http.responses.wire import ResponsesBody
 
-SAME = ("prompt_cache_key", "user", "cache_salt", "service_tier", "priority", "include_cost")
+SAME = ("prompt_cache_key", "user", "cache_salt", "service_tier", "priority")
 """Fields of a request that the request for its summary has too."""
 
 ANSWER_SHARE = 16

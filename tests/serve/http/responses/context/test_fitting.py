@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from headrace.serve.http.responses.context.compaction import PREFIX
-from tests.serve.http.tool_scenes import TOOL_TEMPLATE, WEATHER
+from tests.serve.http.tool_scenes import TOOL_TEMPLATE
 
 PATH = "/v1/responses"
 TALK = [
@@ -28,7 +28,8 @@ class Model:
 
     def reply(self, prompt, seed):
         text = self.tokenizer.decode(prompt, skip_special_tokens=False)
-        self.prompts.append(text)
+        if text not in self.prompts:
+            self.prompts.append(text)
         said = f"<think>Hm.</think>{SUMMARY}" if "Sum up" in text else "Tuesday."
         return self.tokenizer.encode(said, add_special_tokens=False)
 
@@ -62,7 +63,7 @@ def test_a_long_conversation_is_compacted_before_it_is_answered(house, told):
     assert "When do we launch?" not in asked
     assert "Be brief." not in asked
     assert answered.startswith(
-        "[developer] Be brief.\n[user] Summary of the conversation so far:\n" + SUMMARY
+        "[system] Be brief.\n[user] Summary of the conversation so far:\n" + SUMMARY
     )
     assert "When do we launch?" in answered
     assert "Noted." not in answered
@@ -76,7 +77,7 @@ def test_the_item_carries_the_conversation_on(house, told):
     first = create(house, **COMPACT)
     chained = create(house, input="And then?", previous_response_id=first["id"])
     alone = create(house, input=[TALK[0], *first["output"], {"role": "user", "content": "And then?"}])
-    assert told.prompts[-1] == told.prompts[-2]
+    assert len(told.prompts) == 3
     assert chained["usage"]["input_tokens"] == alone["usage"]["input_tokens"]
     assert "When do we launch?" in told.prompts[-1]
     assert "Noted." not in told.prompts[-1]
@@ -115,12 +116,12 @@ def test_the_oldest_items_are_left_out_where_they_do_not_fit(house, told):
     assert "on Tuesday" not in told.prompts[-1]
 
 
-@pytest.mark.parametrize("options", [{"max_model_len": 250}], indirect=True)
+@pytest.mark.parametrize("options", [{"max_model_len": 220}], indirect=True)
 def test_an_output_never_stands_without_its_call(house, told):
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "one hundred " * 8}
     asked = [*TALK[:2], call, output, TALK[3]]
-    create(house, input=asked, truncation="auto", tools=[{"type": "function"} | WEATHER["function"]])
+    create(house, input=asked, truncation="auto")
     shown = told.prompts[-1]
     assert ("<tool_call>" in shown.split("[user]", 1)[-1]) == ("[tool]" in shown)
     assert "When do we launch?" in shown
@@ -168,4 +169,4 @@ def test_rules_stay_beside_a_compaction_that_was_asked_for(house, told):
     rule, item = answer.json()["output"]
     assert (rule["role"], item["type"]) == ("developer", "compaction")
     create(house, input=[rule, item, TALK[3]])
-    assert told.prompts[-1].startswith("[developer] Be brief.\n[user] Summary of the conversation so far:")
+    assert told.prompts[-1].startswith("[system] Be brief.\n[user] Summary of the conversation so far:")
