@@ -8,7 +8,6 @@ other input, and enters a prompt with the user's authority only.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -145,7 +144,7 @@ def read_compaction(content: str) -> Compaction:
     except ValidationError:
         message = "input: a compaction item cannot be read: it holds an item that is none"
         raise ApiError(400, message, param="input", code="invalid_compaction") from None
-    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error, zlib.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
         message = f"input: a compaction item cannot be read: {error}"
         raise ApiError(400, message, param="input", code="invalid_compaction") from None
     return Compaction(summary, tuple(recent))
