@@ -62,9 +62,7 @@ def test_a_long_conversation_is_compacted_before_it_is_answered(house, told):
     assert "We launch on Tuesday." in asked
     assert "When do we launch?" not in asked
     assert "Be brief." not in asked
-    assert answered.startswith(
-        "[system] Be brief.\n[user] Summary of the conversation so far:\n" + SUMMARY
-    )
+    assert answered.startswith("[system] Be brief.\n[user] Summary of the conversation so far:\n" + SUMMARY)
     assert "When do we launch?" in answered
     assert "Noted." not in answered
     used = response["usage"]
@@ -141,8 +139,8 @@ def test_wrong_values_are_refused_by_name(house, body, param):
     assert named == (param or "context_management[0].compact_threshold")
 
 
-def held(**content):
-    packed = base64.urlsafe_b64encode(zlib.compress(json.dumps(content).encode())).decode()
+def held(text):
+    packed = base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
     return [{"type": "compaction", "encrypted_content": PREFIX + packed}, {"role": "user", "content": "Hi"}]
 
 
@@ -159,7 +157,11 @@ def held(**content):
     ],
 )
 def test_an_item_that_holds_something_else_is_refused(house, content):
-    assert create(house, 400, input=held(**content))["error"]["code"] == "invalid_compaction"
+    assert create(house, 400, input=held(json.dumps(content)))["error"]["code"] == "invalid_compaction"
+
+
+def test_nested_json_in_an_item_is_refused(house):
+    assert create(house, 400, input=held("[" * 100_000))["error"]["code"] == "invalid_compaction"
 
 
 def test_rules_stay_beside_a_compaction_that_was_asked_for(house, told):
