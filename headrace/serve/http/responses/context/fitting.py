@@ -46,6 +46,7 @@ async def fitted(
         limit = body.context_management[0].compact_threshold or serving.model.max_model_len * 3 // 4
         if await count_chat(serving.model, chat, caller) > limit:
             compacted = await _compacted(serving, body, caller, items, limit, receive)
+        if compacted is not None:
             items = [*filter(is_rule, items), compacted.item]
             chat = chat_body(body, items)
     if body.truncation == "auto":
@@ -60,8 +61,11 @@ async def _compacted(
     items: Sequence[Stored],
     limit: int,
     receive: Receive,
-) -> Compacted:
-    """Let the model sum the conversation up; the last turn stays as it is if it has half of ``limit`` at most."""
+) -> Compacted | None:
+    """Let the model sum the conversation up; the last turn stays as it is if it has half of ``limit`` at most.
+
+    None if there is nothing before that turn: tools and rules cannot be summed up.
+    """
     summary, given = current(items)
     given = [item for item in given if not is_rule(item)]
     asked = [at for at, item in enumerate(given) if item["type"] == "message" and item["role"] == "user"]
@@ -69,6 +73,8 @@ async def _compacted(
     if recent and await count_chat(serving.model, chat_body(body, recent), caller) > limit // 2:
         recent = []
     earlier = given[: len(given) - len(recent)]
+    if not earlier:
+        return None
     same = {name: getattr(body, name) for name in SAME}
     call = await open_chat(
         serving.recall,

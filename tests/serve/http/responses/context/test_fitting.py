@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from headrace.serve.http.responses.context.compaction import PREFIX
-from tests.serve.http.tool_scenes import TOOL_TEMPLATE
+from tests.serve.http.tool_scenes import TOOL_TEMPLATE, WEATHER
 
 PATH = "/v1/responses"
 TALK = [
@@ -96,6 +96,13 @@ def test_a_long_last_turn_is_summed_up_with_the_rest(house, told):
     create(house, input=[*TALK[:3], {"role": "user", "content": "When do we launch? " * 10}], **COMPACT)
     assert "When do we launch?" in told.prompts[0]
     assert "When do we launch?" not in told.prompts[1]
+
+
+def test_tools_alone_are_not_compacted(house, told):
+    tools = [{"type": "function"} | WEATHER["function"]]
+    (message,) = create(house, input="When?", tools=tools, **COMPACT)["output"]
+    assert message["type"] == "message"
+    assert len(told.prompts) == 1
 
 
 def test_below_the_threshold_nothing_is_compacted(house, told):
