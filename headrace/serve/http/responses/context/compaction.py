@@ -73,18 +73,21 @@ def summary_request(
     Raises:
         ApiError: there is nothing to sum up.
     """
-    said = [line for message in messages for line in _lines(message)]
+    said = as_text(messages)
     if not said:
         raise invalid("input must not be empty", "input")
     ask = _ASK if instructions is None else f"{_ASK}\n{instructions}"
     asked = {
-        "messages": [
-            {"role": "user", "content": f"{ask}\n\n<conversation>\n" + "\n".join(said) + "\n</conversation>"}
-        ],
+        "messages": [{"role": "user", "content": f"{ask}\n\n<conversation>\n{said}\n</conversation>"}],
         "max_completion_tokens": SUMMARY_TOKENS,
         "temperature": 0.0,
     }
     return valid(ChatBody, asked | {name: value for name, value in more.items() if value is not None})
+
+
+def as_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """What was said, a line for each message and call; rules of the system are left out."""
+    return "\n".join(line for message in messages for line in _lines(message))
 
 
 def _lines(message: Mapping[str, Any]) -> Iterable[str]:

@@ -13,7 +13,12 @@ from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import count_chat, open_chat
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.replies import hung_up
-from headrace.serve.http.responses.context.compaction import compaction_item, summary_of, summary_request
+from headrace.serve.http.responses.context.compaction import (
+    as_text,
+    compaction_item,
+    summary_of,
+    summary_request,
+)
 from headrace.serve.http.responses.conversation import chat_body
 from headrace.serve.http.responses.items import Stored, current, is_rule, new_id, spoken
 from headrace.serve.http.responses.resource import Compacted, usage_of
@@ -70,7 +75,7 @@ async def _compacted(
     given = [item for item in given if not is_rule(item)]
     asked = [at for at, item in enumerate(given) if item["type"] == "message" and item["role"] == "user"]
     recent = given[asked[-1] :] if asked else []
-    if recent and await count_chat(serving.model, chat_body(body, recent), caller) > limit // 2:
+    if len(await serving.model.encode(as_text(spoken("", recent)), False)) > limit // 2:
         recent = []
     earlier = given[: len(given) - len(recent)]
     if not earlier:
