@@ -23,7 +23,7 @@ from tests.serve.http.tool_scenes import TOOL_TEMPLATE
 PROMPT = "MARK-42: read the file note.txt and say which word is in it"
 WORD = "gooseberry"
 CALLS = 4
-SECONDS = 120
+SECONDS = 60
 WIDE = {
     "max_model_len": 400_000,
     "num_blocks": 400_000,
@@ -163,21 +163,25 @@ def run(agent: Agent, programs: Path) -> Outcome:
             for path, text in agent.files.items():
                 (home / path).parent.mkdir(parents=True, exist_ok=True)
                 (home / path).write_text(told(text))
-            environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
+            environment = {**os.environ, "HOME": str(home)}
             environment |= {name: told(value) for name, value in agent.environment.items()}
             command = [str(programs / agent.command[0]), *agent.command[1:]]
-            done = subprocess.run(
-                command,
-                cwd=work,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=SECONDS,
-            )
+            said = output_of(command, work, environment)
             turns = shares(server.events)
-        said = done.stdout.decode(errors="replace")
         cached = sum(part for _, part in turns[1:]) / max(1, sum(whole for whole, _ in turns[1:]))
         return Outcome(f"The word is {WORD}" in said, len(turns), cached)
+
+
+def output_of(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> str:
+    """What a program prints, which may be told to end before it does so itself."""
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=work, env=environment, stdout=subprocess.PIPE, **quiet) as program:
+        try:
+            said, _ = program.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            program.terminate()
+            said, _ = program.communicate()
+    return said.decode(errors="replace")
 
 
 def shares(events: Sequence[Event]) -> list[tuple[int, int]]:
