@@ -147,7 +147,7 @@ def test_a_background_response_is_polled(client):
 
 def test_a_refusal_names_the_field(client):
     for more, param in (
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"truncation": "auto"}, "truncation"),
     ):
