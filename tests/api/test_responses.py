@@ -149,7 +149,7 @@ def test_a_refusal_names_the_field(client):
     for more, param in (
         ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"conversation": "conv_1"}, "conversation"),
     ):
         with pytest.raises(openai.APIStatusError) as error:
             client.responses.create(model="fox", input=QUESTION, **more)
