@@ -174,8 +174,14 @@ def run(agent: Agent, programs: Path) -> Outcome:
 
 def output_of(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> str:
     """What a program prints, which may be told to end before it does so itself."""
-    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, cwd=work, env=environment, stdout=subprocess.PIPE, **quiet) as program:
+    with subprocess.Popen(
+        command,
+        cwd=work,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as program:
         try:
             said, _ = program.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
