@@ -36,7 +36,7 @@ class Agent(NamedTuple):
     """A program of a package, and how it is set up.
 
     ``call`` makes the name and the arguments of the call that reads a file. ``environment`` and ``files`` (paths in the
-    home folder) may contain ``URL``, that of the API, and ``ROOT``, the same without ``/v1``. The program runs in the
+    home folder) may contain ``@URL@``, that of the API, and ``@ROOT@``, the same without ``/v1``. The program runs in the
     folder ``work`` of its home.
     """
 
@@ -59,7 +59,7 @@ AGENTS = (
         ("claude", "-p", PROMPT, "--model", "fox"),
         lambda note: ("Read", {"file_path": str(note)}),
         {
-            "ANTHROPIC_BASE_URL": "ROOT",
+            "ANTHROPIC_BASE_URL": "@ROOT@",
             "ANTHROPIC_API_KEY": "none",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         },
@@ -71,7 +71,7 @@ AGENTS = (
         lambda note: ("exec_command", {"cmd": f"cat {note}"}),
         files={
             ".codex/config.toml": 'model = "fox"\nmodel_provider = "headrace"\n[model_providers.headrace]\n'
-            'name = "Headrace"\nbase_url = "URL"\nwire_api = "responses"\n'
+            'name = "Headrace"\nbase_url = "@URL@"\nwire_api = "responses"\n'
         },
     ),
     Agent(
@@ -88,7 +88,7 @@ AGENTS = (
                     "provider": _provider(
                         npm="@ai-sdk/openai-compatible",
                         name="Headrace",
-                        options={"baseURL": "URL", "apiKey": "none"},
+                        options={"baseURL": "@URL@", "apiKey": "none"},
                         models={"fox": {"name": "fox", "limit": {"context": 200_000, "output": 4096}}},
                     ),
                 }
@@ -100,7 +100,7 @@ AGENTS = (
         "@qwen-code/qwen-code",
         ("qwen", "-p", PROMPT, "--auth-type", "openai", "-y"),
         lambda note: ("read_file", {"file_path": str(note), "absolute_path": str(note)}),
-        {"OPENAI_BASE_URL": "URL", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "fox"},
+        {"OPENAI_BASE_URL": "@URL@", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "fox"},
     ),
     Agent(
         "pi",
@@ -111,7 +111,7 @@ AGENTS = (
             ".pi/agent/models.json": json.dumps(
                 {
                     "providers": _provider(
-                        baseUrl="URL",
+                        baseUrl="@URL@",
                         api="openai-completions",
                         apiKey="none",
                         models=[{"id": "fox", "contextWindow": 200_000, "maxTokens": 4096}],
@@ -158,7 +158,7 @@ def run(agent: Agent, programs: Path) -> Outcome:
         with scripted_server(script(*agent.call(note)), template=TOOL_TEMPLATE, **WIDE) as server:
 
             def told(text: str) -> str:
-                return text.replace("URL", server.url).replace("ROOT", server.url.removesuffix("/v1"))
+                return text.replace("@URL@", server.url).replace("@ROOT@", server.url.removesuffix("/v1"))
 
             for path, text in agent.files.items():
                 (home / path).parent.mkdir(parents=True, exist_ok=True)
