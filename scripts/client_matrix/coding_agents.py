@@ -35,9 +35,9 @@ WIDE = {
 class Agent(NamedTuple):
     """A program of a package, and how it is set up.
 
-    ``call`` makes the name and the arguments of the call that reads a file. ``environment`` and ``files`` (paths in the
-    home folder) may contain ``@URL@``, that of the API, and ``@ROOT@``, the same without ``/v1``. The program runs in the
-    folder ``work`` of its home.
+    ``call`` makes the name and the arguments of the call that reads a file. ``environment`` and ``files`` (paths in
+    the home folder) may contain ``@URL@``, that of the API, and ``@ROOT@``, the same without ``/v1``. The program runs
+    in the folder ``work`` of its home.
     """
 
     title: str
