@@ -18,7 +18,6 @@ from typing import Any
 import tokenizers
 import uvicorn
 
-from headrace.core.events import Event
 from headrace.serve.text.tokenizer import Tokenizer
 from tests.doubles.grammars import Compiled
 from tests.serve.text.vocabularies import SPECIAL_TOKENS, byte_level
@@ -57,11 +56,8 @@ class Script:
 
 @dataclass
 class ScriptedServer:
-    """A server under way; ``events`` are those of its engine so far."""
-
     url: str
     script: Script
-    events: Sequence[Event]
 
 
 @contextmanager
@@ -73,7 +69,7 @@ def scripted_server(texts: Sequence[str] | Callable[[str], str], **options: Any)
     options.setdefault("grammars", Compiled())
     script = Script(tokenizer, texts)
     wide = {"max_model_len": 4096, "num_blocks": 4096, "queued_tokens": 100_000}
-    house, app = build_house(wide | options | {"reply": script.reply})
+    _, app = build_house(wide | options | {"reply": script.reply})
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -84,7 +80,7 @@ def scripted_server(texts: Sequence[str] | Callable[[str], str], **options: Any)
             assert thread.is_alive(), "the server ended"
             time.sleep(0.01)
         try:
-            yield ScriptedServer(f"http://127.0.0.1:{port}/v1", script, house.seen)
+            yield ScriptedServer(f"http://127.0.0.1:{port}/v1", script)
         finally:
             server.should_exit = True
             thread.join(10)
