@@ -37,7 +37,7 @@ function options(element: HTMLElement, props: Props): uPlot.Options {
     height: props.height ?? 180,
     legend: { show: true, live: false, markers: { fill: (_plot, at) => colour(element, at - 1) } },
     cursor: { drag: { x: false, y: false } },
-    scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
+    scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => [Math.min(0, low * 1.1), high > 0 ? high * 1.1 : low < 0 ? 0 : 1] } },
     axes: [props.numbers ? axis : { ...axis, values: times, space: 80 }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
     series: [
       {},
