@@ -43,7 +43,11 @@ BODIES = {
     "POST /v1/tuner": {"mode": "off"},
     "POST /v1/simulations": {"requests": [{"prompt_tokens": 8, "output_tokens": 2}]},
     "POST /v1/experiments": {"setting": "max_running", "treatment": 4, "metric": "requests_per_second"},
-    "POST /v1/experiments/dry-run": {"setting": "max_running", "treatment": 2, "metric": "requests_per_second"},
+    "POST /v1/experiments/dry-run": {
+        "setting": "max_running",
+        "treatment": 2,
+        "metric": "requests_per_second",
+    },
     "POST /v1/batches": {"input_file_id": "OWN", "endpoint": "/v1/completions", "completion_window": "24h"},
 }
 OWNED = (

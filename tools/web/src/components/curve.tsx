@@ -42,6 +42,7 @@ function Effects({ title, points, of }: EffectsProps) {
           { label: "upper bound", values: points.map((each) => of(each).interval?.[1] ?? null) },
         ]}
         format={change}
+        most={1}
         numbers
       />
     </figure>

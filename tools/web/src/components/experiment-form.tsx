@@ -75,7 +75,8 @@ export function ExperimentForm({ known, started, simulated }: Props) {
       setDone(take(await sendJson<T>("POST", path, body())));
     } catch (reason) {
       const message = reason instanceof Error ? reason.message : String(reason);
-      setWrong({ param: reason instanceof ApiError ? reason.param : "", message });
+      const param = reason instanceof ApiError ? reason.param : "";
+      setWrong({ param, message: message.replace(`${param}: `, "") });
     }
     setBusy("");
   };
