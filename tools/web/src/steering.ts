@@ -51,7 +51,8 @@ export interface CurvePoint extends EffectOf {
   pairs?: number;
   seconds?: number;
   units?: number;
-  check: EffectOf;
+  /** Points of older files have none. */
+  check?: EffectOf;
 }
 
 export interface ExperimentDetail extends Experiment {

@@ -12,12 +12,12 @@ interface Props {
 
 export function Curve({ metric, points }: Props) {
   const over = points[0]?.pairs === undefined ? "seconds" : "pairs";
-  const checked = points.filter((each) => each.check.change != null);
+  const checked = points.filter((each) => each.check?.change != null);
   return (
     <div class="beside">
       <Effects title={`Treatment against control (A/B), ${words(metric)}, over ${over}`} points={points} of={(each) => each} />
       {checked.length > 1 && (
-        <Effects title={`Control against control (A/A), over ${over}`} points={checked} of={(each) => each.check} />
+        <Effects title={`Control against control (A/A), over ${over}`} points={checked} of={(each) => each.check!} />
       )}
     </div>
   );
