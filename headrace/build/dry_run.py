@@ -29,7 +29,7 @@ from headrace.observe.experiments.run import Run, Status
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import live_settings
 
-MOST_SECONDS = 20.0
+MOST_SECONDS = 60.0
 """Seconds of the wall clock after which no further request arrives in a dry run."""
 
 MOST_REQUESTS = 200_000

@@ -298,12 +298,13 @@ def test_an_experiment_is_simulated_started_and_stopped(inside: Browser, loaded:
     inside.shows("99 is not between 0 and 4", ".field .error")
     assert inside.run("return document.activeElement.getAttribute('aria-invalid')") == "true"
     assert not inside.barriers()
-    for label, value in (("Treatment", "1"), ("Length", "0.4"), ("Burn-in", "0.1"), ("Maximum", "60")):
+    for label, value in (("Treatment", "1"), ("Length", "0.4"), ("Burn-in", "0.1"), ("Maximum", "4")):
         inside.run(FILL, label, value)
     inside.run(FILL, "Name", "one slot")
     press(inside, "button", "Dry run")
     inside.shows("dry run, replica 0", "tbody")
     inside.shows("The newest dry run simulated", "main")
+    inside.run(FILL, "Maximum", "600")
     press(inside, "button", "Start on live traffic")
     inside.shows("one slot", "tbody")
     inside.shows("live", "tbody")

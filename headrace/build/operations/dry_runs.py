@@ -23,7 +23,7 @@ PROGRAM = "headrace.build.dry_run"
 LEAST_REQUESTS = 20
 """Ended requests that a dry run needs: their load is repeated."""
 
-MOST_SECONDS = 90.0
+MOST_SECONDS = 150.0
 """Seconds after which the program is stopped; it ends by itself before."""
 
 COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
