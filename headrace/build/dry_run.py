@@ -118,7 +118,8 @@ def dry_run(task: Task) -> dict[str, Any]:
 
     fleet.run(from_calls(counted(), Synthesis()))
     (experiment,) = trial.experiments
-    experiment.stop(Status.UNDECIDED, "the dry run ended before there was evidence", fleet.now)
+    why = f"no evidence in the {MOST_SECONDS:g} s that a dry run may take; shorter windows need less time"
+    experiment.stop(Status.UNDECIDED, why, fleet.now)
     simulated = {"requests": sent, "seconds": fleet.now, "recorded_requests": len(recorded)}
     return experiment.report() | {
         "windows": experiment.windows(),

@@ -72,7 +72,7 @@ export function DryRuns({ live, dry, load }: Props) {
           {setting(live.treatment)}.
         </p>
       )}
-      <label>
+      <label class="file">
         Result of a dry run from a file
         <input
           type="file"
@@ -93,7 +93,7 @@ function note(newest: DryRun | undefined): string {
   if (newest?.simulated) {
     const { requests, recorded_requests } = newest.simulated;
     return (
-      `The newest dry run simulated ${seconds(newest.simulated.seconds)} of traffic with ${many(requests, "request")}, drawn ` +
+      `${newest.why ? `${newest.why[0]!.toUpperCase()}${newest.why.slice(1)}. ` : ""}The newest dry run simulated ${seconds(newest.simulated.seconds)} of traffic with ${many(requests, "request")}, drawn ` +
       `from the last ${many(recorded_requests, "request")} of this server, with the step times that it has measured.`
     );
   }

@@ -40,7 +40,7 @@ function options(element: HTMLElement, props: Props): uPlot.Options {
     legend: { show: true, live: false, markers: { fill: (_plot, at) => colour(element, at - 1) } },
     cursor: { drag: { x: false, y: false } },
     scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => span(low, high, props.most ?? Infinity) } },
-    axes: [props.numbers ? axis : { ...axis, values: times, space: 80 }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
+    axes: [props.numbers ? axis : { ...axis, values: times, space: 80 }, { ...axis, size: 72, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
     series: [
       {},
       ...props.lines.map((line, at) => ({

@@ -87,7 +87,7 @@ export function Steps() {
       )}
       {source === "file" && (
         <Panel title="Recording" wide note="Record with headrace serve --record-trace FILE. The file stays in this browser.">
-          <label>
+          <label class="file">
             File of <code>headrace replay FILE --steps STEPS.json</code>
             <input
               type="file"
