@@ -60,7 +60,8 @@ def test_one_slot_of_eight_is_found_to_be_slower():
 def test_the_knobs_of_the_server_are_the_control():
     report = dry_run(task(setting="max_num_batched_tokens", treatment=128, max_seconds=12.0))
     assert report["control"] == 256
-    assert report["status"] in ("undecided", "worse", "better")
+    assert report["status"] == "undecided", "two pairs are no evidence"
+    json.dumps(report, allow_nan=False)
 
 
 def test_a_wrong_field_is_named():
