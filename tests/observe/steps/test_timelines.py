@@ -176,5 +176,5 @@ def test_the_place_of_a_copied_block_follows_from_the_cached_tokens():
     for name, cached in (("whole", 32), ("part", 37), ("none", 0), ("waits", 5)):
         book.fold(Arrived(name, 64, "t", 0, 0.0), 0.0)
         book.fold(Admitted(name, AdmitReason.NEW, cached, 64, 1.0), 1.0)
-    book.fold(Preempted("waits", 5, PreemptReason.NO_BLOCKS), 2.0)
+    book.fold(Preempted("waits", PreemptReason.NO_BLOCKS, 5), 2.0)
     assert book.copies(16) == {"part": 2}
