@@ -98,7 +98,7 @@ def live(camera: Camera) -> None:
     time.sleep(2)
     camera.driver.execute_script(LOAD)
     camera.wait("rect.waits")
-    camera.wait(".lanes button")[0].click()
+    camera.wait(".lanes button", 7)[-1].click()  # it runs last, so its table is there for a while
     camera.wait(".table-of")
     camera.take("steps", 0.0)
 
