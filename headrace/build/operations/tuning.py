@@ -44,12 +44,12 @@ def make_tuning(
         lambda: f"exp_{secrets.token_hex(8)}",
         Mode(chosen.tuner),
         chosen.tuner_window,
-        chosen.tuner_window / 5,
         make_requests(
             options.scheduler,
             request_timeout=options.server.request_timeout,
             semantic=options.semantic.semantic_cache == "serve",
         ),
+        engine.times,
     )
     recall.assigned = steering.assigned
 
@@ -68,7 +68,7 @@ def make_tuning(
         return {"settings": steering.describe(), "metrics": describe_metrics()}
 
     def report() -> dict[str, Any]:
-        return steering.tuner.report(steering.present())
+        return steering.tuner.report()
 
     return Tuning(
         task,
