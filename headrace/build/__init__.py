@@ -12,6 +12,7 @@ it needs.
 - `server`: the HTTP server in front of a loaded model.
 - `operations`: logs, reloads, recordings, experiments.
 - `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
+- `dry_run`: experiments in virtual time.
 - `workbench`: engines with many settings over one loaded model or simulated device, for sweeps and tuning.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """
