@@ -105,13 +105,17 @@ def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time
 
 
 class Maker:
-    """Makes the requests of a kind of text; ids never repeat."""
+    """Makes the requests of a kind of text for a batch size.
 
-    def __init__(self, llm: LLM, kind: str, length: int, seed: int) -> None:
+    Ids never repeat. Nor do seeds, in other batch sizes either: a hot request draws the same text with the same seed,
+    whatever its prompt is, and `suffix` would find it among the past outputs.
+    """
+
+    def __init__(self, llm: LLM, kind: str, length: int, seed: int, batch: int) -> None:
         self._llm = llm
         self._kind = kind
         self._length = length
-        self._random = random.Random(seed)
+        self._random = random.Random(f"{seed} {batch}")
         self._words = range(100, min(2000, llm.loaded.tokenizer.vocab_size))
         self._ids = itertools.count()
 
@@ -144,7 +148,7 @@ class Maker:
             elif self._kind in ("edits", "mixed"):
                 prediction = self.edited(answer)
             name = f"{self._kind}{number}-{next(self._ids)}"
-            made.append(Request(name, prompt, params, seed=1000 * number + at, prediction=prediction))
+            made.append(Request(name, prompt, params, seed=self._random.getrandbits(31), prediction=prediction))
         return made
 
     def edited(self, answer: Sequence[int]) -> tuple[int, ...]:
@@ -206,7 +210,7 @@ def main() -> None:
 def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float]:
     """The ratios of one batch size."""
     clock = CLOCKS[args.clock]
-    maker = Maker(plain, args.kind, args.output_len, args.seed)
+    maker = Maker(plain, args.kind, args.output_len, args.seed, batch)
     prompts = maker.prompts(batch)
     answers = run(plain, maker.requests(prompts, None, 0), clock).answers
     if args.kind == "forced":
