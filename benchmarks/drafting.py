@@ -77,6 +77,8 @@ class Ran(NamedTuple):
     steps: int
     drafted: int
     accepted: int
+    gap: float
+    """The 99th percentile of the seconds between tokens; those of one step share its time."""
 
 
 def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time.monotonic) -> Ran:
@@ -85,13 +87,20 @@ def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time
     engine.reset_prefix_cache()
     answers: dict[str, list[int]] = {each.id: [] for each in requests}
     left, steps, drafted, accepted = len(requests), 0, 0, 0
+    came: list[tuple[int, float]] = []  # tokens of a request at once, and the seconds since those before
+    last: dict[str, float] = {}
     began = clock()
     for each in requests:
         engine.submit(each, clock())
     while left:
-        for event in engine.step(clock()):
+        events = engine.step(clock())
+        now = clock()
+        for event in events:
             if isinstance(event, Emitted):
                 answers[event.request_id] += event.tokens
+                if event.request_id in last:
+                    came.append((len(event.tokens), now - last[event.request_id]))
+                last[event.request_id] = now
             elif isinstance(event, Stepped):
                 steps += 1
             elif isinstance(event, Verified):
@@ -101,7 +110,9 @@ def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time
                 left -= 1
     seconds = clock() - began
     found = {each.tokens: tuple(answers[each.id]) for each in requests}
-    return Ran(seconds, found, sum(map(len, found.values())), steps, drafted, accepted)
+    gaps = sorted(gap / tokens for tokens, gap in came for _ in range(tokens))
+    gap = gaps[int(0.99 * len(gaps))]
+    return Ran(seconds, found, sum(map(len, found.values())), steps, drafted, accepted, gap)
 
 
 class Maker:
@@ -197,7 +208,7 @@ def main() -> None:
             say(
                 f"{args.kind} batch {batch:3}: {row['ratio']:.3f}x ({row['low']:.3f} to {row['high']:.3f})"
                 + (f" target {target}" if target else "")
-                + f"; {row['plain']:.0f} tokens/s without; per step {row['tokens_per_step']:.2f} tokens and"
+                + f"; p99 ITL {row['itl_p99']:.2f}x; {row['plain']:.0f} tokens/s without; per step {row['tokens_per_step']:.2f} tokens and"
                 f" {row['drafted_per_row']:.2f} drafts a row, {row['accepted']:.0%} accepted"
             )
     path = args.output or Path("bench-results") / f"drafting-{args.kind}.json"
@@ -217,7 +228,7 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float
         forced = ForcedAcceptance(answers, args.acceptance, 8, args.seed)
         drafter = BudgetedDrafter([forced], Acceptance(), DraftBudget(None))
         drafting.loaded.engine.scheduler._drafted._drafter = drafter
-    ratios, speeds, last = list[float](), list[float](), None
+    ratios, gaps, speeds, last = list[float](), list[float](), list[float](), None
     for number in range(args.rounds + 2):  # the first two warm up
         requests = maker.requests(prompts, answers, number)
         pair = [(plain, requests), (drafting, requests)]
@@ -228,6 +239,7 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float
             say(f"batch {batch}: {batch - same} answers differ with drafts")
         if number > 1:
             ratios.append(without.seconds / last.seconds)
+            gaps.append(last.gap / without.gap)
             speeds.append(without.tokens / without.seconds)
     assert last is not None
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -236,6 +248,7 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float
         "ratio": statistics.median(ratios),
         "low": low,
         "high": high,
+        "itl_p99": statistics.median(gaps),
         "plain": statistics.median(speeds),
         "tokens_per_step": last.tokens / last.steps / batch,
         "drafted_per_row": last.drafted / last.steps / batch,

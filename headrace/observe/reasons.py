@@ -60,6 +60,7 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         Cut.NOT_WORTH: "more tokens would have taken more time than their chance of acceptance is worth",
         Cut.BUDGET: "the token budget of the step was used up",
         Cut.TPOT: "a longer step would have missed the TPOT target of a request in it",
+        Cut.SLOWER: "steps with drafts have been slower than steps without, with as many requests",
         Cut.TIMES_UNKNOWN: "too few steps have been observed to know what drafts cost",
         Cut.NOTHING_PROPOSED: "nothing was proposed",
     },

@@ -46,6 +46,7 @@ class Cut(StrEnum):
     NOT_WORTH = "not_worth"
     BUDGET = "budget"
     TPOT = "tpot"
+    SLOWER = "slower"
     TIMES_UNKNOWN = "times_unknown"
     NOTHING_PROPOSED = "nothing_proposed"
 

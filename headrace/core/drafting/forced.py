@@ -89,6 +89,11 @@ class ForcedFirst:
             self.seconds = self.others.seconds
         return drafts
 
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        """As `Drafter.observed`."""
+        if self.others is not None:
+            self.others.observed(rows, drawn, seconds, drafted)
+
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """As `Drafter.verified`."""
         if self.others is not None and proposal.source != SOURCE:

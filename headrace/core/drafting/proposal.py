@@ -104,6 +104,12 @@ class Drafter(Protocol):
         """The number of the first step at which asking again for this request is of use; it has just been asked for."""
         ...
 
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        """A step of ``rows`` decode rows and no others drew ``drawn`` tokens, and took ``seconds`` with all work of the
+        host. It must not raise.
+        """
+        ...
+
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """The first ``accepted`` tokens of a verified proposal were accepted."""
         ...

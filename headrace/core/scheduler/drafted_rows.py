@@ -39,6 +39,7 @@ class DraftedRows:
         self._declined: dict[str, str] = {}  # by request: why nothing of its last proposal was verified
         self._accepted = 0  # of the step that is being committed, and what was expected
         self._expected = 0.0
+        self._drawn = 0  # accepted drafts of the step that was committed last
 
     def add(self, step: StepBuilder, times: StepTimes | None) -> None:
         """Give drafts to rows of ``step``, in which all decode rows and no others are planned."""
@@ -135,7 +136,13 @@ class DraftedRows:
             share = without / rows
             expected, accepted = (rows + self._expected) * share, (rows + self._accepted) * share
             self._events.append(DraftedStep(seconds, accepted, expected))
-        self._accepted, self._expected = 0, 0.0
+        self._drawn, self._accepted, self._expected = self._accepted, 0, 0.0
+
+    def observed(self, step: StepBuilder, seconds: float) -> None:
+        """The step that was settled last took so many seconds."""
+        rows = len(step.rows)
+        if self._drafter is not None and step.decodes == rows:
+            self._drafter.observed(rows, rows + self._drawn, seconds, bool(step.drafts))
 
     def _decline(self, request_id: str, proposal: Proposal) -> None:
         if proposal.cut and self._declined.get(request_id) != proposal.cut:

@@ -44,6 +44,7 @@ class Drafting:
         self.told: list[tuple[str, tuple[int, ...], int]] = []
         self.ends: list[tuple[str, int]] = []
         self.seconds: dict[str, float] = {}
+        self.steps: list[tuple[int, int, float, bool]] = []
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         self.asks += [each._replace(tokens=list(each.tokens)) for each in asks]
@@ -53,6 +54,9 @@ class Drafting:
 
     def asked_from(self, request: Request) -> int:
         return 0
+
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        self.steps.append((rows, drawn, seconds, drafted))
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         self.told.append((request_id, proposal.tokens, accepted))
