@@ -159,7 +159,9 @@ class Maker:
             elif self._kind in ("edits", "mixed"):
                 prediction = self.edited(answer)
             name = f"{self._kind}{number}-{next(self._ids)}"
-            made.append(Request(name, prompt, params, seed=self._random.getrandbits(31), prediction=prediction))
+            made.append(
+                Request(name, prompt, params, seed=self._random.getrandbits(31), prediction=prediction)
+            )
         return made
 
     def edited(self, answer: Sequence[int]) -> tuple[int, ...]:
@@ -208,7 +210,8 @@ def main() -> None:
             say(
                 f"{args.kind} batch {batch:3}: {row['ratio']:.3f}x ({row['low']:.3f} to {row['high']:.3f})"
                 + (f" target {target}" if target else "")
-                + f"; p99 ITL {row['itl_p99']:.2f}x; {row['plain']:.0f} tokens/s without; per step {row['tokens_per_step']:.2f} tokens and"
+                + f"; p99 ITL {row['itl_p99']:.2f}x; {row['plain']:.0f} tokens/s without;"
+                f" per step {row['tokens_per_step']:.2f} tokens and"
                 f" {row['drafted_per_row']:.2f} drafts a row, {row['accepted']:.0%} accepted"
             )
     path = args.output or Path("bench-results") / f"drafting-{args.kind}.json"

@@ -59,6 +59,7 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         Cut.FIXED: "the configuration fixes the length of drafts (--speculative-config)",
         Cut.NOT_WORTH: "more tokens would have taken more time than their chance of acceptance is worth",
         Cut.BUDGET: "the token budget of the step was used up",
+        Cut.OTHERS: "a longer step would have slowed down requests that have no drafts",
         Cut.TPOT: "a longer step would have missed the TPOT target of a request in it",
         Cut.SLOWER: "steps with drafts have been slower than steps without, with as many requests",
         Cut.TIMES_UNKNOWN: "too few steps have been observed to know what drafts cost",

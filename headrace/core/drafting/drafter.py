@@ -247,7 +247,7 @@ class BudgetedDrafter:
         for ask, each in zip(asks, best, strict=True):
             target = ask.request.slo.tpot_seconds
             survivals = () if each is None else each.survivals
-            offers.append(Offer(survivals, len(ask.tokens), ask.ahead, target or float("inf")))
+            offers.append(Offer(survivals, len(ask.tokens), ask.ahead, target or float("inf"), ask.pace))
         drafts: list[Proposal | None] = []
         probing = [source.proposer.name for source in self._costly if source.probing]
         for life, each, choice in zip(lives, best, self._budget.choose(offers, load), strict=True):
@@ -260,7 +260,7 @@ class BudgetedDrafter:
                 count = len(tokens)
             if count:
                 self._helped(life, source)
-            elif choice.cut is Cut.NOT_WORTH:
+            elif choice.cut in (Cut.NOT_WORTH, Cut.OTHERS):
                 self._rest(life, source, load.step)
             drafts.append(Proposal(tokens[:count], estimates[:count], source, choice.cut))
         return drafts

@@ -38,7 +38,8 @@ NEWEST = 0.4
 """The least weight of a new comparison."""
 
 FARTHEST = 3.0
-"""A step counts as at most this multiple of the median: one that was interrupted says little. The same for `LONGEST`."""
+"""A step counts as at most this multiple of the median, because one that was interrupted says little; and a trial that
+loses a lot comes after at most this multiple of `LONGEST` steps."""
 
 MEMORY = 24
 """The last steps of the usual way that a trial is compared with."""

@@ -161,8 +161,8 @@ class StepTimes:
 
         A ``drafted`` step is compared with the line and does not move it: the line says what the step would take
         without drafts, and must stay right where all steps have some. A single step without drafts between others with
-        drafts is not counted at all: its rows were asked for drafts, and its caches hold what drafting left there, so it
-        takes up to twice as long as a step of an engine that does not draft.
+        drafts is not counted at all: its rows were asked for drafts, and the processor's caches hold what drafting left
+        there, so it takes up to twice as long as a step of an engine that does not draft.
         """
         seconds -= self._excluded
         self._excluded = 0.0

@@ -59,12 +59,14 @@ class DraftedRows:
                 most = ahead + sequence.request.settings.most_drafted(most - ahead)
             if most > ahead:
                 rows.append(row)
-                asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead)))
+                asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead, sequence.pace)))
         if not asks:
             return
         if times is not None and not times.residuals.knows(len(step.rows)):
             times = None  # a step without drafts is the measure of those with drafts
-        load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times, number)
+        asked = set(rows)
+        paces = tuple([each.pace for row, each in enumerate(step.sequences) if row not in asked])
+        load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times, number, paces)
         try:
             proposals = self._drafter.draft(asks, load)
             step.draft_seconds = self._drafter.seconds
@@ -117,6 +119,7 @@ class DraftedRows:
         """A row with drafts has drawn these tokens; returns the number of positions that it has computed for good."""
         sequence, proposal, accepted = step.sequences[row], step.drafts[row], len(drawn) - 1
         self._running.advance(sequence, accepted)
+        sequence.accepted += accepted
         if self._drafter is not None:
             try:
                 self._drafter.verified(sequence.request.id, proposal, accepted)
