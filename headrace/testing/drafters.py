@@ -80,7 +80,7 @@ class LyingDrafter:
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
         """See `Drafter.observed`."""
-        assert rows <= drawn if not drafted else rows > 0
+        assert 0 < rows <= drawn
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """See `Drafter.verified`."""
