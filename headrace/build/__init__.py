@@ -3,7 +3,7 @@ it needs.
 
 - `engine`: the engine from its options, without torch; the simulator runs the same engine.
 - `policies`: the policies that the options name. `plugins`: classes of other packages.
-- `model`: a loaded model: weights, memory, runner and engine.
+- `model`: a loaded model: weights, memory, runner and engine. `memory`: its KV cache and runner.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file; API keys.
 - `drafting`: the drafter of speculative decoding.
@@ -12,6 +12,7 @@ it needs.
 - `server`: the HTTP server in front of a loaded model.
 - `operations`: logs, reloads, recordings, experiments.
 - `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
+- `dry_run`: experiments in virtual time.
 - `workbench`: engines with many settings over one loaded model or simulated device, for sweeps and tuning.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """
