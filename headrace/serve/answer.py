@@ -98,15 +98,19 @@ class Answer:
 
     async def read(self) -> list[IndexedEvent]:
         """Wait until a read is due; return the events since the last read, in order. Empty after the last event."""
+        await self.due()
+        self._due = False
+        unread, self._unread = self._unread, []
+        return unread
+
+    async def due(self) -> None:
+        """Wait until a read is due. Only the reader may."""
         if self._open and not self._due:
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
-        self._due = False
-        unread, self._unread = self._unread, []
-        return unread
 
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
         """Add one event, and wake the reader if a read is due."""

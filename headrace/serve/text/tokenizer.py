@@ -13,6 +13,10 @@ from typing import Any
 
 import tokenizers
 
+SHORT_CHARACTERS = 4096
+"""Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
+while kernels occupy every core, and the encoding itself takes a tenth of that."""
+
 
 class TokenizerError(ValueError):
     """A folder whose tokenizer cannot be used, or text that cannot be tokenized."""
@@ -122,9 +126,14 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """The tokens of each text, as in `encode`; texts are encoded in parallel."""
+        """The tokens of each text, as in `encode`; long texts are encoded in parallel, on other threads."""
         try:
-            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            if sum(map(len, texts)) <= SHORT_CHARACTERS:
+                encodings = [
+                    self.backend.encode(text, add_special_tokens=add_special_tokens) for text in texts
+                ]
+            else:
+                encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
         prefix = self._prefix if add_special_tokens else []

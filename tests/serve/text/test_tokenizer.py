@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken
 
-from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
+from headrace.serve.text.tokenizer import SHORT_CHARACTERS, Tokenizer, TokenizerError
 from tests.serve.text.vocabularies import byte_fallback, byte_level
 
 
@@ -34,6 +34,16 @@ def test_a_batch_is_encoded_like_its_texts_one_by_one() -> None:
     tokenizer = byte_fallback()
     texts = ["the fox", "", "日本 é"]
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_long_texts_are_encoded_like_short_ones(special: bool) -> None:
+    tokenizer = byte_fallback()
+    long = "日本 é" * SHORT_CHARACTERS
+    texts = ["the fox", "", long]
+    short, empty, parallel = tokenizer.encode_batch(texts, special)
+    assert [short, empty] == [tokenizer.encode(text, special) for text in texts[:2]]
+    assert tokenizer.decode(parallel) == long
 
 
 def test_bos_is_put_first_where_config_asks_and_the_post_processor_does_not(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.serve.cache.lookup import CacheLookup
-from headrace.serve.http.batch.line_runner import OpenedLine
+from headrace.serve.http.batch.line_runner import OpenedLine, Turn
 from headrace.serve.http.embedding.calls import PoolingCall, PoolingCalls
 from headrace.serve.http.embedding.exchange import compute
 from headrace.serve.http.generation import unsupported
@@ -68,12 +68,18 @@ class _GeneratedLine:
         self._body = body
         self._endpoint = endpoint
 
-    async def answer(self) -> bytes:
-        self._notes.put(self._call, self._body.metadata)
-        writer = self._endpoint.writer(self._call, self._body)
-        while not self._call.done:
-            await self._call.advance()
-        return writer.whole()
+    async def answer(self, turn: Turn) -> bytes:
+        call = self._call
+        self._notes.put(call, self._body.metadata)
+        writer = self._endpoint.writer(call, self._body)
+        while not call.settled:
+            await call.due()
+            if not call.settled:  # a stop string is looked for at each token
+                await call.advance()
+        async with turn:
+            while not call.done:
+                await call.advance()
+            return writer.whole()
 
     def close(self) -> None:
         self._call.close()
@@ -103,8 +109,10 @@ class _PooledLine:
         self._call = call
         self._seconds = seconds
 
-    async def answer(self) -> bytes:
-        return await self._call.document(await compute(self._calls.worker, self._call, self._seconds))
+    async def answer(self, turn: Turn) -> bytes:
+        values = await compute(self._calls.worker, self._call, self._seconds)
+        async with turn:
+            return await self._call.document(values)
 
     def close(self) -> None:
         """Nothing: `compute` ends what it has begun."""

@@ -1,8 +1,9 @@
 """Runs lines of batches on this server's endpoints: below other requests, without a connection of their own.
 
-A line is parsed, rendered and written by the same code as a request (`line_endpoints`). It begins only while no request
-of another class is being read or answered, one line at a time, because reading and rendering would delay that request.
-Near the end of the completion window, lines run in the class flex and do not wait.
+A line is parsed, rendered and written by the same code as a request (`line_endpoints`). Both its beginning and its end
+take a millisecond or more of the event loop, and lines often end together. So they take turns, only while no request of
+another class is being read or answered, and the loop reads its sockets between two turns. Near the end of the
+completion window, lines run in the class flex and do not wait.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 import secrets
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
 from headrace.core.request import InvalidParameter
@@ -27,14 +29,20 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.01
 """How often it is checked whether other requests have ended."""
 
+PAUSE_SECONDS = 0.001
+"""Pause before each turn: a request that arrived during the turn before is read, and then goes first."""
+
 BUSY = frozenset({429, 503})
+
+Turn = AbstractAsyncContextManager[object]
+"""Entered when the event loop may work for a line."""
 
 
 class OpenedLine(Protocol):
     """A line that has been submitted; `close` it, whatever happens."""
 
-    async def answer(self) -> bytes:
-        """Its response's body.
+    async def answer(self, turn: Turn) -> bytes:
+        """Its response's body, which is written within ``turn``.
 
         Raises:
             ApiError: it was refused or has failed.
@@ -62,13 +70,34 @@ class LineEndpoints(Protocol):
         ...
 
 
+class _Turns:
+    """One turn at a time, while nobody waits for ``service``."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        try:
+            await asyncio.sleep(PAUSE_SECONDS)
+            while self._service.awaited:
+                await asyncio.sleep(LOOK_SECONDS)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class LineRunner:
     """A `serve.batch.runs.Port` over the endpoints of ``parts``."""
 
     def __init__(self, service: Service, parts: Sequence[LineEndpoints]) -> None:
         self._service = service
         self._parts = {path: part for part in parts for path in part.paths}
-        self._turn = asyncio.Lock()
+        self._turns = _Turns(service)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -108,15 +137,11 @@ class LineRunner:
         part = self._parts.get(line.url)
         if part is None:
             raise route_not_found(line.url)
-        if is_awaited(caller.service_class):
+        turn: Turn = nullcontext() if is_awaited(caller.service_class) else self._turns
+        async with turn:
             opened = await part.open(line.url, _encoded(line.body), caller)
-        else:
-            async with self._turn:
-                while self._service.awaited:
-                    await asyncio.sleep(LOOK_SECONDS)
-                opened = await part.open(line.url, _encoded(line.body), caller)
         try:
-            return await opened.answer()
+            return await opened.answer(turn)
         finally:
             opened.close()
 

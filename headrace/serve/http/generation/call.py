@@ -62,12 +62,10 @@ class Answers(Protocol):
 class Prompt(NamedTuple):
     """What one or several choices answer.
 
-    ``continues`` says that the answer goes on with the prompt's text instead of beginning a new one, which
-    decides what becomes of a first word's leading space. ``mute`` asks for the prompt's scores alone.
-    ``echo`` is the prompt's text where it shall stand before the answer. ``retention`` says what of the computed prompt
-    shall be kept longer. ``prediction`` is what the client expects the answer to be.
-    ``reading`` is how reasoning and tool calls are found in the answers; None: they are text. ``about`` is for its
-    explanation.
+    ``continues`` says that the answer goes on with the prompt's text, which decides what becomes of a first word's
+    leading space. ``mute`` asks for the prompt's scores alone. ``echo`` is its text where it shall stand before the
+    answer. ``retention`` says what of the computed prompt is kept longer. ``prediction`` is what the client expects.
+    ``reading`` is how reasoning and tool calls are found; None: answers are text. ``about`` is for its explanation.
     """
 
     tokens: tuple[int, ...]
@@ -163,6 +161,10 @@ class Call:
     def done(self) -> bool:
         """Whether every event of the call has been read."""
         return self._answer.exhausted
+
+    async def due(self) -> None:
+        """Wait until `advance` need not wait."""
+        await self._answer.due()
 
     async def advance(self) -> list[Choice]:
         """Wait for events and apply them; the choices that they are about.
@@ -319,9 +321,7 @@ async def open_call(
 
 def _multiple(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> str | None:
     """The field by which a call has several sequences."""
-    if len(prompts) > 1:
-        return "prompt"
-    return "n" if len(choices) > 1 else None
+    return "prompt" if len(prompts) > 1 else "n" if len(choices) > 1 else None
 
 
 def _shows_cost(model: ServedModel, body: Generation, caller: Caller) -> bool:

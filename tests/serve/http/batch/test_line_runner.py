@@ -1,7 +1,9 @@
 """Lines on the endpoints of a server over a scripted runner."""
 
+import asyncio
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,9 +11,10 @@ from headrace.core.events import Arrived
 from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.serve.auth.api_keys import Grant
 from headrace.serve.auth.roles import Role
-from headrace.serve.batch.lines import ENDPOINTS
+from headrace.serve.batch.lines import ENDPOINTS, BatchRequest
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.batch.line_endpoints import OPENED
+from headrace.serve.http.batch.line_runner import LineRunner
 from headrace.serve.http.embedding.calls import PoolingCalls
 from tests.doubles.pooling_models import LetterModel, LetterPairs
 
@@ -112,6 +115,66 @@ def test_lines_begin_only_when_no_request_is_open(house):
     assert not any(isinstance(event, Arrived) for event in house.seen)
     service._urgent -= 1
     ended(house, id)
+
+
+class Noted:
+    """An endpoint that notes each beginning and each end of a line, and lets a request arrive after each."""
+
+    paths = ("/v1/completions",)
+
+    def __init__(self):
+        self.service = SimpleNamespace(awaited=False, draining=False)
+        self.seen = []
+        self.awaited = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    def note(self, what):
+        assert not self.service.awaited
+        self.seen.append(what)
+        # Read from its socket in the next iteration of the loop, and known to the service in the one after it.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self.arrive)
+
+    def arrive(self):
+        self.service.awaited = True
+        self.awaited.set()
+
+    async def open(self, path, raw, caller):
+        self.note("begin")
+        return self
+
+    async def answer(self, turn):
+        await self.ready.wait()  # all lines end at the same time
+        async with turn:
+            self.note("end")
+            return b"{}"
+
+    def close(self):
+        pass
+
+    async def answer_requests(self, count):
+        for number in range(count):
+            await self.awaited.wait()
+            self.awaited.clear()
+            assert len(self.seen) == number + 1
+            self.service.awaited = False
+
+
+def test_a_request_that_arrives_during_a_lines_beginning_or_end_goes_before_the_next(monkeypatch):
+    monkeypatch.setattr("headrace.serve.http.batch.line_runner.LOOK_SECONDS", 0.001)
+
+    async def run():
+        part = Noted()
+        runner = LineRunner(part.service, (part,))
+        lines = [BatchRequest(n, str(n), "/v1/completions", {}) for n in range(4)]
+        running = [asyncio.create_task(runner.run(line, "acme", "background")) for line in lines]
+        await part.answer_requests(4)
+        part.ready.set()
+        await part.answer_requests(4)
+        assert [(await task).status for task in running] == [200] * 4
+        return part.seen
+
+    assert asyncio.run(run()) == ["begin"] * 4 + ["end"] * 4
 
 
 def test_a_full_queue_delays_lines_and_fails_none(house, monkeypatch):
