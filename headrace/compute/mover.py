@@ -157,3 +157,17 @@ class Mover:
             with self._news:
                 self._arrived.append(Arrival(move, ok, time.perf_counter() - began))
                 self._news.notify()
+
+
+def move_blocks(moves: Sequence[Move], kv: PagedKV, mover: Mover | None) -> None:
+    """Run the moves of a plan in order, by ``mover`` if there are tiers below the device.
+
+    Raises:
+        ValueError: there are none, and a move needs one.
+    """
+    if mover is not None:
+        mover.move(moves)
+    elif moves:
+        if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
+            raise ValueError("this runner has no lower tiers: blocks cannot leave the device")
+        kv.copy_blocks([move.source for move in moves], [move.target for move in moves])

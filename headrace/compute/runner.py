@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
-from headrace.compute.mover import Mover
+from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.results import Launched, Sampled, output_of
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
@@ -35,7 +36,7 @@ from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
 from headrace.core.constraint import FAILED_PREFIX
-from headrace.core.plan import Entry, Move, Row, StepOutput, StepPlan, Tier
+from headrace.core.plan import Entry, Row, StepOutput, StepPlan
 
 
 class Decoder(Protocol):
@@ -62,6 +63,27 @@ class Decoder(Protocol):
         ...
 
 
+class Followers(Protocol):
+    """The other ranks of a model in parts: they do what changes slots and pages too, and compute their part of the
+    rows.
+    """
+
+    def restore(self) -> None:
+        """Start the ranks again if they were lost in a plan that has been collected."""
+        ...
+
+    def execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
+        """Begin a plan: its entries, whose slots get ``tokens``, its moves, and its rows.
+
+        The states at the packed positions ``wanted`` are needed.
+        """
+        ...
+
+    def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
+        """See `Slots.append`."""
+        ...
+
+
 class LocalRunner:
     """`core.ports.Runner` on one device.
 
@@ -69,7 +91,8 @@ class LocalRunner:
     ``sample`` (including storing the tokens) and ``collect`` (waiting and converting results). On CUDA the first
     three are the time to queue the work, and the device's time shows in ``collect``. ``bell`` interrupts idle plans
     if they are ``breakable``: when each plan is collected before the next is launched.
-    ``matchers`` hold the grammars of structured outputs; without them such a request fails.
+    ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``followers`` are the other
+    ranks if the decoder is a part of a model; only this runner samples.
     """
 
     def __init__(
@@ -86,6 +109,7 @@ class LocalRunner:
         mover: Mover | None = None,
         ahead: MemoryClearing | None = None,
         matchers: Matchers | None = None,
+        followers: Followers | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.bell = StepInterrupt()
@@ -96,6 +120,7 @@ class LocalRunner:
         self._mover = mover
         self._ahead = ahead
         self._matchers = matchers
+        self._followers = followers
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
@@ -114,12 +139,13 @@ class LocalRunner:
 
     def launch(self, plan: StepPlan, now: float) -> None:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
+        restore = not self._launched
         if self._thread is not None:
-            self._launched.append(self._thread.submit(self._execute, plan))
+            self._launched.append(self._thread.submit(self._execute, plan, restore))
             return
         future: Future[Launched] = Future()
         try:
-            future.set_result(self._execute(plan))
+            future.set_result(self._execute(plan, restore))
         except Exception as error:
             future.set_exception(error)
         self._launched.append(future)
@@ -148,13 +174,16 @@ class LocalRunner:
             self._mover.close()
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan) -> Launched:
+    def _execute(self, plan: StepPlan, restore: bool) -> Launched:
         began = time.perf_counter()
-        for entry in plan.entries:
-            self._admit(entry)
-        self._move(plan.moves)
+        if restore and self._followers is not None:
+            self._followers.restore()
+        known = [self._admit(entry) for entry in plan.entries]
+        move_blocks(plan.moves, self._kv, self._mover)
         download = Download(self._device)
         if not plan.rows:
+            if self._followers is not None:
+                self._followers.execute(plan, known, np.zeros(0, dtype=np.int64))
             return Launched(plan.step, 0, {}, download, waits=plan.waits)
         rows = Rows.of(plan.rows)
         self._slots.extend(plan.rows)
@@ -171,6 +200,8 @@ class LocalRunner:
         if scored_at.size:
             wanted = np.sort(np.concatenate([sampled_at, scored_at]))
         batch = self._slots.pack(rows, wanted, self.bell if self._breakable and plan.idle else None)
+        if self._followers is not None:
+            self._followers.execute(plan, known, wanted)
 
         prepared = time.perf_counter()
         try:
@@ -204,7 +235,8 @@ class LocalRunner:
             return {}
         return {row: self._refused[each.slot] for row, each in enumerate(rows) if each.slot in self._refused}
 
-    def _admit(self, entry: Entry) -> None:
+    def _admit(self, entry: Entry) -> Ints:
+        """Fill the entry's slot; returns the tokens in it."""
         self._refused.pop(entry.slot, None)
         params = entry.params
         self._top[entry.slot] = -1 if params.logprobs is None else params.logprobs
@@ -217,20 +249,13 @@ class LocalRunner:
             self._refused[entry.slot] = str(error)
             tokens = np.zeros(len(entry.tokens), dtype=np.int64)
         self._slots.admit(entry, tokens)
+        return tokens
 
     def _constrain(self, entry: Entry) -> None:
         if self._matchers is not None:
             self._matchers.admit(entry)
         elif entry.params.structured_outputs is not None:
             raise ValueError(f"{FAILED_PREFIX}this server has no grammar engine")
-
-    def _move(self, moves: tuple[Move, ...]) -> None:
-        if self._mover is not None:
-            self._mover.move(moves)
-        elif moves:
-            if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
-                raise ValueError("this runner has no lower tiers: blocks cannot leave the device")
-            self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
 
     def _lines(self, hidden: torch.Tensor, wanted: Ints, some: Ints) -> torch.Tensor:
         """The states at the packed positions ``some``, taken from those at ``wanted`` (ascending)."""
@@ -285,6 +310,8 @@ class LocalRunner:
         drawn = tokens[0] if len(tokens) == 1 else torch.cat(tokens)
         counting = lines.counting(drawn) if lines.verifies else None
         self._slots.append(lines.slots, lines.positions, drawn)
+        if self._followers is not None:
+            self._followers.append(lines.slots, lines.positions, drawn)
         self._sampler.append(lines.slots, drawn, counting)
         if self._matchers is not None:
             self._matchers.note(lines.slots, drawn, counting)

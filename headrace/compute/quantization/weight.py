@@ -73,6 +73,31 @@ class QuantizedWeight:
         zeros = None if self.zeros is None else self.zeros[begin:end]
         return replace(self, values=self.values[begin:end], scales=self.scales[begin:end], zeros=zeros)
 
+    def columns(self, begin: int, end: int) -> QuantizedWeight:
+        """Some of the inputs, in new memory.
+
+        Raises:
+            ValueError: a group would be split, or the inputs are not in the order of the activations.
+        """
+        inputs, group = self.shape[1], self.group_size
+        if (begin, end) == (0, inputs):
+            return self
+        if self.order is not None:
+            raise ValueError(
+                "its inputs are in another order than the activations (desc_act), so its groups cannot be divided"
+            )
+        parts, per_value = (self.scales, self.zeros), 8 // self.bits
+        if self.scales.shape[1] > 1:
+            if begin % group or end % group:
+                raise ValueError(f"inputs {begin} to {end} would split a group of {group}")
+            scales = self.scales[:, begin // group : end // group]
+            zeros = None if self.zeros is None else self.zeros[:, begin // group : end // group]
+            parts = scales.contiguous(), None if zeros is None else zeros.contiguous()
+        if begin % per_value or end % per_value:
+            raise ValueError(f"inputs {begin} to {end} would split a byte of {per_value} values")
+        values = self.values[:, begin // per_value : end // per_value].contiguous()
+        return replace(self, values=values, scales=parts[0], zeros=parts[1])
+
     def to(self, device: torch.device | str) -> QuantizedWeight:
         """The weight on ``device``."""
 

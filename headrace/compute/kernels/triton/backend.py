@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, Counts, Drafted, HeadShape, Pages, linear
-from headrace.compute.kernels.stack import Stack
+from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
 from headrace.compute.kernels.triton.launches import AttentionPlan
 from headrace.compute.kernels.triton.quantized import Packed
@@ -168,7 +168,7 @@ class TritonKernels:
         return stack
 
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
-        return run(self, stack, batch, pages)
+        return run(self, stack, batch, pages) if stack.whole else apply(self, stack, batch, pages)
 
     def draft(
         self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float
