@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from headrace.build.computing import Computing, check_parallel, load_computing
 from headrace.build.drafting import ModelDrafts, speculation
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.operations.recording import make_recorded_engine
@@ -22,28 +23,19 @@ from headrace.build.tenants import read_tenants
 from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import (
     DeviceFacts,
-    DtypeChoice,
     apart,
     device_facts,
-    keep_freed_memory,
-    limit_threads,
-    resident_bytes,
-    resolve_device,
-    resolve_dtype,
-    return_freed_memory,
 )
 from headrace.compute.drafting.loading import Beside, LoadedDraft, load_draft
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
-from headrace.compute.kernels import Kernels, KernelsUnavailable, select
+from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.memory_clearing import MemoryClearing
-from headrace.compute.memory_plan import MemoryPlan, ModelSize, check_room, plan_memory
+from headrace.compute.memory_plan import MemoryPlan, ModelSize, plan_memory
 from headrace.compute.model.decoder import Decoder
-from headrace.compute.model.families import parse_config
-from headrace.compute.model.hub import BUILTIN, read_config, resolve_folder
+from headrace.compute.model.hub import BUILTIN, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import DecoderWeights, dummy_weights, kv_fingerprint, load_weights
 from headrace.compute.runner import LocalRunner
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 from headrace.core.capacity import blocks_needed
@@ -54,6 +46,8 @@ from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
+from headrace.fleet.leader import Leader
+from headrace.fleet.setup import MemorySetup, dtype_name
 from headrace.observe.recording.engine import Tell
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
@@ -89,6 +83,7 @@ class Loaded:
     notes: tuple[str, ...]
     seconds: dict[str, float]
     tiers: OpenTiers | None = None
+    leader: Leader | None = None
 
 
 def load(options: Options, tell: Tell | None = None) -> Loaded:
@@ -113,26 +108,6 @@ class _Text(NamedTuple):
     template: ChatTemplate
 
 
-class _Computing(NamedTuple):
-    """A loaded decoder, and the device and numbers it computes with."""
-
-    spec: DecoderSpec
-    max_model_len: int
-    device: torch.device
-    facts: DeviceFacts
-    choice: DtypeChoice
-    kv_dtype: torch.dtype
-    kernels: Kernels
-    weights: DecoderWeights
-    decoder: Decoder
-    fingerprint: str
-    process_bytes: int
-
-    def notes(self) -> tuple[str, str]:
-        """Why it computes in this type, and a note on stored weights (empty: none)."""
-        return self.choice.reason, _stored_note(self.spec, self.weights)
-
-
 class _Memory(NamedTuple):
     """The memory plan, the tiers below the device, the runner over both, and the draft model."""
 
@@ -143,12 +118,27 @@ class _Memory(NamedTuple):
 
 
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
+    check_parallel(options, recorded=tell is not None)
+    with timed(seconds, "text"):
+        text = _load_text(options.model)
+    with timed(seconds, "weights"):
+        with_fingerprint = bool(options.cache.kv_offload_path)
+        computing = load_computing(options.model, text.folder, with_fingerprint=with_fingerprint)
+    try:
+        return _build(options, seconds, tell, text, computing)
+    except BaseException:
+        if computing.leader is not None:
+            computing.leader.close()
+        raise
+
+
+def _build(
+    options: Options, seconds: dict[str, float], tell: Tell | None, text: _Text, computing: Computing
+) -> Loaded:
+    """Size the memory of a loaded model, and build the engine."""
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    with timed(seconds, "text"):
-        text = _load_text(model)
-    with timed(seconds, "weights"):
-        computing = _load_decoder(model, text.folder, with_fingerprint=bool(cache.kv_offload_path))
+    with timed(seconds, "draft model"):
         draft = _load_draft(options, computing)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
@@ -189,7 +179,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         ledger=ledger,
         facts=computing.facts,
         dtype=str(computing.choice.dtype).removeprefix("torch."),
-        quantization=computing.weights.quantization,
+        quantization=computing.quantization,
         kv_dtype=str(computing.kv_dtype).removeprefix("torch."),
         isa=computing.kernels.isa,
         kernels=computing.kernels.name,
@@ -201,6 +191,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         notes=tuple(filter(None, notes)),
         seconds=seconds,
         tiers=tiers,
+        leader=computing.leader,
     )
 
 
@@ -216,45 +207,7 @@ def _load_text(model: ModelOptions) -> _Text:
     return _Text(folder, tokenizer, template)
 
 
-def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) -> _Computing:
-    """Choose device, dtype and kernels, then load the weights."""
-    spec = parse_config(read_config(folder))
-    max_model_len = _max_model_len(model, spec)
-    device = resolve_device(model.device)
-    limit_threads()
-    keep_freed_memory()
-    facts = device_facts(device)
-    quantized = bool(spec.stored or model.quantization)
-    choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
-    each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
-    tables = sum(rope.position_bytes for rope in spec.ropes)
-    check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
-    kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
-    kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
-    process_bytes = resident_bytes() if device.type == "cpu" else 0
-    if model.load_format == "dummy":
-        weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
-    else:
-        weights = load_weights(folder, spec, choice.dtype, device, model.quantization)
-    fingerprint = kv_fingerprint(weights, spec, max_model_len) if with_fingerprint else ""
-    decoder = Decoder(spec, weights, kernels, max_model_len)
-    return_freed_memory()
-    return _Computing(
-        spec=spec,
-        max_model_len=max_model_len,
-        device=device,
-        facts=facts,
-        choice=choice,
-        kv_dtype=kv_dtype,
-        kernels=kernels,
-        weights=weights,
-        decoder=decoder,
-        fingerprint=fingerprint,
-        process_bytes=process_bytes,
-    )
-
-
-def _load_draft(options: Options, computing: _Computing) -> LoadedDraft | None:
+def _load_draft(options: Options, computing: Computing) -> LoadedDraft | None:
     config = speculation(options.scheduler)
     if config is None or config.model is None:
         return None
@@ -264,7 +217,7 @@ def _load_draft(options: Options, computing: _Computing) -> LoadedDraft | None:
 
 
 def _open_memory(
-    computing: _Computing,
+    computing: Computing,
     draft: LoadedDraft | None,
     cache: CacheOptions,
     plans: SchedulerOptions,
@@ -274,13 +227,14 @@ def _open_memory(
 ) -> _Memory:
     """Size the KV cache, allocate it, open the lower tiers, and put the runner on them."""
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
+    part = computing.shard.spec
     ledger = plan_memory(
-        device_facts(device),
+        computing.free_facts(),
         ModelSize(
             weight_bytes=computing.decoder.nbytes,
-            block_bytes=bytes_per_block(spec, cache.block_size, computing.kv_dtype),
+            block_bytes=bytes_per_block(part, cache.block_size, computing.kv_dtype),
             hidden_size=spec.hidden_size,
-            intermediate_size=spec.intermediate_size,
+            intermediate_size=part.intermediate_size,
             vocab_size=spec.vocab_size,
             itemsize=computing.choice.dtype.itemsize,
         ),
@@ -292,11 +246,17 @@ def _open_memory(
         process_bytes=computing.process_bytes,
         draft=draft.size(cache.block_size, plans.max_num_seqs) if draft else None,
     )
-    kv = PagedKV(spec, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
+    kv = PagedKV(part, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
     live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
     ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
     layout = computing.kernels.layout
     tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, computing.fingerprint, layout)
+    leader = computing.leader
+    if leader is not None:
+        memory = MemorySetup(
+            ledger.num_blocks, cache.block_size, dtype_name(kv.dtype), ledger.host_blocks, plans.max_num_seqs
+        )
+        ledger = replace(ledger, other_ranks=tuple(leader.allocate(memory)))
     runner = LocalRunner(
         computing.decoder,
         kv,
@@ -305,10 +265,11 @@ def _open_memory(
         max_model_len=max_model_len,
         device=device,
         background=overlap > 0 and device.type == "cpu",
-        breakable=overlap == 0,
+        breakable=overlap == 0 and leader is None,
         mover=tiers.mover if tiers else None,
         ahead=ahead,
         matchers=matchers,
+        followers=leader,
     )
     drafts = None
     if draft:
@@ -325,28 +286,12 @@ def served_name(model: ModelOptions) -> str:
     return folder.resolve().name if model.model not in BUILTIN and folder.is_dir() else model.model
 
 
-def _stored_note(spec: DecoderSpec, weights: DecoderWeights) -> str:
-    if spec.stored is None or weights.quantization:
-        return ""
-    return f"{spec.stored.name}: weights are stored in fewer bits than are used for computing"
-
-
 @contextmanager
 def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     """Measure the duration of a phase of start-up."""
     began = time.perf_counter()
     yield
     seconds[phase] = time.perf_counter() - began
-
-
-def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
-    if model.max_model_len is None:
-        return spec.max_positions
-    if model.max_model_len > spec.reach:
-        raise ConfigError(
-            f"--max-model-len {model.max_model_len}: the model supports positions up to {spec.reach}"
-        )
-    return model.max_model_len
 
 
 def decoder_cost(spec: DecoderSpec, device: str) -> StepCost:
@@ -393,5 +338,7 @@ def close(loaded: Loaded) -> str:
     """Close a model whose engine is no longer stepped; returns a note on what is left for the next process."""
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
+    if loaded.leader is not None:
+        loaded.leader.close()
     loaded.grammars.close()
     return left

@@ -8,6 +8,7 @@ block come from `kv.bytes_per_block`. The blocks of a sequence and the bytes of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.compute.device import DeviceFacts
 from headrace.config import CacheOptions, ConfigError
@@ -47,11 +48,19 @@ class DraftSize:
     most_blocks: int
 
 
+class RankSize(NamedTuple):
+    """Bytes of the weights and the KV cache of one rank of a model in parts."""
+
+    weight_bytes: int
+    kv_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """How the memory of a device is used; in bytes, except counts of blocks and tokens.
 
-    ``process_bytes`` is the memory of interpreter and libraries, 0 if the model is on another device.
+    ``process_bytes`` is the memory of interpreter and libraries, 0 if the model is on another device. Of a model in
+    parts it is the plan of rank 0, and ``other_ranks`` are the sizes of ranks 1, 2, ….
     """
 
     device: str
@@ -68,6 +77,7 @@ class MemoryPlan:
     draft_weight_bytes: int = 0
     draft_block_bytes: int = 0
     draft_blocks: int = 0
+    other_ranks: tuple[RankSize, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -107,6 +117,11 @@ class MemoryPlan:
             f" {shown_bytes(self.draft_kv_bytes)}: {self.draft_blocks:,} blocks,"
             f" {shown_bytes(self.draft_block_bytes)} each"
         ]
+        ranks = [
+            f"{f'rank {rank}':<12} {shown_bytes(each.weight_bytes)} of weights,"
+            f" KV cache {shown_bytes(each.kv_bytes)}"
+            for rank, each in enumerate(self.other_ranks, 1)
+        ]
         whole = [
             f"memory       {shown_bytes(self.total_bytes)} in all, {shown_bytes(self.process_bytes)} of it libraries"
         ]
@@ -120,6 +135,7 @@ class MemoryPlan:
             f"concurrency  {self.concurrency:.1f} sequences of --max-model-len {self.max_model_len:,}",
             *(draft if self.draft_blocks else ()),
             *lower,
+            *ranks,
             *(whole if self.process_bytes else ()),
         ]
 

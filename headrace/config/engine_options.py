@@ -78,6 +78,22 @@ class ModelOptions:
         Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"],
         Field(description="Instruction set of the cpp kernels; auto takes the best that the processor has."),
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Number of ranks (processes) that divide every layer of the model, with a GPU each or "
+            "together on the CPU.",
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Number of stages that have some layers of the model each; each stage has "
+            "--tensor-parallel-size ranks.",
+        ),
+    ] = 1
     max_model_len: Annotated[
         int | None,
         Field(

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from headrace.compute.memory_plan import RankSize
 from headrace.compute.model.sharding import Place
 from headrace.compute.slots import Ints
 from headrace.core.plan import StepPlan
@@ -30,13 +30,6 @@ REASON_SECONDS = 2.0
 """Longest wait for the reason of a broken connection, which the watcher of the processes finds."""
 
 logger = logging.getLogger(__name__)
-
-
-class Sizes(NamedTuple):
-    """Bytes of a rank's weights and pages."""
-
-    weight_bytes: int
-    kv_bytes: int
 
 
 class Leader:
@@ -87,13 +80,13 @@ class Leader:
         self._weight_bytes = [reply["weight_bytes"] for reply in self._others.replies()]
         return self._weight_bytes
 
-    def allocate(self, memory: MemorySetup) -> list[Sizes]:
+    def allocate(self, memory: MemorySetup) -> list[RankSize]:
         """Give all ranks their memory; returns the sizes of ranks 1, 2, …"""
         self._memory = memory
         self._others.send([_asked(Kind.ALLOCATE, memory.to_json())] * (self._setup.place.size - 1))
         replies = self._others.replies()
         return [
-            Sizes(weights, reply["kv_bytes"])
+            RankSize(weights, reply["kv_bytes"])
             for weights, reply in zip(self._weight_bytes, replies, strict=True)
         ]
 

@@ -24,9 +24,9 @@ from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
-from headrace.compute.model.sharding import shard_of
+from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import ModelError
-from headrace.compute.model.weights import dummy_weights, load_weights
+from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
 from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.sampling.lines import drafted
 from headrace.compute.slots import Ints, Rows, Slots
@@ -92,7 +92,9 @@ class _Rank:
             "127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS)
         )
         self.collectives = connect(store, setup.place, self.shard.whole.vocab_size, self.device)
-        self.decoder = load_decoder(setup, self.shard, self.collectives, self.device)
+        weights = load_part(setup, self.shard, self.device)
+        kernels = select(setup.kernels, self.device, setup.cpu_isa)
+        self.decoder = Decoder(self.shard, weights, kernels, setup.max_model_len, self.collectives)
 
 
 class _Memory:
@@ -138,15 +140,16 @@ class _Memory:
             self._mover.close()
 
 
-def load_decoder(setup: ModelSetup, shard: Any, parallel: Any, device: torch.device) -> Decoder:
-    """A rank's part of the model, ready to run."""
-    kernels = select(setup.kernels, device, setup.cpu_isa)
+def load_part(setup: ModelSetup, shard: Shard, device: torch.device) -> DecoderWeights:
+    """The weights of a rank.
+
+    Raises:
+        ModelError: they cannot be loaded.
+    """
     dtype = torch_dtype(setup.dtype)
     if setup.dummy_seed is not None:
-        weights = dummy_weights(shard, dtype, device, setup.dummy_seed, setup.quantization)
-    else:
-        weights = load_weights(Path(setup.folder), shard, dtype, device, setup.quantization)
-    return Decoder(shard, weights, kernels, setup.max_model_len, parallel)
+        return dummy_weights(shard, dtype, device, setup.dummy_seed, setup.quantization)
+    return load_weights(Path(setup.folder), shard, dtype, device, setup.quantization)
 
 
 def device_of(kind: str, rank: int) -> torch.device:
