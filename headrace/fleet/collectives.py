@@ -29,7 +29,7 @@ before: see `processes`."""
 
 
 class Collectives:
-    """The operations of one rank. ``sent_bytes`` counts the payload of its operations by kind.
+    """The operations of one rank. ``payload_bytes`` counts what this rank sends, receives or adds, by kind.
 
     Args:
         place: the rank.
@@ -40,7 +40,7 @@ class Collectives:
 
     def __init__(self, place: Place, world: Any, tensor: Any, vocabulary: int, device: torch.device) -> None:
         self.place = place
-        self.sent_bytes = dict.fromkeys(("all_reduce", "stages", "hidden", "logits", "tokens"), 0)
+        self.payload_bytes = dict.fromkeys(("all_reduce", "stages", "hidden", "logits", "tokens"), 0)
         self._world, self._tensor = world, tensor
         self._vocabulary = vocabulary
         self._device = device
@@ -52,7 +52,7 @@ class Collectives:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self._tensor is not None:
-            self.sent_bytes["all_reduce"] += x.nbytes
+            self.payload_bytes["all_reduce"] += x.nbytes
             x = x.contiguous()
             self._tensor.allreduce([x]).wait()
         return x
@@ -63,7 +63,7 @@ class Collectives:
         return residual
 
     def send(self, residual: Tensor) -> None:
-        self.sent_bytes["stages"] += residual.nbytes
+        self.payload_bytes["stages"] += residual.nbytes
         self._world.send([residual.contiguous()], self.place.rank + self.place.tensor_size, 0).wait()
 
     def hidden(self, states: Tensor, wanted: int) -> Tensor:
@@ -72,7 +72,7 @@ class Collectives:
             states = states.new_empty((wanted, states.shape[1]))
             self._world.recv([states], sender, 0).wait()
         elif sender and self.place.rank == sender:
-            self.sent_bytes["hidden"] += states.nbytes
+            self.payload_bytes["hidden"] += states.nbytes
             self._world.send([states.contiguous()], 0, 0).wait()
         return states
 
@@ -81,13 +81,14 @@ class Collectives:
         hidden = hidden.contiguous()
         others = [rank for rank in self.heads if rank != 0]
         for rank in others:
-            self.sent_bytes["hidden"] += hidden.nbytes
+            self.payload_bytes["hidden"] += hidden.nbytes
             self._world.send([hidden], rank, 0).wait()
         parts = [project(hidden)] if self.heads[0] == 0 else []
         for rank in others:
             tokens = Place(rank, *self.place[1:]).cut(self._vocabulary).size
             part = torch.empty((len(hidden), tokens), dtype=hidden.dtype, device=self._device)
             self._world.recv([part], rank, 0).wait()
+            self.payload_bytes["logits"] += part.nbytes
             parts.append(part)
         return torch.cat(parts, 1)
 
@@ -99,13 +100,13 @@ class Collectives:
             states = torch.empty((count, hidden), dtype=dtype, device=self._device)
             self._world.recv([states], 0, 0).wait()
             part = project(states).contiguous()
-            self.sent_bytes["logits"] += part.nbytes
+            self.payload_bytes["logits"] += part.nbytes
             self._world.send([part], 0, 0).wait()
 
     def broadcast(self, tokens: Tensor) -> Tensor:
         """``tokens`` of rank 0, on every rank."""
         if self.place.rank == 0:
-            self.sent_bytes["tokens"] += tokens.nbytes
+            self.payload_bytes["tokens"] += tokens.nbytes
         self._world.broadcast(tokens, 0).wait()
         return tokens
 

@@ -143,9 +143,9 @@ class Leader:
             return collectives.logits(hidden, project)
 
     @property
-    def sent_bytes(self) -> dict[str, int]:
+    def payload_bytes(self) -> dict[str, int]:
         """The payload of rank 0's operations since the last start, by kind."""
-        return dict(self._collectives.sent_bytes) if self._collectives is not None else {}
+        return dict(self._collectives.payload_bytes) if self._collectives is not None else {}
 
     def _send(self, message: bytes) -> None:
         with self._connected():

@@ -5,7 +5,6 @@ The ranks are threads here, with the workers, messages and process groups of rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from tests.oracle.test_quantized import FORMATS, write
 
 
 @pytest.fixture(autouse=True)
-def ranks_in_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ranks_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computing, "open_others", ThreadRanks)
-    yield
 
 
 FAMILIES = (

@@ -89,7 +89,8 @@ def test_the_weights_of_the_ranks_are_those_of_the_whole() -> None:
     assert torch.equal(torch.cat([part.down for part in parts], 1), full.down)
     gates = [part.gate_up.split(24) for part in parts]
     assert torch.equal(torch.cat([gates[0][0], gates[1][0], gates[0][1], gates[1][1]]), full.gate_up)
-    assert torch.equal(parts[0].output_bias, full.output_bias) and parts[1].output_bias is None
+    assert torch.equal(parts[0].output_bias, full.output_bias)
+    assert parts[1].output_bias is None
 
 
 def test_a_quantized_weight_is_divided_at_its_groups() -> None:
