@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from headrace.compute.model.sharding import Place
 
@@ -112,7 +113,7 @@ class Collectives:
 
 
 def connect(
-    store: dist.Store, place: Place, vocabulary: int, device: torch.device, seconds: float = STEP_SECONDS
+    store: Store, place: Place, vocabulary: int, device: torch.device, seconds: float = STEP_SECONDS
 ) -> Collectives:
     """Join the other ranks through ``store``; waits until all have.
 
@@ -128,13 +129,13 @@ def connect(
     return Collectives(place, world, tensor, vocabulary, device)
 
 
-def _group(store: dist.Store, name: str, rank: int, size: int, device: torch.device, seconds: float) -> Any:
+def _group(store: Store, name: str, rank: int, size: int, device: torch.device, seconds: float) -> Any:
     """A process group of its own under ``name``."""
-    prefixed, timeout = dist.PrefixStore(name, store), timedelta(seconds=seconds)
-    if device.type == "cuda":
-        return dist.ProcessGroupNCCL(prefixed, rank, size, timeout)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = timeout
-    options._threads = 1
-    return dist.ProcessGroupGloo(prefixed, rank, size, options)
+    # Their own options have a timeout for every operation; torch's stubs do not know it.
+    kind: Any = dist.ProcessGroupNCCL if device.type == "cuda" else dist.ProcessGroupGloo
+    options = kind._Options() if device.type == "cpu" else kind.Options()
+    options._timeout = timedelta(seconds=seconds)
+    if device.type == "cpu":
+        options._devices = [kind.create_device(hostname="127.0.0.1")]
+        options._threads = 1
+    return kind(PrefixStore(name, store), rank, size, options)

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from headrace.compute.memory_plan import RankSize
 from headrace.compute.model.sharding import Place
@@ -63,7 +63,7 @@ class Leader:
         """
         self._others.start()
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
             )
             place = self._setup.place

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
@@ -87,10 +87,10 @@ class _Rank:
         torch.set_num_threads(setup.threads)
         self.setup = setup
         self.device = device_of(setup.device, setup.place.rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self.shard = shard_of(parse_config(read_config(folder)), setup.place)
-        store = dist.TCPStore(
-            "127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS)
-        )
+        store = TCPStore("127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
         self.collectives = connect(store, setup.place, self.shard.whole.vocab_size, self.device)
         weights = load_part(setup, self.shard, self.device)
         kernels = select(setup.kernels, self.device, setup.cpu_isa)
