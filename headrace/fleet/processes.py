@@ -14,8 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +27,9 @@ START_SECONDS = 120.0
 
 LOAD_SECONDS = 3600.0
 """Longest time until a rank has loaded its part of the model."""
+
+END_SECONDS = 2.0
+"""Longest wait for the exit code of a process that has closed its socket."""
 
 _MAIN = (
     "import sys; sys.path.insert(0, sys.argv[1]); from headrace.fleet.worker_process import main;"
@@ -94,10 +96,12 @@ class _Process:
             return f"rank {self.rank} did not start within {START_SECONDS:.0f} s"
         return ""
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.connection.close()
+    def ended(self) -> str:
+        """How it ended, after its socket was closed."""
+        try:
+            return f"rank {self.rank} ended with exit code {self.process.wait(END_SECONDS)}"
+        except subprocess.TimeoutExpired:
+            return f"rank {self.rank} closed its connection"
 
 
 class Processes:
@@ -143,13 +147,15 @@ class Processes:
         with self._news:
             self._failure = self._failure or "the ranks were stopped"
         for each in self._processes:
-            with suppress(OSError):
-                each.end()
+            each.process.kill()
         if self._watcher is not None:
             self._watcher.join()
+        for each in self._processes:
+            each.process.wait()
+            each.connection.close()
         self._processes, self._watcher = [], None
 
-    def _until(self, done: Any, seconds: float) -> None:
+    def _until(self, done: Callable[[], bool], seconds: float) -> None:
         with self._news:
             came = self._news.wait_for(lambda: self._failure or done(), seconds)
             if self._failure or not came:
@@ -159,8 +165,8 @@ class Processes:
         by_connection = {each.connection: each for each in self._processes}
         while not self._failure:
             problem = ""
-            for connection in self._ready(list(by_connection)):
-                problem = problem or self._hear(by_connection[connection])
+            for connection in wait(list(by_connection), 0.5):
+                problem = problem or self._hear(by_connection[connection])  # type: ignore[index]
             now = time.monotonic()
             problem = problem or next(
                 filter(None, (each.problem(now) for each in by_connection.values())), ""
@@ -168,19 +174,12 @@ class Processes:
             if problem:
                 self._lose(problem)
 
-    def _ready(self, connections: list[Connection]) -> list[Any]:
-        try:
-            return wait(connections, 0.5)
-        except OSError:  # closed by `stop`
-            return []
-
     def _hear(self, each: _Process) -> str:
         """Take one reply; returns why the rank is lost, or an empty text."""
         try:
             reply = each.connection.recv_bytes()
         except (EOFError, OSError):
-            each.process.wait()
-            return f"rank {each.rank} ended with exit code {each.process.returncode}"
+            return each.ended()
         each.heard = time.monotonic()
         if reply[:1] == b"E":
             return f"rank {each.rank}: {reply[1:].decode()}"
@@ -199,5 +198,4 @@ class Processes:
             self._news.notify_all()
         logger.warning("%s; all ranks end", problem)
         for each in self._processes:
-            with suppress(OSError):
-                each.process.kill()
+            each.process.kill()

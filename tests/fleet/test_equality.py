@@ -86,7 +86,6 @@ def test_weights_that_are_quantized_while_loading(tmp_path: Path) -> None:
 WAYS: tuple[dict[str, Any], ...] = (
     {"overlap": 1},
     {"enable_prefix_caching": False},
-    {"kv_offload_bytes": 1 << 18, "kv_cache_memory_bytes": 20 << 10},
     {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     {"kv_cache_dtype": "int8"},
     {"kernels": "torch"},
@@ -99,6 +98,15 @@ def test_every_way_to_run(way: dict[str, Any], tmp_path: Path) -> None:
     whole = answers_of(tmp_path, **way)
     assert answers_of(tmp_path, 2, 1, **way) == whole
     assert answers_of(tmp_path, 2, 2, **way) == whole
+
+
+def test_a_small_pool_with_host_memory_below_it(tmp_path: Path) -> None:
+    """Blocks are evicted to the host memory of every rank, and requests preempted."""
+    CASES["qwen3"].build(tmp_path)
+    blocks, block_bytes = 11, 2 * 3 * 4 * 2 * 16 * 4
+    more = {"kv_offload_bytes": 1 << 18, "max_model_len": 40}
+    whole = answers_of(tmp_path, kv_cache_memory_bytes=blocks * block_bytes, **more)
+    assert answers_of(tmp_path, 2, kv_cache_memory_bytes=blocks * block_bytes // 2, **more) == whole
 
 
 def test_dummy_weights_are_the_same_in_parts(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def roofline(
     if dry_run is not None:
         _expect(given, dry_run, batch_size, input_len)
         return
-    from headrace.build.model import warm_up
+    from headrace.build.model import close, warm_up
     from headrace.lab.bench import report
     from headrace.lab.bench import roofline as lab
 
@@ -73,7 +73,7 @@ def roofline(
     settings = {"model": given.model.model, "dtype": loaded.dtype, "quantization": loaded.quantization}
     write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
     written(path)
-    loaded.runner.close()
+    close(loaded)
 
 
 def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: Sequence[int]) -> None:
@@ -117,6 +117,8 @@ def _load(given: Options, rows: int) -> Loaded:
     from headrace.build.model import load
     from headrace.compute.kernels.cpp import CppKernels
 
+    if (given.model.tensor_parallel_size, given.model.pipeline_parallel_size) != (1, 1):
+        raise ConfigError("bench roofline measures one process: leave the sizes of parallelism out")
     plans = replace(side_by_side(given.scheduler, rows), scheduling_policy="fcfs")
     cache = replace(given.cache, enable_prefix_caching=False)
     with progress(f"loading {given.model.model}"):
