@@ -129,7 +129,7 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
 
     computing.open_others = start
     loaded = load(args, sizes)
-    engine, rng, gaps = loaded.engine, random.Random(1), []
+    engine, rng, gaps = loaded.engine, random.Random(args.seed), []
     ended: dict[str, FinishReason] = {}
     failed = 0
     try:
@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--kv-bytes", type=int, default=64 << 20, help="KV cache of each rank")
     parser.add_argument("--sizes", default="1x1,2x1,1x2,2x2", help="tensor and pipeline sizes")
     parser.add_argument("--kills", type=int, default=0, help="kill a rank so often instead of measuring")
+    parser.add_argument("--seed", type=int, default=0, help="when which rank is killed")
     args = parser.parse_args()
     for pair in args.sizes.split(","):
         tensor, stages = map(int, pair.split("x"))

@@ -138,8 +138,7 @@ def _build(
     """Size the memory of a loaded model, and build the engine."""
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    with timed(seconds, "draft model"):
-        draft = _load_draft(options, computing)
+    draft = _load_draft(options, computing)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)

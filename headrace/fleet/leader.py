@@ -67,6 +67,8 @@ class Leader:
                 "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
             )
             place = self._setup.place
+            self._others.send([_asked(Kind.CHECK, self._setup.to_json())] * (place.size - 1))
+            self._others.replies()
             setups = [
                 self._setup.at(Place(rank, *place[1:]), store.port).to_json() for rank in range(1, place.size)
             ]

@@ -29,8 +29,8 @@ _NO_PARAMS = SamplingParams()
 class Kind(IntEnum):
     """What a message asks for.
 
-    ``LOAD`` and ``ALLOCATE`` carry JSON instead of arrays, ``STEP`` a plan. After ``TOKENS`` and ``LOGITS`` a tensor
-    follows between the ranks: sampled tokens for slots and positions, or states whose logits are wanted.
+    ``CHECK``, ``LOAD`` and ``ALLOCATE`` carry JSON instead of arrays, ``STEP`` a plan. After ``TOKENS`` and ``LOGITS``
+    a tensor follows between the ranks: sampled tokens for slots and positions, or states whose logits are wanted.
     """
 
     LOAD = 1
@@ -38,6 +38,7 @@ class Kind(IntEnum):
     STEP = 3
     TOKENS = 4
     LOGITS = 5
+    CHECK = 6
 
 
 class Step(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from headrace import __version__
 from headrace.compute.model.checkpoint import INDEX
 from headrace.compute.model.sharding import Place
 
@@ -75,7 +75,7 @@ def identity(folder: Path) -> str:
 
     The list is the index of the shards, or the name and size of each file.
     """
-    digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
+    digest = hashlib.sha256(f"{version('headrace')} {torch.__version__}".encode())
     digest.update((folder / "config.json").read_bytes())
     index = folder / INDEX
     if index.is_file():

@@ -56,6 +56,9 @@ class Worker:
         """
         kind, body = Kind(int.from_bytes(message[:4], "little")), message[4:]
         match kind:
+            case Kind.CHECK:
+                _check(ModelSetup.from_json(body))
+                return {}
             case Kind.LOAD:
                 self.close()
                 self._rank = _Rank(ModelSetup.from_json(body))
@@ -79,17 +82,12 @@ class _Rank:
     """The rank's part of the model, connected to the others."""
 
     def __init__(self, setup: ModelSetup) -> None:
-        folder = Path(setup.folder)
-        if identity(folder) != setup.identity:
-            raise ModelError(
-                f"{folder} has other weights here than on rank 0, or Headrace or torch has another version"
-            )
         torch.set_num_threads(setup.threads)
         self.setup = setup
         self.device = device_of(setup.device, setup.place.rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        self.shard = shard_of(parse_config(read_config(folder)), setup.place)
+        self.shard = shard_of(parse_config(read_config(Path(setup.folder))), setup.place)
         store = TCPStore("127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
         self.collectives = connect(store, setup.place, self.shard.whole.vocab_size, self.device)
         weights = load_part(setup, self.shard, self.device)
@@ -138,6 +136,14 @@ class _Memory:
     def close(self) -> None:
         if self._mover is not None:
             self._mover.close()
+
+
+def _check(setup: ModelSetup) -> None:
+    """Raise ModelError unless this rank would compute what rank 0 does."""
+    if identity(Path(setup.folder)) != setup.identity:
+        raise ModelError(
+            f"{setup.folder} has other weights here than on rank 0, or Headrace or torch has another version"
+        )
 
 
 def load_part(setup: ModelSetup, shard: Shard, device: torch.device) -> DecoderWeights:
