@@ -34,6 +34,12 @@ class LLMOptions(TypedDict, total=False):
     only, because it has been tested in Triton's interpreter but not on a GPU."""
     cpu_isa: Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"]
     """Instruction set of the cpp kernels; auto takes the best that the processor has."""
+    tensor_parallel_size: int
+    """Number of ranks (processes) that divide every layer of the model, with a GPU each or together on the
+    CPU."""
+    pipeline_parallel_size: int
+    """Number of stages that have some layers of the model each; each stage has --tensor-parallel-size
+    ranks."""
     max_model_len: int | None
     """Maximum context length in tokens, prompt plus output (default: the model's maximum)."""
     chat_template: str | None
