@@ -235,7 +235,7 @@ OPERATIONS = (
         ExperimentBody,
         {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
     ),
-    Operation("get", "/v1/tuner", "Report the tuner: mode, settings with their bounds, trials."),
+    Operation("get", "/v1/tuner", "Report the tuner: mode, settings with their bounds, changes."),
     Operation("post", "/v1/tuner", "Change the tuner's mode.", TunerBody, {"mode": "advise"}),
     Operation("get", "/v1/experiments", "List the experiments, and the settings that may change."),
     Operation("get", "/v1/experiments/{id}", "Report one experiment: effect, interval, guards, windows."),
