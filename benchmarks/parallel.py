@@ -13,7 +13,8 @@ import signal
 import time
 from typing import NamedTuple
 
-from headrace.build import computing, model
+from headrace.build import model
+from headrace.build.loading import computing
 from headrace.config import options
 from headrace.core.events import Emitted, Finished
 from headrace.core.ports import LOST_PREFIX

@@ -3,8 +3,7 @@ it needs.
 
 - `engine`: the engine from its options, without torch; the simulator runs the same engine.
 - `policies`: the policies that the options name. `plugins`: classes of other packages.
-- `model`: a loaded model: memory, runner and engine. `computing`: its decoder, and the other ranks of a model in parts.
-- `tiers`: host memory and disk below the device.
+- `model`: a loaded model and its engine. `loading`: what it is made of: weights, memory, drafts, the other ranks.
 - `tenants`: tenants and classes of service from their file; API keys.
 - `drafting`: the drafter of speculative decoding.
 - `pooling`: embedding and reranking models, and a server that has only these.
@@ -12,6 +11,7 @@ it needs.
 - `server`: the HTTP server in front of a loaded model.
 - `operations`: logs, reloads, recordings, experiments.
 - `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
+- `dry_run`: experiments in virtual time.
 - `workbench`: engines with many settings over one loaded model or simulated device, for sweeps and tuning.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

@@ -7,47 +7,39 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
-from headrace.build.computing import Computing, check_parallel, load_computing
-from headrace.build.drafting import ModelDrafts, speculation
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.build.loading.computing import Computing, check_parallel, load_computing
+from headrace.build.loading.draft_models import load_drafting, reads_states
+from headrace.build.loading.memory import open_memory
+from headrace.build.loading.tiers import OpenTiers
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
-from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import (
     DeviceFacts,
     apart,
-    device_facts,
 )
-from headrace.compute.drafting.loading import Beside, LoadedDraft, load_draft
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable
-from headrace.compute.kv import PagedKV, bytes_per_block
-from headrace.compute.memory_clearing import MemoryClearing
-from headrace.compute.memory_plan import MemoryPlan, ModelSize, plan_memory
+from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.hub import BUILTIN, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.runner import LocalRunner
-from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
-from headrace.core.capacity import blocks_needed
+from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
 from headrace.core.events import Finished
-from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
 from headrace.fleet.leader import Leader
-from headrace.fleet.setup import MemorySetup, dtype_name
 from headrace.observe.recording.engine import Tell
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
@@ -108,15 +100,6 @@ class _Text(NamedTuple):
     template: ChatTemplate
 
 
-class _Memory(NamedTuple):
-    """The memory plan, the tiers below the device, the runner over both, and the draft model."""
-
-    ledger: MemoryPlan
-    tiers: OpenTiers | None
-    runner: LocalRunner
-    drafts: ModelDrafts | None
-
-
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     check_parallel(options, recorded=tell is not None)
     with timed(seconds, "text"):
@@ -135,17 +118,18 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
 def _build(
     options: Options, seconds: dict[str, float], tell: Tell | None, text: _Text, computing: Computing
 ) -> Loaded:
-    """Size the memory of a loaded model, and build the engine."""
+    """Load what drafts, size the memory of a loaded model, and build the engine."""
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    draft = _load_draft(options, computing)
+    with timed(seconds, "weights"):
+        draft = load_drafting(options, computing.beside())
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
-        overlap = resolve_overlap(plans, device.type)
+        overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type)
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
-        ledger, tiers, runner, drafts = _open_memory(computing, draft, cache, plans, knobs, overlap, matchers)
+        ledger, tiers, runner, drafts = open_memory(computing, draft, options, knobs, overlap, matchers)
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         plans,
         cache,
@@ -178,7 +162,7 @@ def _build(
         ledger=ledger,
         facts=computing.facts,
         dtype=str(computing.choice.dtype).removeprefix("torch."),
-        quantization=computing.quantization,
+        quantization=computing.weights.quantization,
         kv_dtype=str(computing.kv_dtype).removeprefix("torch."),
         isa=computing.kernels.isa,
         kernels=computing.kernels.name,
@@ -206,77 +190,6 @@ def _load_text(model: ModelOptions) -> _Text:
     return _Text(folder, tokenizer, template)
 
 
-def _load_draft(options: Options, computing: Computing) -> LoadedDraft | None:
-    config = speculation(options.scheduler)
-    if config is None or config.model is None:
-        return None
-    spec, max_model_len, device, _, choice, kv_dtype, kernels, *_ = computing
-    target = Beside(spec, max_model_len, device, choice.dtype, kv_dtype, kernels)
-    return load_draft(config, target, options.model.seed if options.model.load_format == "dummy" else None)
-
-
-def _open_memory(
-    computing: Computing,
-    draft: LoadedDraft | None,
-    cache: CacheOptions,
-    plans: SchedulerOptions,
-    knobs: Knobs,
-    overlap: int,
-    matchers: Matchers,
-) -> _Memory:
-    """Size the KV cache, allocate it, open the lower tiers, and put the runner on them."""
-    spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
-    part = computing.shard.spec
-    ledger = plan_memory(
-        computing.free_facts(),
-        ModelSize(
-            weight_bytes=computing.decoder.nbytes,
-            block_bytes=bytes_per_block(part, cache.block_size, computing.kv_dtype),
-            hidden_size=spec.hidden_size,
-            intermediate_size=part.intermediate_size,
-            vocab_size=spec.vocab_size,
-            itemsize=computing.choice.dtype.itemsize,
-        ),
-        cache,
-        max_model_len=max_model_len,
-        max_num_seqs=plans.max_num_seqs,
-        max_num_batched_tokens=knobs.batched_tokens,
-        host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
-        process_bytes=computing.process_bytes,
-        draft=draft.size(cache.block_size, plans.max_num_seqs) if draft else None,
-    )
-    kv = PagedKV(part, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
-    live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
-    ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
-    layout = computing.kernels.layout
-    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, computing.fingerprint, layout)
-    leader = computing.leader
-    if leader is not None:
-        memory = MemorySetup(
-            ledger.num_blocks, cache.block_size, dtype_name(kv.dtype), ledger.host_blocks, plans.max_num_seqs
-        )
-        ledger = replace(ledger, other_ranks=tuple(leader.allocate(memory)))
-    runner = LocalRunner(
-        computing.decoder,
-        kv,
-        vocab_size=spec.vocab_size,
-        max_num_seqs=plans.max_num_seqs,
-        max_model_len=max_model_len,
-        device=device,
-        background=overlap > 0 and device.type == "cpu",
-        breakable=overlap == 0 and leader is None,
-        mover=tiers.mover if tiers else None,
-        ahead=ahead,
-        matchers=matchers,
-        followers=leader,
-    )
-    drafts = None
-    if draft:
-        proposer = draft.proposer(ledger.draft_blocks, cache.block_size, logger.warning)
-        drafts = ModelDrafts(proposer, draft.decoder.nbytes / computing.decoder.nbytes)
-    return _Memory(ledger, tiers, runner, drafts)
-
-
 def served_name(model: ModelOptions) -> str:
     """The model's name in the API: the one given, else the hub name, else the folder's own name without its path."""
     if model.served_model_name:
@@ -290,7 +203,7 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     """Measure the duration of a phase of start-up."""
     began = time.perf_counter()
     yield
-    seconds[phase] = time.perf_counter() - began
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 def decoder_cost(spec: DecoderSpec, device: str) -> StepCost:

@@ -2,6 +2,7 @@
 
 - `runner`: executes a plan: one packed forward pass, one sampled token per row, or more for drafts.
 - `parallel`: what the ranks of a model in parts exchange.
+- `graphs`: decode steps that a device records once and replays.
 - `results`: the results of a step on their way from the device.
 - `slots`: tokens and block tables of each running sequence, on the device.
 - `batch`: the rows of a step, packed.

@@ -94,6 +94,13 @@ class ModelOptions:
             "--tensor-parallel-size ranks.",
         ),
     ] = 1
+    enforce_eager: Annotated[
+        bool,
+        Field(
+            description="Launch decode steps operation by operation. By default they are recorded as CUDA graphs at "
+            "start-up, if the kernels allow it."
+        ),
+    ] = False
     max_model_len: Annotated[
         int | None,
         Field(
@@ -257,6 +264,6 @@ class SchedulerOptions:
         str | None,
         Field(
             description="Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, "
-            "draft_model, or a list of them), num_speculative_tokens and more; see the guide (default: none)."
+            "draft_model, eagle3, or a list), num_speculative_tokens and more; see the guide (default: none)."
         ),
     ] = None

@@ -40,6 +40,9 @@ class LLMOptions(TypedDict, total=False):
     pipeline_parallel_size: int
     """Number of stages that have some layers of the model each; each stage has --tensor-parallel-size
     ranks."""
+    enforce_eager: bool
+    """Launch decode steps operation by operation. By default they are recorded as CUDA graphs at start-up, if
+    the kernels allow it."""
     max_model_len: int | None
     """Maximum context length in tokens, prompt plus output (default: the model's maximum)."""
     chat_template: str | None
@@ -100,8 +103,8 @@ class LLMOptions(TypedDict, total=False):
     overlap: int | None
     """1 plans a step while the one before it runs, 0 does not (default: 1 on a GPU, else 0)."""
     speculative_config: str | None
-    """Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, draft_model, or a
-    list of them), num_speculative_tokens and more; see the guide (default: none)."""
+    """Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, draft_model, eagle3,
+    or a list), num_speculative_tokens and more; see the guide (default: none)."""
     device_price: str | None
     """Price of the device per hour or second, for example 2.5/h. Requests then cost the device time that they
     used (default: none)."""

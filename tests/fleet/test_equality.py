@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.build import computing
+from headrace.build.loading import computing
 from headrace.config import ConfigError
 from tests.fleet.runs import answers_of, load
 from tests.fleet.thread_ranks import ThreadRanks

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from headrace.build import computing, model
+from headrace.build import model
+from headrace.build.loading import computing
 from headrace.core.events import Emitted, Finished
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams

@@ -100,7 +100,8 @@ def apply(
     else:
         residual = stack.parallel.receive(len(batch.tokens), len(stack.input_norm), stack.dtype)
     x = kernels.rms_norm(residual, stack.input_norm, stack.eps)
-    for layer, held in zip(stack.layers, pages, strict=True):
+    for number, (layer, held) in enumerate(zip(stack.layers, pages, strict=True)):
+        copy_tapped(batch, number, residual)
         if batch.bell is not None and batch.bell.is_set():
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
@@ -121,6 +122,7 @@ def apply(
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
+    copy_tapped(batch, len(stack.layers), residual)
     if not stack.last:
         stack.parallel.send(residual)
     return x
@@ -136,3 +138,14 @@ def _embedded(stack: Stack, tokens: Tensor) -> Tensor:
         rows = stack.embedding.index_select(0, places.masked_fill(absent, 0))
         rows = stack.parallel.all_reduce(rows.masked_fill_(absent[:, None], 0))
     return rows if stack.embedding_scale == 1.0 else rows * stack.embedding_scale
+
+
+def copy_tapped(batch: Batch, layer: int, residual: Tensor) -> None:
+    """Copy the hidden states before ``layer`` to where the batch wants them: see `batch.Taps`."""
+    if batch.taps is None:
+        return
+    states, layers = batch.taps
+    for place, each in enumerate(layers.tolist()):
+        if each == layer:
+            width = residual.shape[1]
+            states[:, place * width : (place + 1) * width].copy_(residual)

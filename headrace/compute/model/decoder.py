@@ -66,9 +66,10 @@ class Decoder:
             last=shard.place.last,
         )
         self._stack = kernels.prepare_stack(stack)
-        self._head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
+        self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
+        """The head as the kernels prepared it: a head for drafts may share it."""
         self.nbytes = weights.nbytes
-        if weights.head is weights.embedding and self._head is not weights.embedding:
+        if weights.head is weights.embedding and self.head is not weights.embedding:
             self.nbytes += weights.embedding.nbytes  # the head has a second copy, in the kernels' layout
 
     def _prepare(self, weights: DecoderWeights, spec: LayerSpec) -> Layer:
@@ -106,7 +107,7 @@ class Decoder:
     @torch.inference_mode()
     def project(self, hidden: Tensor) -> Tensor:
         """The logits [S, N] of the N tokens that this rank's part of the head has."""
-        logits: Tensor = self.kernels.linear(hidden, self._head)
+        logits: Tensor = self.kernels.linear(hidden, self.head)
         return logits
 
     def likeliest(self, logits: Tensor) -> Tensor:
@@ -132,4 +133,4 @@ class Decoder:
         """See `Kernels.draft`."""
         if self.spec.logits_softcap is not None or self._parallel is not ONE_PROCESS:
             return None
-        return self.kernels.draft(self._stack, self._head, batch, kv.layers, most, least)
+        return self.kernels.draft(self._stack, self.head, batch, kv.layers, most, least)

@@ -70,12 +70,12 @@ class Lines(NamedTuple):
         """
         known = (self.drafts, np.arange(len(self.rows)) - self.offsets, self.offsets)
         if drawn.device.type == "cpu":  # small arrays take numpy a fraction of the time
-            return torch.from_numpy(_counting(drawn.numpy(), *known))
-        counting: torch.Tensor = _counting(drawn, *upload(drawn.device, *known))
+            return torch.from_numpy(counting_of(drawn.numpy(), *known))
+        counting: torch.Tensor = counting_of(drawn, *upload(drawn.device, *known))
         return counting
 
 
-def _counting(drawn: Any, drafts: Any, first: Any, offsets: Any) -> Any:
+def counting_of(drawn: Any, drafts: Any, first: Any, offsets: Any) -> Any:
     """`Lines.counting` of arrays, or of tensors; ``first`` is the first line of each line's row."""
     wrong = (drawn != drafts) * 1
     before = wrong.cumsum(0) - wrong

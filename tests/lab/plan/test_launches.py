@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.lab.plan.devices import H200
-from headrace.lab.plan.launches import TORCH, TRITON, expected
+from headrace.lab.plan.launches import GRAPHS, REPLAY_ROW_SECONDS, REPLAY_SECONDS, TORCH, TRITON, expected
 from headrace.lab.plan.roofline import KV_BYTES, Precision, Replica
 from headrace.lab.plan.shapes import SHAPES
 
@@ -11,10 +11,10 @@ LLAMA, QWEN = SHAPES["llama-3.1-8b"], SHAPES["qwen3-0.6b"]
 
 
 def test_a_layer_counts_what_its_model_has() -> None:
-    assert TRITON.launches(LLAMA) == 32 * 9 + 1 + 2 + 12
-    assert TORCH.launches(QWEN) - 28 * (37 + 8) == TORCH.launches(LLAMA) - 32 * 37
+    assert TRITON.operations(LLAMA) == 32 * 9 + 1 + 2 + 12
+    assert TORCH.operations(QWEN) - 28 * (37 + 8) == TORCH.operations(LLAMA) - 32 * 37
     gemma = SHAPES["gemma-2-9b"]
-    assert TRITON.launches(gemma) == 42 * (9 + 2) + 15
+    assert TRITON.operations(gemma) == 42 * (9 + 2) + 15
 
 
 def test_the_limit_is_the_bytes_at_the_peak() -> None:
@@ -34,9 +34,18 @@ def test_a_small_model_waits_for_the_host_and_a_large_batch_for_the_device() -> 
     assert large.seconds == large.device
 
 
+def test_a_graph_is_one_launch_of_all_operations() -> None:
+    step, one_by_one = (expected(Replica(QWEN, H200), kernels, 64, 1024) for kernels in (GRAPHS, TRITON))
+    assert step.launches == 1
+    assert one_by_one.operations - step.operations == TRITON.packing - GRAPHS.packing
+    assert step.host == REPLAY_SECONDS + 64 * REPLAY_ROW_SECONDS
+    assert step.held_by == "device"
+    assert step.bytes == one_by_one.bytes
+
+
 def test_integers_of_keys_and_values_are_converted_by_torch_only() -> None:
     replica = Replica(LLAMA, H200, precision=Precision(kv_bytes=KV_BYTES["int8"]))
     plain = expected(Replica(LLAMA, H200), TRITON, 64, 1024)
     ours, torchs = (expected(replica, kernels, 64, 1024) for kernels in (TRITON, TORCH))
     assert ours.bytes < plain.bytes < torchs.bytes
-    assert (ours.launches, torchs.launches - TORCH.launches(LLAMA)) == (plain.launches, 32 * TORCH.integer)
+    assert (ours.launches, torchs.launches - TORCH.operations(LLAMA)) == (plain.launches, 32 * TORCH.integer)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Pages
-from headrace.compute.kernels.stack import Stack
+from headrace.compute.kernels.stack import Stack, copy_tapped
 from headrace.compute.step_interrupt import StepInterrupted
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def run(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequence[Page
     windows = {layer.window for layer in stack.layers}
     plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
     x, residual = kernels.embed_norm(batch.tokens, stack)
-    for layer, held in zip(stack.layers, pages, strict=True):
+    for number, (layer, held) in enumerate(zip(stack.layers, pages, strict=True)):
+        copy_tapped(batch, number, residual)
         if batch.bell is not None and batch.bell.is_set():
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
@@ -49,4 +50,5 @@ def run(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequence[Page
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
+    copy_tapped(batch, len(stack.layers), residual)
     return x

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from headrace.build.loading.draft_models import reads_states
 from headrace.compute.device import (
     DeviceFacts,
     DtypeChoice,
@@ -20,14 +21,16 @@ from headrace.compute.device import (
     resolve_dtype,
     return_freed_memory,
 )
+from headrace.compute.drafting.loading import Beside
 from headrace.compute.kernels import Kernels, select
-from headrace.compute.memory_plan import check_room
+from headrace.compute.kv import bytes_per_block
+from headrace.compute.memory_plan import ModelSize, check_room
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.sharding import PIPELINE, TENSOR, Place, Shard, check_sizes, shard_of
 from headrace.compute.model.spec import DecoderSpec
-from headrace.compute.model.weights import kv_fingerprint
+from headrace.compute.model.weights import DecoderWeights, kv_fingerprint
 from headrace.compute.parallel import ONE_PROCESS
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.fleet.leader import Leader
@@ -53,7 +56,7 @@ class Computing(NamedTuple):
     choice: DtypeChoice
     kv_dtype: torch.dtype
     kernels: Kernels
-    quantization: str
+    weights: DecoderWeights
     decoder: Decoder
     fingerprint: str
     process_bytes: int
@@ -63,9 +66,26 @@ class Computing(NamedTuple):
     def notes(self) -> tuple[str, str]:
         """Why it computes in this type, and a note on stored weights (empty: none)."""
         note = ""
-        if self.spec.stored is not None and not self.quantization:
+        if self.spec.stored is not None and not self.weights.quantization:
             note = f"{self.spec.stored.name}: weights are stored in fewer bits than are used for computing"
         return self.choice.reason, note
+
+    def size(self, block_size: int) -> ModelSize:
+        """The sizes of this process's part for the memory plan."""
+        part = self.shard.spec
+        return ModelSize(
+            weight_bytes=self.decoder.nbytes,
+            block_bytes=bytes_per_block(part, block_size, self.kv_dtype),
+            hidden_size=self.spec.hidden_size,
+            intermediate_size=part.intermediate_size,
+            vocab_size=self.spec.vocab_size,
+            itemsize=self.choice.dtype.itemsize,
+        )
+
+    def beside(self) -> Beside:
+        """What a draft model or head has to fit."""
+        computed = self.device, self.choice.dtype, self.kv_dtype, self.kernels
+        return Beside(self.spec, self.max_model_len, *computed, self.weights.embedding, self.decoder.head)
 
     def free_facts(self) -> DeviceFacts:
         """The facts of the device now; ranks that share a CPU each have their part of the free memory."""
@@ -87,6 +107,10 @@ def check_parallel(options: Options, *, recorded: bool) -> None:
         raise ConfigError(
             f"--kv-offload-path: the disk tier works in one process only, without {_option(place)};"
             " use --kv-offload-bytes for evicted KV blocks in host memory"
+        )
+    if reads_states(options.scheduler):
+        raise ConfigError(
+            f"--speculative-config: method eagle3 works in one process only, without {_option(place)}"
         )
     if recorded:
         raise ConfigError(f"a scheduler trace is recorded in one process only, without {_option(place)}")
@@ -122,7 +146,6 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
             leader.connect()
         shard = shard_of(spec, place)
         weights = load_part(setup, shard, device)
-        quantization = weights.quantization
         fingerprint = kv_fingerprint(weights, spec, length) if with_fingerprint else ""
         decoder = Decoder(shard, weights, kernels, length, leader or ONE_PROCESS)
         return_freed_memory()
@@ -142,7 +165,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
         choice=choice,
         kv_dtype=torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype,
         kernels=kernels,
-        quantization=quantization,
+        weights=weights,
         decoder=decoder,
         fingerprint=fingerprint,
         process_bytes=process_bytes,
