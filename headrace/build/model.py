@@ -24,6 +24,8 @@ from headrace.compute.device import (
     DeviceFacts,
     apart,
 )
+from headrace.compute.drafting.head_loading import LoadedHead
+from headrace.compute.drafting.loading import LoadedDraft
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable
@@ -108,21 +110,28 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         with_fingerprint = bool(options.cache.kv_offload_path)
         computing = load_computing(options.model, text.folder, with_fingerprint=with_fingerprint)
     try:
-        return _build(options, seconds, tell, text, computing)
+        with timed(seconds, "weights"):
+            draft = load_drafting(options, computing.beside())
+        return _build(options, seconds, tell, _Parts(text, computing, draft))
     except BaseException:
         if computing.leader is not None:
             computing.leader.close()
         raise
 
 
-def _build(
-    options: Options, seconds: dict[str, float], tell: Tell | None, text: _Text, computing: Computing
-) -> Loaded:
-    """Load what drafts, size the memory of a loaded model, and build the engine."""
+class _Parts(NamedTuple):
+    """What has been read before the memory is sized."""
+
+    text: _Text
+    computing: Computing
+    draft: LoadedDraft | LoadedHead | None
+
+
+def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts: _Parts) -> Loaded:
+    """Size the memory of a loaded model, and build the engine."""
+    text, computing, draft = parts
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    with timed(seconds, "weights"):
-        draft = load_drafting(options, computing.beside())
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
