@@ -231,11 +231,16 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
     check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
     kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
     kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
+    if model.quantization == "fp8" and not kernels.fp8:
+        raise ConfigError(
+            f"--quantization fp8: kernels '{kernels.name}' have no products of fp8 on this device; --kernels triton"
+            " has them on NVIDIA GPUs of compute capability 8.9 or later"
+        )
     process_bytes = resident_bytes() if device.type == "cpu" else 0
     if model.load_format == "dummy":
         weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
     else:
-        weights = load_weights(folder, spec, choice.dtype, device, model.quantization)
+        weights = load_weights(folder, spec, choice.dtype, device, model.quantization, fp8=kernels.fp8)
     fingerprint = kv_fingerprint(weights, spec, max_model_len) if with_fingerprint else ""
     decoder = Decoder(spec, weights, kernels, max_model_len)
     return_freed_memory()

@@ -94,6 +94,8 @@ class Kernels(Protocol):
     """The instruction set that the kernels were built for and use here; empty if torch chooses."""
     layout: str
     """How the elements of a block are stored: a backend can read another one's blocks only if these are equal."""
+    fp8: bool
+    """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
         """Convert a weight [out, in] to the form that this backend's `linear` needs; called once per weight."""
@@ -102,7 +104,8 @@ class Kernels(Protocol):
         """``x @ weight.T + bias``: [T, in] to [T, out], in the dtype of ``x``.
 
         With a quantized weight of 8-bit activations, each token's activations are first rounded to integers ``round(x
-        / s)`` with ``s = max|x| / 127``, and the product with these is multiplied by ``s``.
+        / s)`` with ``s = max|x| / 127``, and the product with these is multiplied by ``s``. With a weight in fp8 they
+        are rounded to e4m3, with ``s = max|x| / 448``.
         """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

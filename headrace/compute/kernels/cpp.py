@@ -69,6 +69,7 @@ class CppKernels:
 
     name = "cpp"
     layout = "head, word, token and head, token, word"
+    fp8 = False
 
     def __init__(self, level: str | None = None) -> None:
         self._cpu = extension()

@@ -28,6 +28,7 @@ class TorchKernels:
     name = "torch"
     isa = ""
     layout = "token, head, feature"
+    fp8 = False
 
     def __init__(self) -> None:
         self._gathered: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}

@@ -116,9 +116,12 @@ def load_weights(
     device: torch.device | str,
     quantize: str | None = None,
     plain_name: Callable[[str], str] | None = None,
+    *,
+    fp8: bool = False,
 ) -> DecoderWeights:
     """Read a checkpoint's safetensors, convert them to ``dtype``, and quantize them if ``quantize`` names a scheme.
 
+    ``fp8`` says whether linear layers stored in fp8 stay so, or are expanded.
     ``plain_name`` maps the names in the files to those of the architecture, if they differ.
 
     Raises:
@@ -127,7 +130,7 @@ def load_weights(
     """
     with Checkpoint(folder, plain_name or (_plain_name if spec.nested_checkpoint else str)) as checkpoint:
         check_names(checkpoint, spec)
-        return _Assembly(spec, _Stored(checkpoint, spec), dtype, device, quantize).weights()
+        return _Assembly(spec, _Stored(checkpoint, spec, fp8 and quantize is None), dtype, device, quantize).weights()
 
 
 def dummy_weights(
@@ -152,9 +155,10 @@ class _Source(Protocol):
 class _Stored:
     """A checkpoint, whose linear layers may be stored in a quantized format."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec) -> None:
+    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec, fp8: bool) -> None:
         self._checkpoint = checkpoint
         self._format = spec.stored
+        self._fp8 = fp8
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._checkpoint.read(name, shape)
@@ -167,11 +171,13 @@ class _Stored:
         names = {suffix: f"{module}.{suffix}" for suffix in suffixes}
         present = {suffix: name for suffix, name in names.items() if name in self._checkpoint.names}
         try:
-            return layout.read(
+            weight = layout.read(
                 {suffix: self._checkpoint.read(name) for suffix, name in present.items()}, shape
             )
         except ValueError as error:
             raise ModelError(f"{self._checkpoint.folder}: {module}: {error}") from error
+        expanded = isinstance(weight, QuantizedWeight) and weight.in_fp8 and not self._fp8
+        return weight.dequantized() if isinstance(weight, QuantizedWeight) and expanded else weight
 
 
 class _Random:

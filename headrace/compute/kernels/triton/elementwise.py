@@ -1,4 +1,8 @@
-"""Norms, rotations, activations and gathers on the device, each fused with what stands beside it."""
+"""Norms, rotations, activations and gathers on the device, each fused with what stands beside it.
+
+Where a product follows that reads activations in bytes, they are rounded before they are stored: ``LARGEST`` is 127
+for integers, 448 for fp8, and 0 where they stay as they are. ``scales`` then has one number for each row.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,34 @@ _ROUNDING = tl.constexpr(12582912.0)
 
 # fmt: off
 @triton.jit
-def norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _keep(out, scales, place, value, inside, LARGEST: tl.constexpr):
+    """The row of this program, whose elements are zero beyond its width: as it is, or as bytes with their scale."""
+    if LARGEST == 0:
+        tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+    else:
+        wide = value.to(tl.float32)
+        scale = tl.max(tl.abs(wide), 0) / LARGEST
+        wide = tl.div_rn(wide, tl.where(scale > 0, scale, 1.0))
+        if LARGEST == 127:
+            wide = (wide + _ROUNDING) - _ROUNDING
+        else:
+            wide = tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
+        tl.store(out + place, wide.to(out.dtype.element_ty), mask=inside)
+        tl.store(scales + tl.program_id(0), scale)
+
+
+@triton.jit
+def rounded(x, out, scales, width, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """A row in bytes."""
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    place = tl.program_id(0).to(tl.int64) * width + column
+    _keep(out, scales, place, tl.load(x + place, mask=inside, other=0.0), inside, LARGEST)
+
+
+@triton.jit
+def norm(x, residual, weight, out, scales, width, eps, ADD: tl.constexpr, LARGEST: tl.constexpr,
+         BLOCK: tl.constexpr):
     """A row's norm; with ``ADD`` that of its sum with ``residual``, which becomes the sum."""
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
@@ -25,11 +56,12 @@ def norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.cons
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
     factor = tl.load(weight + column, mask=inside, other=0.0)
-    tl.store(out + row + column, (wide * scale * factor).to(out.dtype.element_ty), mask=inside)
+    _keep(out, scales, row + column, (wide * scale * factor).to(value.dtype), inside, LARGEST)
 
 
 @triton.jit(do_not_specialize_on_alignment=["tokens"])
-def embed_norm(tokens, table, weight, residual, out, width, scale, eps, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+def embed_norm(tokens, table, weight, residual, out, scales, width, scale, eps, SCALED: tl.constexpr,
+               LARGEST: tl.constexpr, BLOCK: tl.constexpr):
     """The embedding of a token, and its norm."""
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
@@ -42,12 +74,12 @@ def embed_norm(tokens, table, weight, residual, out, width, scale, eps, SCALED: 
     wide = value.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
     factor = tl.load(weight + column, mask=inside, other=0.0)
-    tl.store(out + row + column, (wide * inverse * factor).to(out.dtype.element_ty), mask=inside)
+    _keep(out, scales, row + column, (wide * inverse * factor).to(value.dtype), inside, LARGEST)
 
 
 @triton.jit
-def gated(gate_up, out, width, SILU: tl.constexpr, BLOCK: tl.constexpr):
-    """The activation of the first half of a row, times the second half."""
+def gated(gate_up, out, scales, width, SILU: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """The activation of the first half of a row, times the second half; in bytes only by one program for the row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -59,7 +91,7 @@ def gated(gate_up, out, width, SILU: tl.constexpr, BLOCK: tl.constexpr):
     else:  # tanh(x) is 2 sigmoid(2x) - 1
         active = wide * tl.sigmoid(1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))
     active = active.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
-    tl.store(out + row * width + column, active.to(out.dtype.element_ty), mask=inside)
+    _keep(out, scales, row * width + column, active.to(gate.dtype), inside, LARGEST)
 
 
 @triton.jit
