@@ -18,6 +18,7 @@ from headrace.build.drafting import ModelDrafts, speculation
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
+from headrace.build.precision import kv_dtype
 from headrace.build.tenants import read_tenants
 from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import (
@@ -229,13 +230,8 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
     each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
     tables = sum(rope.position_bytes for rope in spec.ropes)
     check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
-    kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
     kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
-    if model.quantization == "fp8" and not kernels.fp8:
-        raise ConfigError(
-            f"--quantization fp8: kernels '{kernels.name}' have no products of fp8 on this device; --kernels triton"
-            " has them on NVIDIA GPUs of compute capability 8.9 or later"
-        )
+    pages = kv_dtype(model, choice.dtype, kernels)
     process_bytes = resident_bytes() if device.type == "cpu" else 0
     if model.load_format == "dummy":
         weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
@@ -250,7 +246,7 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
         device=device,
         facts=facts,
         choice=choice,
-        kv_dtype=kv_dtype,
+        kv_dtype=pages,
         kernels=kernels,
         weights=weights,
         decoder=decoder,

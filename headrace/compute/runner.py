@@ -30,6 +30,7 @@ from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.lines import NO_DRAFT, Lines, drafted
 from headrace.compute.sampling.logprobs import Scores, score
+from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.sampling.sampler import Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
@@ -59,6 +60,16 @@ class Decoder(Protocol):
 
     def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         """A token int64 [S] sampled from each row's logits, or a fault: see `choice.choose`."""
+        ...
+
+    def penalize(self, logits: torch.Tensor, counts: torch.Tensor, penalty: Penalty) -> None:
+        """Penalize rows of logits in place: see `penalties.penalize`."""
+        ...
+
+    def accept(
+        self, drawn: torch.Tensor, drafts: torch.Tensor, first: torch.Tensor, offsets: torch.Tensor
+    ) -> torch.Tensor:
+        """Which of the drawn tokens count: see `lines.counting_of`."""
         ...
 
 
@@ -100,9 +111,10 @@ class LocalRunner:
         self._slots = Slots(
             max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=kv.block_size, device=device
         )
-        self._sampler = Sampler(
-            self._slots.tokens, vocab_size, decoder.likeliest, decoder.choose, decoder.restrict
-        )
+        drawing = (decoder.likeliest, decoder.choose, decoder.restrict)
+        # A CPU finds the few tokens of a row's own sequence faster than it reads a whole row of counts.
+        penalize = None if device.type == "cpu" else decoder.penalize
+        self._sampler = Sampler(self._slots.tokens, vocab_size, *drawing, penalize)
         self._most_logits = max_num_seqs  # rows of logits at once, as sized at start-up
         self._refused: dict[int, str] = {}
         # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
@@ -283,7 +295,7 @@ class LocalRunner:
                 scored += (begin + at).tolist()
             del logits
         drawn = tokens[0] if len(tokens) == 1 else torch.cat(tokens)
-        counting = lines.counting(drawn) if lines.verifies else None
+        counting = lines.counting(drawn, self._decoder.accept) if lines.verifies else None
         self._slots.append(lines.slots, lines.positions, drawn)
         self._sampler.append(lines.slots, drawn, counting)
         if self._matchers is not None:

@@ -27,6 +27,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import Penalty
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.stack import Stack
@@ -52,7 +53,7 @@ class Pages(NamedTuple):
     The backend decides in which order a block's elements are stored (`Kernels.layout`); all other code moves whole
     blocks. Integers (int8) come with a scale for each token and head, float32 [num_blocks, G, block_size]. An element
     is ``integer * scale``, with ``scale = max|x| / 127`` over the head and the integer ``x * (127 / max|x|)`` rounded
-    to nearest, ties to even.
+    to nearest, ties to even. Pages in fp8 (e4m3) have the same scales, with 448 in place of 127.
     """
 
     keys: Tensor
@@ -178,6 +179,14 @@ class Kernels(Protocol):
 
         What is given stays as it is.
         """
+
+    def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
+        """Penalize rows of ``logits`` float32 [S, V] in place by the counts of tokens int32 [lanes, V]: see
+        `penalties.penalize`.
+        """
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        """Which of the tokens ``drawn`` count, bool [L], all arguments int64 [L]: see `lines.counting_of`."""
 
     def prepare_stack(self, stack: Stack) -> Any:
         """Convert a decoder's layers to the form that this backend's `run_stack` needs; called once."""

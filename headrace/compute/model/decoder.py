@@ -18,6 +18,7 @@ from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import Penalty
 
 
 class Decoder:
@@ -100,6 +101,14 @@ class Decoder:
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         """See `Kernels.choose`."""
         return self.kernels.choose(logits, choice)
+
+    def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
+        """See `Kernels.penalize`."""
+        self.kernels.penalize(logits, counts, penalty)
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        """See `Kernels.accept`."""
+        return self.kernels.accept(drawn, drafts, first, offsets)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:

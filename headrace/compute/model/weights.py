@@ -130,7 +130,9 @@ def load_weights(
     """
     with Checkpoint(folder, plain_name or (_plain_name if spec.nested_checkpoint else str)) as checkpoint:
         check_names(checkpoint, spec)
-        return _Assembly(spec, _Stored(checkpoint, spec, fp8 and quantize is None), dtype, device, quantize).weights()
+        return _Assembly(
+            spec, _Stored(checkpoint, spec, fp8 and quantize is None), dtype, device, quantize
+        ).weights()
 
 
 def dummy_weights(

@@ -67,7 +67,8 @@ class QuantizedWeight:
     def kind(self) -> str:
         """Bits of weights and activations, and the group: ``W4A16 in groups of 128``."""
         per = "" if self.scales.shape[1] == 1 else f" in groups of {self.group_size}"
-        return f"{'fp8 ' if self.in_fp8 else ''}W{self.bits}A{self.activation_bits}{per}{' reordered' if self.order is not None else ''}"
+        stored, ordered = "fp8 " if self.in_fp8 else "", " reordered" if self.order is not None else ""
+        return f"{stored}W{self.bits}A{self.activation_bits}{per}{ordered}"
 
     @property
     def nbytes(self) -> int:

@@ -24,6 +24,7 @@ from headrace.compute.kernels.triton.target import power, target_of
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import IN_PROMPT, Penalty
 from headrace.compute.transfer import upload
 
 _LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
@@ -242,6 +243,20 @@ class TritonKernels:
         out = torch.empty_like(logits)
         grid = (rows, -(-vocab // 2048))
         sampling.permit[grid](logits, out, lines_, words, vocab, width, BLOCK=2048)
+        return out
+
+    def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
+        vocab = logits.shape[1]
+        *numbers, drafts = penalty
+        ahead = 0 if drafts is None else drafts.shape[1]
+        flat = np.zeros(1, dtype=np.int64) if drafts is None else drafts.reshape(-1)
+        arrays = upload(logits.device, *numbers, flat)
+        grid = (len(penalty.rows), -(-vocab // 2048))
+        sampling.penalize[grid](logits, counts, *arrays, vocab, ahead, IN_PROMPT=IN_PROMPT, BLOCK=2048)
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        out = torch.empty(len(drawn), dtype=torch.bool, device=drawn.device)
+        sampling.accept[(len(drawn),)](drawn, drafts, first, offsets, out, num_warps=1)
         return out
 
 

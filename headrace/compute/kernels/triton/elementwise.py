@@ -14,7 +14,26 @@ _ROUNDING = tl.constexpr(12582912.0)
 """1.5 · 2²³: adding it to a float32 below 2²² and subtracting it again rounds to the nearest integer, ties to even."""
 
 
+_FINE = tl.constexpr(24576.0)
+"""1.5 · 2¹⁴, which rounds in the same way to multiples of 2⁻⁹: the numbers of e4m3 below 2⁻⁶."""
+
+
 # fmt: off
+@triton.jit
+def _nearest(wide, LARGEST: tl.constexpr):
+    """The nearest number that a byte holds: an integer, or one of e4m3. A conversion of these is exact, while that of
+    other numbers to fp8 loses carries in Triton's interpreter."""
+    if LARGEST == 127:
+        wide = (wide + _ROUNDING) - _ROUNDING
+    if LARGEST == 448:
+        wide = tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
+        bits = wide.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000  # three bits of its fraction stay
+        small = (wide + _FINE) - _FINE
+        wide = tl.where(tl.abs(wide) < 0.015625, small, bits.to(tl.float32, bitcast=True))
+    return wide
+
+
 @triton.jit
 def _keep(out, scales, place, value, inside, LARGEST: tl.constexpr):
     """The row of this program, whose elements are zero beyond its width: as it is, or as bytes with their scale."""
@@ -23,11 +42,7 @@ def _keep(out, scales, place, value, inside, LARGEST: tl.constexpr):
     else:
         wide = value.to(tl.float32)
         scale = tl.max(tl.abs(wide), 0) / LARGEST
-        wide = tl.div_rn(wide, tl.where(scale > 0, scale, 1.0))
-        if LARGEST == 127:
-            wide = (wide + _ROUNDING) - _ROUNDING
-        else:
-            wide = tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
+        wide = _nearest(tl.div_rn(wide, tl.where(scale > 0, scale, 1.0)), LARGEST)
         tl.store(out + place, wide.to(out.dtype.element_ty), mask=inside)
         tl.store(scales + tl.program_id(0), scale)
 
@@ -109,9 +124,7 @@ def _write(pages, scales, value, inside, slot, head, block_stride, scale_stride,
     else:
         wide = value.to(tl.float32)
         most = tl.max(tl.where(inside, tl.abs(wide), 0.0), 0)
-        wide = wide * tl.where(most > SMALLEST, LARGEST / most, 0.0)
-        if LARGEST == 127:
-            wide = (wide + _ROUNDING) - _ROUNDING
+        wide = _nearest(wide * tl.where(most > SMALLEST, LARGEST / most, 0.0), LARGEST)
         tl.store(place, wide.to(pages.dtype.element_ty), mask=there)
         tl.store(scales + block * scale_stride + head * PAGE + offset, most / LARGEST, mask=slot >= 0)
 

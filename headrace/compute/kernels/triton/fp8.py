@@ -6,6 +6,7 @@ Neither torch's documentation nor a capability says which of them a build has, s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -21,14 +22,20 @@ _MULTIPLE = 16
 
 def way_of(device: torch.device) -> Way | None:
     """How ``device`` multiplies fp8: with the scales of rows and outputs, to sums without scales, or not at all."""
-    if device.type == "cuda" and (torch.version.hip or torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY):
+    if device.type == "cuda" and (
+        torch.version.hip or torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY
+    ):
         return None
     values = torch.ones((_MULTIPLE, _MULTIPLE), device=device).to(FP8)
-    weight = QuantizedWeight(values, torch.ones((_MULTIPLE, 1), device=device), None, None, 8, 8)
-    ways: tuple[Way, Way] = ("rows", "sums")
-    for way in ways:
+    scales = torch.ones((_MULTIPLE, 1), device=device)
+    weight = QuantizedWeight(values, scales, None, None, 8, 8)
+    ways: dict[Way, Callable[[], Tensor]] = {
+        "rows": lambda: scaled(values, scales.view(-1), weight, None),
+        "sums": lambda: sums(values, weight),
+    }
+    for way, product in ways.items():
         try:
-            multiply(values, weight.scales.view(-1), weight, None, torch.bfloat16, way)
+            product()
         except RuntimeError:
             continue
         return way
@@ -40,15 +47,15 @@ def fits(weight: QuantizedWeight) -> bool:
     return all(size % _MULTIPLE == 0 for size in weight.shape)
 
 
-def multiply(
-    x: Tensor, scales: Tensor, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, way: Way | None
-) -> Tensor:
-    """The product of ``x`` fp8 [T, in], whose rows have ``scales`` [T], with the weight: in ``dtype``; or sums in
-    float32 that still need scales and bias.
+def scaled(x: Tensor, scales: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """``x @ weight.T + bias`` in bfloat16, the only type that every build takes, for rows in fp8 [T, in] with
+    ``scales`` [T].
     """
-    if way == "rows" and dtype == torch.bfloat16:  # the only type that every build takes
-        return torch._scaled_mm(
-            x, weight.values.t(), scales[:, None], weight.scales.t(), bias, out_dtype=torch.bfloat16
-        )
+    factors = scales[:, None], weight.scales.t()
+    return torch._scaled_mm(x, weight.values.t(), *factors, bias, out_dtype=torch.bfloat16)
+
+
+def sums(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """The sums of products [T, out] in float32, without any scale."""
     one = torch.ones((), dtype=torch.float32, device=x.device)
     return torch._scaled_mm(x, weight.values.t(), one, one, out_dtype=torch.float32)

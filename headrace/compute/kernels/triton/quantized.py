@@ -80,7 +80,9 @@ def room(x: Tensor, width: int, largest: int) -> tuple[Tensor, Tensor]:
         out = x.new_empty((len(x), width))
         return out, out
     dtype = torch.int8 if largest == 127 else FP8
-    return torch.empty((len(x), width), dtype=dtype, device=x.device), x.new_empty(len(x), dtype=torch.float32)
+    return torch.empty((len(x), width), dtype=dtype, device=x.device), x.new_empty(
+        len(x), dtype=torch.float32
+    )
 
 
 def round_rows(x: Tensor, largest: int) -> Rounded:
@@ -106,22 +108,28 @@ def multiply(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: T
         x = round_rows(x, packed.largest)
     if weight.order is not None:
         x = x._replace(values=x.values[:, weight.order]) if isinstance(x, Rounded) else x[:, weight.order]
-    whole = weight.scales.shape[1] == 1
-    if isinstance(x, Rounded) and whole and weight.in_fp8 and rows > MOST_FP8_ROWS and fp8.fits(weight):
-        return _finished(fp8.multiply(x.values, x.scales, weight, bias, dtype, target.fp8), x, weight, bias)
-    if isinstance(x, Rounded) and whole and weight.bits == 8 and not weight.in_fp8 and rows > MOST_INTEGER_ROWS:
-        outputs, inputs = weight.shape
-        if outputs % 8 == 0 and inputs % 8 == 0:
+    if isinstance(x, Rounded) and _in_library(rows, weight):
+        if not weight.in_fp8:
             return _finished(torch._int_mm(x.values, weight.values.t()), x, weight, bias)
+        if target.fp8 == "rows" and dtype == torch.bfloat16:
+            return fp8.scaled(x.values, x.scales, weight, bias)
+        return _finished(fp8.sums(x.values, weight), x, weight, bias)
     if rows > MOST_ROWS:
         return _expanded(x.wide() if isinstance(x, Rounded) else x, weight, bias)
     return _divided(x, packed, bias, target)
 
 
+def _in_library(rows: int, weight: QuantizedWeight) -> bool:
+    """Whether torch multiplies so many rows of bytes with this weight, which must have one scale for each output."""
+    if weight.bits == 4 or weight.scales.shape[1] > 1:
+        return False
+    if weight.in_fp8:
+        return rows > MOST_FP8_ROWS and fp8.fits(weight)
+    return rows > MOST_INTEGER_ROWS and all(size % 8 == 0 for size in weight.shape)
+
+
 def _finished(sums: Tensor, x: Rounded, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """Sums of products in bytes by their scales, with the bias; or what is finished already."""
-    if sums.dtype == x.dtype:
-        return sums
+    """Sums of products in bytes by their scales, with the bias."""
     rows, outputs = sums.shape
     out = torch.empty((rows, outputs), dtype=x.dtype, device=sums.device)
     grid = (rows, -(-outputs // 1024))

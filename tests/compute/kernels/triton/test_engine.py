@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from headrace import LLM, SamplingParams
+from headrace.compute.model.hub import resolve_folder
+from tests.oracle.test_quantized import FORMATS, write
 
 
-def tokens(kernels: str) -> list[list[int]]:
+def tokens(kernels: str, model: str = "builtin", **given: Any) -> tuple[list[list[int]], LLM]:
     llm = LLM(
-        "builtin",
+        model,
         device="cpu",
         kernels=kernels,
         dtype="float32",
         max_model_len=64,
         max_num_seqs=4,
         kv_cache_memory_bytes=4 << 20,
+        **given,
     )
     params = [
         SamplingParams(temperature=0, max_tokens=3, ignore_eos=True),
@@ -21,8 +29,29 @@ def tokens(kernels: str) -> list[list[int]]:
     ]
     outputs = llm.generate(["Once upon a time", "The fox"], params, progress=False)
     llm.loaded.engine.check_books()
-    return [output.outputs[0].token_ids for output in outputs]
+    return [output.outputs[0].token_ids for output in outputs], llm
 
 
-def test_an_engine_gives_the_same_tokens_as_with_torch() -> None:
-    assert tokens("triton") == tokens("torch")
+@pytest.mark.parametrize("given", [{}, {"quantization": "int8", "kv_cache_dtype": "int8"}])
+def test_an_engine_gives_the_same_tokens_as_with_torch(given: dict[str, Any]) -> None:
+    assert tokens("triton", **given)[0] == tokens("torch", **given)[0]
+
+
+def test_fp8_is_computed_where_the_kernels_can() -> None:
+    said, llm = tokens("triton", quantization="fp8", kv_cache_dtype="fp8")
+    assert [len(each) for each in said] == [3, 3]
+    assert said[0] == tokens("torch")[0][0]
+    assert "fp8 W8A8" in llm.loaded.quantization
+    assert llm.loaded.kv_dtype == "float8_e4m3fn"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("float8-channel", "fp8 W8A16"), ("fp8-block", "fp8 W8A16 in groups of 20")]
+)
+def test_an_fp8_checkpoint_stays_as_it_is_stored(tmp_path: Path, name: str, kind: str) -> None:
+    write(tmp_path, *FORMATS[name])
+    tokenizer = str(resolve_folder("builtin"))
+    said, llm = tokens("triton", str(tmp_path), tokenizer=tokenizer)
+    assert kind in llm.loaded.quantization
+    assert not any("stored in fewer bits" in note for note in llm.loaded.notes)
+    assert said == tokens("torch", str(tmp_path), tokenizer=tokenizer)[0]
