@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, shared_blocks
 from headrace.compute.step_interrupt import StepInterrupt
 from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Row
@@ -113,6 +113,13 @@ class Slots:
         (at,) = upload(self.device, slots)
         return self.tables[:, :columns].index_select(0, at)
 
+    def _shared(self, slots: Ints, shortest: int) -> int:
+        """How many blocks before their last all ``slots`` have in common; a CPU does not ask."""
+        if self.device.type == "cpu":
+            return 0
+        most = (shortest - 1) // self._block_size
+        return shared_blocks(self._host_tables[slots, : most + 1], most)
+
     def draft(self, rows: Rows, drafts: Ints) -> None:
         """Store the ``drafts`` of all rows, one after the other, behind the known tokens; 0 in place of no token."""
         places = np.repeat(rows.slot * (self._max_model_len + 1) + rows.known, rows.drafts) + ramps(
@@ -170,6 +177,7 @@ class Slots:
             contexts=tuple(end.tolist()),
             decode_rows=int(longer[0]) if longer.size else len(end),
             block_size=self._block_size,
+            shared_blocks=self._shared(rows.slot, int(end.min())) if longer.size == 0 else 0,
             bell=bell,
         )
 

@@ -97,7 +97,8 @@ def test_a_dry_run_prints_the_steps_that_a_gpu_is_expected_to_take() -> None:
     assert float(shown["torch"][5]) > float(shown["triton"][5]) > 0
     with pytest.raises(ConfigError, match="--dry-run: there is no device 'h2000'"):
         CliRunner().invoke(app, [*words, "--dry-run", "h2000"], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="--dry-run: there is no model of --quantization w4a8"):
-        CliRunner().invoke(
-            app, [*words, "--dry-run", "h200", "--quantization", "w4a8"], catch_exceptions=False
-        )
+    few = ["--quantization", "fp8", "--kv-cache-dtype", "fp8"]
+    result = CliRunner().invoke(app, [*words, "--dry-run", "h200", *few], catch_exceptions=False)
+    (line,) = (line.split("│") for line in result.output.splitlines() if "1024" in line)
+    assert line[1].strip() == "triton"
+    assert 0 < float(line[5]) < float(shown["triton"][5]) / 1.8
