@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import torch
 
 from headrace.build.drafting import ModelDrafts, speculation
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.build.first_requests import answer, groups
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
 from headrace.build.precision import kv_dtype
@@ -49,10 +49,8 @@ from headrace.compute.runner import LocalRunner
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 from headrace.core.capacity import blocks_needed
 from headrace.core.engine import Engine
-from headrace.core.events import Finished
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_cost import StepCost
-from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
 from headrace.observe.recording.engine import Tell
@@ -373,21 +371,11 @@ def describe(loaded: Loaded) -> list[str]:
 
 
 def warm_up(loaded: Loaded) -> None:
-    """Run one short request through the engine, so that the first client request does not pay for first uses."""
+    """Run requests through the engine, so that the first client request does not pay for first uses."""
+    compiles = loaded.kernels == "triton" and loaded.decoder.device.type == "cuda"
+    requests = groups(compiles, loaded.ledger.max_model_len)
     with timed(loaded.seconds, "warm-up"):
-        apart(lambda: _answer_one(loaded))
-
-
-def _answer_one(loaded: Loaded) -> None:
-    params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
-    # Its arrival time is minus infinity, so no policy holds it back to form a larger batch.
-    loaded.engine.submit(Request("warm-up", (0, 1, 2, 3), params, arrived=-math.inf), time.monotonic())
-    while not any(isinstance(event, Finished) for event in loaded.engine.step(time.monotonic())):
-        pass
-    while loaded.engine.wake_at(time.monotonic()) is not None:
-        loaded.engine.step(time.monotonic())
-    loaded.engine.reset_prefix_cache(lower=False)
-    loaded.engine.take_events()
+        apart(lambda: answer(loaded.engine, requests))
 
 
 def close(loaded: Loaded) -> str:
