@@ -32,7 +32,7 @@ from headrace.observe.tracing.spans import RequestSpans
 from headrace.serve.health_watch import HealthWatch
 from headrace.serve.http.exchange import Exchange, Hook, Hooks
 from headrace.serve.http.generation.call_notes import CallNotes
-from headrace.serve.http.operations.access_log import PROBES, access_fields, cost_of, log_access
+from headrace.serve.http.operations.access_log import PROBES, AccessLog, access_fields
 from headrace.serve.service import Service
 from headrace.serve.systemd import SystemdNotifier
 
@@ -67,7 +67,7 @@ class Traces(NamedTuple):
 
     def end(self, exchange: Exchange) -> None:
         """End the span of an HTTP request; a client's mistake is no error of the span."""
-        fields = access_fields(exchange, cost_of(exchange))
+        fields = access_fields(exchange)
         error = exchange.error if fields["status"] >= SERVER_ERROR or exchange.call is not None else ""
         name = span_name(exchange.method, exchange.route, exchange.model)
         attributes = span_attributes(exchange.route, fields)
@@ -119,11 +119,14 @@ def hooks(
         lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
         lambda exchange: traffic.count(exchange.received_bytes, exchange.sent_bytes),
     ]
+    stopped: list[Callable[[], None]] = []
     if options.access_log:
-        ended.append(log_access)
+        log = AccessLog()
+        ended.append(log.add)
+        stopped.append(log.flush)
     if traces is None:
-        return Hooks(opened=(notes.name,), ended=tuple(ended))
-    return Hooks((traces.begin,), (notes.name, traces.follow), (*ended, traces.end))
+        return Hooks((), (notes.name,), tuple(ended), tuple(stopped))
+    return Hooks((traces.begin,), (notes.name, traces.follow), (*ended, traces.end), tuple(stopped))
 
 
 def costs(service: Service, report: CostReport) -> Callable[[Iterable[str]], Mapping[str, Any]]:

@@ -64,9 +64,6 @@ class WarningLog:
         elif isinstance(event, TransferFailed):
             what = f"copy of KV blocks from {event.source} to {event.target} failed"
             self._add(f"transfer {event.source} {event.target}", _scheduler, what, now)
-        elif isinstance(event, DraftingFailed):
-            what = f"speculative decoding is off, because drafting failed: {event.message}"
-            self._add("drafting", _scheduler, what, now)
         if self._unlogged:
             self._log_due(now)
 

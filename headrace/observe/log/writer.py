@@ -12,16 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import Literal, TextIO
 
-from headrace.observe.log.format import FIELDS, json_line, text_line
+from headrace.observe.log.format import json_line, text_line
 
 BATCH_SECONDS = 0.1
 """How long the thread collects records before it writes them: waking it for each one costs the engine time."""
 
 MOST_QUEUED = 100_000
 """Records that may wait to be written. More are dropped and counted: a blocked output must not fill the memory."""
-
-MOST_LAZY = 1000
-"""Records that may wait with fields that are made when they are written; until then they hold what they describe."""
 
 CLOSE_SECONDS = 5.0
 """How long `close` waits for the output."""
@@ -52,12 +49,9 @@ class LogWriter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record, or drop it if too many wait."""
-        queued = self._queue.qsize()
-        if queued >= MOST_QUEUED:
+        if self._queue.qsize() >= MOST_QUEUED:
             self._dropped += 1
             return
-        if queued >= MOST_LAZY:
-            getattr(record, FIELDS, None)
         self._queue.put(record)
         if record.levelno >= logging.WARNING:
             self._urgent.set()

@@ -73,6 +73,8 @@ def create_app(
         for each in reversed(beside):
             await each.stop()
         await recall.stop()
+        for hook in hooks.stopped:
+            hook()
 
     edge = Edge(_starlette(routes, lifespan), AccessCheck(keys), routes, hooks)
     if not origins:

@@ -105,11 +105,15 @@ Hook = Callable[[Exchange], None]
 
 
 class Hooks(NamedTuple):
-    """What is called with an exchange when it begins, when its call is opened, and when it ends."""
+    """What is called with an exchange when it begins, when its call is opened, and when it ends.
+
+    What is ``stopped`` is called at the end of the application.
+    """
 
     begun: tuple[Hook, ...] = ()
     opened: tuple[Hook, ...] = ()
     ended: tuple[Hook, ...] = ()
+    stopped: tuple[Callable[[], None], ...] = ()
 
 
 def record_error(scope: MutableMapping[str, Any], code: str | None) -> None:

@@ -104,27 +104,6 @@ def test_a_blocked_output_blocks_no_log_call_and_what_is_dropped_is_counted(monk
     writer.close()
 
 
-def test_records_that_wait_long_make_their_fields_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(writer_file, "MOST_LAZY", 3)
-    asked: list[int] = []
-
-    class Lazy(logging.LogRecord):
-        @property
-        def fields(self) -> dict[str, int]:
-            asked.append(self.lineno)
-            return {}
-
-    out = Blocked()
-    writer = LogWriter(out)
-    writer.handle(made("first", level=logging.WARNING))
-    assert out.reached.wait(10)
-    for number in range(5):
-        writer.handle(Lazy("x", logging.INFO, "", number, "more", (), None))
-    assert asked == [3, 4]
-    out.open.set()
-    writer.close()
-
-
 def test_a_record_that_cannot_be_formatted_is_reported_and_the_next_one_written() -> None:
     out = io.StringIO()
     writer = LogWriter(out)

@@ -67,7 +67,7 @@ from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.routes import Api
 from headrace.serve.http.openapi import Docs
 from headrace.serve.http.operations.abort import Abort
-from headrace.serve.http.operations.access_log import log_access
+from headrace.serve.http.operations.access_log import AccessLog
 from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
@@ -284,11 +284,12 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         routes += [*Files(batches).routes(), *BatchRoutes(batches, "fox", runner.endpoints).routes()]
         beside.append(batches)
     house.routes += routes
-    requests = HttpRequests(sheet)
+    requests, log = HttpRequests(sheet), AccessLog()
     hooks = Hooks(
         opened=(notes.name,),
         ended=(
-            log_access,
+            log.add,
+            lambda exchange: log.flush(),  # records are asserted right after the response
             lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
         ),
     )

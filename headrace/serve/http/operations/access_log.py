@@ -6,12 +6,12 @@ debug level. A prompt, a header or a query string is never logged.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from functools import cached_property
 from typing import Any
 
-from headrace.serve.http.exchange import DISCONNECTED, Exchange
+from headrace.serve.http.exchange import DISCONNECTED, AnsweredCall, Exchange
 
 logger = logging.getLogger("headrace.access")
 
@@ -19,6 +19,12 @@ PROBES = frozenset(
     {"/health", "/health/ready", "/healthz", "/livez", "/readyz", "/ping", "/metrics", "/version"}
 )
 """Routes that machines read every few seconds."""
+
+BATCH_SECONDS = 0.1
+"""How long an exchange that has ended may wait for others to be logged with."""
+
+MOST_HELD = 256
+"""Exchanges that wait at most."""
 
 CLIENT_CLOSED = 499
 """The status logged for a request whose client disconnected before a response began, as in nginx."""
@@ -47,48 +53,58 @@ FIELDS = {
 """Every field of an access record, in its order. A field that does not apply is left out."""
 
 
-def log_access(exchange: Exchange) -> None:
-    """Log one exchange that has ended."""
-    level = logging.DEBUG if exchange.route in PROBES else logging.INFO
-    if logger.isEnabledFor(level):
-        logger.handle(AccessRecord(level, exchange))
+class AccessLog:
+    """Logs exchanges that have ended: those of `BATCH_SECONDS` together, on the event loop.
+
+    One after another, each would find the caches of the processor filled by what ran in between: a record took 36 us of
+    CPU time, and in a batch it takes a third of that.
+    """
+
+    def __init__(self) -> None:
+        self._ended: list[tuple[float, Exchange]] = []
+        self._due: asyncio.TimerHandle | None = None
+
+    def add(self, exchange: Exchange) -> None:
+        """Log an exchange that has ended now, with the batch that it belongs to."""
+        self._ended.append((time.time(), exchange))
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(BATCH_SECONDS, self.flush)
+        elif len(self._ended) >= MOST_HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Log what has ended so far."""
+        if self._due is not None:
+            self._due.cancel()
+        self._due = None
+        ended, self._ended = self._ended, []
+        for at, exchange in ended:
+            level = logging.DEBUG if exchange.route in PROBES else logging.INFO
+            if logger.isEnabledFor(level):
+                logger.handle(AccessRecord(level, at, exchange))
 
 
 class AccessRecord(logging.LogRecord):
     """A log record made in a third of the time of `Logger.log`, which walks the stack and asks for the task's name.
 
-    All records of one level differ only in their time and their fields. The thread that writes the log makes the
-    fields, so these only read an exchange that has ended.
+    All records of one level differ only in their time and their fields.
     """
 
-    def __init__(self, level: int, exchange: Exchange) -> None:
+    def __init__(self, level: int, at: float, exchange: Exchange) -> None:
         vars(self).update(_COMMON[level])
-        self.created = now = time.time()
-        self.msecs = int(now % 1 * 1000) + 0.0
-        self._exchange: Exchange | None = exchange
-        self._cost = cost_of(exchange)  # now, since only this thread may count steps
-
-    @cached_property
-    def fields(self) -> dict[str, Any]:
-        """The columns of the log; from the first use on, the exchange is no longer held."""
-        exchange, self._exchange = self._exchange, None
-        assert exchange
-        return access_fields(exchange, self._cost)
+        self.created = at
+        self.msecs = int(at % 1 * 1000) + 0.0
+        self.fields = access_fields(exchange)
 
 
 _COMMON = {
-    level: vars(logging.LogRecord(logger.name, level, __file__, 0, "request", (), None, "log_access"))
+    level: vars(logging.LogRecord(logger.name, level, __file__, 0, "request", (), None, "flush"))
     for level in (logging.DEBUG, logging.INFO)
 }
 
 
-def cost_of(exchange: Exchange) -> float | None:
-    """The cost of an exchange's call; None without a call or without prices."""
-    return exchange.call.cost().get("cost") if exchange.call else None
-
-
-def access_fields(exchange: Exchange, cost: float | None) -> dict[str, Any]:
-    """The fields of an exchange and its `cost_of`; None where a field does not apply."""
+def access_fields(exchange: Exchange) -> dict[str, Any]:
+    """The fields of an exchange; None where a field does not apply. On the event loop only: the cost counts steps."""
     return {
         "method": exchange.method,
         "path": exchange.path,
@@ -98,14 +114,13 @@ def access_fields(exchange: Exchange, cost: float | None) -> dict[str, Any]:
         "trace_id": exchange.trace_id or None,
         "tenant": exchange.tenant or None,
         "model": exchange.model or None,
-        **_call_fields(exchange, cost),
+        **_call_fields(exchange.call),
         "error": exchange.error or (None if exchange.status else DISCONNECTED),
         **_times(exchange),
     }
 
 
-def _call_fields(exchange: Exchange, cost: float | None) -> dict[str, Any]:
-    call = exchange.call
+def _call_fields(call: AnsweredCall | None) -> dict[str, Any]:
     if call is None:
         return {}
     tokens = call.tokens()
@@ -115,7 +130,7 @@ def _call_fields(exchange: Exchange, cost: float | None) -> dict[str, Any]:
         "prompt_tokens": tokens["prompt_tokens"],
         "completion_tokens": tokens["completion_tokens"],
         "cached_tokens": tokens["prompt_tokens_details"]["cached_tokens"],
-        "cost": cost,
+        "cost": call.cost().get("cost"),
         "cache": cache_layer(call.cache_note) or None,
         "finish_reason": ",".join(call.finish_reasons) or None,
     }

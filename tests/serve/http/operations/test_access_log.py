@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+from httpx import ASGITransport, AsyncClient
+from starlette.datastructures import Headers
 
 from headrace.core.request import RejectReason
-from headrace.serve.http.operations.access_log import FIELDS, cache_layer
+from headrace.serve.auth.api_keys import Keys
+from headrace.serve.http.app import create_app
+from headrace.serve.http.exchange import Exchange, Hooks
+from headrace.serve.http.operations import access_log
+from headrace.serve.http.operations.access_log import FIELDS, AccessLog, cache_layer
+from headrace.serve.http.runtime.lifespan import lifespan_of
 from tests.serve.http.caching import with_memory
 from tests.serve.http.test_replies import quiet
 
@@ -186,3 +195,54 @@ def test_responses_are_counted_by_route(house):
         'method="GET",model_name="",route="unmatched",status="4xx"',
     ):
         assert f"headrace:http_requests_total{{{labels}}} 1.0" in text
+
+
+def ended(number: int) -> Exchange:
+    """An exchange that has ended."""
+    headers = Headers({"x-request-id": f"request-{number}"})
+    return Exchange({"method": "GET", "path": "/v1/models"}, headers, 0.0, Hooks())
+
+
+def test_exchanges_are_logged_together_and_with_the_time_of_their_end(caplog, monkeypatch):
+    monkeypatch.setattr(access_log, "BATCH_SECONDS", 0.0)
+    times = iter([100.25, 100.5])
+    monkeypatch.setattr(access_log.time, "time", lambda: next(times, 200.0))
+
+    async def add_two() -> None:
+        log = AccessLog()
+        log.add(ended(1))
+        log.add(ended(2))
+        assert logged(caplog) == []
+        while len(logged(caplog)) < 2:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(add_two(), 10))
+    assert [record.created for record in records(caplog)] == [100.25, 100.5]
+    assert [fields["request_id"] for fields in logged(caplog)] == ["request-1", "request-2"]
+
+
+def test_a_full_batch_is_logged_at_once_and_nothing_twice(caplog):
+    async def add_many() -> None:
+        log = AccessLog()
+        for number in range(access_log.MOST_HELD + 1):
+            log.add(ended(number))
+        assert len(logged(caplog)) == access_log.MOST_HELD
+        log.flush()
+        log.flush()
+
+    asyncio.run(add_many())
+    assert len(logged(caplog)) == access_log.MOST_HELD + 1
+
+
+def test_the_end_of_the_application_logs_what_still_waits(caplog):
+    log = AccessLog()
+
+    async def serve() -> None:
+        recall = Mock(start=AsyncMock(), stop=AsyncMock())
+        app = create_app(recall, [], Keys({}), hooks=Hooks(ended=(log.add,), stopped=(log.flush,)))
+        async with lifespan_of(app), AsyncClient(transport=ASGITransport(app), base_url="http://x") as client:
+            await client.get("/none")
+            assert logged(caplog) == []
+
+    asyncio.run(serve())
+    assert [fields["path"] for fields in logged(caplog)] == ["/none"]
