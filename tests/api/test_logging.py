@@ -78,7 +78,9 @@ def test_text_lines_tell_start_requests_and_the_end() -> None:
     with serving() as server:
         server.post(CHAT, chat("Hello"), headers={"X-Request-Id": "mine"})
         found = server.get("/v1/requests/mine").json()
-        lines = sorted(stop(server))  # by time: lines of the access log wait for others, so later ones may precede them
+        lines = sorted(
+            stop(server)
+        )  # by time: lines of the access log wait for others, so later ones may precede them
     assert found["state"] == "finished"
     parts = [line.split() for line in lines]
     assert {each[1] for each in parts} == {"INFO"}

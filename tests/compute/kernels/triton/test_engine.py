@@ -53,7 +53,7 @@ def test_fp8_is_computed_where_the_kernels_can() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("float8-channel", "fp8 W8A16"), ("fp8-block", "fp8 W8A16 in groups of 20")]
+    ("name", "kind"), [("float8-channel", "fp8 W8A16"), ("float8-block", "fp8 W8A16 in groups of 16")]
 )
 def test_an_fp8_checkpoint_stays_as_it_is_stored(tmp_path: Path, name: str, kind: str) -> None:
     write(tmp_path, *FORMATS[name])
