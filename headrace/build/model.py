@@ -18,7 +18,6 @@ from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step
 from headrace.build.first_requests import answer, groups
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
-from headrace.build.precision import kv_dtype
 from headrace.build.tenants import read_tenants
 from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import (
@@ -36,8 +35,8 @@ from headrace.compute.device import (
 from headrace.compute.drafting.loading import Beside, LoadedDraft, load_draft
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
-from headrace.compute.kernels import Kernels, KernelsUnavailable, select
-from headrace.compute.kv import PagedKV, bytes_per_block
+from headrace.compute.kernels import Kernels, KernelsUnavailable, check_fp8, select
+from headrace.compute.kv import KV_DTYPES, PagedKV, bytes_per_block
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.memory_plan import MemoryPlan, ModelSize, check_room, plan_memory
 from headrace.compute.model.decoder import Decoder
@@ -229,7 +228,8 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
     tables = sum(rope.position_bytes for rope in spec.ropes)
     check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
     kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
-    pages = kv_dtype(model, choice.dtype, kernels)
+    check_fp8(kernels, "quantization", model.quantization)
+    check_fp8(kernels, "kv-cache-dtype", model.kv_cache_dtype)
     process_bytes = resident_bytes() if device.type == "cpu" else 0
     if model.load_format == "dummy":
         weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
@@ -244,7 +244,7 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
         device=device,
         facts=facts,
         choice=choice,
-        kv_dtype=pages,
+        kv_dtype=KV_DTYPES.get(model.kv_cache_dtype, choice.dtype),
         kernels=kernels,
         weights=weights,
         decoder=decoder,

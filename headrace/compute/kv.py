@@ -19,6 +19,9 @@ from headrace.compute.model.spec import DecoderSpec
 ALIGNMENT = 64
 """In bytes: a cache line, and the widest vector register."""
 
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""By the names of ``--kv-cache-dtype``; for other names it is the dtype of the computation."""
+
 SCALE = torch.float32
 """The dtype of the scales of pages in 8 bits."""
 

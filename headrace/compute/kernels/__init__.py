@@ -275,3 +275,12 @@ def select(name: str, device: torch.device, isa: str | None = None) -> Kernels:
             if isa is not None:  # no slower backend supports it either
                 raise
     raise KernelsUnavailable(f"no kernels work on {device}")
+
+
+def check_fp8(kernels: Kernels, option: str, value: str | None) -> None:
+    """Raise KernelsUnavailable if the ``value`` of an option is fp8 and ``kernels`` do not compute with it."""
+    if value == "fp8" and not kernels.fp8:
+        raise KernelsUnavailable(
+            f"--{option} fp8: kernels '{kernels.name}' do not compute with fp8 on this device; --kernels triton does"
+            f" on NVIDIA GPUs of compute capability 8.9 or later. Elsewhere use --{option} int8"
+        )
