@@ -36,7 +36,7 @@ def way_of(device: torch.device) -> Way | None:
     for way, product in ways.items():
         try:
             product()
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # the latter where the shapes of scales are not known
             continue
         return way
     return None
