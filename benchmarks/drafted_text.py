@@ -77,9 +77,9 @@ class Script:
     def __init__(self, runner: LocalRunner) -> None:
         self.answers: dict[str, list[int]] = {}
         self._slots: dict[int, tuple[list[int], int]] = {}
-        self._sample, self._admit = runner._sampler.sample, runner._sampler.admit
-        runner._sampler.sample = self.sample  # type: ignore[method-assign]
-        runner._sampler.admit = self.admit  # type: ignore[method-assign]
+        self._sample, self._admit = runner._sampling._sampler.sample, runner._sampler.admit
+        runner._sampling._sampler.sample = self.sample  # type: ignore[method-assign]
+        runner._sampling._sampler.admit = self.admit  # type: ignore[method-assign]
 
     def admit(self, entry: Entry) -> Any:
         """A request takes a slot."""

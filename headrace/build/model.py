@@ -11,18 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
-from headrace.build.drafting import ModelDrafts, speculation
+from headrace.build.drafting import speculation
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.first_requests import answer, groups
+from headrace.build.memory import Computing, open_memory
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
-from headrace.build.tiers import OpenTiers, open_tiers
+from headrace.build.tiers import OpenTiers
 from headrace.compute.device import (
     DeviceFacts,
-    DtypeChoice,
     apart,
     device_facts,
     keep_freed_memory,
@@ -35,20 +33,17 @@ from headrace.compute.device import (
 from headrace.compute.drafting.loading import Beside, LoadedDraft, load_draft
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
-from headrace.compute.kernels import Kernels, KernelsUnavailable, check_fp8, select
-from headrace.compute.kv import KV_DTYPES, PagedKV, bytes_per_block
-from headrace.compute.memory_clearing import MemoryClearing
-from headrace.compute.memory_plan import MemoryPlan, ModelSize, check_room, plan_memory
+from headrace.compute.kernels import KernelsUnavailable, check_fp8, select
+from headrace.compute.kv import KV_DTYPES
+from headrace.compute.memory_plan import MemoryPlan, check_room
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import BUILTIN, read_config, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import DecoderWeights, dummy_weights, kv_fingerprint, load_weights
+from headrace.compute.model.weights import dummy_weights, kv_fingerprint, load_weights
 from headrace.compute.runner import LocalRunner
-from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
-from headrace.core.capacity import blocks_needed
+from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
-from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
@@ -111,35 +106,6 @@ class _Text(NamedTuple):
     template: ChatTemplate
 
 
-class _Computing(NamedTuple):
-    """A loaded decoder, and the device and numbers it computes with."""
-
-    spec: DecoderSpec
-    max_model_len: int
-    device: torch.device
-    facts: DeviceFacts
-    choice: DtypeChoice
-    kv_dtype: torch.dtype
-    kernels: Kernels
-    weights: DecoderWeights
-    decoder: Decoder
-    fingerprint: str
-    process_bytes: int
-
-    def notes(self) -> tuple[str, str]:
-        """Why it computes in this type, and a note on stored weights (empty: none)."""
-        return self.choice.reason, _stored_note(self.spec, self.weights)
-
-
-class _Memory(NamedTuple):
-    """The memory plan, the tiers below the device, the runner over both, and the draft model."""
-
-    ledger: MemoryPlan
-    tiers: OpenTiers | None
-    runner: LocalRunner
-    drafts: ModelDrafts | None
-
-
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
@@ -154,7 +120,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         overlap = resolve_overlap(plans, device.type)
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
-        ledger, tiers, runner, drafts = _open_memory(computing, draft, cache, plans, knobs, overlap, matchers)
+        ledger, tiers, runner, drafts = open_memory(computing, draft, options, knobs, overlap, matchers)
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         plans,
         cache,
@@ -214,7 +180,7 @@ def _load_text(model: ModelOptions) -> _Text:
     return _Text(folder, tokenizer, template)
 
 
-def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) -> _Computing:
+def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) -> Computing:
     """Choose device, dtype and kernels, then load the weights."""
     spec = parse_config(read_config(folder))
     max_model_len = _max_model_len(model, spec)
@@ -238,7 +204,7 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
     fingerprint = kv_fingerprint(weights, spec, max_model_len) if with_fingerprint else ""
     decoder = Decoder(spec, weights, kernels, max_model_len)
     return_freed_memory()
-    return _Computing(
+    return Computing(
         spec=spec,
         max_model_len=max_model_len,
         device=device,
@@ -253,7 +219,7 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
     )
 
 
-def _load_draft(options: Options, computing: _Computing) -> LoadedDraft | None:
+def _load_draft(options: Options, computing: Computing) -> LoadedDraft | None:
     config = speculation(options.scheduler)
     if config is None or config.model is None:
         return None
@@ -262,72 +228,12 @@ def _load_draft(options: Options, computing: _Computing) -> LoadedDraft | None:
     return load_draft(config, target, options.model.seed if options.model.load_format == "dummy" else None)
 
 
-def _open_memory(
-    computing: _Computing,
-    draft: LoadedDraft | None,
-    cache: CacheOptions,
-    plans: SchedulerOptions,
-    knobs: Knobs,
-    overlap: int,
-    matchers: Matchers,
-) -> _Memory:
-    """Size the KV cache, allocate it, open the lower tiers, and put the runner on them."""
-    spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
-    ledger = plan_memory(
-        device_facts(device),
-        ModelSize(
-            weight_bytes=computing.decoder.nbytes,
-            block_bytes=bytes_per_block(spec, cache.block_size, computing.kv_dtype),
-            hidden_size=spec.hidden_size,
-            intermediate_size=spec.intermediate_size,
-            vocab_size=spec.vocab_size,
-            itemsize=computing.choice.dtype.itemsize,
-        ),
-        cache,
-        max_model_len=max_model_len,
-        max_num_seqs=plans.max_num_seqs,
-        max_num_batched_tokens=knobs.batched_tokens,
-        host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
-        process_bytes=computing.process_bytes,
-        draft=draft.size(cache.block_size, plans.max_num_seqs) if draft else None,
-    )
-    kv = PagedKV(spec, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
-    live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
-    ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
-    layout = computing.kernels.layout
-    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, computing.fingerprint, layout)
-    runner = LocalRunner(
-        computing.decoder,
-        kv,
-        vocab_size=spec.vocab_size,
-        max_num_seqs=plans.max_num_seqs,
-        max_model_len=max_model_len,
-        device=device,
-        background=overlap > 0 and device.type == "cpu",
-        breakable=overlap == 0,
-        mover=tiers.mover if tiers else None,
-        ahead=ahead,
-        matchers=matchers,
-    )
-    drafts = None
-    if draft:
-        proposer = draft.proposer(ledger.draft_blocks, cache.block_size, logger.warning)
-        drafts = ModelDrafts(proposer, draft.decoder.nbytes / computing.decoder.nbytes)
-    return _Memory(ledger, tiers, runner, drafts)
-
-
 def served_name(model: ModelOptions) -> str:
     """The model's name in the API: the one given, else the hub name, else the folder's own name without its path."""
     if model.served_model_name:
         return model.served_model_name
     folder = Path(model.model).expanduser()
     return folder.resolve().name if model.model not in BUILTIN and folder.is_dir() else model.model
-
-
-def _stored_note(spec: DecoderSpec, weights: DecoderWeights) -> str:
-    if spec.stored is None or weights.quantization:
-        return ""
-    return f"{spec.stored.name}: weights are stored in fewer bits than are used for computing"
 
 
 @contextmanager

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.compute.device import huge_memory, populate
 from headrace.compute.kernels import Pages
 from headrace.compute.model.spec import DecoderSpec
+from headrace.compute.transfer import upload
 
 ALIGNMENT = 64
 """In bytes: a cache line, and the widest vector register."""
@@ -95,6 +97,11 @@ class PagedKV:
         )
 
     @property
+    def pages(self) -> Tensor:
+        """All pages, as one tensor."""
+        return self._pages
+
+    @property
     def nbytes(self) -> int:
         return self._pages.nbytes
 
@@ -126,7 +133,7 @@ class PagedKV:
         """Each block in `block_shape`: on a CPU as a view, elsewhere gathered, so that it can be sent whole."""
         if self.device.type == "cpu":
             return [self._pages[:, :, block] for block in blocks]
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        (index,) = upload(self.device, np.array(blocks, dtype=np.int64))
         return self._pages.index_select(2, index).movedim(2, 0).contiguous().unbind()
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Tensor]) -> None:
@@ -138,7 +145,7 @@ class PagedKV:
         whole = torch.empty((len(blocks), *self.block_shape), dtype=self.stored, device=self.device)
         for place, content in zip(whole, contents, strict=True):
             place.copy_(content, non_blocking=True)
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        (index,) = upload(self.device, np.array(blocks, dtype=np.int64))
         self._pages.index_copy_(2, index, whole.movedim(0, 2))
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -149,13 +156,11 @@ class PagedKV:
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
         pages = self._pages
-        device = pages.device
         if self._bytes is not None:
             for one, other in zip(sources, targets, strict=True):
                 self._bytes[:, :, other] = self._bytes[:, :, one]
         elif len(set(targets)) == len(targets) and set(targets).isdisjoint(sources):
-            source = torch.tensor(sources, dtype=torch.int64, device=device)
-            target = torch.tensor(targets, dtype=torch.int64, device=device)
+            source, target = upload(pages.device, np.array(sources), np.array(targets))
             pages.index_copy_(2, target, pages.index_select(2, source))
         else:
             for one, other in zip(sources, targets, strict=True):

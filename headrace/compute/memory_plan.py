@@ -52,6 +52,8 @@ class MemoryPlan:
     """How the memory of a device is used; in bytes, except counts of blocks and tokens.
 
     ``process_bytes`` is the memory of interpreter and libraries, 0 if the model is on another device.
+    ``activations_measured`` says whether ``activation_bytes`` was measured. ``graph_bytes`` are those of CUDA graphs,
+    an estimate until they have been recorded; then ``graphs`` describes them.
     """
 
     device: str
@@ -68,13 +70,17 @@ class MemoryPlan:
     draft_weight_bytes: int = 0
     draft_block_bytes: int = 0
     draft_blocks: int = 0
+    graph_bytes: int = 0
+    graphs: str = ""
+    activations_measured: bool = False
 
     @property
     def total_bytes(self) -> int:
         """The memory of the process when all blocks are in use."""
         host = self.host_blocks * self.block_bytes
         draft = self.draft_weight_bytes + self.draft_kv_bytes
-        return self.process_bytes + self.weight_bytes + self.activation_bytes + self.kv_bytes + host + draft
+        steps = self.activation_bytes + self.graph_bytes
+        return self.process_bytes + self.weight_bytes + steps + self.kv_bytes + host + draft
 
     @property
     def draft_kv_bytes(self) -> int:
@@ -110,10 +116,13 @@ class MemoryPlan:
         whole = [
             f"memory       {shown_bytes(self.total_bytes)} in all, {shown_bytes(self.process_bytes)} of it libraries"
         ]
+        graphs = [f"CUDA graphs  {shown_bytes(self.graph_bytes)}: {self.graphs or 'estimate'}"]
+        found = "measured" if self.activations_measured else "estimate"
         return [
             f"device       {self.device}",
             f"weights      {shown_bytes(self.weight_bytes)}",
-            f"activations  {shown_bytes(self.activation_bytes)} (estimate)",
+            f"activations  {shown_bytes(self.activation_bytes)} ({found})",
+            *(graphs if self.graph_bytes or self.graphs else ()),
             f"KV cache     {shown_bytes(self.kv_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens,"
             f" {shown_bytes(self.block_bytes)} each",
             f"KV tokens    {self.kv_tokens:,}",
@@ -158,12 +167,15 @@ def plan_memory(
     host_free_bytes: int | None = None,
     process_bytes: int = 0,
     draft: DraftSize | None = None,
+    step_bytes: int | None = None,
+    graph_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide the free memory of the device, with weights already loaded, and size the lower tiers of the cache.
 
     ``host_free_bytes`` is the memory available to the host tier; None if the device is the host. ``process_bytes`` is
     what the process used of the device before the weights were loaded. The KV cache of a ``draft`` model is a part of
-    the KV cache that the options set.
+    the KV cache that the options set. ``step_bytes`` are the measured activations of the largest step (None: they are
+    estimated), and ``graph_bytes`` is kept for CUDA graphs.
 
     Raises:
         ConfigError: the host tier, or a sequence of ``max_model_len``, does not fit; it names the longest that does.
@@ -171,20 +183,20 @@ def plan_memory(
     host_blocks, disk_blocks = lower_tiers(model.block_bytes, options)
     host_bytes = host_blocks * model.block_bytes
     _check_host_tier(host_bytes, facts.free_bytes if host_free_bytes is None else host_free_bytes)
-    activations = _activations(facts, model, draft, max_num_seqs, max_num_batched_tokens)
-    most = facts.free_bytes - activations - (host_bytes if host_free_bytes is None else 0)
+    activations = _activations(facts, model, draft, max_num_seqs, max_num_batched_tokens, step_bytes)
+    reserved = activations + graph_bytes
+    most = facts.free_bytes - reserved - (host_bytes if host_free_bytes is None else 0)
     longest = blocks_needed(max_model_len, options.block_size)
     needed = longest * (model.block_bytes + (draft.block_bytes if draft else 0))
-    budget, flag = _kv_budget(facts, options, activations, needed, most)
+    budget, flag = _kv_budget(facts, options, reserved, needed, most)
     num_blocks, draft_blocks = _divided(max(0, budget), model.block_bytes, draft)
-    fitting = num_blocks * options.block_size
-    if fitting < max_model_len:
+    if (fitting := num_blocks * options.block_size) < max_model_len:
         cure = f"--max-model-len {fitting}" if fitting > 1 else "a smaller model or device with more memory"
         raise ConfigError(
             f"a sequence of --max-model-len {max_model_len} needs {shown_bytes(needed)} of KV cache"
             f"{' (with the draft model)' if draft else ''}, but"
             f" {shown_bytes(max(0, budget))} are available ({shown_bytes(facts.free_bytes)} free, activations"
-            f" {shown_bytes(activations)}): use {cure}, or a larger {flag}"
+            f" {shown_bytes(reserved)}): use {cure}, or a larger {flag}"
         )
     return MemoryPlan(
         device=facts.name,
@@ -201,6 +213,8 @@ def plan_memory(
         draft_weight_bytes=draft.weight_bytes if draft else 0,
         draft_block_bytes=draft.block_bytes if draft else 0,
         draft_blocks=draft_blocks,
+        graph_bytes=graph_bytes,
+        activations_measured=step_bytes is not None,
     )
 
 
@@ -210,15 +224,17 @@ def _activations(
     draft: DraftSize | None,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    measured: int | None,
 ) -> int:
-    activations = activation_bytes(
+    estimated = activation_bytes(
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
         vocab_size=model.vocab_size,
         itemsize=model.itemsize,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
-    ) + (draft.activation_bytes if draft else 0)
+    )
+    activations = (estimated if measured is None else measured) + (draft.activation_bytes if draft else 0)
     if activations >= facts.free_bytes:
         raise ConfigError(
             f"--max-num-batched-tokens {max_num_batched_tokens}, --max-num-seqs {max_num_seqs}: activations may need"
@@ -246,20 +262,22 @@ def _check_host_tier(host_bytes: int, free_bytes: int) -> None:
 
 
 def _kv_budget(
-    facts: DeviceFacts, options: CacheOptions, activations: int, needed: int, most: int
+    facts: DeviceFacts, options: CacheOptions, reserved: int, needed: int, most: int
 ) -> tuple[int, str]:
-    """Bytes of the KV cache, and the option that sets them; ``most`` is what is left besides activations."""
+    """Bytes of the KV cache, and the option that sets them; ``most`` is what is left besides the ``reserved`` bytes of
+    activations and graphs.
+    """
     if options.kv_cache_memory_bytes is not None:
         budget = options.kv_cache_memory_bytes
         if budget > most:
             raise ConfigError(
                 f"--kv-cache-memory-bytes {budget}: {facts.name} has {shown_bytes(facts.free_bytes)} free, of which"
-                f" activations may need {shown_bytes(activations)}; at most {max(0, most)} are left"
+                f" activations may need {shown_bytes(reserved)}; at most {max(0, most)} are left"
             )
         return budget, "--kv-cache-memory-bytes"
     if facts.kind == "cuda":
         used = facts.memory_bytes - facts.free_bytes
-        budget = int(facts.memory_bytes * options.gpu_memory_utilization) - used - activations
+        budget = int(facts.memory_bytes * options.gpu_memory_utilization) - used - reserved
         return budget, "--gpu-memory-utilization"
     return min(max(CPU_KV_BYTES, needed), int(most * CPU_KV_SHARE)), "--kv-cache-memory-bytes"
 

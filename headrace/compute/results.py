@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import torch
 
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import FAULTS
-from headrace.compute.transfer import Download
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.plan import StepOutput, TokenLogprob
+
+
+class Arriving(Protocol):
+    """Tensors on their way to the host."""
+
+    def wait(self) -> list[torch.Tensor]:
+        """Block until all have arrived; returns them in order."""
+        ...
 
 
 class Sampled(NamedTuple):
@@ -29,7 +38,7 @@ class Launched(NamedTuple):
     step: int
     row_count: int
     failures: dict[int, str]
-    download: Download
+    download: Arriving
     sampled: Sampled | None = None
     prompt_spans: tuple[tuple[int, int], ...] = ()
     prompt_scores: tuple[Scores, ...] = ()

@@ -52,79 +52,113 @@ class Rows(NamedTuple):
         return self.start + self.length - self.drafts
 
 
+class Growth(NamedTuple):
+    """New blocks of tables: ``blocks`` int32 [N] at ``places`` int64 [N], which are counted through all tables."""
+
+    places: Ints
+    blocks: Blocks
+
+
 class Slots:
-    """Token buffer int32 [max_num_seqs, max_model_len + 1] and block tables int32 [max_num_seqs, max_blocks].
+    """Token buffer int32 [slots, max_model_len + 1] and block tables int32 [slots, max_blocks].
 
     The buffer is one wider than the context because the last sampled token is stored, although never computed.
+    With ``spare`` there is one slot more than ``max_num_seqs``, which no sequence takes: the padding of a graph reads
+    and writes there. The tables then have their own memory on a CPU, too.
     ``reached`` is one more than the highest block that any table ever contained.
     """
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        spare: bool = False,
     ) -> None:
         self.device = device
-        self._max_model_len = max_model_len
-        self._block_size = block_size
-        self._max_blocks = -(-max_model_len // block_size)
-        self.tokens = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self.max_blocks = -(-max_model_len // block_size)
+        slots = max_num_seqs + spare
+        self.tokens = torch.zeros(slots, max_model_len + 1, dtype=torch.int32, device=device)
         self._tokens = Line(self.tokens)
-        self._host_tables = np.zeros((max_num_seqs, self._max_blocks), dtype=np.int32)
-        # On a CPU both are the same memory.
-        self.tables = torch.from_numpy(self._host_tables).to(device)
-        self._blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self._host_tables = np.zeros((slots, self.max_blocks), dtype=np.int32)
+        self._shared = device.type == "cpu" and not spare  # the device's tables are those of the host
+        tables = torch.from_numpy(self._host_tables)
+        self.tables = tables if self._shared else tables.to(device, copy=True)
+        self._blocks = np.zeros(slots, dtype=np.int64)
         self.reached = 0
 
     def admit(self, entry: Entry, tokens: Ints) -> None:
         """A sequence takes ``entry.slot`` with its known ``tokens``; earlier content is discarded."""
-        self._tokens.write(entry.slot * (self._max_model_len + 1), tokens)
+        self._tokens.write(entry.slot * (self.max_model_len + 1), tokens)
         self._blocks[entry.slot] = len(entry.blocks)
         if entry.blocks:
-            places = entry.slot * self._max_blocks + np.arange(len(entry.blocks))
-            self._write(places, np.array(entry.blocks, dtype=np.int32))
+            places = entry.slot * self.max_blocks + np.arange(len(entry.blocks))
+            blocks = np.array(entry.blocks, dtype=np.int32)
+            self._note(places, blocks)
+            self.send(Growth(places, blocks))
 
     def extend(self, rows: Sequence[Row]) -> None:
         """Append each row's ``new_blocks`` to its slot's table."""
+        growth = self.grow(rows)
+        if growth is not None:
+            self.send(growth)
+
+    def grow(self, rows: Sequence[Row]) -> Growth | None:
+        """Like `extend`, but only in the host's tables: returns what the device's tables need too (None: nothing)."""
         growing = [row for row in rows if row.new_blocks]
         if not growing:
-            return
+            return None
         slots = np.array([row.slot for row in growing], dtype=np.int64)
         counts = np.array([len(row.new_blocks) for row in growing], dtype=np.int64)
         blocks = np.array([block for row in growing for block in row.new_blocks], dtype=np.int32)
-        places = np.repeat(slots * self._max_blocks + self._blocks[slots], counts) + ramps(counts)
+        places = np.repeat(slots * self.max_blocks + self._blocks[slots], counts) + ramps(counts)
         self._blocks[slots] += counts
-        if (self._blocks[slots] > self._max_blocks).any():
-            raise ValueError(
-                f"a block table would exceed {self._max_blocks} blocks, the limit of the context"
-            )
-        self._write(places, blocks)
+        if (self._blocks[slots] > self.max_blocks).any():
+            raise ValueError(f"a block table would exceed {self.max_blocks} blocks, the limit of the context")
+        self._note(places, blocks)
+        return Growth(places, blocks)
 
-    def _write(self, places: Ints, blocks: Blocks) -> None:
-        """Write ``blocks`` at ``places``, which are counted through all tables."""
-        self._host_tables.reshape(-1)[places] = blocks
-        if self.device.type != "cpu":
-            at, new = upload(self.device, places, blocks)
+    def send(self, growth: Growth) -> None:
+        """Write new blocks to the device's tables."""
+        if not self._shared:
+            at, new = upload(self.device, *growth)
             self.tables.view(-1).index_copy_(0, at, new)
+
+    def _note(self, places: Ints, blocks: Blocks) -> None:
+        """Write ``blocks`` to the host's tables."""
+        self._host_tables.reshape(-1)[places] = blocks
         self.reached = max(self.reached, int(blocks.max()) + 1)
 
-    def _tables(self, slots: Ints, columns: int) -> torch.Tensor:
-        """The first ``columns`` blocks of each slot, on the device."""
-        if self.device.type == "cpu":
-            return torch.from_numpy(self._host_tables[slots, :columns])
-        (at,) = upload(self.device, slots)
-        return self.tables[:, :columns].index_select(0, at)
+    def places(self, slots: Ints, positions: Ints) -> Ints:
+        """Where the tokens at the given positions are in the buffer, counted through all slots."""
+        return slots * (self.max_model_len + 1) + positions
 
-    def _shared(self, slots: Ints, shortest: int) -> int:
+    def mapping(self, slots: Ints, positions: Ints) -> Ints:
+        """``block * block_size + offset`` of the given positions."""
+        pages, offsets = np.divmod(positions, self.block_size)
+        return self._host_tables[slots, pages].astype(np.int64) * self.block_size + offsets
+
+    def check(self, rows: Rows) -> None:
+        """Raise ValueError for a row beyond the context or its slot's blocks: it would read another sequence's
+        memory.
+        """
+        if (rows.end > np.minimum(self.max_model_len, self._blocks[rows.slot] * self.block_size)).any():
+            raise ValueError("a row exceeds the blocks of its slot or the context")
+
+    def _common(self, slots: Ints, shortest: int) -> int:
         """How many blocks before their last all ``slots`` have in common; a CPU does not ask."""
         if self.device.type == "cpu":
             return 0
-        most = (shortest - 1) // self._block_size
+        most = (shortest - 1) // self.block_size
         return shared_blocks(self._host_tables[slots, : most + 1], most)
 
     def draft(self, rows: Rows, drafts: Ints) -> None:
         """Store the ``drafts`` of all rows, one after the other, behind the known tokens; 0 in place of no token."""
-        places = np.repeat(rows.slot * (self._max_model_len + 1) + rows.known, rows.drafts) + ramps(
-            rows.drafts
-        )
+        places = np.repeat(self.places(rows.slot, rows.known), rows.drafts) + ramps(rows.drafts)
         (tokens,) = upload(self.device, drafts)
         self._tokens.put(places, tokens, least=0)
 
@@ -134,50 +168,57 @@ class Slots:
         The next row of a failed row may be in flight already, and needs a valid token. Tokens behind the last known
         one mean nothing: they are overwritten before they are read.
         """
-        self._tokens.put(slots * (self._max_model_len + 1) + positions, tokens, least=0)
+        self._tokens.put(self.places(slots, positions), tokens, least=0)
 
     def tokens_at(self, slots: Ints, positions: Ints) -> torch.Tensor:
         """The tokens (int64, on the device) at the given positions of the given slots."""
-        return self._tokens.take(slots * (self._max_model_len + 1) + positions).long()
+        return self._tokens.take(self.places(slots, positions)).long()
 
     def pack(self, rows: Rows, logits_indices: Ints, bell: StepInterrupt | None = None) -> Batch:
-        """Pack all rows as one batch without padding, which ``bell`` may interrupt.
+        """Pack all rows as one batch without padding, which ``bell`` may interrupt; raises what `check` raises.
 
-        ``logits_indices`` count tokens of the packed batch, ascending. Raises ValueError for a row beyond the context
-        or its slot's blocks, which would read another sequence's memory.
+        ``logits_indices`` count tokens of the packed batch, ascending.
         """
+        self.check(rows)
         end = rows.end
-        if (end > np.minimum(self._max_model_len, self._blocks[rows.slot] * self._block_size)).any():
-            raise ValueError("a row exceeds the blocks of its slot or the context")
         starts = np.zeros(end.size + 1, dtype=np.int64)
         np.cumsum(rows.length, out=starts[1:])
         positions = np.repeat(rows.start - starts[:-1], rows.length) + np.arange(starts[-1])
         owners = np.repeat(rows.slot, rows.length)
-        pages, offsets = np.divmod(positions, self._block_size)
-        blocks = self._host_tables[owners, pages].astype(np.int64)
-        positions_, slot_mapping, starts_, end_, logits_at = upload(
+        places = self.places(owners, positions)
+        positions_, slot_mapping, starts_, end_, logits_at, places_, slots_ = upload(
             self.device,
             positions,
-            blocks * self._block_size + offsets,
+            self.mapping(owners, positions),
             starts.astype(np.int32),
             end.astype(np.int32),
             logits_indices,
+            places,
+            rows.slot,
         )
-        columns = -(-int(end.max()) // self._block_size)
+        columns = -(-int(end.max()) // self.block_size)
+        if self._shared:  # numpy takes elements faster
+            tokens, tables = (
+                self._tokens.take(places),
+                torch.from_numpy(self._host_tables[rows.slot, :columns]),
+            )
+        else:
+            tokens = self.tokens.view(-1).index_select(0, places_)
+            tables = self.tables[:, :columns].index_select(0, slots_)
         longer = np.flatnonzero(rows.length != 1)
         return Batch(
-            tokens=self._tokens.take(owners * (self._max_model_len + 1) + positions),
+            tokens=tokens,
             positions=positions_,
             slot_mapping=slot_mapping,
             query_starts=starts_,
             context_lens=end_,
-            block_tables=self._tables(rows.slot, columns),
+            block_tables=tables,
             logits_indices=logits_at,
             lengths=tuple(rows.length.tolist()),
             contexts=tuple(end.tolist()),
             decode_rows=int(longer[0]) if longer.size else len(end),
-            block_size=self._block_size,
-            shared_blocks=self._shared(rows.slot, int(end.min())) if longer.size == 0 else 0,
+            block_size=self.block_size,
+            shared_blocks=self._common(rows.slot, int(end.min())) if longer.size == 0 else 0,
             bell=bell,
         )
 

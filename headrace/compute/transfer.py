@@ -22,11 +22,19 @@ _DTYPES = {
 }
 
 
-def upload(device: torch.device, *arrays: Array) -> list[torch.Tensor]:
-    """One-dimensional int64, float64 and int32 arrays as device tensors of the same types, by one copy."""
+def upload(device: torch.device, *arrays: Array | torch.Tensor) -> list[torch.Tensor]:
+    """One-dimensional int64, float64 and int32 arrays as device tensors of the same types, by one copy.
+
+    Tensors are on the device already, and stay what they are: a graph may not copy from memory of the host.
+    """
+    host = [array for array in arrays if not isinstance(array, torch.Tensor)]
+    if len(host) < len(arrays):
+        if host:
+            raise TypeError("arrays of the host and tensors of the device cannot be uploaded together")
+        return [array for array in arrays if isinstance(array, torch.Tensor)]
     if device.type == "cpu":
-        return [torch.from_numpy(array) for array in arrays]
-    return split(torch.from_numpy(joined(arrays)).pin_memory().to(device, non_blocking=True), arrays)
+        return [torch.from_numpy(array) for array in host]
+    return split(torch.from_numpy(joined(host)).pin_memory().to(device, non_blocking=True), host)
 
 
 def joined(arrays: Sequence[Array]) -> Array:

@@ -78,6 +78,13 @@ class ModelOptions:
         Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"],
         Field(description="Instruction set of the cpp kernels; auto takes the best that the processor has."),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool,
+        Field(
+            description="Launch decode steps operation by operation. By default they are recorded as CUDA graphs at "
+            "start-up, if the kernels allow it."
+        ),
+    ] = False
     max_model_len: Annotated[
         int | None,
         Field(

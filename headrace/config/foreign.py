@@ -13,7 +13,10 @@ _LORA = (
     "and serve the merged folder"
 )
 _DRAFTS = 'write it into the JSON object of --speculative-config, for example \'{"method": "ngram"}\''
-_GRAPHS = "Headrace captures no CUDA graphs and compiles no model. Leave the option out"
+_GRAPHS = (
+    "Headrace compiles no model, and records CUDA graphs for all decode steps that --max-num-seqs allows. Leave the "
+    "option out; --enforce-eager records none"
+)
 _TEXT_ONLY = "Headrace serves text models only. Leave the option out"
 _MODEL = "give the model as an argument: headrace serve MODEL"
 _SCHEDULER = "there is one scheduler. Leave the option out"
@@ -31,7 +34,6 @@ ADVICE = {
     "max_lora_rank": _LORA,
     "speculative_model": _DRAFTS,
     "num_speculative_tokens": _DRAFTS,
-    "enforce_eager": _GRAPHS,
     "compilation_config": _GRAPHS,
     "cuda_graph_sizes": _GRAPHS,
     "max_seq_len_to_capture": _GRAPHS,

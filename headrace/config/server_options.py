@@ -183,8 +183,8 @@ class TuningOptions:
     tuner: Annotated[
         Literal["off", "advise", "on"],
         Field(
-            description="Tune settings while serving, in small steps within bounds. advise: try changes and log the "
-            "better ones; on: adopt them."
+            description="Tune settings while serving, in small steps within bounds. advise: rehearse changes and log "
+            "the better ones; on: make them."
         ),
     ] = "off"
     tuner_window: Annotated[

@@ -34,6 +34,9 @@ class LLMOptions(TypedDict, total=False):
     only, because it has been tested in Triton's interpreter but not on a GPU."""
     cpu_isa: Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"]
     """Instruction set of the cpp kernels; auto takes the best that the processor has."""
+    enforce_eager: bool
+    """Launch decode steps operation by operation. By default they are recorded as CUDA graphs at start-up, if
+    the kernels allow it."""
     max_model_len: int | None
     """Maximum context length in tokens, prompt plus output (default: the model's maximum)."""
     chat_template: str | None

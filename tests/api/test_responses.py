@@ -147,9 +147,9 @@ def test_a_background_response_is_polled(client):
 
 def test_a_refusal_names_the_field(client):
     for more, param in (
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"conversation": "conv_1"}, "conversation"),
     ):
         with pytest.raises(openai.APIStatusError) as error:
             client.responses.create(model="fox", input=QUESTION, **more)
@@ -209,12 +209,28 @@ def test_a_stream_in_the_background_is_followed_and_read_again(real):
 
 
 def test_a_conversation_is_compacted(real):
-    compacted = real.post(
-        "/responses/compact",
-        cast_to=dict,
-        body={"model": "builtin", "input": [{"role": "user", "content": "We launch on Tuesday."}]},
+    compacted = real.responses.compact(
+        model="builtin", input=[{"role": "user", "content": "We launch on Tuesday."}], service_tier="auto"
     )
-    assert compacted["object"] == "response.compaction"
-    asked = [*compacted["output"], {"role": "user", "content": "When?"}]
+    assert compacted.object == "response.compaction"
+    asked = [*compacted.output, {"role": "user", "content": "When?"}]
     response = real.responses.create(model="builtin", input=asked, max_output_tokens=10)
     assert response.output_text
+
+
+def test_a_conversation_is_compacted_before_it_is_answered(real):
+    context = [{"type": "compaction", "compact_threshold": 20}]
+    talk = [{"role": "user", "content": "We launch on Tuesday. " * 5}, {"role": "user", "content": "When?"}]
+    stream = real.responses.create(
+        model="builtin", input=talk, max_output_tokens=10, context_management=context, stream=True
+    )
+    response = list(stream)[-1].response
+    assert [item.type for item in response.output] == ["compaction", "message"]
+    after = real.responses.create(
+        model="builtin",
+        input="So?",
+        previous_response_id=response.id,
+        max_output_tokens=10,
+        truncation="auto",
+    )
+    assert after.output_text

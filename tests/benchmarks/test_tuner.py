@@ -8,28 +8,28 @@ from benchmarks.tuner import DELAY, Late, Load, Row, run
 from headrace.config import SchedulerOptions
 from headrace.core.events import Arrived
 from headrace.core.knobs import Knobs
-from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import live_settings
 from headrace.observe.tuner.tuner import Mode
 
 
 @pytest.mark.parametrize("name", ["steady", "step", "ramp", "diurnal", "oscillating", "bursty"])
 def test_a_load_has_its_rate_and_is_the_same_each_time(name):
-    calls = Load(name).calls(1800.0)
-    assert calls == Load(name).calls(1800.0)
-    assert len(calls) / 1800.0 == pytest.approx(3.0, rel=0.12)
-    halves = [sum(low <= each.arrival < low + 900 for each in calls) for low in (0.0, 900.0)]
+    calls = Load(name).calls(2400.0)
+    assert calls == Load(name).calls(2400.0)
+    assert len(calls) / 2400.0 == pytest.approx(3.0, rel=0.12)
+    halves = [sum(low <= each.arrival < low + 1200 for each in calls) for low in (0.0, 1200.0)]
     assert (halves[1] > 1.3 * halves[0]) == (name in ("step", "ramp"))
     assert (halves[0] > 1.5 * halves[1]) == (name == "diurnal")
 
 
-def test_trials_cost_little_where_nothing_is_wrong():
-    plans, load = SchedulerOptions(max_num_seqs=256), Load("steady")
-    calls = load.calls(240.0)
-    before, after = (run(load, calls, plans, mode) for mode in (Mode.OFF, Mode.ON))
-    assert before.requests != after.requests, "a trial was running"
-    assert after.adopted == []
-    assert after.latency(0.0, 240.0) < before.latency(0.0, 240.0) / 0.97
+def test_a_wrong_setting_is_changed_within_minutes_and_a_right_one_is_left_alone():
+    load = Load("steady")
+    calls = load.calls(420.0)
+    wrong, right = (SchedulerOptions(max_num_seqs=256, mixed_prefill_ratio=each) for each in (4.0, 0.25))
+    before, after = (run(load, calls, wrong, mode) for mode in (Mode.OFF, Mode.ON))
+    assert after.changes == [("mixed_prefill_ratio", False)] * len(after.changes)
+    assert after.latency(300.0, 420.0) < 0.8 * before.latency(300.0, 420.0)
+    assert run(load, calls[:600], right, Mode.ON).changes == []
 
 
 def test_noise_changes_the_steps_and_not_the_requests():
@@ -42,17 +42,15 @@ def test_noise_changes_the_steps_and_not_the_requests():
 def test_late_steering_sees_events_half_a_minute_later():
     knobs = Knobs(mixed_prefill_ratio=0.7)
     late = Late(live_settings(64), lambda: knobs, lambda: "e", Mode.ON)
-    for second in range(400):
+    seen = []
+    late.tuner.history.fold = lambda event, now: seen.append((event.request_id, now))
+    for second in range(100):
         late.saw([Arrived(f"a{second}", 9, "t", 0, float(second))], float(second))
-    prompt = Steering(live_settings(64), lambda: knobs, lambda: "e", Mode.ON)
-    for second in range(400 - int(DELAY)):
-        prompt.saw([Arrived(f"a{second}", 9, "t", 0, float(second))], float(second))
-    assert late.tuner.signals.load(400.0 - DELAY) == pytest.approx(
-        prompt.tuner.signals.load(400.0 - DELAY), rel=0.03
-    )
+    assert len(seen) == 100 - int(DELAY)
+    assert seen[0] == ("a0", DELAY)
 
 
 def test_the_share_of_the_oracle_counts_time_that_is_saved():
-    row = Row("x", 0.2, 0.125, 1.6, 2.0, 1.0, 1.0, 1, 0, [])
+    row = Row("x", 0.2, 0.125, 0.1, 1.0, 1.0, 1, 0, [])
     assert row.share == pytest.approx(0.75)
-    assert math.isnan(row._replace(oracle=1.01).share)
+    assert math.isnan(row._replace(oracle=0.199).share)

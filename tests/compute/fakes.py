@@ -40,6 +40,14 @@ def logits_of(tokens: list[int], vocab: int = VOCAB) -> torch.Tensor:
     return torch.randn(vocab, generator=torch.Generator().manual_seed(state)) * 3
 
 
+def greedy(prompt: tuple[int, ...], count: int, vocab: int = VOCAB) -> list[int]:
+    """The likeliest tokens after a prefix."""
+    known = list(prompt)
+    for _ in range(count):
+        known.append(int(logits_of(known, vocab).argmax()))
+    return known[len(prompt) :]
+
+
 class FakeDecoder:
     def __init__(self, vocab: int = VOCAB) -> None:
         self.vocab = vocab
@@ -69,12 +77,18 @@ class FakeDecoder:
         if self.explode:
             raise RuntimeError("device lost")
         self.calls.append(batch)
-        kv.pages[batch.slot_mapping] = torch.stack([batch.tokens, batch.positions], 1)
+        real = batch.slot_mapping >= 0
+        kv.pages[batch.slot_mapping[real]] = torch.stack(
+            [batch.tokens[real], batch.positions[real]], 1
+        ).long()
         starts = batch.query_starts.tolist()
         out = torch.zeros(len(batch.logits_indices), self.vocab)
         for line, index in enumerate(batch.logits_indices.tolist()):
             row = next(r for r in range(len(starts) - 1) if index < starts[r + 1])
             position = int(batch.positions[index])
+            if not int(batch.context_lens[row]):  # padding of a graph
+                out[line] = torch.nan
+                continue
             assert starts[row + 1] - 1 - index == int(batch.context_lens[row]) - 1 - position
             places = [
                 int(batch.block_tables[row, p // batch.block_size]) * batch.block_size + p % batch.block_size

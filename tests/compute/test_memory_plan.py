@@ -60,6 +60,26 @@ def test_gpu_counts_what_others_use() -> None:
     assert ledger(GPU, gpu_memory_utilization=0.5).num_blocks == expected >> 20
 
 
+def test_a_measured_step_and_graphs_are_cut_from_the_cache() -> None:
+    made = plan_memory(
+        GPU,
+        MODEL,
+        CacheOptions(gpu_memory_utilization=0.5),
+        max_model_len=4096,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        step_bytes=3 * GIB,
+        graph_bytes=2 * GIB,
+    )
+    assert made.num_blocks == (int(80 * GIB * 0.5) - 10 * GIB - 5 * GIB) >> 20
+    assert made.total_bytes == GIB + made.kv_bytes + 5 * GIB
+    lines = made.describe()
+    assert "activations  3.00 GiB (measured)" in lines
+    assert "CUDA graphs  2.00 GiB: estimate" in lines
+    recorded = replace(made, graph_bytes=0, graphs="8, for up to 4 tokens per step").describe()
+    assert "CUDA graphs  0 B: 8, for up to 4 tokens per step" in recorded
+
+
 def test_explicit_bytes_are_taken_exactly() -> None:
     made = ledger(kv_cache_memory_bytes=GIB + 5)
     assert made.num_blocks == 1024

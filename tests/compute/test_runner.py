@@ -7,7 +7,7 @@ import torch
 
 from headrace.compute.runner import LocalRunner
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan, Tier
-from tests.compute.fakes import BLOCK, VOCAB, FakeDecoder, FakeKV, entry, logits_of, row
+from tests.compute.fakes import BLOCK, VOCAB, FakeDecoder, FakeKV, entry, greedy, logits_of, row
 
 PROMPT = (5, 17, 3, 88, 41, 9, 60, 2, 33)
 
@@ -78,13 +78,6 @@ def plans_alone(first: Entry, chunks: list[int], tokens: int) -> list[StepPlan]:
 def text(outputs: list[StepOutput]) -> list[int]:
     assert not any(output.failures for output in outputs)
     return [token for output in outputs for tokens in output.tokens for token in tokens]
-
-
-def greedy(prompt: tuple[int, ...], count: int) -> list[int]:
-    known = list(prompt)
-    for _ in range(count):
-        known.append(int(logits_of(known).argmax()))
-    return known[len(prompt) :]
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -284,14 +277,14 @@ def test_prompt_outside_the_vocabulary_never_reaches_the_model() -> None:
 
 def test_a_batch_that_raises_in_sampling_fails_only_the_guilty(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, _, _ = make()
-    sample = runner._sampler.sample
+    sample = runner._sampling._sampler.sample
 
     def fussy(logits: torch.Tensor, slots: object, *rest: object, **named: object) -> torch.Tensor:
         if 1 in slots:  # type: ignore[operator]
             raise RuntimeError("grammar broke")
         return sample(logits, slots, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runner._sampler, "sample", fussy)
+    monkeypatch.setattr(runner._sampling._sampler, "sample", fussy)
     entries = (entry(0, PROMPT), entry(1, (1, 2)))
     (output,) = run(runner, StepPlan(0, entries, (), (row(0, 0, 9, (0, 1, 2)), row(1, 0, 2, (3,)))))
     assert output.failures == {1: "sampling failed: grammar broke"}

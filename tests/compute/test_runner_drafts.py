@@ -73,7 +73,7 @@ def test_shaped_and_sampled_tokens_and_their_scores_are_those_without_drafts(par
     assert len(got) == done
     told = [score for output in outputs for score in output.logprobs[0]]
     assert told == scores[:done]
-    counts = runner._sampler._penalties._counts
+    counts = runner._sampling._sampler._penalties._counts
     assert int(counts.sum()) == done, "only accepted tokens are counted"
 
 
@@ -105,7 +105,7 @@ def test_a_draft_outside_the_vocabulary_is_wrong(impossible: int, place: int) ->
 
 def test_what_raises_behind_a_draft_ends_the_drafts_there(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, _, _ = make()
-    sample = runner._sampler.sample
+    sample = runner._sampling._sampler.sample
     said = greedy(PROMPT, 4)
 
     def fussy(logits: torch.Tensor, slots: object, positions: np.ndarray, *rest: object, **named: object):
@@ -113,7 +113,7 @@ def test_what_raises_behind_a_draft_ends_the_drafts_there(monkeypatch: pytest.Mo
             raise RuntimeError("odd")
         return sample(logits, slots, positions, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runner._sampler, "sample", fussy)
+    monkeypatch.setattr(runner._sampling._sampler, "sample", fussy)
     plan = StepPlan(0, (entry(1, PROMPT, blocks(1)),), (), (drafting(1, 0, 9, *said[:3]),))
     (output,) = run(runner, plan)
     assert (output.tokens, dict(output.failures)) == ((tuple(said[:2]),), {})

@@ -46,3 +46,10 @@ def test_a_line_is_read_and_written_at_places(dtype: torch.dtype) -> None:
     assert line.take(np.array([7, 8, 9, 10])).tolist() == [7, 8, 90, 10]
     line.put(np.array([2, 9, 4]), torch.tensor([50, -2, 0], dtype=dtype), least=0)
     assert tensor.tolist() == [[0, 1, 50, 3], [0, 5, 6, 7], [8, 0, 10, 11]]
+
+
+def test_tensors_of_the_device_stay_what_they_are() -> None:
+    tensors = [torch.arange(3), torch.ones(2, dtype=torch.float64)]
+    assert all(a is b for a, b in zip(upload(torch.device("cpu"), *tensors), tensors, strict=True))
+    with pytest.raises(TypeError, match="cannot be uploaded together"):
+        upload(torch.device("cpu"), tensors[0], np.arange(3))

@@ -36,12 +36,12 @@ def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning
         lambda: f"exp_{secrets.token_hex(8)}",
         Mode(chosen.tuner),
         chosen.tuner_window,
-        chosen.tuner_window / 5,
         make_requests(
             options.scheduler,
             request_timeout=options.server.request_timeout,
             semantic=options.semantic.semantic_cache == "serve",
         ),
+        engine.times,
     )
     recall.assigned = steering.assigned
 
@@ -56,7 +56,7 @@ def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning
         task.look_again()
 
     def report() -> dict[str, Any]:
-        return steering.tuner.report(steering.present())
+        return steering.tuner.report()
 
     return Tuning(
         task,

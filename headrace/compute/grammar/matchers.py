@@ -134,6 +134,10 @@ class Matchers:
         download.seal()
         self._last = self._worker.submit(self._note_later, download, owners)
 
+    def follow(self, slots: Ints) -> bool:
+        """Whether any of ``slots`` has a grammar."""
+        return bool(self._matchers) and any(slot in self._matchers for slot in slots.tolist())
+
     def allowed(self, slots: Ints, offsets: Ints | None = None) -> tuple[Allowed, dict[int, str]] | None:
         """What each constrained row of ``slots`` [S] may draw, and by row why it can draw nothing; None: no such row.
 

@@ -8,5 +8,6 @@
 - `checkpoint`: the safetensors files. `weights`: the decoder's weights from them.
 - `rope`: rotary tables.
 - `decoder`: the decoder.
+- `largest_step`: measures the memory of the largest step.
 - `reading`: reads whole texts without an engine.
 """

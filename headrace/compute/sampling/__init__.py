@@ -1,6 +1,7 @@
 """Sampling, batched over rows: from logits to tokens.
 
 - `sampler`: the sampling parameters of all slots, and the sampling of a step.
+- `step_sampling`: from the last states of a step to its tokens and scores.
 - `lines`: the logits of a step, one line for each token to draw, and which drawn tokens count.
 - `allowed`: the tokens that a grammar allows.
 - `constraints`: logit_bias, allowed_token_ids, bad_words, min_tokens.

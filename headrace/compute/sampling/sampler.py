@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntFlag
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would leave the range of single precision."""
@@ -85,6 +87,16 @@ def _features(params: SamplingParams, made: Constraints) -> Feature:
         if used:
             features |= feature
     return features
+
+
+class Drawing(NamedTuple):
+    """How lines are drawn that need nothing but the likeliest token or a sampled one.
+
+    ``random`` bool [L] says which are sampled. ``choice`` is that of all lines, with neutral values for the others.
+    """
+
+    random: Flags
+    choice: Choice
 
 
 Pick = Callable[[torch.Tensor], torch.Tensor]
@@ -153,6 +165,24 @@ class Sampler:
         """Whether any slot has penalties: only they read drafts."""
         return bool(self._penalties)
 
+    def drawing(self, slots: Ints, positions: Ints) -> Drawing | None:
+        """How the tokens at ``positions`` int64 [L] of ``slots`` int64 [L] are drawn; None if a line needs more than
+        `Drawing` holds.
+        """
+        features = self._wanted(slots, positions)
+        if (features & ~_RANDOM).any():
+            return None
+        random = features != 0
+        temperature, min_p, top_k, top_p, uniform = self._choice(slots, positions)
+        choice = Choice(
+            np.where(random, temperature, 1.0),
+            np.where(random, min_p, 0.0),
+            np.where(random, top_k, 0),
+            np.where(random, top_p, 1.0),
+            uniform,
+        )
+        return Drawing(random, choice)
+
     def sample(
         self,
         logits: torch.Tensor,
@@ -170,11 +200,9 @@ class Sampler:
         """
         if allowed is not None:
             logits = self._restrict(logits, allowed)
-        features = self._features[slots]
+        features = self._wanted(slots, positions)
         if not features.any():
             return self._pick(logits)
-        # Rows beyond their min_tokens no longer have that feature.
-        features &= np.where(positions < self._numbers["min_end"][slots], -1, ~int(Feature.MIN_TOKENS))
         if allowed is not None and allowed.ending is not None:  # nothing but the end is left to draw
             features[allowed.lines[allowed.ending]] &= ~int(Feature.MIN_TOKENS)
         shaped = np.flatnonzero(features & ~_RANDOM)
@@ -203,6 +231,13 @@ class Sampler:
             (at,) = upload(tokens.device, using)
             some = None if counting is None else counting.index_select(0, at)
             self._penalties.append(slots[using], tokens.index_select(0, at).clamp_(min=0), some)
+
+    def _wanted(self, slots: Ints, positions: Ints) -> Ints:
+        """The features of each line; behind its min_tokens it no longer has that one."""
+        features = self._features[slots]
+        if features.any():
+            features &= np.where(positions < self._numbers["min_end"][slots], -1, ~int(Feature.MIN_TOKENS))
+        return features
 
     def _shape(
         self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints, drafts: Ints | None

@@ -20,6 +20,7 @@ from statistics import median
 
 from headrace.core.prediction.draft_stairs import DraftStairs
 from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_curve import StepCurve
 from headrace.core.prediction.step_residuals import StepResiduals
 
 MEMORY = 500
@@ -78,6 +79,8 @@ class StepTimes:
         """Recent mean relative error."""
         self.residuals = StepResiduals()
         """What the line leaves of steps, by their number of tokens."""
+        self.curve = StepCurve()
+        """What steps took, by their number of tokens."""
         self._stairs: dict[int, DraftStairs] = {}  # by rows
         self._context = 0.0  # the mean context of rows of one token
 
@@ -91,6 +94,15 @@ class StepTimes:
         """Seconds per step, row, token, and position attended to."""
         fixed, row, token, context = self._coefficients
         return fixed, row, token, context
+
+    def copy(self) -> StepTimes:
+        """What has been learned, without what is known of drafts; another thread may observe meanwhile."""
+        made = StepTimes()
+        made._ratios, made._coefficients = self._ratios, list(self._coefficients)
+        made._squares, made._products = [list(line) for line in self._squares], list(self._products)
+        made._steps, made._seen, made._recent = self._steps, self._seen, list(self._recent)
+        made.spread, made.curve = self.spread, self.curve.copy()
+        return made
 
     def predict(self, rows: int, tokens: int, contexts: int) -> float:
         """The seconds of a step with ``rows`` rows and ``tokens`` tokens, the sum of whose contexts is ``contexts``."""
@@ -166,6 +178,8 @@ class StepTimes:
         if seconds <= 0 or tokens < 1:
             return
         self._seen += 1
+        if not drafted:
+            self.curve.observe(tokens, seconds)
         if self.ready:
             plain = tokens == rows
             usual = (

@@ -260,12 +260,9 @@ class StepBuilder:
     def bound(self, usual_seconds: float, target_seconds: float) -> None:
         """Bound the predicted duration of the step, including the prefill rows that follow.
 
-        ``usual_seconds`` (0: no bound) is meant for devices on which decoding takes a small part of it. Where
-        decoding takes more, prefill may take as long as decoding. ``target_seconds``, from the TPOT targets, is never
-        exceeded.
+        ``usual_seconds`` is as in `usual_limit`. ``target_seconds``, from the TPOT targets, is never exceeded.
         """
-        usual = max(usual_seconds, 2 * self.decode_seconds) if usual_seconds else math.inf
-        self.limit_seconds = min(usual, target_seconds)
+        self.limit_seconds = min(usual_limit(usual_seconds, self.decode_seconds), target_seconds)
 
     def share(self, start: int, remaining: int, knobs: Knobs, hurry: bool = False) -> tuple[int, ChunkReason]:
         """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them.
@@ -296,14 +293,12 @@ class StepBuilder:
         One prompt may stretch the step by ``ratio`` of its decoding time, several prompts by somewhat more. One long
         prompt hardly disturbs decoding, and a queue of prompts is not starved, which would empty the batch.
         """
-        share = ratio * max(1, self.prompts) ** QUEUE_POWER
         if self.times is not None:
-            decoding = self.decode_seconds
-            end = decoding + self.fraction * max(share * decoding, SMOOTH_SECONDS - decoding)
+            end = mixed_limit(self.decode_seconds, ratio, self.prompts, self.fraction)
             length = self.times.longest(start, end, len(self.rows), self.tokens, self.contexts)
         else:
             decoding = self.cost.fixed_tokens + self.cost.rows(self.decodes, self.decode_contexts)
-            allowed = self.fraction * share * decoding
+            allowed = self.fraction * mixed_share(ratio, self.prompts) * decoding
             length = self.cost.longest(start, max(0.0, allowed - self.prefill_cost))
         return length or int(self.prefill_cost == 0)
 
@@ -342,6 +337,26 @@ class StepBuilder:
         return StepPlan(
             self.number, tuple(self.entries), tuple(self.moves), tuple(self.rows), self.waits, self.idle
         )
+
+
+def mixed_share(ratio: float, prompts: int) -> float:
+    """Time that prefill may add to a decoding step, as a share of it, while ``prompts`` prompts wait or run."""
+    share: float = ratio * max(1, prompts) ** QUEUE_POWER
+    return share
+
+
+def mixed_limit(decoding: float, ratio: float, prompts: int, fraction: float = 1.0) -> float:
+    """Longest predicted time of a step that decodes for ``decoding`` seconds, by the mixed prefill ``ratio``."""
+    return decoding + fraction * max(mixed_share(ratio, prompts) * decoding, SMOOTH_SECONDS - decoding)
+
+
+def usual_limit(usual_seconds: float, decoding: float) -> float:
+    """Longest predicted time of a step that decodes for ``decoding`` seconds, by the bound of step times (0: none).
+
+    The bound is meant for devices on which decoding takes a small part of it. Where decoding takes more, prefill may
+    take as long as decoding.
+    """
+    return max(usual_seconds, 2 * decoding) if usual_seconds else math.inf
 
 
 def _contexts(start: int, count: int) -> int:

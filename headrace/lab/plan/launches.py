@@ -5,14 +5,15 @@
  device   max(bytes / reached bandwidth, operations / reached rate) + operations x the gap between two
  step     max(host, device)
 ```
-The counts are those of the code, and a test compares them with what it launches. The times of a launch are estimates:
-nothing here has been measured on a GPU.
+A decode step that is recorded as a CUDA graph is one launch of all its operations: the host packs rows and queues two
+copies. The counts are those of the code, and a test compares them with what it launches. The times of a launch are
+estimates: nothing here has been measured on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
@@ -30,6 +31,13 @@ _IN_BYTES = ("int8", "w4a8", "fp8")
 GAP_SECONDS = 1.5e-6
 """Time of a launch on the device in which nothing is computed: an estimate for kernels that follow each other."""
 
+REPLAY_SECONDS = 150e-6
+"""Time of the host for a step that a graph computes, planning apart: packing and results, which took 125 microseconds
+of one core without a GPU, and an estimate for two copies, their events and a launch."""
+
+REPLAY_ROW_SECONDS = 0.4e-6
+"""The same for each row of it, measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
@@ -39,7 +47,7 @@ class Kernels:
     product, ``integer`` more where keys and values are integers; ``step`` in the model beside its layers,
     ``sampling`` from the states to the token, ``packing`` for a step's inputs and results. ``kv_copies``: how often
     keys and values cross the memory bus, and ``integer_copies`` if they are integers, in their own bytes.
-    ``launch_seconds`` of the host for an operation.
+    ``launch_seconds`` of the host for an operation. ``recorded``: all operations are one launch.
     """
 
     name: str
@@ -53,8 +61,9 @@ class Kernels:
     kv_copies: int
     integer_copies: int
     launch_seconds: float
+    recorded: bool = False
 
-    def launches(
+    def operations(
         self, shape: ModelShape, integers: bool = False, quantization: str | None = None, rows: int = 1
     ) -> int:
         """Operations of a greedy decode step of ``rows`` of similar length."""
@@ -62,6 +71,12 @@ class Kernels:
         layer += self.integer * integers + few_bits(shape, quantization, rows)
         head = int(quantization is not None)  # its activations are rounded
         return shape.num_layers * layer + self.step + self.sampling + head + self.packing
+
+    def host_seconds(self, operations: int, rows: int) -> float:
+        """Time of the host for a step."""
+        if self.recorded:
+            return REPLAY_SECONDS + rows * REPLAY_ROW_SECONDS
+        return operations * self.launch_seconds
 
 
 def few_bits(shape: ModelShape, quantization: str | None, rows: int) -> int:
@@ -105,17 +120,22 @@ TRITON = Kernels(
     integer_copies=1,
     launch_seconds=10e-6,
 )
-BACKENDS = (TORCH, TRITON)
+GRAPHS = replace(TRITON, name="triton, graphs", packing=8, recorded=True)
+BACKENDS = (TORCH, TRITON, GRAPHS)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A decode step of ``rows`` sequences; seconds. ``limit`` is that of the device's peaks."""
+    """A decode step of ``rows`` sequences; seconds. ``limit`` is that of the device's peaks.
+
+    The host launches ``launches`` times, and the device executes ``operations``.
+    """
 
     kernels: str
     rows: int
     context: int
     launches: int
+    operations: int
     bytes: float
     limit: float
     host: float
@@ -141,17 +161,19 @@ def expected(
     least = _weights(replica, load, quantization) + kv
     integers = replica.precision.kv_bytes < 2
     read = least + ((kernels.integer_copies if integers else kernels.kv_copies) - 1) * kv
-    device, launches = replica.device, kernels.launches(replica.shape, integers, quantization, rows)
+    device, operations = replica.device, kernels.operations(replica.shape, integers, quantization, rows)
     arithmetic = replica.flops(load) / device.bf16_flops
     return Expected(
         kernels.name,
         rows,
         context,
-        launches,
+        1 if kernels.recorded else operations,
+        operations,
         read,
         max(least / device.bandwidth, arithmetic),
-        launches * kernels.launch_seconds,
-        max(read / device.reached_bandwidth, arithmetic / device.efficiency_compute) + launches * GAP_SECONDS,
+        kernels.host_seconds(operations, rows),
+        max(read / device.reached_bandwidth, arithmetic / device.efficiency_compute)
+        + operations * GAP_SECONDS,
     )
 
 
@@ -167,7 +189,18 @@ def table(replica: Replica, steps: Sequence[Expected]) -> Table:
     """Steps as a table in milliseconds."""
     title = f"{replica.shape.name} on {replica.device.name}: decode steps from a static model; milliseconds"
     shown = Table(title=title, title_justify="left", header_style="bold")
-    columns = ("batch", "context", "launches", "GB", "limit", "host", "device", "expected", "share")
+    columns = (
+        "batch",
+        "context",
+        "launches",
+        "operations",
+        "GB",
+        "limit",
+        "host",
+        "device",
+        "expected",
+        "share",
+    )
     shown.add_column("kernels")
     for column in columns:
         shown.add_column(column, justify="right")
@@ -175,6 +208,7 @@ def table(replica: Replica, steps: Sequence[Expected]) -> Table:
     for step in steps:
         times = (f"{1000 * each:.2f}" for each in (step.limit, step.host, step.device, step.seconds))
         share = f"{step.limit / step.seconds:.0%}"
-        counts = (str(step.rows), str(step.context), f"{step.launches:,}", f"{step.bytes / 1e9:.2f}")
+        numbers = (step.rows, step.context, step.launches, step.operations)
+        counts = (*(f"{each:,}" for each in numbers), f"{step.bytes / 1e9:.2f}")
         shown.add_row(step.kernels, *counts, *times, share, step.held_by)
     return shown

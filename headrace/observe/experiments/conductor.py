@@ -69,8 +69,8 @@ class Conductor:
         running = self.running
         return None if running is None else running.assignment
 
-    def start(self, body: Any, now: float, by: str = "") -> Run:
-        """Begin an experiment from parsed JSON; ``by`` names the controller that begins it, which gives way to others.
+    def start(self, body: Any, now: float) -> Run:
+        """Begin an experiment from parsed JSON.
 
         Raises:
             BadExperiment: a field is wrong.
@@ -78,12 +78,10 @@ class Conductor:
         """
         spec = self._read(body)
         running = self.running
-        if running is not None and (by or not running.by):
-            raise Busy(f"experiment {running.id} is running; stop it first")
         if running is not None:
-            running.stop(Status.STOPPED, "gave way to an experiment on request", now)
+            raise Busy(f"experiment {running.id} is running; stop it first")
         made: type[Run] = Experiment if spec.unit == By.TIME else UnitExperiment
-        experiment = made(self._make_id(), spec, now, by)
+        experiment = made(self._make_id(), spec, now)
         experiment.note(f"started: {spec.setting} {spec.control} against {spec.treatment}", now)
         self._keep(experiment)
         return experiment

@@ -48,10 +48,8 @@ class Experiment(Run):
 
     design = "switchback"
 
-    def __init__(
-        self, experiment_id: str, spec: Spec, began: float, by: str = "", spent: float = 0.0
-    ) -> None:
-        super().__init__(experiment_id, spec, began, by, spent)
+    def __init__(self, experiment_id: str, spec: Spec, began: float, spent: float = 0.0) -> None:
+        super().__init__(experiment_id, spec, began, spent)
         self.pairs: list[Pair] = []
         self.evidence = Evidence()
         self.guards = {name: Evidence() for name in spec.guards}
@@ -174,7 +172,7 @@ class Experiment(Run):
     @classmethod
     def from_json(cls, stored: dict[str, Any], now: float) -> Experiment:
         """Read what `to_json` wrote; a running experiment goes on with its next pair."""
-        made = cls(stored["id"], Spec(**stored["spec"]), now, stored["by"], stored["spent_seconds"])
+        made = cls(stored["id"], Spec(**stored["spec"]), now, stored["spent_seconds"])
         for control, treatment in stored["pairs"]:
             pair = Pair(Measured(*control), Measured(*treatment))
             made.pairs.append(pair)

@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
 
 class Run:
-    """An experiment; ``began`` is the engine's time, ``by`` the controller that asked for it (empty: a person).
+    """An experiment; ``began`` is the engine's time.
 
     The setting has its control value before the first `advance`. ``assignment`` says which requests have the treatment
     (None: the whole engine has one value at a time). ``meter`` measures; it must see all events while the experiment
@@ -48,11 +48,8 @@ class Run:
     meter: Watcher
     assignment: Assignment | None = None
 
-    def __init__(
-        self, experiment_id: str, spec: Spec, began: float, by: str = "", spent: float = 0.0
-    ) -> None:
+    def __init__(self, experiment_id: str, spec: Spec, began: float, spent: float = 0.0) -> None:
         self.id = experiment_id
-        self.by = by
         self.spec = spec
         self.status = Status.RUNNING
         self.why = ""
@@ -99,7 +96,6 @@ class Run:
             "id": self.id,
             "object": "experiment",
             "design": self.design,
-            "by": self.by,
             **asdict(self.spec),
             "status": self.status.value,
             "why": self.why,
@@ -115,7 +111,6 @@ class Run:
         """The experiment, so that it can be read back."""
         return {
             "id": self.id,
-            "by": self.by,
             "spec": asdict(self.spec),
             "status": self.status.value,
             "why": self.why,

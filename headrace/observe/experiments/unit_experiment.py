@@ -36,10 +36,8 @@ class UnitExperiment(Run):
 
     design = "split"
 
-    def __init__(
-        self, experiment_id: str, spec: Spec, began: float, by: str = "", spent: float = 0.0
-    ) -> None:
-        super().__init__(experiment_id, spec, began, by, spent)
+    def __init__(self, experiment_id: str, spec: Spec, began: float, spent: float = 0.0) -> None:
+        super().__init__(experiment_id, spec, began, spent)
         self.assignment = Assignment(By(spec.unit), spec.seed, began - spent, spec.window_seconds)
         self._units = UnitMeter(self.assignment)
         self.meter: Watcher = self._units
@@ -160,7 +158,7 @@ class UnitExperiment(Run):
     @classmethod
     def from_json(cls, stored: dict[str, Any], now: float) -> UnitExperiment:
         """Read what `to_json` wrote; a running experiment goes on with the same arms."""
-        made = cls(stored["id"], Spec(**stored["spec"]), now, stored["by"], stored["spent_seconds"])
+        made = cls(stored["id"], Spec(**stored["spec"]), now, stored["spent_seconds"])
         made.counts = list(stored["counts"])
         made.differences = {name: Difference.from_json(each) for name, each in stored["differences"].items()}
         made._earlier = {name: dict(each) for name, each in stored["earlier"].items()}

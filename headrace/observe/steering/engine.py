@@ -6,6 +6,7 @@ what it does on live traffic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from headrace.core.engine import Engine
 from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.ports import Watcher
+from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request
 from headrace.core.request_settings import NO_SETTINGS
 from headrace.observe.experiments.conductor import Change, Conductor
@@ -54,7 +56,8 @@ class Requests:
 class Steering:
     """``knobs`` returns the engine's present ones; ``make_id`` a new id for an experiment.
 
-    ``settings`` are those of the engine, ``requests`` those of its requests (None: none may change).
+    ``settings`` are those of the engine, ``requests`` those of its requests (None: none may change). ``times`` are the
+    step times that the engine learns, and ``window_seconds`` the length of a window, for the tuner.
     """
 
     def __init__(
@@ -64,17 +67,15 @@ class Steering:
         make_id: Callable[[], str],
         mode: Mode = Mode.OFF,
         window_seconds: float = 30.0,
-        burn_in_seconds: float = 5.0,
         requests: Requests | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         self.settings = settings
         self.requests = requests = requests or Requests({}, {})
         self._knobs = knobs
         self.conductor = Conductor({**settings, **requests.settings}, self.all_present, make_id)
         start = self.present()
-        self.tuner = Tuner(
-            self.conductor, ranges(settings, start), start, mode, window_seconds, burn_in_seconds
-        )
+        self.tuner = Tuner(settings, ranges(settings, start), start, knobs, times, mode, window_seconds)
 
     def present(self) -> dict[str, Value]:
         """The present value of each setting of the engine."""
@@ -95,7 +96,7 @@ class Steering:
         """What must see all events now: nothing while no experiment measures and the tuner is off."""
         meter = self.conductor.meter
         measuring: tuple[Watcher, ...] = () if meter is None else (meter,)
-        return measuring if self.tuner.mode is Mode.OFF else (*measuring, self.tuner.signals)
+        return measuring if self.tuner.mode is Mode.OFF else (*measuring, self.tuner.history)
 
     def assigned(self, request: Request) -> Request:
         """``request`` with the settings of its arm, before it is looked up in any cache."""
@@ -120,13 +121,12 @@ class Steering:
     def _next(self, now: float) -> Change | None:
         change = self.conductor.tick(now)
         if change is None:
-            self.tuner.tick(now, self.present())
-            change = self.conductor.tick(now)
+            change = self.tuner.tick(now, frozen=self.conductor.running is not None)
         return change
 
     def due(self) -> float:
         """When `tick` has something to do next."""
-        return min(self.conductor.due(), self.tuner.due())
+        return min(self.conductor.due(), math.inf if self.conductor.running else self.tuner.due())
 
     def steer(self, engine: Engine, now: float) -> None:
         """Make all changes that are due; between two steps."""

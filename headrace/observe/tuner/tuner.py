@@ -1,73 +1,83 @@
-"""The tuner: tries one small change at a time as an experiment, and adopts it if the evidence says that it is better.
+"""The tuner: one small change of one setting at a time, rehearsed before it is made and measured afterwards.
 
-A trial is a switchback experiment on the live traffic with guards, so a change for the worse is rolled back within two
-pairs of windows, and noise is not taken for a gain. The tuner only chooses what to try next:
+Traffic is cut into scenes of a few windows. At the end of a scene its requests are rehearsed with the present settings.
+The logarithm of measured over rehearsed time per token is the error of the rehearsal; it has little of the load's
+noise, because both sides have the same requests. Then, in this order:
 
-    mixed_prefill_ratio up -> down -> max_num_batched_tokens up -> down -> ...      better: again in this direction
-                                                                                   else: this direction rests
+    a change on probation   gain = what the rehearsal says the change brings - what the error has risen since.
+                            Below zero, or beyond a guard: it is undone, and its direction rests.
+    otherwise               rehearse each setting one and two steps up and down, and the settings at the start, at this
+                            and at a higher load. The best one that gains enough in this scene, and anything in the
+                            one before, is made, and is on probation next.
 
-Where requests mostly wait for their first token, changes that let more work in are tried first; where they mostly wait
-for the steps of their output, the others. A direction that brought nothing rests for a time that doubles with each
-failure, so that a tuned server is hardly disturbed. When the load has become another one, nothing rests any more, and
-settings that were changed are first tried at the value from the start. An experiment of a person stops the trial, and
-the tuner waits until it has ended.
+The settings at the start are returned to at once, without a probation, where they would be better: this is the way
+back when the load rises. A direction that was undone rests for a time that doubles with each failure. An experiment of
+a person freezes the tuner until it has ended.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from headrace.observe.experiments.conductor import Conductor
-from headrace.observe.experiments.experiment import Experiment
-from headrace.observe.experiments.measures import METRICS
-from headrace.observe.experiments.run import Status
-from headrace.observe.steering.settings import Value
-from headrace.observe.tuner.signals import Shift, Side, Signals
+from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_times import StepTimes
+from headrace.observe.experiments.conductor import Change
+from headrace.observe.steering.settings import Setting, Value, changed
+from headrace.observe.tuner.history import History, Watched
+from headrace.observe.tuner.rehearsal import Outcome, Rehearsal, Scene
 from headrace.observe.tuner.steps import Range
+from headrace.observe.tuner.verdict import (
+    GUARDS,
+    METRIC,
+    Probation,
+    Rehearsed,
+    errors_of,
+    gain_of,
+    is_within,
+    judge,
+)
 
-NAME = "tuner"
-"""What experiments of the tuner are marked with."""
+LOADS = (1.0, 1.3)
+"""Changes are chosen for the sum over these multiples of the present load: what is best just below saturation can be
+far worse just above it, and the next scene may have more load. Where it has even more, settings return to the start."""
 
-METRIC = "open_seconds_per_token"
-"""Time per token as its client sees it, waiting included: less is better at low load (latency) and at overload, where
-it falls with the queue as throughput rises. By Little's law it is the latency per token of steady traffic; unlike the
-latency of the requests that end in a window, it does not count steps before the window."""
+LOAD_SCENES = 5
+"""Scenes whose highest load the next one is compared with, so that bursts are not taken for another load."""
 
-GUARDS: Mapping[str, float] = {"itl_p99_seconds": 0.5, "ttft_p99_seconds": 1.0, "failed_share": 0.5}
-"""How much worse each metric may become in a trial. Throughput is none of them: below saturation it is the offered
-load, which differs more between two windows than a guard may allow, and at saturation the metric itself follows it."""
+SCENE_WINDOWS = 3
+"""Windows of a scene."""
 
-OVERLOAD = 0.7
-"""Share of their latency that requests wait, above which what was adopted under a lower load is undone at once. Trials
-cannot tell then: a queue that grows for minutes hardly shows in a window of seconds."""
+LEAST_GAIN = 0.03
+"""Rehearsed gain from which on a change is made; smaller ones are not worth a change."""
 
-HOPE_PAIRS = 8
-"""Pairs after which a trial ends that shows no gain so far. Others may take many pairs, so a small gain is found."""
+MOST_ERROR = math.log(2.0)
+"""Error of a rehearsal, as a logarithm, beyond which nothing is changed: it does not describe this engine."""
+
+MOST_STEPS = 2
+"""Steps of a setting that one change may take: where a step alone brings nothing, two may."""
+
+NO_EFFECT = 1e-3
+"""Rehearsed gain up to which a setting does not bind; more of the same is not rehearsed."""
+
+SMOOTHING = 0.3
+"""Weight of the newest scene in smoothed errors."""
 
 REST_SECONDS = 600.0
-"""How long a direction that brought nothing rests the first time."""
+"""How long a direction that was undone rests the first time."""
 
 LONGEST_REST_SECONDS = 24 * 3600.0
 
 MOST_NOTES = 200
 """Lines of the audit log that are kept."""
 
-COOL_DOWN_WINDOWS = 2.0
-"""Windows between two trials: what the last change left behind settles."""
-
-
-SMOOTHING_WINDOWS = 2.0
-"""Time constant of the smoothed inputs, in windows."""
-
-UP_FIRST: Mapping[Side, bool] = {Side.WAITING: True, Side.STEPS: False}
-"""Larger values of all settings let more work into a step; they help requests that wait."""
-
 
 class Mode(StrEnum):
-    """``advise`` tries changes and tells the better ones, but adopts none."""
+    """``advise`` rehearses changes and reports the better ones, but makes none."""
 
     OFF = "off"
     ADVISE = "advise"
@@ -81,116 +91,266 @@ class Note(NamedTuple):
     what: str
 
 
-class Tuner:
-    """Chooses trials for ``conductor``. ``ranges`` bound each setting; a window is ``window_seconds`` long.
+class Choice(NamedTuple):
+    """A change that a rehearsal prefers; ``gain`` is a difference of logarithms."""
 
-    ``start`` are the values to which settings return when the load has changed. `signals` must see all events unless
-    the mode is off.
+    setting: str
+    value: Value
+    gain: float
+
+
+class Tuner:
+    """Decides on changes of ``settings`` within ``ranges``; ``knobs`` returns the engine's present ones.
+
+    ``times`` are the step times that the engine learns (None: it learns none, and nothing is changed). ``start`` are
+    the values of the settings at the beginning. `history` must see all events unless the mode is off.
     """
 
     def __init__(
         self,
-        conductor: Conductor,
+        settings: Mapping[str, Setting],
         ranges: Mapping[str, Range],
         start: Mapping[str, Value],
+        knobs: Callable[[], Knobs],
+        times: StepTimes | None,
         mode: Mode,
         window_seconds: float = 30.0,
-        burn_in_seconds: float = 5.0,
-        most_pairs: int = 60,
     ) -> None:
         self.mode = mode
         self.notes: list[Note] = []
-        self._conductor = conductor
-        self.signals = self._fresh_signals(window_seconds)
-        self._ranges = dict(ranges)
-        self._start = dict(start)
-        self._present: Mapping[str, Value] = self._start
-        self._shift = Shift(2 * SMOOTHING_WINDOWS * window_seconds)
-        self._calm: set[str] = set()  # settings whose value was adopted under a lower load
-        self._home: set[str] = set()  # settings to try at their first value again
+        self.history = History()
+        self._settings, self._ranges = settings, dict(ranges)
+        self._start = {name: start[name] for name in ranges}
+        self._knobs, self._times = knobs, times
+        self._slots = int(settings["max_running"].high)
         self._window_seconds = window_seconds
-        self._burn_in_seconds = burn_in_seconds
-        self._most_pairs = most_pairs
-        self._trial: tuple[Experiment, str, bool] | None = None
+        self._pending: deque[Change] = deque()
+        self._probation: Probation | None = None
+        self._errors: dict[str, float] = {}  # of the last scene
+        self._kept: float | None = None  # smoothed gain over the start, as measured
+        self._start_error: float | None = None  # smoothed error with the settings at the start
+        self._before: Scene | None = None
+        self._loads: deque[float] = deque(maxlen=LOAD_SCENES)
+        self._thinking: Generator[None, None, None] | None = None
+        self._advised: tuple[str, Value] | None = None  # what has been reported last
+        self._in_scene = False
+        self._look_at = -math.inf
         self._rest: dict[tuple[str, bool], float] = {}  # seconds of the next rest
         self._resting: dict[tuple[str, bool], float] = {}  # until when
-        self._favourite: tuple[str, bool] | None = None  # the direction that was better last
-        self._next = 0
-        self._cool = -math.inf
-        self._look_at = -math.inf  # when the load is looked at next
-        self._tried = 0
 
-    def tick(self, now: float, present: Mapping[str, Value]) -> None:
-        """Learn from the trial that has ended, and begin the next one that is due."""
-        self._present = present
-        if self._trial is not None:
-            run = self._trial[0]
-            if self._overloaded:
-                run.stop(Status.STOPPED, "requests mostly wait", now)
-            if run.status is Status.RUNNING and _is_hopeless(run):
-                run.stop(Status.UNDECIDED, f"no gain so far after {run.evidence.count} pairs", now)
-            if run.status is Status.RUNNING:
-                return
-            self._learn(*self._trial, now)
-            self._trial = None
-        if self.mode is Mode.OFF or self._conductor.running is not None:
-            return
-        if self._overloaded:
-            self._return(now)
-            return
-        if now < self._cool:
-            return
-        self._look(now)
-        wanted = self._choose(now)
-        if wanted is not None:
-            self._begin(*wanted, now)
+    # -- time --------------------------------------------------------------------------------------
 
-    @property
-    def _overloaded(self) -> bool:
-        """Whether requests mostly wait while settings have values that suited a lower load."""
-        return self.mode is Mode.ON and bool(self._calm) and self.signals.waiting > OVERLOAD
+    def tick(self, now: float, *, frozen: bool) -> Change | None:
+        """Advance to ``now``; the change that is due, if any. ``frozen``: an experiment runs.
 
-    def _return(self, now: float) -> None:
-        """Set one setting back to the value at the start, without a trial."""
-        setting = self._calm.pop()
-        if self._present[setting] != self._start[setting]:
-            trial = self._start_trial(setting, self._start[setting], now)
-            trial.stop(Status.BETTER, "requests mostly wait: back to the value at the start", now)
-            self._log(now, f"{setting} {trial.spec.control:g} -> {trial.spec.treatment:g}: {trial.why}")
-
-    def set_mode(self, mode: Mode, now: float) -> None:
-        """Change the mode; the present trial ends, and its setting returns to the value before."""
-        if self.mode is Mode.OFF:
-            self.signals = self._fresh_signals(self._window_seconds)  # the old ones have not seen all events
-        self.mode = mode
-        if self._trial is not None and self._trial[0].status is Status.RUNNING:
-            self._conductor.stop(self._trial[0].id, now)
-
-    @staticmethod
-    def _fresh_signals(window_seconds: float) -> Signals:
-        return Signals(SMOOTHING_WINDOWS * window_seconds)
+        One call rehearses once at most, which takes some milliseconds, so the caller is not held up.
+        """
+        if not self._pending and self.mode is not Mode.OFF:
+            if frozen:
+                self._forget(now)
+            else:
+                self._advance(now)
+        return self._pending.popleft() if self._pending else None
 
     def due(self) -> float:
-        """When `tick` may begin a trial; infinite while one runs or the tuner is off."""
-        if self.mode is Mode.OFF or self._conductor.running is not None:
+        """When `tick` has something to do next; infinite while the tuner is off."""
+        if self._pending:
+            return -math.inf
+        if self.mode is Mode.OFF:
             return math.inf
-        free = [
-            self._resting.get(each, -math.inf) for each in self._directions() if self._step(*each) is not None
-        ]
-        return max(self._cool, min([self._look_at, *free]))
+        return -math.inf if self._thinking is not None else self._look_at
 
-    def _look(self, now: float) -> None:
-        """Forget what was learned of another load."""
-        self._look_at = now + COOL_DOWN_WINDOWS * self._window_seconds
-        if self._shift.happened(self.signals.load(now), now):
-            self._rest.clear()
-            self._resting.clear()
-            self._favourite = None
-            self._home = {name for name in self._ranges if self._present[name] != self._start[name]}
-            self._log(now, f"the load has changed to {self.signals.load(now):.0f} tokens/s: nothing rests")
+    def set_mode(self, mode: Mode, now: float) -> None:
+        """Change the mode; a change that is not confirmed is undone."""
+        if self._probation is not None:
+            self._undo(self._probation, "the mode was changed", now)
+        if self.mode is Mode.OFF:
+            self.history = History()  # the old one has not seen all events
+        self.mode = mode
+        self._forget(now)
 
-    def report(self, present: Mapping[str, Value]) -> dict[str, Any]:
-        """Mode, present values with their bounds, the trial, and what has been tried."""
+    def _forget(self, now: float) -> None:
+        """Begin anew: what was measured or made last is not compared with anything."""
+        self._probation = self._thinking = self._before = None
+        self._in_scene, self._look_at = False, now
+
+    def _advance(self, now: float) -> None:
+        if self._thinking is None and now >= self._look_at:
+            watched = self.history.close(now) if self._in_scene else None
+            self.history.open(now)
+            self._in_scene, self._look_at = True, now + SCENE_WINDOWS * self._window_seconds
+            times = self._times
+            if watched is not None and times is not None and times.ready and times.curve.known:
+                self._thinking = self._think(watched, times, now)
+        if self._thinking is not None:
+            try:
+                next(self._thinking)
+            except StopIteration:
+                self._thinking = None
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def _think(self, watched: Watched, times: StepTimes, now: float) -> Generator[None, None, None]:
+        """Decide at the end of a scene; yields between rehearsals."""
+        scene, present = watched.scene, self._present()
+        own = start = self._rehearse(scene, times)
+        yield
+        errors = errors_of(watched.measured, own)
+        if METRIC not in errors:
+            return
+        surge = scene.load > LOADS[-1] * max(self._loads, default=math.inf)
+        self._loads.append(scene.load)
+        if present != self._start:
+            if surge:
+                self._probation = None
+                self._return(now, "the load is higher than what the values were chosen for")
+                return
+            start = self._rehearse(scene, times, self._start)
+            yield
+        probation, self._probation = self._probation, None
+        if probation is not None:
+            before = self._rehearse(scene, times, {probation.setting: probation.before})
+            yield
+            if not self._confirm(probation, watched.measured, errors, Rehearsed(own, before, start), now):
+                return
+        self._errors = errors
+        if abs(errors[METRIC]) > MOST_ERROR:
+            self._log(now, f"no change: {METRIC} is {math.exp(errors[METRIC]):.2f} times as rehearsed")
+            self._return(now, "rehearsals are far off")
+        elif self._is_harmful(own, start, errors[METRIC], present):
+            self._return(now, "measured worse than the values at the start")
+        else:
+            own = yield from self._foresee(scene, times, {})
+            start = yield from self._foresee(scene, times, self._start)
+            choice = yield from self._best(scene, times, own, start, now)
+            back = gain_of(own, start)
+            if back > 0.0 and (choice is None or back >= choice.gain):
+                self._return(now, f"rehearsed {math.expm1(back):+.1%} faster at the start's values")
+            elif choice is not None:
+                self._make(choice, watched.measured, now)
+            self._before = scene
+
+    def _confirm(
+        self,
+        probation: Probation,
+        measured: Mapping[str, float],
+        errors: Mapping[str, float],
+        rehearsed: Rehearsed,
+        now: float,
+    ) -> bool:
+        """Whether a change is kept after its first scene; otherwise it is undone."""
+        verdict = judge(probation, measured, errors, rehearsed)
+        if verdict.good:
+            self._log(now, f"{probation}: kept, {verdict}")
+            self._rest.pop(probation.direction, None)
+            return True
+        self._undo(probation, str(verdict), now)
+        rest = self._rest.get(probation.direction, REST_SECONDS)
+        self._resting[probation.direction] = now + rest
+        self._rest[probation.direction] = min(LONGEST_REST_SECONDS, 2 * rest)
+        return False
+
+    def _is_harmful(self, own: Outcome, start: Outcome, error: float, present: Mapping[str, Value]) -> bool:
+        """Whether the settings are measured worse than those at the start, over several scenes."""
+        if present == self._start:
+            known, self._kept = self._start_error, None
+            self._start_error = error if known is None else known + SMOOTHING * (error - known)
+            return False
+        if self._start_error is None:
+            return False
+        gain = math.log(start.seconds_per_token / own.seconds_per_token) - (error - self._start_error)
+        self._kept = gain if self._kept is None else self._kept + SMOOTHING * (gain - self._kept)
+        return self._kept < -LEAST_GAIN
+
+    def _best(
+        self, scene: Scene, times: StepTimes, own: Outcome, start: Outcome, now: float
+    ) -> Generator[None, None, Choice | None]:
+        """The change of a setting that gains most, of those that gain enough here and anything in the scene before."""
+        found, present = [], self._present()
+        for name, up in itertools.product(self._ranges, (True, False)):
+            value = present[name]
+            for _ in range(MOST_STEPS if self._resting.get((name, up), -math.inf) <= now else 0):
+                following = self._ranges[name].step(value, up)
+                if following is None:
+                    break
+                value = following
+                outcome = yield from self._foresee(scene, times, {name: value})
+                gain = gain_of(own, outcome)
+                if is_within(outcome, own, start) and gain > LEAST_GAIN:
+                    found.append(Choice(name, value, gain))
+                if gain < -LEAST_GAIN or abs(gain) < NO_EFFECT:
+                    break
+        for choice in sorted(found, key=lambda each: -each.gain):
+            if (yield from self._held_before(choice, times)):
+                return choice
+        return None
+
+    def _held_before(self, choice: Choice, times: StepTimes) -> Generator[None, None, bool]:
+        """Whether a change would also have gained in the scene before."""
+        if self._before is None:
+            return False
+        own = yield from self._foresee(self._before, times, {})
+        outcome = yield from self._foresee(self._before, times, {choice.setting: choice.value})
+        return gain_of(own, outcome) > 0.0
+
+    def _foresee(
+        self, scene: Scene, times: StepTimes, values: Mapping[str, Value]
+    ) -> Generator[None, None, Outcome]:
+        """The outcome of a scene; all jobs are open as long as at all of `LOADS` together."""
+        outcomes = []
+        for load in LOADS:
+            outcomes.append(self._rehearse(scene.denser(load), times, values))
+            yield
+        return outcomes[0]._replace(open_seconds=sum(each.open_seconds for each in outcomes))
+
+    def _rehearse(self, scene: Scene, times: StepTimes, values: Mapping[str, Value] | None = None) -> Outcome:
+        knobs = self._knobs()
+        for name, value in (values or {}).items():
+            knobs = changed(self._settings, knobs, name, value)
+        static = "static_batch_timeout" in self._settings
+        return Rehearsal(scene, knobs, times, self._slots, static=static).run()
+
+    # -- deeds -------------------------------------------------------------------------------------
+
+    def _make(self, choice: Choice, measured: Mapping[str, float], now: float) -> None:
+        setting, value, gain = choice
+        probation = Probation(setting, self._present()[setting], value, self._errors, measured)
+        told = f"{probation}: rehearsed {math.expm1(gain):+.1%} faster"
+        if self.mode is Mode.ADVISE:
+            if (setting, value) != self._advised:
+                self._advised = (setting, value)
+                self._log(now, f"{told}; not made")
+            return
+        self._probation = probation
+        self._change(setting, value, told, now)
+
+    def _undo(self, probation: Probation, why: str, now: float) -> None:
+        self._change(probation.setting, probation.before, f"{probation}: undone, {why}", now)
+
+    def _return(self, now: float, why: str) -> None:
+        """All settings back to their values at the start."""
+        for name, value in self._present().items():
+            if value != self._start[name] and self.mode is Mode.ON:
+                self._change(
+                    name, self._start[name], f"{name} {value:g} -> {self._start[name]:g}: {why}", now
+                )
+
+    def _change(self, setting: str, value: Value, why: str, now: float) -> None:
+        """Ask for a change. The next scene begins a window later: what the old value left behind has settled."""
+        self._log(now, why)
+        self._pending.append(Change(setting, value, f"tuner: {why}"))
+        self._before = None
+        self._in_scene, self._look_at = False, now + self._window_seconds
+
+    def _log(self, now: float, what: str) -> None:
+        self.notes = [*self.notes[-(MOST_NOTES - 1) :], Note(now, what)]
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Mode, settings with their bounds, the change on probation and the audit log, as JSON."""
+        present, probation = self._present(), self._probation
+        error = self._errors.get(METRIC)
         return {
             "object": "tuner",
             "mode": self.mode.value,
@@ -200,84 +360,11 @@ class Tuner:
                 name: {"value": present[name], "low": each.low, "high": each.high, "factor": each.factor}
                 for name, each in self._ranges.items()
             },
-            "waiting_share": None if math.isnan(self.signals.waiting) else self.signals.waiting,
-            "trial": self._trial[0].id if self._trial else None,
+            "measured_to_rehearsed": None if error is None else math.exp(error),
+            "probation": None if probation is None else str(probation),
             "log": [{"at": note.at, "what": note.what} for note in self.notes],
         }
 
-    def _directions(self) -> list[tuple[str, bool]]:
-        first = UP_FIRST[self.signals.side]
-        return [(name, up) for name in self._ranges for up in (first, not first)]
-
-    def _step(self, name: str, up: bool) -> Value | None:
-        """The next value in a direction, as seen at the last tick; None at a bound."""
-        return self._ranges[name].step(self._present[name], up)
-
-    def _choose(self, now: float) -> tuple[str, bool, Value] | None:
-        """The way back to the start, the direction that was better last, or the next one that does not rest."""
-        for name in sorted(self._home):
-            self._home.discard(name)
-            if self._present[name] != self._start[name]:
-                return name, self._start[name] > self._present[name], self._start[name]
-        order = self._directions()
-        order = order[self._next :] + order[: self._next]
-        for each in [*([self._favourite] if self._favourite else []), *order]:
-            value = self._step(*each)
-            if value is not None and self._resting.get(each, -math.inf) <= now:
-                return (*each, value)
-        return None
-
-    def _begin(self, setting: str, up: bool, value: Value, now: float) -> None:
-        self._trial = (self._start_trial(setting, value, now), setting, up)
-
-    def _start_trial(self, setting: str, value: Value, now: float) -> Experiment:
-        pair = 2 * (self._window_seconds + self._burn_in_seconds)
-        body = {
-            "setting": setting,
-            "treatment": value,
-            "metric": METRIC,
-            "guards": dict(GUARDS),
-            "window_seconds": self._window_seconds,
-            "burn_in_seconds": self._burn_in_seconds,
-            "max_seconds": self._most_pairs * pair,
-            "seed": self._tried,
-            "adopt": self.mode is Mode.ON,
-        }
-        self._tried += 1
-        trial = self._conductor.start(body, now, NAME)
-        assert isinstance(trial, Experiment)  # by time, as all settings of the engine
-        return trial
-
-    def _learn(self, trial: Experiment, setting: str, up: bool, now: float) -> None:
-        direction = (setting, up)
-        told = f"{setting} {trial.spec.control:g} -> {trial.spec.treatment:g}: {trial.status}, {trial.why}"
-        self._log(now, told)
-        self._cool = now + COOL_DOWN_WINDOWS * self._window_seconds
-        if trial.status is Status.STOPPED:
-            return
-        self._next = (self._directions().index(direction) + 1) % len(self._directions())
-        if trial.status is Status.BETTER and trial.spec.adopt:
-            self._favourite = direction
-            if not self.signals.waiting > OVERLOAD:  # unknown counts as no
-                self._calm.add(setting)
-            self._rest.pop(direction, None)
-            back = (setting, not up)  # evidence against this one
-            self._resting[back] = now + self._longer(back)
-            return
-        self._favourite = None
-        self._resting[direction] = now + self._longer(direction)
-
-    def _log(self, now: float, what: str) -> None:
-        self.notes = [*self.notes[-(MOST_NOTES - 1) :], Note(now, what)]
-
-    def _longer(self, direction: tuple[str, bool]) -> float:
-        """The rest of a direction that brought nothing; the next one is twice as long."""
-        rest = self._rest.get(direction, REST_SECONDS)
-        self._rest[direction] = min(LONGEST_REST_SECONDS, 2 * rest)
-        return rest
-
-
-def _is_hopeless(trial: Experiment) -> bool:
-    """Whether a trial has enough pairs, and they show no gain."""
-    gain = METRICS[trial.spec.metric].better * trial.evidence.mean
-    return trial.evidence.count >= HOPE_PAIRS and gain <= 0.0
+    def _present(self) -> dict[str, Value]:
+        knobs = self._knobs()
+        return {name: getattr(knobs, self._settings[name].field) for name in self._ranges}

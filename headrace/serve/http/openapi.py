@@ -28,7 +28,7 @@ from headrace.serve.http.operations.abort import AbortBody
 from headrace.serve.http.operations.experiments import ExperimentBody
 from headrace.serve.http.operations.steps import SimulationBody
 from headrace.serve.http.operations.tuner import TunerBody
-from headrace.serve.http.responses.compaction import CompactBody
+from headrace.serve.http.responses.context.compaction import CompactBody
 from headrace.serve.http.responses.wire import InputTokensBody, ResponsesBody
 from headrace.serve.http.wire import Wire
 
@@ -235,7 +235,7 @@ OPERATIONS = (
         ExperimentBody,
         {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
     ),
-    Operation("get", "/v1/tuner", "Report the tuner: mode, settings with their bounds, trials."),
+    Operation("get", "/v1/tuner", "Report the tuner: mode, settings with their bounds, changes."),
     Operation("post", "/v1/tuner", "Change the tuner's mode.", TunerBody, {"mode": "advise"}),
     Operation("get", "/v1/experiments", "List the experiments, and the settings that may change."),
     Operation("get", "/v1/experiments/{id}", "Report one experiment: effect, interval, guards, windows."),

@@ -78,7 +78,7 @@ def test_the_settings_are_described_with_their_units():
 def test_a_tuner_that_is_off_sees_no_events_and_begins_anew():
     steers = steering()
     steers.tuner.set_mode(Mode.ADVISE, 1.0)
-    first = steers.tuner.signals
+    first = steers.tuner.history
     assert steers.watchers == (first,)
     steers.tuner.set_mode(Mode.OFF, 2.0)
     assert steers.watchers == ()

@@ -2,127 +2,253 @@ import itertools
 import math
 import random
 
-from headrace.core.events import Arrived, Emitted, Finished
+import pytest
+
 from headrace.core.knobs import Knobs
-from headrace.core.request import FinishReason
-from headrace.observe.experiments.run import Status
+from headrace.core.prediction.step_times import StepTimes
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings, values
+from headrace.observe.tuner import tuner as tuning
+from headrace.observe.tuner.history import Watched
+from headrace.observe.tuner.rehearsal import Job, Outcome, Scene
 from headrace.observe.tuner.steps import Range, ranges
-from headrace.observe.tuner.tuner import HOPE_PAIRS, METRIC, Mode
+from headrace.observe.tuner.tuner import METRIC, Mode
 
 SETTINGS = live_settings(64)
+WINDOW = 10.0
+
+
+def curve(best, sensitivity=0.15):
+    """Latency by the mixed prefill ratio, least at ``best``."""
+    return lambda ratio: 0.02 * math.exp(sensitivity * abs(math.log(ratio / best)))
 
 
 class World:
-    """A server whose latency depends on one setting; windows have noise and a load that drifts."""
+    """A server whose latency is ``true`` of one setting, and rehearsals that say ``rehearsed``; both may change."""
 
-    def __init__(self, best, mode=Mode.ON, seed=0, sensitivity=0.15):
-        self.best, self.sensitivity = best, sensitivity
-        self.rng = random.Random(seed)
+    def __init__(self, monkeypatch, true, rehearsed=None, mode=Mode.ON, noise=0.03, learns=True):
+        self.true, self.rehearsed, self.noise = true, rehearsed or true, noise
+        self.ttft = lambda ratio: 1.0
+        self.itl = lambda ratio: 0.05
+        self.rng, self.now = random.Random(1), 0.0
         self.knobs = Knobs(mixed_prefill_ratio=0.7)
-        self.load = 0.0
+        self.values, self.rehearsals = [], 0
+        self.load = 1000.0
+        self.denser = None  # what rehearsals of a higher load say, if not the same
+        self.scenes = {}  # what rehearsals of each scene say, by its beginning
+        times = StepTimes() if learns else None
+        for _ in range(50):
+            if times is not None:
+                times.observe(1, 1, 1, 0.01)
         numbers = itertools.count()
-        self.steering = Steering(SETTINGS, lambda: self.knobs, lambda: f"e{next(numbers)}", mode, 10.0, 2.0)
-        self.values = []
-
-    def latency(self, ratio):
-        return 0.02 * math.exp(self.sensitivity * abs(math.log(ratio / self.best)))
-
-    def measure(self, now):
-        self.load = 0.8 * self.load + 0.6 * self.rng.gauss(0, 0.1)
-        seconds = self.latency(self.knobs.mixed_prefill_ratio) * math.exp(self.load + self.rng.gauss(0, 0.03))
-        return {METRIC: seconds, "output_tokens_per_second": 1000.0, "itl_p99_seconds": seconds}, 1000.0
-
-    def live(self, seconds):
-        now = 0.0
-        while now < seconds:
-            while (change := self.steering.tick(now)) is not None:
-                self.knobs = changed(SETTINGS, self.knobs, change.setting, change.value)
-            if (meter := self.steering.conductor.meter) is not None:
-                meter.close = self.measure
-            self.values.append(self.knobs.mixed_prefill_ratio)
-            now = max(now + 0.5, min(self.steering.due(), seconds))
-        return self
+        self.steering = Steering(
+            SETTINGS, lambda: self.knobs, lambda: f"e{next(numbers)}", mode, WINDOW, times=times
+        )
+        monkeypatch.setattr(tuning, "Rehearsal", self.rehearsal)
+        monkeypatch.setattr(tuning.History, "close", lambda history, now: self.measure(now))
 
     @property
-    def settled(self):
-        """The value outside trials."""
-        running = self.steering.conductor.running
-        ours = running is not None and running.spec.setting == "mixed_prefill_ratio"
-        return running.spec.control if ours else self.knobs.mixed_prefill_ratio
+    def tuner(self):
+        return self.steering.tuner
+
+    @property
+    def ratio(self):
+        return self.knobs.mixed_prefill_ratio
+
+    def rehearsal(self, scene, knobs, times, slots, *, static):
+        world, ratio = self, knobs.mixed_prefill_ratio
+
+        class Rehearsed:
+            def run(self):
+                world.rehearsals += 1
+                is_denser = scene.ended - scene.began < 29.0
+                rehearsed = (is_denser and world.denser) or world.scenes[scene.began]
+                seconds = rehearsed(ratio)
+                return Outcome(seconds, 1000 * seconds, world.ttft(ratio), 0.05)
+
+        return Rehearsed()
+
+    def measure(self, now):
+        self.scenes[now - 30] = self.rehearsed
+        seconds = self.true(self.ratio) * math.exp(self.rng.gauss(0, self.noise))
+        measured = {METRIC: seconds, "itl_p99_seconds": self.itl(self.ratio), "ttft_p99_seconds": 1.0}
+        jobs = [Job(now - 1, int(self.load), 0, 1)]
+        return Watched(Scene(now - 30, now, jobs), measured)
+
+    def live(self, seconds):
+        until = self.now + seconds
+        while self.now < until:
+            while (change := self.steering.tick(self.now)) is not None:
+                self.knobs = changed(SETTINGS, self.knobs, change.setting, change.value)
+            self.values.append(self.ratio)
+            self.now = max(self.now + 0.5, min(self.steering.due(), until))
+        return self
+
+    def told(self, words):
+        return [note for note in self.tuner.notes if words in note.what]
 
 
-def test_it_finds_a_setting_that_is_far_off_and_stays_in_bounds():
-    worlds = [World(best=4.0, seed=seed).live(8 * 3600) for seed in range(5)]
-    for world in worlds:
-        assert world.latency(world.settled) < 0.5 * (world.latency(0.7) - 0.02) + 0.02
-        assert max(world.values) <= 0.7 * 16 * 1.0001
+@pytest.fixture
+def world(monkeypatch):
+    return lambda *args, **more: World(monkeypatch, *args, **more)
 
 
-def test_it_leaves_a_good_setting_alone_and_rests_longer_and_longer():
-    world = World(best=0.7, seed=3).live(12 * 3600)
-    assert world.settled == 0.7
-    trials = [note.at for note in world.steering.tuner.notes if note.what.startswith("mixed")]
-    assert 4 <= len(trials) <= 24
-    early, late = sum(at < 4 * 3600 for at in trials), sum(at > 8 * 3600 for at in trials)
-    assert late < early
+@pytest.mark.parametrize("best", [0.1, 4.0])
+def test_it_finds_a_setting_that_is_far_off_in_small_steps_and_within_its_bounds(world, best):
+    found = world(curve(best)).live(1800)
+    assert found.true(found.ratio) < 1.1 * found.true(best)
+    assert all(max(a, b) / min(a, b) < 6.3 for a, b in itertools.pairwise(found.values))
+    assert 0.7 / 16.001 <= min(found.values) <= max(found.values) <= 0.7 * 16.001
+    assert found.told("kept")
+    last = found.tuner.notes[-1].at
+    found.live(12 * 3600)
+    assert found.tuner.notes[-1].at == last, "steady traffic has no oscillation"
 
 
-def test_advice_changes_nothing():
-    world = World(best=8.0, mode=Mode.ADVISE, seed=1).live(4 * 3600)
-    assert world.settled == 0.7
-    assert any("better" in note.what for note in world.steering.tuner.notes)
+def test_it_leaves_a_good_setting_alone(world):
+    good = world(curve(0.7), noise=0.1).live(12 * 3600)
+    assert set(good.values) == {0.7}
+    assert good.tuner.notes == []
 
 
-def test_off_does_nothing_and_turning_off_restores():
-    world = World(best=8.0, mode=Mode.OFF)
-    assert world.steering.due() == math.inf
-    world.live(3600)
-    assert set(world.values) == {0.7}
-    world.steering.tuner.set_mode(Mode.ON, 3600.0)
-    world.live(30)
-    assert world.steering.conductor.running is not None
-    world.steering.tuner.set_mode(Mode.OFF, 4000.0)
-    world.live(10)
-    assert world.knobs.mixed_prefill_ratio == 0.7
+def test_a_gain_that_only_the_rehearsal_sees_is_undone_and_rests_longer_and_longer(world):
+    wrong = world(curve(0.7), curve(8.0)).live(12 * 3600)
+    undone = wrong.told("undone")
+    assert 3 <= len(undone) <= 10
+    gaps = [b.at - a.at for a, b in itertools.pairwise(undone)]
+    assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(gaps))
+    assert max(wrong.values) < 6.3 * 0.7
+    assert wrong.values.count(0.7) > 0.9 * len(wrong.values)
 
 
-def test_a_persons_experiment_stops_the_trial_and_is_not_disturbed():
-    world = World(best=8.0, seed=2).live(60)
-    trial = world.steering.conductor.running
+def test_a_change_that_breaks_a_guard_is_undone(world):
+    jumpy = world(curve(8.0))
+    jumpy.itl = lambda ratio: 0.05 if ratio == 0.7 else 0.08
+    jumpy.live(300)
+    assert "undone, itl_p99_seconds +60.0%" in jumpy.tuner.notes[-1].what
+    assert jumpy.ratio == 0.7
+
+
+def test_a_change_whose_rehearsal_breaks_the_guard_of_the_first_token_is_not_made(world):
+    late = world(curve(8.0))
+    late.ttft = lambda ratio: 1.0 if ratio == 0.7 else 2.5
+    late.live(1800)
+    assert set(late.values) == {0.7}
+    late.ttft = lambda ratio: 1.0 if ratio == 0.7 else 1.9
+    late.live(1800)
+    assert late.ratio > 0.7
+
+
+def test_values_that_suit_a_lower_load_return_to_the_start_at_once(world):
+    low = world(curve(0.1)).live(1800)
+    assert low.ratio < 0.3
+    low.true = low.rehearsed = curve(0.7, 1.5)
+    low.live(3 * WINDOW + 1)
+    assert low.ratio == 0.7
+    assert "mixed_prefill_ratio 0.112 -> 0.7" in low.tuner.notes[-1].what
+
+
+def test_a_load_for_which_the_values_were_not_chosen_returns_them_to_the_start(world):
+    low = world(curve(0.1)).live(1800)
+    low.load = 1250.0
+    low.live(300)
+    assert low.ratio < 0.3
+    low.load = 2000.0
+    low.live(3 * WINDOW + 1)
+    assert low.ratio == 0.7
+    assert "higher than what the values were chosen for" in low.tuner.notes[-1].what
+    low.live(1800)
+    assert low.ratio < 0.3, "they are chosen again for this load"
+
+
+def test_settings_that_are_measured_worse_than_the_start_for_several_scenes_are_left(world):
+    drifts = world(curve(0.1), noise=0.0).live(1800)
+    assert drifts.ratio < 0.3
+    drifts.true = lambda ratio: 0.03 if ratio < 0.7 else 0.02
+    drifts.live(600)
+    assert drifts.told("measured worse than the values at the start")
+    assert 0.7 in drifts.values[-20:]
+
+
+def test_two_steps_are_taken_where_one_alone_brings_nothing(world):
+    flat = world(lambda ratio: 0.02 if ratio < 0.2 else 0.03 + 1e-3 * ratio)
+    flat.live(1800)
+    assert min(flat.values) < 0.2
+
+
+def test_an_effect_of_one_scene_alone_changes_nothing(world):
+    burst = world(curve(0.7)).live(300)
+    burst.true = burst.rehearsed = curve(8.0)
+    burst.live(3 * WINDOW)
+    burst.true = burst.rehearsed = curve(0.7)
+    burst.live(600)
+    assert set(burst.values) == {0.7}
+
+
+def test_changes_are_chosen_for_more_than_the_present_load(world):
+    edge = world(curve(8.0))
+    edge.denser = curve(0.7)
+    assert set(edge.live(1800).values) == {0.7}
+
+
+def test_rehearsals_that_do_not_describe_the_engine_change_nothing(world):
+    other = world(lambda ratio: 0.09, curve(8.0)).live(3600)
+    assert set(other.values) == {0.7}
+    assert "times as rehearsed" in other.tuner.notes[0].what
+    silent = world(curve(8.0), learns=False).live(3600)
+    assert silent.rehearsals == 0
+
+
+def test_advice_changes_nothing(world):
+    advised = world(curve(8.0), mode=Mode.ADVISE).live(3600)
+    assert set(advised.values) == {0.7}
+    assert (
+        "mixed_prefill_ratio 0.7 -> 4.375: rehearsed +31.6% faster; not made" in advised.tuner.notes[0].what
+    )
+    assert len(advised.tuner.notes) == 1, "the same advice is given once"
+
+
+def test_off_does_nothing_and_turning_off_undoes_what_is_not_confirmed(world):
+    off = world(curve(8.0), mode=Mode.OFF)
+    assert off.steering.due() == math.inf
+    assert set(off.live(3600).values) == {0.7}
+    off.tuner.set_mode(Mode.ON, off.now)
+    while off.ratio == 0.7:
+        off.live(1.0)
+    off.tuner.set_mode(Mode.OFF, off.now)
+    off.live(10.0)
+    assert off.ratio == 0.7
+    assert "undone, the mode was changed" in off.tuner.notes[-1].what
+
+
+def test_an_experiment_freezes_the_tuner(world):
+    busy = world(curve(8.0)).live(30)
     body = {"setting": "max_step_seconds", "treatment": 0.2, "metric": METRIC, "max_seconds": 1e6}
-    asked = world.steering.conductor.start(body, 61.0)
-    assert trial.status is Status.STOPPED
-    world.steering.tick(61.0)
-    world.steering.tuner.tick(62.0, world.steering.present())
-    assert world.steering.conductor.running is asked
+    asked = busy.steering.conductor.start(body, busy.now)
+    busy.live(3600)
+    assert set(busy.values) == {0.7}
+    busy.steering.conductor.stop(asked.id, busy.now)
+    busy.live(600)
+    assert busy.ratio > 0.7
 
 
-def test_another_load_wakes_what_rests_and_the_first_value_is_tried_again():
-    world = World(best=4.0, seed=1).live(8 * 3600)
-    tuner, now = world.steering.tuner, 8 * 3600.0
-    assert world.settled > 0.7
-    while world.steering.conductor.running is not None:
-        now += 10.0
-        while (change := world.steering.tick(now)) is not None:
-            world.knobs = changed(SETTINGS, world.knobs, change.setting, change.value)
-    for second in range(400):
-        tuner.signals.fold(Arrived(f"a{second}", 100, "t", 0, now + second), now + second)
-    now += 400.0
-    tuner.tick(now, world.steering.present())
-    for second in range(400):
-        for i in range(3):
-            tuner.signals.fold(Arrived(f"b{second}.{i}", 100, "t", 0, now + second), now + second)
-    now += 400.0
-    if (running := world.steering.conductor.running) is not None:
-        world.steering.conductor.stop(running.id, now)
-        world.steering.tick(now)
-        now += 60.0
-    tuner.tick(now, world.steering.present())
-    assert any("the load has changed" in note.what for note in tuner.notes)
-    trial = world.steering.conductor.running
-    assert (trial.spec.setting, trial.spec.treatment) == ("mixed_prefill_ratio", 0.7)
+def test_a_tick_rehearses_once_at_most(world):
+    slow = world(curve(8.0))
+    for _ in range(400):
+        before = slow.rehearsals
+        slow.steering.tick(slow.now)
+        assert slow.rehearsals <= before + 1
+        slow.now = max(slow.now + 0.01, min(slow.steering.due(), 1e6))
+    assert slow.rehearsals > 50
+
+
+def test_the_report_has_settings_probation_and_log(world):
+    told = world(curve(8.0)).live(85)
+    report = told.tuner.report()
+    assert report["probation"] == "mixed_prefill_ratio 0.7 -> 4.375"
+    assert report["measured_to_rehearsed"] == pytest.approx(1.0, abs=0.2)
+    assert report["settings"]["mixed_prefill_ratio"]["value"] == 4.375
+    assert report["log"][-1]["what"].startswith("mixed_prefill_ratio 0.7 -> 4.375: rehearsed")
 
 
 def test_max_running_begins_at_all_slots_and_a_static_batch_has_a_timeout():
@@ -138,54 +264,6 @@ def test_max_running_begins_at_all_slots_and_a_static_batch_has_a_timeout():
 
 def test_a_step_stays_between_its_bounds():
     whole = Range(64, 4096, 2.0, True)
-    assert [
-        whole.step(2048, True),
-        whole.step(4096, True),
-        whole.step(100, False),
-        whole.step(64, False),
-    ] == [
-        4096,
-        None,
-        64,
-        None,
-    ]
+    steps = [whole.step(2048, True), whole.step(4096, True), whole.step(100, False), whole.step(64, False)]
+    assert steps == [4096, None, 64, None]
     assert Range(1, 64, 1.5, True).step(1, True) == 2
-
-
-def test_a_trial_without_a_gain_ends_after_few_pairs_and_one_with_a_small_gain_goes_on():
-    far = World(best=0.25, seed=1).live(8 * 3600)
-    trials = far.steering.conductor.all()
-    hopeless = [each for each in trials if "no gain so far" in each.why]
-    assert hopeless
-    assert all(len(each.pairs) >= HOPE_PAIRS and each.evidence.mean >= 0.0 for each in hopeless)
-    assert all(each.status is Status.UNDECIDED for each in hopeless)
-    assert any(len(each.pairs) > HOPE_PAIRS for each in trials)
-
-
-def overloaded(world, now):
-    """Requests that wait for nine tenths of their latency, and what the tuner then does."""
-    for number in range(50):
-        world.steering.tuner.signals.fold(Arrived(f"w{number}", 100, "t", 0, now), now)
-        world.steering.tuner.signals.fold(Emitted(f"w{number}", (1,)), now + 9.0)
-        finished = Finished(f"w{number}", FinishReason.LENGTH, 100, 2, 0)
-        world.steering.tuner.signals.fold(finished, now + 10.0)
-        now += 10.0
-    while (change := world.steering.tick(now)) is not None:
-        world.knobs = changed(SETTINGS, world.knobs, change.setting, change.value)
-
-
-def test_what_a_low_load_has_taught_is_undone_at_once_when_requests_mostly_wait():
-    world = World(best=0.1, seed=1).live(8 * 3600)
-    assert world.settled < 0.7
-    overloaded(world, 8 * 3600.0)
-    assert world.knobs.mixed_prefill_ratio == 0.7
-    assert any("back to the value at the start" in note.what for note in world.steering.tuner.notes)
-
-
-def test_advice_undoes_nothing():
-    world = World(best=0.1, seed=1).live(8 * 3600)
-    adopted = world.settled
-    world.steering.tuner.set_mode(Mode.ADVISE, 8 * 3600.0)
-    overloaded(world, 8 * 3600.0)
-    assert world.settled == adopted
-    assert not any("back to the value at the start" in note.what for note in world.steering.tuner.notes)

@@ -15,7 +15,6 @@ export type Value = number | string;
 export interface Experiment {
   id: string;
   name: string;
-  by: string;
   /** `switchback` measures pairs of windows; the other designs divide requests or tenants. */
   design: string;
   unit: string;
@@ -72,9 +71,10 @@ export interface TunerReport {
   metric: string;
   guards: Record<string, number>;
   settings: Record<string, { value: number; low: number; high: number; factor: number }>;
-  /** Smoothed share of the latency before the first token, which decides what is tried next. */
-  waiting_share: number | null;
-  trial: string | null;
+  /** Measured over rehearsed time per token in the last scene. */
+  measured_to_rehearsed: number | null;
+  /** The change that has been made and is not confirmed yet. */
+  probation: string | null;
   /** Times are the engine's. */
   log: { at: number; what: string }[];
 }

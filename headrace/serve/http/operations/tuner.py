@@ -18,7 +18,8 @@ class TunerBody(Wire):
     """The tuner's new mode."""
 
     mode: Literal["off", "advise", "on"] = Field(
-        description="off: stop the present trial; advise: try changes and report the better ones; on: adopt them."
+        description="off: undo the change that is not confirmed; advise: rehearse changes and report the better ones; "
+        "on: make them."
     )
 
 
@@ -40,7 +41,7 @@ class TunerRoutes:
         ]
 
     async def get(self, request: Request) -> Response:
-        """``GET /v1/tuner``: mode, settings with their bounds, the present trial, and the log."""
+        """``GET /v1/tuner``: mode, settings with their bounds, the change that is not confirmed, and the log."""
         return JSONResponse(self._report())
 
     async def set(self, request: Request) -> Response:

@@ -6,6 +6,7 @@
 - `writer`: writes a call as a response, whole or as events.
 - `store`: stored responses in SQLite. `kept_answer`: an answer that ends once it is stored.
 - `background`: responses that no client waits for.
-- `compaction`: a conversation as one item. `streams`: streams that can be read again.
+- `context`: conversations that are too long. `tools`: functions, namespaces, hosted tools.
+- `streams`: streams that can be read again.
 - `routes`: the endpoints. `opening`: all of it from a server's options.
 """

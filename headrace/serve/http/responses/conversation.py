@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,21 +12,22 @@ from pydantic import ValidationError
 from headrace.core.request import InvalidParameter
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.openai.chat_wire import ChatBody
-from headrace.serve.http.responses.items import Stored, chat_messages
-from headrace.serve.http.responses.wire import FunctionChoice, ResponsesBody, SchemaFormat
+from headrace.serve.http.responses.items import chat_messages
+from headrace.serve.http.responses.tools.wire import FunctionChoice, offered
+from headrace.serve.http.responses.wire import ResponsesBody, SchemaFormat
 
 _OWN = {"tools", "tool_choice", "stream_options"}
 _SAME = tuple(sorted((ResponsesBody.model_fields.keys() & ChatBody.model_fields.keys()) - _OWN))
 """Fields that both bodies spell in the same way."""
 
 
-def chat_body(body: ResponsesBody, context: Sequence[Stored], items: Sequence[Stored]) -> ChatBody:
-    """The conversation of a request, after the ``context`` of earlier responses.
+def chat_body(body: ResponsesBody, items: Iterable[Mapping[str, Any]]) -> ChatBody:
+    """The conversation of a request with ``items``, those of earlier responses first.
 
     Raises:
         ApiError: there is no message to answer.
     """
-    messages = chat_messages([*context, *items])
+    messages = chat_messages(items)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
@@ -47,11 +48,12 @@ def chat_body(body: ResponsesBody, context: Sequence[Stored], items: Sequence[St
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:
     asked: dict[str, Any] = {}
-    if body.tools:
-        asked["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-            for tool in body.tools
-        ]
+    functions = [
+        tool.model_dump(exclude={"type"}, exclude_none=True) | {"name": spelling.flat}
+        for spelling, tool in offered(body.tools or ())
+    ]
+    if functions:
+        asked["tools"] = [{"type": "function", "function": function} for function in functions]
     choice = body.tool_choice
     if isinstance(choice, FunctionChoice):
         asked["tool_choice"] = {"type": "function", "function": {"name": choice.name}}

@@ -58,6 +58,7 @@ class FunctionCallItem(Wire):
     type: Literal["function_call"]
     call_id: Id
     name: Id
+    namespace: Id | None = None
     arguments: Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)]
     id: Id | None = None
     status: Status | None = None

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace.serve.http.responses.compaction import summary_message
+from headrace.serve.http.responses.context.compaction import RULES, opening_of, read_compaction
 from headrace.serve.http.responses.input_wire import (
     CompactionItem,
     FunctionCallItem,
@@ -17,6 +17,7 @@ from headrace.serve.http.responses.input_wire import (
     ReasoningItem,
     TextContent,
 )
+from headrace.serve.http.responses.tools.names import Spelling
 
 Stored = dict[str, Any]
 """An item as it is stored and returned."""
@@ -57,7 +58,7 @@ def _stored(item: Item) -> Stored:
                 "type": "function_call",
                 "id": item.id or new_id("fc"),
                 "call_id": item.call_id,
-                "name": item.name,
+                **Spelling(item.name, item.namespace).fields(),
                 "arguments": item.arguments,
                 "status": item.status or "completed",
             }
@@ -99,17 +100,47 @@ def _part(part: TextContent, kind: str) -> Stored:
     return plain | {"annotations": [], "logprobs": []} if kind == "output_text" else plain
 
 
+def current(items: Iterable[Mapping[str, Any]]) -> tuple[str, list[Mapping[str, Any]]]:
+    """The summary that the last compaction holds, empty without one, and the items that count beside it.
+
+    What stands before a compaction is in it, except for rules of the system.
+    """
+    summary, kept = "", list[Mapping[str, Any]]()
+    for item in items:
+        if item["type"] != "compaction":
+            kept.append(item)
+            continue
+        held = read_compaction(item["encrypted_content"])
+        summary = held.summary
+        kept = [*filter(is_rule, kept), *map(_stored, held.recent)]
+    return summary, kept
+
+
+def is_rule(item: Mapping[str, Any]) -> bool:
+    """Whether an item is a message of the system, which no summary may replace."""
+    return item["type"] == "message" and item["role"] in RULES
+
+
 def chat_messages(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Stored items as chat messages.
+    """Stored items as chat messages; what a compaction stands for is left out."""
+    return spoken(*current(items))
+
+
+def spoken(summary: str, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Items without compactions as chat messages, after a ``summary`` unless it is empty.
 
     Reasoning, a text and calls that follow one another are one message of the assistant.
     """
     messages: list[dict[str, Any]] = []
-    summary = ""  # what a compaction holds; it begins the user's next message
+    opening = opening_of(summary) if summary else ""  # it begins the user's next message
     answer: dict[str, Any] | None = None  # the assistant's message that may still grow
     for item in items:
         kind = item["type"]
         said = kind == "message" and item["role"] == "assistant"
+        asked = kind == "message" and item["role"] == "user"
+        if opening and not asked and not is_rule(item):
+            messages.append({"role": "user", "content": opening})
+            opening = ""
         if said or kind in ("reasoning", "function_call"):
             if answer is None or not _grows(answer, kind):
                 answer = {"role": "assistant"}
@@ -117,19 +148,17 @@ def chat_messages(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             _add(answer, item)
             continue
         answer = None
-        if kind == "compaction":
-            summary = summary_message(item["encrypted_content"])
-        elif kind == "message" and summary and item["role"] == "user":
+        if asked and opening:
             text = "\n".join(part["text"] for part in item["content"])
-            messages.append({"role": "user", "content": f"{summary}\n\n{text}"})
-            summary = ""
+            messages.append({"role": "user", "content": f"{opening}\n\n{text}"})
+            opening = ""
         elif kind == "message":
             messages.append({"role": item["role"], "content": _content(item["content"])})
         else:
             content = _content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-    if summary:
-        messages.append({"role": "user", "content": summary})
+    if opening:
+        messages.append({"role": "user", "content": opening})
     return [message for message in messages if len(message) > 1]
 
 
@@ -149,7 +178,8 @@ def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
         case "message":
             answer["content"] = _content(item["content"])
         case _:
-            function = {"name": item["name"], "arguments": item["arguments"]}
+            name = Spelling(item["name"], item.get("namespace")).flat
+            function = {"name": name, "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
             answer.setdefault("tool_calls", []).append(call)
 

@@ -5,14 +5,17 @@ Reasoning, text and each call are an item of their own, in the order in which th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.serve.http.responses.items import Stored, new_id
+from headrace.serve.http.responses.tools.names import Spelling, spelling_of
 from headrace.serve.parsing.message import CallPiece, MessagePiece
 
 Event = dict[str, Any]
 """An event of a stream, without its number."""
+
+NO_SPELLINGS: Mapping[str, Spelling] = {}
 
 SLICE = 8
 """Characters that are read at once. A call is longer, so that text before it and after it cannot be confused."""
@@ -39,9 +42,13 @@ def joined(events: list[Event]) -> list[Event]:
 
 
 class Output:
-    """The items of one response. One is open at a time; a piece of another kind closes it."""
+    """The items of one response. One is open at a time; a piece of another kind closes it.
 
-    def __init__(self) -> None:
+    ``spellings`` are the functions by the names that the model sees.
+    """
+
+    def __init__(self, spellings: Mapping[str, Spelling] = NO_SPELLINGS) -> None:
+        self._spellings = spellings
         self.items: list[Stored] = []
         self._open: Stored | None = None
 
@@ -58,6 +65,12 @@ class Output:
             events += self._call(call)
         return events
 
+    def put(self, item: Stored) -> list[Event]:
+        """Add an item that is whole."""
+        self.items.append(item)
+        place = {"output_index": len(self.items) - 1, "item": item}
+        return [{"type": f"response.output_item.{what}", **place} for what in ("added", "done")]
+
     def score(self, logprobs: list[dict[str, Any]], events: list[Event]) -> None:
         """Give the log-probabilities of a step to its text, in the item and in the event of ``events``."""
         for event in events:
@@ -68,7 +81,8 @@ class Output:
 
     def finish(self, status: str) -> list[Event]:
         """Close the last item, with the ``status`` of the response; an answer without any has an empty text."""
-        events = [] if self.items else self._switch("message")
+        answered = any(item["type"] != "compaction" for item in self.items)
+        events = [] if answered else self._switch("message")
         return events + self._close("completed" if status == "completed" else "incomplete")
 
     def _switch(self, kind: str) -> list[Event]:
@@ -106,7 +120,7 @@ class Output:
                 "type": "function_call",
                 "id": new_id("fc"),
                 "call_id": call.id,
-                "name": call.name,
+                **spelling_of(call.name, self._spellings).fields(),
             }
             events += self._begin(item | {"arguments": "", "status": "in_progress"})
         if call.arguments:

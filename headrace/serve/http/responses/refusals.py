@@ -11,7 +11,6 @@ from headrace.serve.http.generation.unsupported import NotYet
 RESPONSES: NotYet = {
     "access_programs": (),
     "background_options": (),
-    "context_management": ([],),
     "conversation": (),
     "image": (),
     "max_tool_calls": (),
@@ -30,6 +29,8 @@ ITEM_TYPES = frozenset(
 )
 INPUT_PARTS = frozenset({"input_text", "output_text", "text"})
 OUTPUT_PARTS = frozenset({"input_text"})
+TOOL_TYPES = frozenset({"function", "namespace", "web_search", "web_search_preview", "image_generation"})
+"""The last three are not offered to the model. Coding agents send them with every request, and work without them."""
 
 
 def known_items(value: Any) -> Any:
@@ -52,9 +53,12 @@ def known_items(value: Any) -> Any:
 
 
 def known_tools(value: Any) -> Any:
-    """``value``, a list of tools; hosted tools are refused."""
+    """``value``, a list of tools; tools that change what an answer may rest on are refused."""
     if isinstance(value, list):
-        _check_all(value, frozenset({"function"}), "tools", "A tool")
+        _check_all(value, TOOL_TYPES, "tools", "A tool")
+        for at, tool in enumerate(value):
+            if isinstance(tool, dict) and isinstance(tool.get("tools"), list):
+                _check_all(tool["tools"], frozenset({"function"}), f"tools[{at}].tools", "A tool")
     return value
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.usage import cost_of
 from headrace.serve.http.responses.items import Stored
-from headrace.serve.http.responses.wire import FunctionChoice, ResponsesBody
+from headrace.serve.http.responses.tools.wire import FunctionChoice, HostedTool
+from headrace.serve.http.responses.wire import ResponsesBody
 
 ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
 """The statuses that never change."""
@@ -25,6 +26,13 @@ class Result(NamedTuple):
     usage: dict[str, Any] | None = None
     completed_at: int | None = None
     error: ApiError | None = None
+
+
+class Compacted(NamedTuple):
+    """A compaction that was made before the answer: its item, and the ``usage`` of its own request."""
+
+    item: Stored
+    usage: dict[str, Any]
 
 
 def response_of(call: Call, body: ResponsesBody, result: Result) -> Response:
@@ -53,7 +61,7 @@ def response_of(call: Call, body: ResponsesBody, result: Result) -> Response:
         "safety_identifier": None,
         "service_tier": call.service_class,
         "store": body.stored,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": result.usage,
         "user": body.user,
     } | _settings(body)
@@ -76,7 +84,7 @@ def _settings(body: ResponsesBody) -> dict[str, Any]:
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
         "text": {"format": shown, "verbosity": "medium"},
         "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice,
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [tool.model_dump() for tool in body.tools or () if not isinstance(tool, HostedTool)],
     }
 
 
@@ -97,3 +105,14 @@ def usage_of(call: Call) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": used["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": used["total_tokens"],
     } | cost_of(used)
+
+
+def added(used: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Two usages together; the cost, if it was asked for, in all of its parts."""
+    together = dict(used)
+    for name, value in more.items():
+        if isinstance(value, Mapping):
+            together[name] = added(used.get(name, {}), value)
+        elif isinstance(value, int | float):
+            together[name] = used.get(name, 0) + value
+    return together

@@ -21,9 +21,10 @@ from headrace.serve.http.prompts.policy import stored_name
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.responses import resource
 from headrace.serve.http.responses.background import BackgroundResponses
-from headrace.serve.http.responses.compaction import CompactBody, summary_request
+from headrace.serve.http.responses.context.compaction import CompactBody, summary_request
+from headrace.serve.http.responses.context.fitting import fitted
 from headrace.serve.http.responses.conversation import chat_body, own_names
-from headrace.serve.http.responses.items import Stored, chat_messages, references, stored_items
+from headrace.serve.http.responses.items import Stored, chat_messages, is_rule, references, stored_items
 from headrace.serve.http.responses.kept_answer import KeptAnswer
 from headrace.serve.http.responses.refusals import INPUT_TOKENS, RESPONSES
 from headrace.serve.http.responses.store import MAX_AGE_SECONDS, BrokenChain, Record, ResponseStore
@@ -32,6 +33,9 @@ from headrace.serve.http.responses.streams.log import EventLog
 from headrace.serve.http.responses.wire import InputTokensBody, ResponsesBody
 from headrace.serve.http.responses.writer import CompactionWriter, ResponseWriter
 from headrace.serve.http.wire import parse
+
+COMPACTED = ("prompt_cache_key", "prompt_cache_retention", "request_id", "service_tier")
+"""Fields of a request for a compaction that the request for its summary has too."""
 
 MAX_PAGE = 100
 PAGE = 20
@@ -68,7 +72,7 @@ class ResponsesApi:
         items = stored_items(body.input, await self._referred(caller, references(body.input)))
         context = await self._context(caller, body.previous_response_id)
         with own_names():
-            chat = chat_body(body, context, items)
+            chat, compacted = await fitted(self._serving, body, caller, [*context, *items], request.receive)
             if self._serving.recorder is not None:
                 caller = self._serving.recorder.note_chat(chat, caller)
             if body.stored:
@@ -78,7 +82,7 @@ class ResponsesApi:
             )
         log = EventLog() if body.stream and body.stored else None
         keep = partial(self._keep, call.tenant, items, log) if body.stored else _drop
-        writer = writer_of(call, lambda: ResponseWriter(call, body, keep, log))
+        writer = writer_of(call, lambda: ResponseWriter(call, body, keep, log, compacted))
         self._serving.notes.put(call, body.metadata)
         headers = self._serving.headers(call.tenant)
         if body.background:
@@ -105,7 +109,8 @@ class ResponsesApi:
         items = stored_items(given, await self._referred(caller, references(given)))
         context = await self._context(caller, body.previous_response_id)
         with own_names():
-            chat = summary_request(body, chat_messages([*context, *items]))
+            asked = {name: getattr(body, name) for name in COMPACTED}
+            chat = summary_request(chat_messages([*context, *items]), body.instructions, asked)
             call = await open_chat(
                 self._recall,
                 self._model,
@@ -115,7 +120,7 @@ class ResponsesApi:
                 id_prefix="resp_",
                 shorten=True,
             )
-        writer = writer_of(call, lambda: CompactionWriter(call))
+        writer = writer_of(call, lambda: CompactionWriter(call, [*filter(is_rule, [*context, *items])]))
         self._serving.notes.put(call, None)
         return WholeAnswer(call, writer, self._serving.headers(call.tenant))
 
@@ -128,7 +133,7 @@ class ResponsesApi:
         items = stored_items(given, await self._referred(caller, references(given)))
         context = await self._context(caller, body.previous_response_id)
         with own_names():
-            count = await count_chat(self._model, chat_body(body.response(), context, items), caller)
+            count = await count_chat(self._model, chat_body(body.response(), [*context, *items]), caller)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
     async def get(self, request: Request) -> Response:
@@ -243,6 +248,8 @@ def _check(body: ResponsesBody) -> None:
     """Raise `ApiError` 400 where fields contradict each other."""
     if body.background and not body.stored:
         raise invalid("background needs store to be true", "background")
+    if body.background and body.context_management:
+        raise invalid("context_management cannot be used with background", "context_management")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream to be true", "stream_options")
 

@@ -4,53 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from headrace.serve.http.cache.wire import CacheDirectiveFields
 from headrace.serve.http.generation.fields import MAX_LOGPROBS, MetadataField, Stop, Temperature
 from headrace.serve.http.generation.scheduling_fields import SchedulingFields
 from headrace.serve.http.responses.input_wire import Id, Input
-from headrace.serve.http.responses.refusals import known_choice, known_tools
+from headrace.serve.http.responses.tools.wire import Choice, Tools
 from headrace.serve.http.structured import JsonObjectFormat, JsonSchema, TextFormat
-from headrace.serve.http.tools.wire import MAX_TOOLS, Function, mode_or
-from headrace.serve.http.wire import FORM_MARK, Wire, wrong_value
+from headrace.serve.http.wire import FORM_MARK, Wire
 
-
-class FunctionTool(Function):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-
-
-class FunctionChoice(Wire):
-    """The function that must be called."""
-
-    type: Literal["function"]
-    name: str
-
-
-Choice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag(FORM_MARK + "mode")]
-    | Annotated[FunctionChoice, Tag(FORM_MARK + "named")],
-    mode_or(FunctionChoice),
-    BeforeValidator(known_choice),
-]
-
-
-def _different(tools: list[FunctionTool]) -> list[FunctionTool]:
-    names = [tool.name for tool in tools]
-    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
-    if twice is not None:
-        raise wrong_value(f"has two functions with the name {twice!r}")
-    return tools
-
-
-Tools = Annotated[
-    list[FunctionTool],
-    Field(max_length=MAX_TOOLS),
-    AfterValidator(_different),
-    BeforeValidator(known_tools),
-]
+ClientMetadata = Annotated[dict[str, str] | None, Field(max_length=64)]
 
 
 class Reasoning(Wire):
@@ -104,6 +68,18 @@ class ResponseStreamOptions(Wire):
     include_obfuscation: Literal[False] | None = Field(None, description="Events are never padded.")
 
 
+class ContextManagement(Wire):
+    """When a conversation is compacted before it is answered."""
+
+    type: Literal["compaction"]
+    compact_threshold: int | None = Field(
+        None,
+        ge=1,
+        lt=2**31,
+        description="Tokens of the prompt beyond which it is done. Default: 3/4 of the context.",
+    )
+
+
 class _PromptFields(Wire):
     """What a prompt is made of, beside the input."""
 
@@ -112,20 +88,31 @@ class _PromptFields(Wire):
     previous_response_id: Id | None = Field(
         None, description="The stored response that this one continues: its input and output come first."
     )
-    tools: Tools | None = Field(None, description="Functions that the model may call; at most 128.")
+    tools: Tools | None = Field(
+        None,
+        description="Functions that the model may call, at most 128, also in namespaces. Hosted tools are not offered.",
+    )
     tool_choice: Choice | None = Field(
         None, description="`none`, `auto`, `required`, or the function to call. Default auto."
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
-    truncation: Literal["disabled"] | None = Field(None, description="A prompt that is too long is refused.")
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None,
+        description="`auto`: a conversation that is too long loses its oldest items. `disabled`: it is refused.",
+    )
 
 
 class ResponsesBody(SchedulingFields, _PromptFields):
     """A request for a response."""
 
     input: Input = Field(description="A text, or items: messages, function calls, their outputs, reasoning.")
+    context_management: list[ContextManagement] | None = Field(
+        None,
+        max_length=1,
+        description="Sum up a conversation that has grown too long, before it is answered.",
+    )
     store: bool | None = Field(None, description="Store the response. Default true.")
     background: bool | None = Field(None, description="Return at once and compute in the background.")
     stream: bool | None = None
@@ -145,6 +132,7 @@ class ResponsesBody(SchedulingFields, _PromptFields):
         None, description="Log-probabilities of the text. Encrypted reasoning stays null."
     )
     user: str | None = Field(None, max_length=512)
+    client_metadata: ClientMetadata = Field(None, description="What a client notes for itself. No effect.")
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
     response_cache: CacheDirectiveFields | None = Field(
         None, description="What is asked of the response caches."

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import chat_logprobs
 from headrace.serve.http.generation.writing import DONE, encode, encode_lines
-from headrace.serve.http.responses.compaction import compaction_item
-from headrace.serve.http.responses.items import new_id
+from headrace.serve.http.responses.context.compaction import compaction_item, summary_of
+from headrace.serve.http.responses.items import Stored, new_id
 from headrace.serve.http.responses.output import Event, Output, joined, slices
-from headrace.serve.http.responses.resource import Response, Result, response_of, usage_of
+from headrace.serve.http.responses.resource import Compacted, Response, Result, added, response_of, usage_of
 from headrace.serve.http.responses.streams.log import EventLog
+from headrace.serve.http.responses.tools.wire import offered
 from headrace.serve.http.responses.wire import ResponsesBody
 from headrace.serve.parsing.message import MessagePiece
 
@@ -22,7 +23,7 @@ from headrace.serve.parsing.message import MessagePiece
 class ResponseWriter:
     """Writes one call. ``keep`` is called with the response object when its status has changed.
 
-    ``log`` takes the events of a stream, the last of them before ``keep`` is called.
+    ``log`` takes the events of a stream, the last of them before ``keep`` is called. ``compacted`` was done before.
     """
 
     def __init__(
@@ -31,12 +32,15 @@ class ResponseWriter:
         body: ResponsesBody,
         keep: Callable[[Response], None],
         log: EventLog | None = None,
+        compacted: Compacted | None = None,
     ) -> None:
         self._call = call
+        self._compacted = compacted
         self._body = body
         self._keep = keep
         self._log = log
-        self._output = Output()
+        self._output = Output({spelling.flat: spelling for spelling, _ in offered(body.tools or ())})
+        self._given = [] if compacted is None else self._output.put(compacted.item)
         reading = call.prompts[0].reading
         self._reader = None if reading is None else reading.open()
         self._number = 0
@@ -67,9 +71,10 @@ class ResponseWriter:
     def opening(self) -> bytes:
         """The first events."""
         response = self.response("in_progress")
-        return self._write(
-            [{"type": name, "response": response} for name in ("response.created", "response.in_progress")]
-        )
+        begun = [
+            {"type": name, "response": response} for name in ("response.created", "response.in_progress")
+        ]
+        return self._write(begun + self._given)
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
         """The events of what a step adds."""
@@ -119,7 +124,10 @@ class ResponseWriter:
         return response_of(self._call, self._body, Result(status, self._output.items, None, None, shown))
 
     def _end(self) -> Response:
-        result = Result(self._status(), self._output.items, usage_of(self._call), int(time.time()))
+        used = usage_of(self._call)
+        if self._compacted is not None:
+            used = added(used, self._compacted.usage)
+        result = Result(self._status(), self._output.items, used, int(time.time()))
         return response_of(self._call, self._body, result)
 
     def _status(self) -> str:
@@ -162,26 +170,20 @@ class ResponseWriter:
 
 
 class CompactionWriter:
-    """Writes a call that sums up a conversation: the summary in an item."""
+    """Writes a call that sums up a conversation: its ``rules`` as they are, and the summary in an item."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, rules: Sequence[Stored]) -> None:
         self._call = call
+        self._rules = rules
 
     def whole(self) -> bytes:
         """The compacted conversation."""
-        (choice,) = self._call.choices
-        delta, reading = choice.gained() or NOTHING, self._call.prompts[0].reading
-        summary = delta.text
-        if reading is not None:
-            reader = reading.open()
-            pieces = [reader.push(delta.text, delta.texts), reader.finish()]
-            summary = "".join([piece.content for piece in pieces])
-            choice.reasoning_tokens = reader.reasoning_tokens
+        item = compaction_item(summary_of(self._call), new_id("cmp"))
         shown = {
             "id": self._call.id,
             "object": "response.compaction",
             "created_at": self._call.created,
-            "output": [compaction_item(summary, new_id("cmp"))],
+            "output": [*self._rules, item],
             "usage": usage_of(self._call),
         }
         return encode(shown).encode()

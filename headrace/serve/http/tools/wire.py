@@ -40,10 +40,13 @@ def check_parameters(value: Any) -> Any:
     return value
 
 
+FunctionLabel = Annotated[str, AfterValidator(_name)]
+
+
 class Function(Wire):
     """A function that the model may call."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: FunctionLabel
     description: str | None = None
     parameters: Annotated[SkipValidation[dict[str, Any] | None], BeforeValidator(check_parameters)] = Field(
         None, description="A JSON schema of type object."

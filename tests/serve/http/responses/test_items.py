@@ -87,7 +87,7 @@ def test_settings_become_those_of_chat():
             "include": ["message.output_text.logprobs"],
         }
     )
-    chat = chat_body(body, [], stored_items(body.input))
+    chat = chat_body(body, stored_items(body.input))
     assert [message.role for message in chat.messages] == ["system", "user"]
     assert (chat.max_completion_tokens, chat.temperature, chat.top_k) == (5, 0.5, 3)
     assert chat.reasoning_effort == "low"

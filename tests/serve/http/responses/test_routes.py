@@ -391,7 +391,18 @@ def test_log_probabilities_of_the_text(house):
             "input[0].encrypted_content",
             "invalid_value",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f"}]}]},
+            "tools[0].tools[0].type",
+            "unsupported_parameter",
+        ),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools", "missing_required_parameter"),
+        ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].type", "unsupported_parameter"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+            "tool_choice",
+            "invalid_value",
+        ),
         ({"tools": [{"type": "file_search"}]}, "tools[0].type", "unsupported_parameter"),
         ({"tools": [{"type": "computer_use_preview"}]}, "tools[0].type", "unsupported_parameter"),
         ({"tools": [TOOLS[0], {"type": "mcp"}]}, "tools[1].type", "unsupported_parameter"),
@@ -409,7 +420,6 @@ def test_log_probabilities_of_the_text(house):
         ({"max_output_tokens": 10**6}, "max_output_tokens", "context_length_exceeded"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"top_p": 2}, "top_p", "invalid_value"),
-        ({"truncation": "auto"}, "truncation", "invalid_value"),
         ({"conversation": "c"}, "conversation", "unsupported_parameter"),
         ({"prompt": {"id": "x"}}, "prompt", "unsupported_parameter"),
         ({"max_tool_calls": 3}, "max_tool_calls", "unsupported_parameter"),
@@ -459,3 +469,29 @@ def test_no_body_is_a_server_error(house):
         if answer.status_code == 400:
             assert answer.json()["error"]["code"]
     assert statuses == {200, 400}
+
+
+NAMESPACE = {"type": "namespace", "name": "city", "tools": TOOLS}
+AGENT = {"client_metadata": {"turn": "1"}, "tools": [NAMESPACE, {"type": "web_search", "external": False}]}
+
+
+@pytest.mark.parametrize(
+    "options", [{"answer": CALL.replace("get_weather", "city__get_weather")}], indirect=True
+)
+def test_functions_of_a_namespace(house):
+    response = create(house, **AGENT)
+    call = next(item for item in response["output"] if item["type"] == "function_call")
+    assert (call["namespace"], call["name"]) == ("city", "get_weather")
+    assert [tool["type"] for tool in response["tools"]] == ["namespace"]
+    done = [e for e in events(house, **AGENT) if e["type"] == "response.function_call_arguments.done"]
+    assert [event["name"] for event in done] == ["get_weather"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "21"}
+    given = [{"role": "user", "content": "Hi"}, call, result]
+    spelt = {**call, "name": "city__get_weather", "namespace": None}
+    counted = [create(house, input=[given[0], each, given[2]]) for each in (call, spelt)]
+    assert len({response["usage"]["input_tokens"] for response in counted}) == 1
+
+
+def test_two_functions_that_the_model_would_see_under_one_name_are_refused(house):
+    plain = {"type": "function", "name": "city__get_time"}
+    assert create(house, 400, tools=[NAMESPACE, plain])["error"]["param"] == "tools"

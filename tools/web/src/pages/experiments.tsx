@@ -37,7 +37,6 @@ export function Experiments({ argument }: { argument: string }) {
                 </button>
               ),
             },
-            { title: "By", cell: (row) => row.by || "request" },
             { title: "Change", cell: (row) => `${setting(row.control)} → ${setting(row.treatment)}` },
             { title: "Unit", cell: (row) => row.unit },
             { title: "Status", cell: (row) => <span class={`state ${row.status}`}>{words(row.status)}</span> },

@@ -5,17 +5,16 @@ import { sendJson } from "../api";
 import { Bar } from "../components/bar";
 import { Panel } from "../components/panel";
 import { Table } from "../components/table";
-import { number, seconds, share, words } from "../format";
+import { number, seconds, words } from "../format";
 import { useLive } from "../live";
 import { usePolled } from "../polled";
-import { href } from "../route";
 import type { TunerReport } from "../steering";
 
 const EVERY_MS = 2000;
 const MODES: Record<TunerReport["mode"], string> = {
   off: "Off: settings stay as they are",
-  advise: "Advise: try changes and report the better ones",
-  on: "On: adopt changes that are better",
+  advise: "Advise: rehearse changes and report the better ones",
+  on: "On: make changes that are better, and undo those that are not",
 };
 
 export function Tuner() {
@@ -42,12 +41,12 @@ export function Tuner() {
           ]}
         />
       </Panel>
-      <Panel title="Changes" wide note="Newest first. Each change is an experiment.">
+      <Panel title="Changes" wide note="Newest first. A change is rehearsed before it is made, and measured afterwards.">
         <Table
-          caption="Changes that the tuner has tried, with their results"
+          caption="Changes that the tuner has made or advised, with their results"
           rows={[...report.log].reverse()}
           rowKey={(row) => `${row.at} ${row.what}`}
-          empty="The tuner has not tried a change yet."
+          empty="The tuner has made no change yet."
           columns={[
             { title: "When", cell: (row) => (now == null ? "–" : `${seconds(Math.max(0, now - row.at))} ago`) },
             { title: "Change and reason", cell: (row) => words(row.what) },
@@ -81,14 +80,9 @@ function Mode({ report, again }: { report: TunerReport; again: () => void }) {
         ))}
       </fieldset>
       <p>
-        {report.trial ? (
-          <>
-            A trial is running: <a href={href("experiments", report.trial)}>see the experiment</a>.
-          </>
-        ) : (
-          "No trial is running."
-        )}
-        {report.waiting_share != null && ` ${share(report.waiting_share)} of the latency of requests is before the first token.`}
+        {report.probation ? `On probation: ${words(report.probation)}.` : "No change is on probation."}
+        {report.measured_to_rehearsed != null &&
+          ` Requests took ${number(report.measured_to_rehearsed)} times as long as rehearsed in the last scene.`}
       </p>
       {failed && (
         <p class="notice" role="alert">

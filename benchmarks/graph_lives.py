@@ -1,0 +1,66 @@
+"""Random lives of an engine whose decode steps are graphs, on the fake device of the tests, against the simple engine.
+
+Requests arrive, are cancelled, preempted and drafted for, with steps in flight. The tokens must be the same, and a
+replay must do nothing that a CUDA graph cannot do; one life in ``--traced`` is compared operation by operation. No GPU
+is used. ``--output`` keeps what has been lived, so an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from tests.compute.graphs.lives import compare
+
+SHARD = 100
+"""Lives between two writes of the output."""
+
+
+def live(first: int, count: int, traced: int) -> Counter[str]:
+    """Live some lives; the sums of what happened in them. A difference is printed and counted."""
+    sums: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        sums["lives"] += 1
+        try:
+            outcome = compare(seed, traced=seed % traced == 0)
+        except Exception as error:
+            print(f"life {seed}: {type(error).__name__}: {error}", flush=True)
+            sums["different"] += 1
+            continue
+        sums.update(
+            requests=len(outcome.ends),
+            tokens=sum(map(len, outcome.tokens.values())),
+            replays=outcome.replays,
+            preempted=outcome.preempted,
+            accepted=outcome.accepted,
+        )
+    return sums
+
+
+def main() -> None:
+    """Live until ``--lives`` lives are done or the time is over."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lives", type=int, default=10_000)
+    parser.add_argument("--traced", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="no shard begins later than this")
+    parser.add_argument("--output", type=Path, default=Path("bench-results/graph_lives.json"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    sums = Counter(json.loads(args.output.read_text()) if args.output.exists() else {})
+    while sums["lives"] < args.lives and time.monotonic() - began < args.seconds:
+        sums += live(sums["lives"], min(SHARD, args.lives - sums["lives"]), args.traced)
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(sums, indent=1) + "\n")
+    print(json.dumps({"different": 0} | sums))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The work of a graph: a step of N lines that reads and writes nothing but buffers which stay where they are.
+
+Whatever differs from step to step is in the buffers: the host decides the number of lines here, and how they end.
+Padding behind a step's lines belongs to the spare slot. It attends to nothing, and its keys and values are not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.graphs.buffers import Fields, StepBuffers
+from headrace.compute.kv import PagedKV
+from headrace.compute.sampling.choice import Choice
+from headrace.compute.slots import Slots
+
+
+class Ending(StrEnum):
+    """How a graph ends: with likeliest tokens, with sampled ones, or with states from which tokens are drawn later."""
+
+    LIKELIEST = "likeliest"
+    SAMPLED = "sampled"
+    STATES = "states"
+
+
+class Variant(NamedTuple):
+    """What distinguishes one graph from another; ``verifies``: its rows may have drafts."""
+
+    size: int
+    ending: Ending
+    verifies: bool
+
+
+class Decoder(Protocol):
+    """What a graph needs from a model; none of it may read the host's memory or wait for the device."""
+
+    def hidden(self, batch: Batch, kv: PagedKV) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def likeliest(self, logits: Tensor) -> Tensor: ...
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor: ...
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor: ...
+
+
+class StepBody:
+    """The work of all graphs of at most ``most`` lines."""
+
+    def __init__(self, decoder: Decoder, kv: PagedKV, slots: Slots, buffers: StepBuffers, most: int) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self._slots = slots
+        self._buffers = buffers
+        self._starts = torch.arange(most + 1, dtype=torch.int32, device=slots.device)
+        self._order = torch.arange(most, dtype=torch.int64, device=slots.device)
+
+    def buffers(self) -> Sequence[Tensor]:
+        """Everything that graphs share with the host or with each other, the model's weights apart."""
+        slots = self._slots
+        return *self._buffers.all(), slots.tokens, slots.tables, self._starts, self._order, self._kv.pages
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where the buffers are: a graph reads and writes there, whatever they are later."""
+        return tuple(buffer.data_ptr() for buffer in self.buffers())
+
+    def run(self, variant: Variant) -> None:
+        """Compute one step on the buffers."""
+        size, ending, verifies = variant
+        given = self._buffers.given[size]
+        tokens = self._slots.tokens.view(-1)
+        self._slots.tables.view(-1).index_copy_(0, given.table_places, given.table_blocks)
+        if verifies:
+            _put(tokens, given.places + 1, given.drafts)
+        hidden = self._decoder.hidden(self._batch(given, size), self._kv)
+        if ending is Ending.STATES:
+            self._buffers.states[:size].copy_(hidden)
+            return
+        logits = self._decoder.logits(hidden)
+        drawn = self._decoder.likeliest(logits)
+        if ending is Ending.SAMPLED:
+            sampled = self._decoder.choose(logits, _choice(given))
+            drawn = torch.where(given.random != 0, sampled, drawn)
+        out = self._buffers.out
+        out[:size].copy_(drawn)
+        _put(tokens, given.places + 1, drawn)
+        if verifies:
+            out[size : 2 * size].copy_(self._decoder.accept(drawn, given.drafts, given.first, given.offsets))
+
+    def _batch(self, given: Fields[Tensor], size: int) -> Batch:
+        slots = self._slots
+        return Batch(
+            tokens=slots.tokens.view(-1).index_select(0, given.places),
+            positions=given.positions,
+            slot_mapping=given.mapping,
+            query_starts=self._starts[: size + 1],
+            context_lens=given.contexts,
+            block_tables=slots.tables.index_select(0, given.slots),
+            logits_indices=self._order[:size],
+            lengths=(1,) * size,
+            # The longest possible: a graph may not depend on the contexts of the step with which it is recorded.
+            contexts=(slots.max_model_len,) * size,
+            decode_rows=size,
+            block_size=slots.block_size,
+        )
+
+
+def _put(tokens: Tensor, places: Tensor, values: Tensor) -> None:
+    """Store tokens, and 0 in place of a fault or of no draft."""
+    tokens.index_copy_(0, places, values.clamp(min=0).to(tokens.dtype))
+
+
+def _choice(given: Fields[Any]) -> Choice:
+    return Choice(given.temperature, given.min_p, given.top_k, given.top_p, given.uniform)

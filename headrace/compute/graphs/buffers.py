@@ -1,0 +1,174 @@
+"""The buffers of graphs: a step's inputs as one array on both sides, and its results.
+
+Every field has the same width, so a step of any size is one contiguous range and one copy:
+
+    places | positions | mapping | …        each `width(lines)` words of eight bytes
+
+The host writes into pinned memory, of which there are several: the device may still copy from the ones before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.compute.graphs.recorder import Mark, Recorder
+
+ArrayT = TypeVar("ArrayT")
+
+ALIGNED_WORDS = 16
+"""Each field starts at 128 bytes: kernels read aligned memory faster, and Triton compiles for it."""
+
+_RING = 4
+"""Pinned arrays for steps under way; with more of them in flight, the host waits for the oldest copy."""
+
+
+class Fields(NamedTuple, Generic[ArrayT]):
+    """The inputs of N lines, [N] each: arrays on the host, tensors on the device.
+
+    Always: ``places`` int64 of their tokens in the slots' buffer; ``positions`` int64; ``mapping`` int64, where keys
+    and values are written (-1: nowhere); ``slots`` int64; ``contexts`` int32, the keys that they attend to;
+    ``table_places`` int64 and ``table_blocks`` int32, new blocks of the tables.
+
+    With drafts, as in `Lines`: ``drafts``, ``first`` and ``offsets`` int64.
+
+    If any is sampled, as in `Choice`: ``temperature``, ``min_p``, ``top_p``, ``uniform`` float64, ``top_k`` int64;
+    and ``random`` int64, which are sampled.
+    """
+
+    places: ArrayT
+    positions: ArrayT
+    mapping: ArrayT
+    slots: ArrayT
+    contexts: ArrayT
+    table_places: ArrayT
+    table_blocks: ArrayT
+    drafts: ArrayT
+    first: ArrayT
+    offsets: ArrayT
+    temperature: ArrayT
+    min_p: ArrayT
+    top_k: ArrayT
+    top_p: ArrayT
+    uniform: ArrayT
+    random: ArrayT
+
+
+_FLOATS = frozenset(("temperature", "min_p", "top_p", "uniform"))
+_SMALL = frozenset(("contexts", "table_blocks"))
+
+
+def width(lines: int) -> int:
+    """Words of a field of so many lines."""
+    return -(-lines // ALIGNED_WORDS) * ALIGNED_WORDS
+
+
+def words_of(lines: int) -> int:
+    """Words of all fields of so many lines."""
+    return len(Fields._fields) * width(lines)
+
+
+def fields(words: ArrayT, lines: int, view: Callable[[Any, str], Any]) -> Fields[Any]:
+    """The fields of ``lines`` lines in an array; ``view`` gives a part of it another type, which it names."""
+    parts, each = [], width(lines)
+    for number, name in enumerate(Fields._fields):
+        kind = "float64" if name in _FLOATS else "int32" if name in _SMALL else "int64"
+        parts.append(view(words[number * each : (number + 1) * each], kind)[:lines])  # type: ignore[index]
+    return Fields(*parts)
+
+
+class Staging:
+    """One pinned array, and the mark behind the last copy from it."""
+
+    def __init__(self, words: Tensor) -> None:
+        self.words = words
+        self.copied: Mark | None = None
+        self._fields: dict[int, Fields[Any]] = {}
+
+    def fields(self, lines: int) -> Fields[Any]:
+        """The fields of so many lines, as arrays that share its memory."""
+        if lines not in self._fields:
+            whole = self.words.numpy()
+            self._fields[lines] = fields(whole, lines, lambda part, kind: part.view(np.dtype(kind)))
+        return self._fields[lines]
+
+
+class StepBuffers:
+    """Inputs and results of graphs of some ``sizes`` (ascending; ``most`` lines); on the device they never move.
+
+    ``given`` are the inputs of each size, as parts of ``words``.
+    ``out`` int64 [2 * most] has the drawn tokens of a graph of N lines in its first N words, and in the next N which of
+    them count. ``states`` [most, hidden] are its last hidden states, if the tokens are drawn by other means.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        device: torch.device,
+        sizes: Sequence[int],
+        hidden_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        most = sizes[-1]
+        self._recorder = recorder
+        self.words = torch.zeros(words_of(most), dtype=torch.int64, device=device)
+        self.given: dict[int, Fields[Tensor]] = {
+            size: fields(self.words, size, lambda part, kind: part.view(getattr(torch, kind)))
+            for size in sizes
+        }
+        self.out = torch.zeros(2 * most, dtype=torch.int64, device=device)
+        self.states = torch.zeros(most, hidden_size, dtype=dtype, device=device)
+        self._ring = [Staging(recorder.pinned(words_of(most))) for _ in range(_RING)]
+        self._next = 0
+        self._free: list[Tensor] = []
+
+    def all(self) -> Sequence[Tensor]:
+        """All buffers of the device."""
+        return self.words, self.out, self.states
+
+    def stage(self) -> Staging:
+        """Pinned memory for the inputs of the next step."""
+        staging = self._ring[self._next]
+        self._next = (self._next + 1) % len(self._ring)
+        if staging.copied is not None:
+            staging.copied.synchronize()  # it is over, unless more steps are under way than there are arrays
+        return staging
+
+    def send(self, staging: Staging, lines: int) -> None:
+        """Queue the copy of the inputs of so many lines."""
+        count = words_of(lines)
+        self._recorder.copy(self.words[:count], staging.words[:count])
+        staging.copied = self._recorder.mark()
+
+    def fetch(self, lines: int, size: int, parts: int) -> Fetched:
+        """Queue the copy of the results of a graph of ``size`` lines, of which the first ``lines`` are those of rows.
+
+        ``parts`` is 1 for the tokens, and 2 with what counts.
+        """
+        host = self._free.pop() if self._free else self._recorder.pinned(len(self.out))
+        self._recorder.copy(host[: parts * size], self.out[: parts * size])
+        return Fetched(host, self._free, self._recorder.mark(), lines, size, parts)
+
+
+class Fetched:
+    """Results of a graph on their way to the host: see `results.Arriving`."""
+
+    def __init__(
+        self, host: Tensor, free: list[Tensor], arrived: Mark, lines: int, size: int, parts: int
+    ) -> None:
+        self._host = host
+        self._free = free
+        self._arrived = arrived
+        self._shape = (lines, size, parts)
+
+    def wait(self) -> list[Tensor]:
+        """The tokens int64 [lines], and what counts bool [lines] if it was fetched; to be called once."""
+        self._arrived.synchronize()
+        lines, size, parts = self._shape
+        whole = self._host[: parts * size].view(parts, size)[:, :lines].clone()
+        self._free.append(self._host)
+        return [whole[0], *(part != 0 for part in whole[1:])]

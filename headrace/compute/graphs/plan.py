@@ -1,0 +1,65 @@
+"""Which graphs of decode steps a model records, the memory kept for them, and what start-up prints about them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.compute.graphs.recorder import CudaRecorder
+from headrace.compute.graphs.sizes import MOST_LINES, graph_sizes
+from headrace.compute.graphs.steps import Captured, GraphSpec
+from headrace.compute.model.decoder import Decoder
+from headrace.core.capacity import activation_bytes
+
+GRAPHED_KERNELS = frozenset({"triton"})
+"""Backends that launch a decode step without arrays of the host; torch's attention builds some for each step."""
+
+GRAPH_BYTES = 1 << 20
+"""Memory of a recorded graph besides what it computes in: an estimate."""
+
+
+class Graphs(NamedTuple):
+    """The graphs to record (None: none), and the memory to keep for them in bytes."""
+
+    spec: GraphSpec | None
+    bytes: int = 0
+
+
+def plan_graphs(decoder: Decoder, rows: int, drafts: int | None) -> Graphs:
+    """The graphs for decode steps of at most ``rows`` rows: none on a CPU, or with kernels that cannot be recorded.
+
+    ``drafts`` is the most tokens that a drafter proposes for a row in a step; None: there is no drafter.
+    """
+    recordable = decoder.device.type == "cuda" and decoder.kernels.name in GRAPHED_KERNELS
+    if not recordable:
+        return Graphs(None)
+    lines, drafting = min(MOST_LINES, rows * (1 + (drafts or 0))), drafts is not None
+    spec = GraphSpec(CudaRecorder(decoder.device), lines, drafting, decoder.spec.hidden_size, decoder.dtype)
+    return Graphs(spec, _graph_bytes(decoder, lines, drafting))
+
+
+def _graph_bytes(decoder: Decoder, lines: int, drafts: bool) -> int:
+    """Memory to keep for graphs: that of the largest step, in which all others compute too, and each one's own."""
+    sizes = graph_sizes(lines)
+    step = activation_bytes(
+        hidden_size=decoder.spec.hidden_size,
+        intermediate_size=decoder.spec.intermediate_size,
+        vocab_size=decoder.spec.vocab_size,
+        itemsize=decoder.dtype.itemsize,
+        max_num_batched_tokens=sizes[-1],
+        max_num_seqs=0,  # a graph samples from its logits as they are, without a copy
+    )
+    step += sizes[-1] * decoder.spec.vocab_size * 4
+    return step + len(sizes) * (6 if drafts else 4) * GRAPH_BYTES
+
+
+def describe_graphs(captured: Captured) -> str:
+    """What was recorded, as a line of the memory plan."""
+    done = (
+        f"{captured.graphs}, for up to {captured.lines} tokens per step, recorded in {captured.seconds:.1f} s"
+    )
+    if not captured.problem:
+        return done
+    return (
+        f"{done}; larger decode steps are launched operation by operation, because recording failed at"
+        f" {captured.problem} (lower --gpu-memory-utilization or --max-num-seqs, or use --enforce-eager)"
+    )

@@ -1,0 +1,252 @@
+"""From a step's last states to its tokens: which lines of logits are drawn from, how, and what they are scored.
+
+It knows the requests' parameters by slot: sampling, grammars, log-probabilities. An invalid request fails alone, and so
+does a row whose sampling raises. It does not know how the states are computed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from headrace.compute.grammar.matchers import Matchers
+from headrace.compute.results import Sampled
+from headrace.compute.sampling.allowed import Allowed
+from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.lines import NO_DRAFT, Lines, drafted
+from headrace.compute.sampling.logprobs import Scores, score
+from headrace.compute.sampling.penalties import Penalty
+from headrace.compute.sampling.sampler import Drawing, Sampler
+from headrace.compute.slots import Ints, Rows, Slots, ramps
+from headrace.compute.transfer import Download, upload
+from headrace.core.constraint import FAILED_PREFIX
+from headrace.core.plan import Entry, Row
+
+
+class Head(Protocol):
+    """What drawing needs from a model."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [S, vocab] of hidden states."""
+        ...
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """The first token int64 [S] of each row's largest logit, or a fault: see `draw.likeliest`."""
+        ...
+
+    def restrict(self, logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+        """``logits`` without what grammars do not allow: see `allowed.restrict`."""
+        ...
+
+    def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+        """A token int64 [S] sampled from each row's logits, or a fault: see `choice.choose`."""
+        ...
+
+    def penalize(self, logits: torch.Tensor, counts: torch.Tensor, penalty: Penalty) -> None:
+        """Penalize rows of logits in place: see `penalties.penalize`."""
+        ...
+
+    def accept(
+        self, drawn: torch.Tensor, drafts: torch.Tensor, first: torch.Tensor, offsets: torch.Tensor
+    ) -> torch.Tensor:
+        """Which of the drawn tokens count: see `lines.counting_of`."""
+        ...
+
+
+class StepSampling:
+    """The sampling of all slots. At most ``most_logits`` rows of logits exist at once.
+
+    The time of computing logits is added to ``seconds["forward"]``.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        slots: Slots,
+        seconds: dict[str, float],
+        *,
+        vocab_size: int,
+        most_logits: int,
+        matchers: Matchers | None,
+    ) -> None:
+        self._seconds = seconds
+        self._head = head
+        self._slots = slots
+        self._vocab_size = vocab_size
+        self._most_logits = most_logits
+        self._matchers = matchers
+        # A CPU finds the few tokens of a row's own sequence faster than it reads a whole row of counts.
+        penalize = None if slots.device.type == "cpu" else head.penalize
+        self._sampler = Sampler(
+            slots.tokens, vocab_size, head.likeliest, head.choose, head.restrict, penalize
+        )
+        self._refused: dict[int, str] = {}
+        # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
+        self._top = np.full(len(slots.tokens), -1, dtype=np.int64)
+        self._prompt_top = np.full(len(slots.tokens), -1, dtype=np.int64)
+        self._prompt_end = np.zeros(len(slots.tokens), dtype=np.int64)
+
+    def admit(self, entry: Entry) -> Ints:
+        """A sequence takes a slot; returns its tokens, or zeros if the request is invalid."""
+        self._refused.pop(entry.slot, None)
+        params = entry.params
+        self._top[entry.slot] = -1 if params.logprobs is None else params.logprobs
+        self._prompt_top[entry.slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self._prompt_end[entry.slot] = 0 if params.prompt_logprobs is None else entry.prompt_tokens - 1
+        try:
+            self._constrain(entry)
+            tokens = self._sampler.admit(entry)
+        except Exception as error:  # an invalid request must fail alone
+            self._refused[entry.slot] = str(error)
+            tokens = np.zeros(len(entry.tokens), dtype=np.int64)
+        return tokens
+
+    def _constrain(self, entry: Entry) -> None:
+        if self._matchers is not None:
+            self._matchers.admit(entry)
+        elif entry.params.structured_outputs is not None:
+            raise ValueError(f"{FAILED_PREFIX}this server has no grammar engine")
+
+    def drafts_of(self, rows: tuple[Row, ...]) -> Ints:
+        """The drafts of all rows, one after the other."""
+        return drafted(rows, self._vocab_size)
+
+    def lines_of(self, plan_rows: tuple[Row, ...], rows: Rows) -> Lines:
+        """The lines of logits of all rows; grammars begin to walk along drafts."""
+        sampling = np.flatnonzero(rows.samples)
+        if not any(row.drafts for row in plan_rows):
+            none = np.zeros(len(sampling), dtype=np.int64)
+            return Lines(sampling, rows.slot[sampling], rows.end[sampling], none, none, False)
+        drafts = self.drafts_of(plan_rows)
+        if self._matchers is not None:
+            self._matchers.walk({row.slot: row.drafts for row in plan_rows if row.drafts})
+        counts = 1 + rows.drafts[sampling]
+        at, offsets = np.repeat(sampling, counts), ramps(counts)
+        expected = np.full(len(at), NO_DRAFT, dtype=np.int64)
+        expected[offsets < rows.drafts[at]] = drafts
+        return Lines(at, rows.slot[at], rows.known[at] + offsets, offsets, expected, True)
+
+    def drawing(self, lines: Lines) -> Drawing | None:
+        """How the tokens of ``lines`` are drawn; None if that takes scores, or more than `Drawing` holds."""
+        scored = (self._top[lines.slots] >= 0).any()
+        if scored or (self._matchers is not None and self._matchers.follow(lines.slots)):
+            return None
+        return self._sampler.drawing(lines.slots, lines.positions)
+
+    def spans(self, rows: Rows) -> Ints:
+        """Number of positions of each row that need scores of the prompt's next token; empty if none does."""
+        ends = self._prompt_end[rows.slot]
+        return np.maximum(np.minimum(rows.end, ends) - rows.start, 0) if ends.any() else ends[:0]
+
+    def failures(self, rows: tuple[Row, ...]) -> dict[int, str]:
+        """Why some rows fail, by their index: their requests are invalid."""
+        if not self._refused:
+            return {}
+        return {row: self._refused[each.slot] for row, each in enumerate(rows) if each.slot in self._refused}
+
+    def sample(
+        self, hidden: torch.Tensor, lines: Lines, failures: dict[int, str], download: Download
+    ) -> Sampled:
+        """Draw the tokens of all lines, in parts, because the logits of many drafts would not fit at once."""
+        allowed = self._allowed(lines, failures)
+        if allowed is not None and lines.verifies and self._matchers is not None:
+            lines = lines.cut(self._matchers.legal())
+        drafts = lines.before() if self._sampler.penalizes else None
+        tokens: list[torch.Tensor] = []
+        scores: list[Scores] = []
+        scored: list[int] = []
+        for begin in range(0, len(lines.rows), self._most_logits):
+            part = slice(begin, begin + self._most_logits)
+            whole = len(lines.rows) <= self._most_logits
+            some = lines if whole else lines.part(part)
+            own = allowed if whole or allowed is None else allowed.part(begin, part.stop)
+            logits = self._logits(hidden[part])
+            drawn = self._draw(logits, some, own, None if drafts is None else drafts[part], failures)
+            tokens.append(drawn)
+            top = self._top[some.slots]
+            at = np.flatnonzero(top >= 0)
+            if at.size:
+                (at_,) = upload(self._slots.device, at)
+                chosen = drawn.index_select(0, at_).clamp_(min=0)
+                scores.append(score(logits.index_select(0, at_).float(), chosen, top[at], download))
+                scored += (begin + at).tolist()
+            del logits
+        drawn = tokens[0] if len(tokens) == 1 else torch.cat(tokens)
+        counting = lines.counting(drawn, self._head.accept) if lines.verifies else None
+        self._slots.append(lines.slots, lines.positions, drawn)
+        self._sampler.append(lines.slots, drawn, counting)
+        if self._matchers is not None:
+            self._matchers.note(lines.slots, drawn, counting)
+        constrained = set() if allowed is None else set(lines.rows[allowed.lines].tolist())
+        counted = None if counting is None else download.add(counting)
+        return Sampled(lines.rows.tolist(), download.add(drawn), counted, constrained, scored, tuple(scores))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        logits = self._head.logits(hidden)
+        self._seconds["forward"] += time.perf_counter() - began
+        return logits
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        lines: Lines,
+        allowed: Allowed | None,
+        drafts: Ints | None,
+        failures: dict[int, str],
+    ) -> torch.Tensor:
+        """A token for each of ``lines``: all together, or one by one if the batch raises."""
+        try:
+            return self._sampler.sample(logits, lines.slots, lines.positions, allowed, drafts)
+        except Exception:
+            each = logits if allowed is None else self._head.restrict(logits, allowed)
+            return self._sample_alone(each, lines, drafts, failures)
+
+    def _allowed(self, lines: Lines, failures: dict[int, str]) -> Allowed | None:
+        """What grammars leave to draw from; rows whose grammar has failed are added to ``failures``."""
+        found = None if self._matchers is None else self._matchers.allowed(lines.slots, lines.offsets)
+        if found is None:
+            return None
+        allowed, failed = found
+        for line, reason in failed.items():
+            failures.setdefault(int(lines.rows[line]), reason)
+        return allowed
+
+    def _sample_alone(
+        self, logits: torch.Tensor, lines: Lines, drafts: Ints | None, failures: dict[int, str]
+    ) -> torch.Tensor:
+        """Sample line by line after the batch raised: rows that raise again fail, the others continue.
+
+        A line behind a draft only does not count: what raises there raises again when it is the row's first.
+        """
+        drawn = torch.zeros(len(lines.rows), dtype=torch.int64, device=self._slots.device)
+        for line in range(len(lines.rows)):
+            one = slice(line, line + 1)
+            before = None if drafts is None else drafts[one]
+            try:
+                drawn[one] = self._sampler.sample(
+                    logits[one], lines.slots[one], lines.positions[one], drafts=before
+                )
+            except Exception as error:
+                if lines.offsets[line]:
+                    drawn[one] = NO_DRAFT
+                else:
+                    failures[int(lines.rows[line])] = f"sampling failed: {error}"
+        return drawn
+
+    def score_prompts(
+        self, hidden: torch.Tensor, rows: Rows, spans: Ints, download: Download
+    ) -> tuple[Scores, ...]:
+        """Scores of the token after each state, in parts, because all logits of a long prompt would not fit at once."""
+        slots = np.repeat(rows.slot, spans)
+        following = np.repeat(rows.start, spans) + ramps(spans) + 1
+        scores = []
+        for begin in range(0, len(hidden), self._most_logits):
+            part = slice(begin, begin + self._most_logits)
+            tokens = self._slots.tokens_at(slots[part], following[part])
+            logits = self._head.logits(hidden[part]).float()
+            scores.append(score(logits, tokens, self._prompt_top[slots[part]], download))
+        return tuple(scores)

@@ -1,0 +1,217 @@
+"""A rehearsal: the requests of a scene run once more through a model of the scheduler, with other knobs.
+
+The model has the scheduler's own bounds of a step. They depend on the step times that the engine has learnt, so it
+learns too, from a copy of them; how long a step really takes is the engine's measured curve. It decodes first, and
+prefills in order of arrival within the bounds. It knows no caches, drafts, priorities or preemption, and no random
+numbers. All decoding rows are two sums, so a step costs microseconds however many requests run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.scheduler.step_builder import LEAST_PREFILL, mixed_limit, usual_limit
+
+
+class Job(NamedTuple):
+    """A request of a scene: ``prompt`` tokens are to be computed after ``context`` known ones, ``output`` to be
+    generated. One that has its first token already has ``prompt`` 0.
+    """
+
+    arrived: float
+    prompt: int
+    context: int
+    output: int
+
+
+class Scene(NamedTuple):
+    """What happened between two times: jobs by arrival; those that were open at the beginning arrive then."""
+
+    began: float
+    ended: float
+    jobs: Sequence[Job]
+
+    @property
+    def load(self) -> float:
+        """Tokens per second of the jobs that arrived, prompts and outputs."""
+        tokens = sum(job.prompt + job.output for job in self.jobs if job.arrived > self.began)
+        return tokens / (self.ended - self.began)
+
+    def denser(self, times: float) -> Scene:
+        """The same requests at so many times the load."""
+        began = self.began
+        jobs = [job._replace(arrived=began + (job.arrived - began) / times) for job in self.jobs]
+        return Scene(began, began + (self.ended - began) / times, jobs)
+
+
+class Outcome(NamedTuple):
+    """How a rehearsal went.
+
+    ``seconds_per_token`` is the time that requests are open, per token, within the scene: what a measurement of the
+    scene shows. ``open_seconds`` is the time that all jobs are open until the last one has ended: the same work for
+    all knobs, so it compares them. ``ttft_p99`` and ``itl_p99`` are 0 where there is none.
+    """
+
+    seconds_per_token: float
+    open_seconds: float
+    ttft_p99: float
+    itl_p99: float
+
+
+class Rehearsal:
+    """One run; ``slots`` bounds the running requests, ``times`` are what the engine has learnt.
+
+    ``static``: requests start in static batches of all slots, or fewer after the batches' timeout.
+    """
+
+    def __init__(
+        self, scene: Scene, knobs: Knobs, times: StepTimes, slots: int, *, static: bool = False
+    ) -> None:
+        self._scene, self._knobs, self._times = scene, knobs, times.copy()
+        self._curve = self._times.curve.copy()  # what a step takes does not change by rehearsing it
+        self._slots = min(slots, knobs.max_running or slots)
+        self._timeout = (knobs.static_batch_seconds or 0.0) if static else None
+        self._joining = 0  # requests of a static batch that have not started yet
+        self._now, self._step = scene.began, 0
+        self._waiting: deque[Job] = deque()
+        self._prefilling: list[list[int]] = []  # position and end of each prompt under way
+        self._jobs: list[Job] = []  # of these prompts
+        self._decoding = self._contexts = 0
+        self._ends: list[tuple[int, int, float]] = []  # step, context and arrival of each decoding job's end
+        self._inside = self._open = 0.0  # seconds that jobs were open, within the scene and in all
+        self._tokens = 0  # generated within the scene
+        self._first: list[float] = []
+        self._steps: list[tuple[float, int]] = []  # seconds and decoding rows of each step
+
+    def run(self) -> Outcome:
+        """Run all jobs to their end."""
+        arriving = deque(self._scene.jobs)
+        while arriving or self._waiting or self._prefilling or self._decoding:
+            while arriving and arriving[0].arrived <= self._now:
+                self._arrive(arriving.popleft())
+            if self._startable() or self._prefilling or self._decoding:
+                self._run_step()
+            else:
+                self._now = min(arriving[0].arrived if arriving else math.inf, self._ready_at())
+        return Outcome(
+            self._inside / max(1, self._tokens),
+            self._open,
+            _p99([(each, 1) for each in self._first]),
+            _p99(self._steps),
+        )
+
+    def _arrive(self, job: Job) -> None:
+        if job.prompt:
+            self._waiting.append(job)
+        else:
+            self._decode(job, job.context, job.output)
+
+    def _startable(self) -> int:
+        """How many waiting requests may start now."""
+        running = self._decoding + len(self._prefilling)
+        if self._timeout is None:
+            return max(0, min(self._slots - running, len(self._waiting)))
+        if not running and self._now >= self._ready_at():
+            self._joining = min(self._slots, len(self._waiting))
+        return self._joining
+
+    def _ready_at(self) -> float:
+        """When the next static batch starts, if nothing runs then."""
+        if not self._waiting or self._timeout is None:
+            return math.inf
+        return -math.inf if len(self._waiting) >= self._slots else self._waiting[0].arrived + self._timeout
+
+    def _run_step(self) -> None:
+        chunks, seconds = self._plan()
+        self._now += seconds
+        self._step += 1
+        self._steps.append((seconds, self._decoding))
+        if self._now <= self._scene.ended:
+            self._tokens += self._decoding
+        self._contexts += self._decoding
+        while self._ends and self._ends[0][0] <= self._step:
+            _, context, arrived = heapq.heappop(self._ends)
+            self._decoding -= 1
+            self._contexts -= context
+            self._end(arrived)
+        for prompt, length in zip(self._prefilling, chunks, strict=False):
+            prompt[0] += length
+        self._emit_first()
+
+    def _plan(self) -> tuple[list[int], float]:
+        """The chunks of the prompts under way and of those that start now, and the seconds of the step.
+
+        The first chunk of a step has a length even if the bounds leave no room, as in the scheduler.
+        """
+        times, knobs = self._times, self._knobs
+        rows = tokens = self._decoding
+        contexts, prompts = self._contexts, len(self._prefilling) + self._startable()
+        decoding = times.predict(rows, tokens, contexts)
+        usual = usual_limit(knobs.step_seconds, decoding)
+        mixed = mixed_limit(decoding, knobs.mixed_prefill_ratio, prompts)
+        chunks: list[int] = []
+        for number in range(prompts):
+            if number == len(self._prefilling):
+                job = self._waiting[0]
+                position, goal = job.context, job.context + job.prompt
+            else:
+                position, goal = self._prefilling[number]
+            length = min(goal - position, knobs.batched_tokens - tokens, knobs.long_prefill_tokens or goal)
+            if self._decoding and knobs.mixed_prefill_ratio:
+                length = min(
+                    length, times.longest(position, mixed, rows, tokens, contexts) or int(not chunks)
+                )
+            if self._decoding and knobs.step_seconds:
+                fitting = times.longest(position, usual, rows, tokens, contexts)
+                length = min(length, fitting if chunks else max(fitting, LEAST_PREFILL))
+            if length <= 0:
+                break
+            if number == len(self._prefilling):
+                self._prefilling.append([position, goal])
+                self._jobs.append(self._waiting.popleft())
+                self._joining -= 1
+            chunks.append(length)
+            rows, tokens = rows + 1, tokens + length
+            contexts += length * position + length * length // 2
+        seconds = self._curve.seconds(tokens)
+        times.observe(rows, tokens, contexts, seconds)
+        return chunks, seconds
+
+    def _emit_first(self) -> None:
+        """The prompts that are complete have their first token."""
+        under_way = list(zip(self._prefilling, self._jobs, strict=True))
+        for (position, goal), job in under_way:
+            if position == goal:
+                self._first.append(self._now - job.arrived)
+                self._tokens += self._now <= self._scene.ended
+                if job.output > 1:
+                    self._decode(job, goal + 1, job.output - 1)
+                else:
+                    self._end(job.arrived)
+        left = [each for each in under_way if each[0][0] < each[0][1]]
+        self._prefilling, self._jobs = [each[0] for each in left], [each[1] for each in left]
+
+    def _decode(self, job: Job, context: int, output: int) -> None:
+        self._decoding += 1
+        self._contexts += context
+        heapq.heappush(self._ends, (self._step + output, context + output, job.arrived))
+
+    def _end(self, arrived: float) -> None:
+        self._open += self._now - arrived
+        self._inside += max(0.0, min(self._now, self._scene.ended) - arrived)
+
+
+def _p99(weighted: list[tuple[float, int]]) -> float:
+    """The 99th percentile of values that occur so many times each; 0 without any."""
+    left = sum(count for _, count in weighted) // 100
+    for value, count in sorted(weighted, reverse=True):
+        left -= count
+        if left < 0:
+            return value
+    return 0.0

@@ -1,0 +1,56 @@
+"""Which graphs a model records, and what the memory plan says of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.build.memory import _graphs
+from headrace.compute.graphs import plan
+from headrace.compute.graphs.plan import describe_graphs, plan_graphs
+from headrace.compute.graphs.sizes import graph_sizes
+from headrace.compute.graphs.steps import Captured
+from headrace.config import ModelOptions, Options
+
+
+def decoder(device: str = "cuda", kernels: str = "triton") -> Any:
+    spec = SimpleNamespace(hidden_size=64, intermediate_size=128, vocab_size=1000)
+    names = SimpleNamespace(name=kernels)
+    return SimpleNamespace(device=torch.device(device), kernels=names, spec=spec, dtype=torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "CudaRecorder", lambda device: f"recorder of {device}")
+
+
+def test_graphs_are_recorded_on_a_gpu_by_kernels_that_allow_it() -> None:
+    planned = plan_graphs(decoder(), 20, None)
+    assert planned.spec is not None
+    assert [*planned.spec][:3] == ["recorder of cuda", 20, False]
+    assert planned.bytes > 4 * len(graph_sizes(20)) << 20
+    for other in (decoder("cpu"), decoder(kernels="torch")):
+        assert plan_graphs(other, 20, None) == (None, 0)
+
+
+def test_options_can_forbid_graphs() -> None:
+    assert _graphs(Options(model=ModelOptions(enforce_eager=True)), decoder()) == (None, 0)
+    assert _graphs(Options(), decoder()).spec is not None
+
+
+@pytest.mark.parametrize(("rows", "lines"), [(20, 100), (400, 512)])
+def test_drafts_take_a_line_each(rows: int, lines: int) -> None:
+    spec = plan_graphs(decoder(), rows, 4).spec
+    assert spec is not None
+    assert spec[1:3] == (lines, True)
+
+
+def test_what_was_recorded_is_described() -> None:
+    assert describe_graphs(Captured(140, 256, 1 << 30, 3.21)) == (
+        "140, for up to 256 tokens per step, recorded in 3.2 s"
+    )
+    failed = describe_graphs(Captured(8, 4, 0, 1.0, "8 lines: CUDA out of memory."))
+    assert "recording failed at 8 lines: CUDA out of memory. (lower --gpu-memory-utilization" in failed

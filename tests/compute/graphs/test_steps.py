@@ -1,0 +1,147 @@
+"""Recording graphs, and what happens when memory ends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.compute.batch import Batch
+from headrace.compute.graphs.sizes import MOST_LINES, graph_sizes
+from headrace.compute.graphs.steps import GraphSpec
+from headrace.compute.kv import PagedKV
+from headrace.compute.runner import LocalRunner
+from headrace.core.events import Finished
+from headrace.core.plan import StepPlan
+from headrace.core.request import FinishReason, Request, SamplingParams
+from tests.compute.fakes import FakeKV, entry, greedy, row
+from tests.compute.graphs.fake_device import FakeDevice
+from tests.compute.graphs.lives import MAX_LEN, VOCAB, OpaqueDecoder, Shape, engine_of, watch
+
+PROMPT = (5, 17, 3, 40, 9)
+
+
+def make(device: FakeDevice, lines: int = 4, drafts: bool = False) -> tuple[LocalRunner, OpaqueDecoder]:
+    decoder = OpaqueDecoder()
+    runner = LocalRunner(
+        decoder,  # type: ignore[arg-type]
+        FakeKV(32),  # type: ignore[arg-type]
+        vocab_size=VOCAB,
+        max_num_seqs=4,
+        max_model_len=MAX_LEN,
+        device=torch.device("cpu"),
+        graphs=GraphSpec(device, lines, drafts, VOCAB, torch.float32),
+    )
+    watch(device, runner)
+    return runner, decoder
+
+
+def decode(runner: LocalRunner, steps: int, **params: object) -> list[int]:
+    """A prompt and ``steps`` tokens behind it, each step collected before the next."""
+    drawn = []
+    first = entry(2, PROMPT, (), **params)
+    plans = [StepPlan(0, (first,), (), (row(2, 0, len(PROMPT), (3, 1)),))]
+    for step in range(1, steps):
+        at = len(PROMPT) + step - 1
+        plans.append(StepPlan(step, (), (), (row(2, at, 1, (10 + at,) if at % 4 == 0 else ()),)))
+    for plan in plans:
+        runner.launch(plan, 0.0)
+        output = runner.collect()
+        assert not output.failures
+        drawn += output.tokens[0]
+    return drawn
+
+
+def test_sizes_hold_every_number_of_lines_with_little_padding() -> None:
+    assert graph_sizes(1) == (1,)
+    assert graph_sizes(5) == (1, 2, 4, 8)
+    assert graph_sizes(10_000)[-1] == MOST_LINES
+    for lines in range(1, MOST_LINES + 1):
+        size = next(each for each in graph_sizes(MOST_LINES) if each >= lines)
+        assert size - lines < (16 if lines > 256 else 8)
+        assert graph_sizes(lines)[-1] == size
+
+
+def test_the_largest_graph_is_recorded_first_and_full_memory_leaves_the_smaller_ones() -> None:
+    device = FakeDevice(room=4 + 4)
+    runner, _ = make(device, lines=4)
+    captured = runner.capture()
+    assert captured is not None
+    # Sizes 4 and 2 have four graphs each: one for each ending, and states with drafts. Nothing is left for size 1.
+    assert (captured.graphs, captured.lines, captured.bytes) == (8, 4, 8 << 20)
+    assert captured.problem == "1 lines: CUDA out of memory. Tried to allocate 2.00 MiB."
+    assert decode(runner, 6) == greedy_of(6)
+    assert device.replays == 5  # by the graph of two lines
+
+
+def greedy_of(count: int) -> list[int]:
+    return greedy(PROMPT, count, VOCAB)
+
+
+def test_without_any_graph_steps_are_launched_one_by_one() -> None:
+    device = FakeDevice(room=0)
+    runner, _ = make(device)
+    captured = runner.capture()
+    assert captured is not None
+    assert (captured.graphs, captured.lines) == (0, 0)
+    assert captured.problem.startswith("4 lines: CUDA out of memory")
+    assert decode(runner, 6) == greedy_of(6)
+    assert device.replays == 0
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed_": 3}, {"logprobs": 1}, {"min_tokens": 3}])
+def test_each_ending_gives_the_tokens_of_a_step_without_graphs(params: dict[str, object]) -> None:
+    device = FakeDevice()
+    runner, _ = make(device)
+    runner.capture()
+    bare, _ = make(FakeDevice(room=0))
+    bare.capture()
+    assert decode(runner, 8, **params) == decode(bare, 8, **params)
+    assert device.replays == 7
+
+
+def test_a_step_without_memory_fails_its_requests_and_the_next_one_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner, decoder = make(FakeDevice(room=0))
+    runner.capture()
+
+    def full(batch: Batch, kv: FakeKV) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nMore.")
+
+    plan = StepPlan(0, (entry(1, PROMPT),), (), (row(1, 0, 5, (3, 4)),))
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "hidden", full)
+        runner.launch(plan, 0.0)
+        output = runner.collect()
+    assert output.tokens == ((),)
+    assert list(output.failures) == [0]
+    assert output.failures[0].startswith(
+        "the device is out of memory in this step: CUDA out of memory. Tried to allocate 1.00 GiB. If this"
+    )
+    assert decode(runner, 3) == greedy_of(3)
+
+
+def test_an_engine_goes_on_after_a_step_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner, _ = engine_of(Shape(4, 20, 16, 0, True, 4, 1 << 30), FakeDevice(), None)
+    decoder = runner._decoder
+    hidden, left = decoder.hidden, [1]
+
+    def full_once(batch: Batch, kv: PagedKV) -> torch.Tensor:
+        if left:
+            left.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return hidden(batch, kv)
+
+    monkeypatch.setattr(decoder, "hidden", full_once)
+    params, now = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), 0.0
+    ends: dict[str, Finished] = {}
+    for number in range(3):
+        engine.submit(Request(f"r{number}", (*PROMPT, number), params), now)
+        while engine.wake_at(now) is not None:
+            now += 1.0
+            ends |= {event.request_id: event for event in engine.step(now) if isinstance(event, Finished)}
+            engine.check_books()
+    assert [ends[f"r{number}"].reason for number in range(3)] == [FinishReason.FAILED] + 2 * [
+        FinishReason.LENGTH
+    ]
+    assert "out of memory" in ends["r0"].message

@@ -1,0 +1,84 @@
+"""A real decoder by the Triton kernels: what graphs replay, and that it gives the tokens of single launches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the extra `test` installs it on Linux")
+
+from headrace.compute.graphs.body import Ending, Variant
+from headrace.compute.graphs.steps import GraphSpec
+from headrace.compute.kv import PagedKV
+from headrace.compute.runner import LocalRunner
+from headrace.core.plan import Row, StepPlan
+from headrace.lab.plan.launches import GRAPHS
+from tests.compute.fakes import entry, row
+from tests.compute.graphs.fake_device import FakeDevice, tensors_in, trace_triton
+from tests.compute.graphs.lives import watch
+from tests.compute.graphs.test_steps import make
+from tests.compute.kernels.triton.launches import Launches
+from tests.parity.drafted_runs import BLOCK, DEVICE, MAX_LEN, VOCAB, decoder
+
+PROMPTS = ((5, 17, 3, 40, 9), (7, 7, 2))
+
+
+def runner_of(device: FakeDevice | None) -> LocalRunner:
+    model = decoder("triton")
+    spec = None
+    if device is not None:
+        spec = GraphSpec(device, 3, True, model.spec.hidden_size, model.dtype)
+    runner = LocalRunner(
+        model,
+        PagedKV(model.spec, 16, BLOCK, torch.float32, DEVICE),
+        vocab_size=VOCAB,
+        max_num_seqs=2,
+        max_model_len=MAX_LEN,
+        device=DEVICE,
+        graphs=spec,
+    )
+    if device is not None:
+        watch(device, runner, [*tensors_in(model._stack), *tensors_in(model._head)])
+        runner.capture()
+    return runner
+
+
+def tokens_of(runner: LocalRunner) -> list[tuple[tuple[int, ...], ...]]:
+    """Two prompts, one of them greedy, then decode steps in flight with each other, the last with a draft."""
+    entries = (
+        entry(0, PROMPTS[0]),
+        entry(1, PROMPTS[1], seed_=3, temperature=1.0, top_p=0.9, top_k=30),
+    )
+    plans = [
+        StepPlan(0, entries, (), (row(0, 0, 5, (3, 1)), row(1, 0, 3, (4,)))),
+        StepPlan(1, (), (), (row(0, 5, 1), row(1, 3, 1))),
+        StepPlan(2, (), (), (row(0, 6, 1), row(1, 4, 1, (9,)))),
+        StepPlan(
+            3, (), (), (row(1, 5, 1), Row(0, 7, 2, (2,), True, (11,)))
+        ),  # three lines and one of padding
+    ]
+    for plan in plans:
+        runner.launch(plan, 0.0)
+    outputs = [runner.collect() for _ in plans]
+    assert not any(output.failures for output in outputs)
+    return [output.tokens for output in outputs]
+
+
+def test_graphs_give_the_tokens_of_single_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    trace_triton(device, monkeypatch)
+    assert tokens_of(runner_of(device)) == tokens_of(runner_of(None))
+    assert device.replays == 3
+
+
+def test_a_graph_packs_with_as_many_operations_as_the_static_model_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner, _ = make(FakeDevice())
+    graphs = runner._graphs
+    assert graphs is not None
+    runner.capture()
+    with torch.no_grad(), Launches(monkeypatch) as launched:
+        graphs._body.run(Variant(1, Ending.LIKELIEST, verifies=False))
+    launched.names.remove("clone")  # what the decoder without weights does in place of its head
+    assert len(launched.names) == GRAPHS.packing, launched.names

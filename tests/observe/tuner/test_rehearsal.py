@@ -1,0 +1,110 @@
+"""Rehearsals against the simulator, which runs the scheduler itself, and against cases that can be counted by hand."""
+
+import random
+
+import pytest
+
+from headrace.build.simulation import Machine, make_fleet
+from headrace.config import CacheOptions, SchedulerOptions
+from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_times import StepTimes
+from headrace.lab.simulate.front import Front
+from headrace.lab.simulate.requests import from_calls
+from headrace.lab.simulate.work import StepWork
+from headrace.lab.workload.call import Call
+from headrace.lab.workload.synthesis import Synthesis
+from headrace.observe.tuner.rehearsal import Job, Rehearsal, Scene
+
+
+def measured(seconds=lambda tokens: 0.02 + 1e-4 * tokens):
+    """Step times after steps of many sizes."""
+    times, rng = StepTimes(), random.Random(0)
+    for _ in range(600):
+        rows = rng.randint(1, 40)
+        tokens = rows + rng.choice((0, 0, 50, 200, 800))
+        times.observe(rows, tokens, 100 * tokens, seconds(tokens))
+    return times
+
+
+def rehearsed(jobs, ended=100.0, slots=64, times=None, static=False, **knobs):
+    knobs = {"batched_tokens": 2048, "mixed_prefill_ratio": 0.7} | knobs
+    return Rehearsal(Scene(0.0, ended, jobs), Knobs(**knobs), times or measured(), slots, static=static).run()
+
+
+def test_one_request_takes_its_prompt_and_one_step_for_each_further_token():
+    times = measured(lambda tokens: 0.5)
+    found = rehearsed([Job(1.0, 100, 0, 5)], times=times)
+    assert found.open_seconds == pytest.approx(5 * 0.5)
+    assert found.ttft_p99 == pytest.approx(0.5)
+    assert found.seconds_per_token == pytest.approx(0.5)
+
+
+def test_a_request_that_decodes_already_needs_no_prompt():
+    times = measured(lambda tokens: 0.5)
+    found = rehearsed([Job(0.0, 0, 300, 4)], times=times)
+    assert (found.open_seconds, found.ttft_p99) == (pytest.approx(2.0), 0.0)
+
+
+def test_only_the_scene_counts_for_the_time_per_token_and_all_of_it_for_the_comparison():
+    times = measured(lambda tokens: 1.0)
+    found = rehearsed([Job(0.0, 10, 0, 20)], ended=10.0, times=times)
+    assert found.seconds_per_token == pytest.approx(10.0 / 10)
+    assert found.open_seconds == pytest.approx(20.0)
+
+
+def test_slots_and_the_bound_on_running_requests_make_requests_wait():
+    times = measured(lambda tokens: 1.0)
+    jobs = [Job(0.0, 10, 0, 5)] * 2
+    assert rehearsed(jobs, times=times).open_seconds == pytest.approx(10.0)
+    assert rehearsed(jobs, times=times, slots=1).open_seconds == pytest.approx(15.0)
+    assert rehearsed(jobs, times=times, max_running=1).open_seconds == pytest.approx(15.0)
+
+
+def test_a_step_has_no_more_tokens_than_its_budget():
+    times = measured(lambda tokens: 1.0)
+    assert rehearsed([Job(0.0, 100, 0, 1)], times=times, batched_tokens=25).ttft_p99 == pytest.approx(4.0)
+    assert rehearsed([Job(0.0, 100, 0, 1)], times=times, long_prefill_tokens=50).ttft_p99 == pytest.approx(
+        2.0
+    )
+
+
+def test_a_static_batch_waits_for_its_slots_or_its_timeout_and_starts_as_a_whole():
+    times = measured(lambda tokens: 1.0)
+    late = rehearsed([Job(0.0, 10, 0, 2)], slots=2, times=times, static=True, static_batch_seconds=5.0)
+    assert late.ttft_p99 == pytest.approx(6.0)
+    full = [Job(0.0, 10, 0, 2), Job(1.0, 10, 0, 4), Job(2.0, 10, 0, 1)]
+    found = rehearsed(full, slots=2, times=times, static=True, static_batch_seconds=5.0)
+    # the first two run from 1 to 5; the third waits for their end and, from its arrival, for the timeout
+    assert found.open_seconds == pytest.approx((3.0 - 0.0) + (5.0 - 1.0) + (8.0 - 2.0))
+
+
+class Reading:
+    """A device that reads weights or computes, whichever takes longer."""
+
+    def seconds(self, work: StepWork) -> float:
+        return max(0.025, 1.5e-4 * work.tokens)
+
+    def host_seconds(self, work: StepWork) -> float:
+        return 0.0
+
+
+def simulated(calls, ratio):
+    """The time that all requests are open, and the engine."""
+    machine = Machine("device", "cuda", Reading(), 1 << 20, 4096, StepCost(), Front())
+    plans = SchedulerOptions(max_num_seqs=64, mixed_prefill_ratio=ratio)
+    made = make_fleet(plans, CacheOptions(), machine, with_rows=True)
+    made.run(from_calls(calls, Synthesis(seed=1), None))
+    return sum(row["e2e_seconds"] for row in made.tally.rows), made.replicas[0].engine
+
+
+@pytest.mark.parametrize("ratio", [4.0, 0.7])
+def test_a_rehearsal_tells_what_the_scheduler_would_do_with_other_settings(ratio):
+    rng, now, calls = random.Random(1), 0.0, []
+    while (now := now + rng.expovariate(3.0)) < 60.0:
+        calls.append(Call(now, rng.randint(200, 1800), rng.randint(20, 100)))
+    jobs = [Job(each.arrival, each.prompt_tokens, 0, each.output_tokens) for each in calls]
+    learnt = simulated(calls, 4.0)[1]
+    seconds, engine = simulated(calls, ratio)
+    found = Rehearsal(Scene(0.0, 60.0, jobs), engine.knobs, learnt.times, 64).run()
+    assert found.open_seconds == pytest.approx(seconds, rel=0.08)
