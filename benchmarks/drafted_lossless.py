@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.stage import arguments, say
@@ -28,6 +29,7 @@ from headrace.build.model import Loaded, close, load
 from headrace.config import options
 from headrace.core.events import Verified
 from headrace.core.request import Request, SamplingParams
+from tests.compute.drafting.heads import write_head
 from tests.compute.fakes import entry
 from tests.compute.sampling.test_sampler import naive_probabilities
 from tests.parity.drafted_runs import Answer, Run, drive, liar, random_params
@@ -42,11 +44,13 @@ SINGLE: dict[str, dict[str, Any]] = {
     "cached": {"method": "cached"},
     "draft_model": {"method": "draft_model"} | DRAFT_MODEL,
 }
+FIXED = {"adaptive": False, "num_speculative_tokens": 6}
 CONFIGS: dict[str, dict[str, Any] | None] = {
-    **{name: each | {"adaptive": False, "num_speculative_tokens": 6} for name, each in SINGLE.items()},
+    **{name: each | FIXED for name, each in SINGLE.items()},
     "all, adaptive": {"method": list(SINGLE)} | DRAFT_MODEL,
     "lies": None,
 }
+"""And an EAGLE-3 head, whose folder the options name, or a random one."""
 SHAPES: dict[str, dict[str, float]] = {
     "plain": {},
     "top_p": {"top_p": 0.9},
@@ -173,7 +177,10 @@ def _without_numbers(answer: Answer) -> tuple[object, ...]:
 def measure_requests(args: argparse.Namespace) -> dict[str, Any]:
     """Compare every proposer with no drafts."""
     plain_model = loaded_model(args, None)
-    models = {name: loaded_model(args, config) for name, config in CONFIGS.items()}
+    with TemporaryDirectory() as folder:
+        head = {"method": "eagle3", "model": str(args.head or write_head(Path(folder)))} | FIXED
+        configs = CONFIGS | {"eagle3": head}
+        models = {name: loaded_model(args, config) for name, config in configs.items()}
     encode, vocab_size = plain_model.tokenizer.encode, plain_model.spec.vocab_size
     texts = [encode(path.read_text(encoding="utf-8")) for path in sorted(TEXTS.glob("*.md"))]
     totals = {name: Found([], 0, 0, 0.0) for name in models}
@@ -344,6 +351,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="requests that run together")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--together", type=int, default=250, help="requests of one comparison")
+    parser.add_argument(
+        "--head", type=Path, help="folder of an EAGLE-3 head for the model (default: a random one)"
+    )
     parser.add_argument("--draws", type=int, default=20_000, help="samples of each setting")
     parser.add_argument("--prompt", default="Once upon a time there was a little")
     parser.add_argument("--lives", type=int, default=100_000)

@@ -6,6 +6,10 @@
 - ``edits``: the prediction is the answer with 5 % of its tokens replaced, left out or put in.
 - ``chats``: stories by the built-in model, drafted by its draft model.
 - ``mixed``: a third of the requests are edits, the others unpredictable.
+- ``extraction``: sentences of the prompt are quoted, with a few words between them; drafts by ``ngram``.
+- ``agent``: turns of an agent, which repeat earlier ones with other names and numbers; drafts by ``suffix``.
+
+Texts of the last two kinds are not the model's own: see `benchmarks.scripted_texts`. Each round has new ones.
 
 The engine without drafts and the engine with drafts live as long as the script, and take turns in short rounds. A ratio
 compares neighbours of one round; the figures are medians, with the quartiles beside them. On a busy machine use
@@ -24,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.scripted_texts import Script, Texts
 from benchmarks.stage import arguments, say
 from headrace import LLM, SamplingParams
 from headrace.core.drafting.acceptance import Acceptance
@@ -46,13 +51,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "edits": {"method": "prediction"},
     "chats": {"method": "draft_model", "model": "builtin-draft", "num_speculative_tokens": 6},
     "mixed": {"method": ["prediction", "ngram"]},
+    "extraction": {"method": "ngram"},
+    "agent": {"method": "suffix"},
 }
 TARGETS = {
     "unpredictable": dict.fromkeys((1, 4, 16, 32, 64), 0.98),
     "edits": {1: 3.0, 4: 2.3, 16: 1.6, 32: 1.5},
     "chats": {1: 1.3},
     "mixed": dict.fromkeys((1, 4, 16, 32, 64), 1.0),
+    "extraction": {1: 2.0},
+    "agent": {1: 2.5},
 }
+SCRIPTED = ("extraction", "agent")
 CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}
 HEROES = (
     "a fox",
@@ -77,6 +87,8 @@ class Ran(NamedTuple):
     steps: int
     drafted: int
     accepted: int
+    gap: float
+    """The 99th percentile of the seconds between tokens; those of one step share its time."""
 
 
 def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time.monotonic) -> Ran:
@@ -85,13 +97,20 @@ def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time
     engine.reset_prefix_cache()
     answers: dict[str, list[int]] = {each.id: [] for each in requests}
     left, steps, drafted, accepted = len(requests), 0, 0, 0
+    came: list[tuple[int, float]] = []  # tokens of a request at once, and the seconds since those before
+    last: dict[str, float] = {}
     began = clock()
     for each in requests:
         engine.submit(each, clock())
     while left:
-        for event in engine.step(clock()):
+        events = engine.step(clock())
+        now = clock()
+        for event in events:
             if isinstance(event, Emitted):
                 answers[event.request_id] += event.tokens
+                if event.request_id in last:
+                    came.append((len(event.tokens), now - last[event.request_id]))
+                last[event.request_id] = now
             elif isinstance(event, Stepped):
                 steps += 1
             elif isinstance(event, Verified):
@@ -101,17 +120,27 @@ def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time
                 left -= 1
     seconds = clock() - began
     found = {each.tokens: tuple(answers[each.id]) for each in requests}
-    return Ran(seconds, found, sum(map(len, found.values())), steps, drafted, accepted)
+    gaps = sorted(gap / tokens for tokens, gap in came for _ in range(tokens))
+    gap = gaps[int(0.99 * len(gaps))]
+    return Ran(seconds, found, sum(map(len, found.values())), steps, drafted, accepted, gap)
 
 
 class Maker:
-    """Makes the requests of a kind of text; ids never repeat."""
+    """Makes the requests of a kind of text for a batch size.
 
-    def __init__(self, llm: LLM, kind: str, length: int, seed: int) -> None:
+    Ids never repeat. Nor do seeds, in other batch sizes either: a hot request draws the same text with the same seed,
+    whatever its prompt is, and `suffix` would find it among the past outputs.
+    """
+
+    def __init__(
+        self, llm: LLM, kind: str, length: int, seed: int, batch: int, scripts: Sequence[Script] = ()
+    ) -> None:
         self._llm = llm
+        self._scripts = scripts
+        self._texts = Texts(kind, f"{seed} {batch}", length, llm.tokenizer)
         self._kind = kind
         self._length = length
-        self._random = random.Random(seed)
+        self._random = random.Random(f"{seed} {batch}")
         self._words = range(100, min(2000, llm.loaded.tokenizer.vocab_size))
         self._ids = itertools.count()
 
@@ -130,7 +159,9 @@ class Maker:
     def requests(
         self, prompts: Sequence[tuple[int, ...]], known: Answers | None, number: int
     ) -> list[Request]:
-        """Requests for the prompts; ``known`` are their answers."""
+        """Requests for the prompts; ``known`` are their answers. With scripts the prompts are new."""
+        if self._scripts:
+            return [self._scripted() for _ in prompts]
         made = []
         for at, prompt in enumerate(prompts):
             random_text = self._kind == "unpredictable" or (self._kind == "mixed" and at % 3)
@@ -144,8 +175,19 @@ class Maker:
             elif self._kind in ("edits", "mixed"):
                 prediction = self.edited(answer)
             name = f"{self._kind}{number}-{next(self._ids)}"
-            made.append(Request(name, prompt, params, seed=1000 * number + at, prediction=prediction))
+            made.append(
+                Request(name, prompt, params, seed=self._random.getrandbits(31), prediction=prediction)
+            )
         return made
+
+    def _scripted(self) -> Request:
+        """A request whose answer the scripts know."""
+        encode, item = self._llm.tokenizer.encode, self._texts.item()
+        answer, name = encode(item.answer, False)[: self._length], f"{self._kind}-{next(self._ids)}"
+        for script in self._scripts:
+            script.answers[name] = answer
+        params = SamplingParams(temperature=0.0, max_tokens=len(answer), ignore_eos=True)
+        return Request(name, tuple(encode(item.prompt)), params)
 
     def edited(self, answer: Sequence[int]) -> tuple[int, ...]:
         """The answer with some tokens replaced, left out or put in."""
@@ -181,19 +223,23 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
     config = json.dumps(args.config or CONFIGS[args.kind])
     options: dict[str, Any] = {"load_format": args.load_format, "device": args.device}
+    if args.kind in SCRIPTED:
+        options["max_model_len"] = 4096
     found = []
     with (
         LLM(args.model, **options) as plain,
         LLM(args.model, speculative_config=config, **options) as drafting,
     ):
+        scripts = [Script(llm.loaded.runner) for llm in (plain, drafting) if args.kind in SCRIPTED]
         for batch in args.batches:
-            row = measure(plain, drafting, args, batch)
+            row = measure(plain, drafting, args, batch, scripts)
             found.append(row)
             target = TARGETS.get(args.kind, {}).get(batch)
             say(
                 f"{args.kind} batch {batch:3}: {row['ratio']:.3f}x ({row['low']:.3f} to {row['high']:.3f})"
                 + (f" target {target}" if target else "")
-                + f"; {row['plain']:.0f} tokens/s without; per step {row['tokens_per_step']:.2f} tokens and"
+                + f"; p99 ITL {row['itl_p99']:.2f}x; {row['plain']:.0f} tokens/s without;"
+                f" per step {row['tokens_per_step']:.2f} tokens and"
                 f" {row['drafted_per_row']:.2f} drafts a row, {row['accepted']:.0%} accepted"
             )
     path = args.output or Path("bench-results") / f"drafting-{args.kind}.json"
@@ -203,27 +249,28 @@ def main() -> None:
     )
 
 
-def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float]:
+def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[Script]) -> dict[str, float]:
     """The ratios of one batch size."""
     clock = CLOCKS[args.clock]
-    maker = Maker(plain, args.kind, args.output_len, args.seed)
+    maker = Maker(plain, args.kind, args.output_len, args.seed, batch, scripts)
     prompts = maker.prompts(batch)
     answers = run(plain, maker.requests(prompts, None, 0), clock).answers
     if args.kind == "forced":
         forced = ForcedAcceptance(answers, args.acceptance, 8, args.seed)
         drafter = BudgetedDrafter([forced], Acceptance(), DraftBudget(None))
         drafting.loaded.engine.scheduler._drafted._drafter = drafter
-    ratios, speeds, last = list[float](), list[float](), None
+    ratios, gaps, speeds, last = list[float](), list[float](), list[float](), None
     for number in range(args.rounds + 2):  # the first two warm up
         requests = maker.requests(prompts, answers, number)
         pair = [(plain, requests), (drafting, requests)]
         ran = {id(llm): run(llm, some, clock) for llm, some in (pair if number % 2 else reversed(pair))}
         without, last = ran[id(plain)], ran[id(drafting)]
         if without.answers != last.answers:
-            same = sum(without.answers[each] == last.answers[each] for each in prompts)
+            same = sum(last.answers[each] == answer for each, answer in without.answers.items())
             say(f"batch {batch}: {batch - same} answers differ with drafts")
         if number > 1:
             ratios.append(without.seconds / last.seconds)
+            gaps.append(last.gap / without.gap)
             speeds.append(without.tokens / without.seconds)
     assert last is not None
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -232,6 +279,7 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int) -> dict[str, float
         "ratio": statistics.median(ratios),
         "low": low,
         "high": high,
+        "itl_p99": statistics.median(gaps),
         "plain": statistics.median(speeds),
         "tokens_per_step": last.tokens / last.steps / batch,
         "drafted_per_row": last.drafted / last.steps / batch,

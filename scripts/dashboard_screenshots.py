@@ -46,6 +46,7 @@ EXPERIMENT = {
     "name": "half of the slots",
 }
 PAGES = ("overview", "requests", "caches", "tenants", "experiments", "tuner")
+HEIGHTS = {"overview": 1640, "experiments": 1700}
 SECONDS_OF_LOAD = 45
 MOST_SECONDS_OF_TRIAL = 120
 COLOURS = 256
@@ -111,7 +112,7 @@ def pictures() -> None:
         httpx.post(f"{URL}/v1/experiments", json=EXPERIMENT).raise_for_status()
         time.sleep(SECONDS_OF_LOAD)
         for page in PAGES[:-1]:
-            picture(driver, page, page, 1200, 1640 if page == "overview" else 820, "light")
+            picture(driver, page, page, 1200, HEIGHTS.get(page, 820), "light")
         picture(driver, "phone", "overview", 390, 844, "dark")
         for each in httpx.get(f"{URL}/v1/experiments").json()["data"]:
             httpx.delete(f"{URL}/v1/experiments/{each['id']}")

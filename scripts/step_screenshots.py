@@ -92,12 +92,14 @@ def blocks(camera: Camera) -> None:
 
 
 def live(camera: Camera) -> None:
-    """Steps of the server, which is followed."""
-    camera.open("/dashboard#/steps", 1200, 900)
+    """Steps of the server, which is followed, with the block table of a request."""
+    camera.open("/dashboard#/steps", 1200, 1000)
     camera.wait(".filters")
     time.sleep(2)
     camera.driver.execute_script(LOAD)
     camera.wait("rect.waits")
+    camera.wait(".lanes button", 7)[-1].click()  # it runs last, so its table is there for a while
+    camera.wait(".table-of")
     camera.take("steps", 0.0)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.build.drafting import PROPOSERS, make_drafter
 from headrace.config import ConfigError, SchedulerOptions, options
-from headrace.config.objects.speculation import METHODS, SpeculativeConfig, read_speculation
+from headrace.config.objects.speculation import LOADED, METHODS, SpeculativeConfig, read_speculation
 
 
 def test_defaults() -> None:
@@ -48,6 +48,15 @@ def test_every_key_is_read() -> None:
             "9 is above prompt_lookup_max 3",
         ),
         ('{"method": "draft_model"}', "method draft_model needs the key 'model'"),
+        ('{"method": "eagle3"}', "method eagle3 needs the key 'model'"),
+        (
+            '{"method": ["eagle3", "draft_model"], "model": "x"}',
+            "methods eagle3 and draft_model exclude each other",
+        ),
+        (
+            '{"method": "eagle3", "model": "x", "quantization": "int8"}',
+            "quantization needs the method draft_model$",
+        ),
         ('{"method": "draft_model", "model": 3}', "model: expected a text, got 3"),
         ('{"method": "ngram", "model": "x"}', "model needs the method draft_model"),
         (
@@ -75,9 +84,9 @@ def test_it_is_given_as_text_as_an_object_and_in_a_file(tmp_path: Path) -> None:
 
 
 def test_there_is_a_proposer_for_every_method() -> None:
-    assert {*PROPOSERS, "draft_model"} == set(METHODS)  # that one needs weights: see build.model
+    assert {*PROPOSERS, *LOADED} == set(METHODS)  # those need weights: see build.draft_models
     for method in METHODS:
-        model = ', "model": "builtin-draft"' if method == "draft_model" else ""
+        model = ', "model": "builtin-draft"' if method in LOADED else ""
         plans = SchedulerOptions(speculative_config=f'{{"method": "{method}"{model}}}')
         assert make_drafter(plans) is not None
     assert make_drafter(SchedulerOptions()) is None

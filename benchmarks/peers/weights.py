@@ -32,13 +32,19 @@ def write_folder(shape: Shape, folder: Path) -> Path:
             tensors[name] = (torch.randn(size, generator=drawn) * DEVIATION).to(torch.bfloat16)
     tensors["model.embed_tokens.weight"][:WORDS] = 0.0
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return write_config(shape, folder)
+
+
+def write_config(shape: Shape, folder: Path) -> Path:
+    """Writes what ``--load-format dummy`` needs of ``folder``: config and vocabulary; returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "config.json", shape.config())
     _write(folder / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0})
     _write(
         folder / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "model_max_length": shape.positions},
     )
-    _write(done, tokenizer(shape.vocabulary))
+    _write(folder / "tokenizer.json", tokenizer(shape.vocabulary))
     return folder
 
 

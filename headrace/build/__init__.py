@@ -7,12 +7,13 @@ it needs.
 - `first_requests`: requests that are answered before those of clients.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file; API keys.
-- `drafting`: the drafter of speculative decoding.
+- `drafting`: the drafter of speculative decoding. `draft_models`: draft models and heads that it uses.
 - `pooling`: embedding and reranking models, and a server that has only these.
 - `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `server`: the HTTP server in front of a loaded model.
 - `operations`: logs, reloads, recordings, experiments.
 - `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
+- `dry_run`: experiments in virtual time.
 - `workbench`: engines with many settings over one loaded model or simulated device, for sweeps and tuning.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

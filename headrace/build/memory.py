@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 import torch
 
+from headrace.build.draft_models import reads_states
 from headrace.build.drafting import ModelDrafts, speculation
 from headrace.build.tiers import OpenTiers, open_tiers
 from headrace.compute.device import DeviceFacts, DtypeChoice, device_facts
-from headrace.compute.drafting.loading import LoadedDraft
+from headrace.compute.drafting.head_drafts import HeadDrafts
+from headrace.compute.drafting.head_loading import LoadedHead
+from headrace.compute.drafting.loading import Beside, LoadedDraft, StepSizes
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.plan import Graphs, describe_graphs, plan_graphs
 from headrace.compute.kernels import Kernels
@@ -45,6 +48,23 @@ class Computing(NamedTuple):
     fingerprint: str
     process_bytes: int
 
+    def size(self, block_size: int) -> ModelSize:
+        """Its sizes for the memory plan."""
+        spec = self.spec
+        return ModelSize(
+            weight_bytes=self.decoder.nbytes,
+            block_bytes=bytes_per_block(spec, block_size, self.kv_dtype),
+            hidden_size=spec.hidden_size,
+            intermediate_size=spec.intermediate_size,
+            vocab_size=spec.vocab_size,
+            itemsize=self.choice.dtype.itemsize,
+        )
+
+    def beside(self) -> Beside:
+        """What a draft model or head has to fit."""
+        computed = self.device, self.choice.dtype, self.kv_dtype, self.kernels
+        return Beside(self.spec, self.max_model_len, *computed, self.weights.embedding, self.decoder.head)
+
     def notes(self) -> tuple[str, str]:
         """Why it computes in this type, and a note on stored weights (empty: none)."""
         return self.choice.reason, _stored_note(self.spec, self.weights)
@@ -61,7 +81,7 @@ class Memory(NamedTuple):
 
 def open_memory(
     computing: Computing,
-    draft: LoadedDraft | None,
+    draft: LoadedDraft | LoadedHead | None,
     options: Options,
     knobs: Knobs,
     overlap: int,
@@ -71,32 +91,27 @@ def open_memory(
     cache, plans = options.cache, options.scheduler
     graphs = _graphs(options, computing.decoder)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
+    sizes = StepSizes(cache.block_size, plans.max_num_seqs, knobs.batched_tokens)
     step_bytes = _step_bytes(computing, cache, plans, knobs) if device.type == "cuda" else None
     ledger = plan_memory(
         device_facts(device),
-        ModelSize(
-            weight_bytes=computing.decoder.nbytes,
-            block_bytes=bytes_per_block(spec, cache.block_size, computing.kv_dtype),
-            hidden_size=spec.hidden_size,
-            intermediate_size=spec.intermediate_size,
-            vocab_size=spec.vocab_size,
-            itemsize=computing.choice.dtype.itemsize,
-        ),
+        computing.size(cache.block_size),
         cache,
         max_model_len=max_model_len,
         max_num_seqs=plans.max_num_seqs,
         max_num_batched_tokens=knobs.batched_tokens,
         host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
         process_bytes=computing.process_bytes,
-        draft=draft.size(cache.block_size, plans.max_num_seqs) if draft else None,
+        draft=draft.size(sizes) if draft else None,
         step_bytes=step_bytes,
         graph_bytes=graphs.bytes,
     )
     kv = PagedKV(spec, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
     live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
     ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
-    layout = computing.kernels.layout
-    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, computing.fingerprint, layout)
+    fingerprint, layout = computing.fingerprint, computing.kernels.layout
+    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, layout)
+    proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
         computing.decoder,
         kv,
@@ -109,12 +124,11 @@ def open_memory(
         mover=tiers.mover if tiers else None,
         ahead=ahead,
         matchers=matchers,
+        head=proposer if isinstance(proposer, HeadDrafts) else None,
         graphs=graphs.spec,
     )
-    drafts = None
-    if draft:
-        proposer = draft.proposer(ledger.draft_blocks, cache.block_size, logger.warning)
-        drafts = ModelDrafts(proposer, draft.decoder.nbytes / computing.decoder.nbytes)
+    weight = draft.nbytes / computing.decoder.nbytes if draft else 0.0
+    drafts = ModelDrafts(proposer, weight) if proposer else None
     captured = runner.capture()
     if captured is not None:
         ledger = replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))
@@ -122,8 +136,8 @@ def open_memory(
 
 
 def _graphs(options: Options, decoder: Decoder) -> Graphs:
-    """The graphs to record, unless the options forbid them."""
-    if options.model.enforce_eager:
+    """The graphs to record, unless the options forbid them. A head reads states that graphs do not return."""
+    if options.model.enforce_eager or reads_states(options.scheduler):
         return Graphs(None)
     config = speculation(options.scheduler)
     return plan_graphs(

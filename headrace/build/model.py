@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.build.drafting import speculation
+from headrace.build.draft_models import load_drafting, reads_states
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.first_requests import answer, groups
 from headrace.build.memory import Computing, open_memory
@@ -30,7 +30,6 @@ from headrace.compute.device import (
     resolve_dtype,
     return_freed_memory,
 )
-from headrace.compute.drafting.loading import Beside, LoadedDraft, load_draft
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable, check_fp8, select
@@ -113,11 +112,11 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         text = _load_text(model)
     with timed(seconds, "weights"):
         computing = _load_decoder(model, text.folder, with_fingerprint=bool(cache.kv_offload_path))
-        draft = _load_draft(options, computing)
+        draft = load_drafting(options, computing.beside())
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
-        overlap = resolve_overlap(plans, device.type)
+        overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type)
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         ledger, tiers, runner, drafts = open_memory(computing, draft, options, knobs, overlap, matchers)
@@ -217,15 +216,6 @@ def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) 
         fingerprint=fingerprint,
         process_bytes=process_bytes,
     )
-
-
-def _load_draft(options: Options, computing: Computing) -> LoadedDraft | None:
-    config = speculation(options.scheduler)
-    if config is None or config.model is None:
-        return None
-    spec, max_model_len, device, _, choice, kv_dtype, kernels, *_ = computing
-    target = Beside(spec, max_model_len, device, choice.dtype, kv_dtype, kernels)
-    return load_draft(config, target, options.model.seed if options.model.load_format == "dummy" else None)
 
 
 def served_name(model: ModelOptions) -> str:

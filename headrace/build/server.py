@@ -19,7 +19,8 @@ from headrace.build.caching.cache import Prompts, describe_caches, make_prompts,
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.operations.dashboard import make_pages
-from headrace.build.operations.folds import Folds, make_folds, open_usage_file
+from headrace.build.operations.dry_runs import machine_of
+from headrace.build.operations.folds import make_folds, open_usage_file
 from headrace.build.operations.kv_events import open_kv_events
 from headrace.build.operations.observability import (
     SystemdLink,
@@ -43,6 +44,7 @@ from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.cost.focus import focus_csv
+from headrace.observe.dashboard.folds import Folds
 from headrace.observe.log.writer import set_level
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
@@ -243,7 +245,7 @@ def _make_app(
     responses = open_responses(options, serving)
     batch = open_batches(all_options.batch, options, service, _lines(serving, embedding), model.name)
     messages = Messages(serving)
-    tuning = make_tuning(all_options, loaded.engine, recall)
+    tuning = make_tuning(all_options, loaded.engine, recall, machine_of(loaded), folds.lives)
     more = (
         status,
         SessionsApi(model),

@@ -12,11 +12,24 @@ size its work is also on the host (`lengths`, `contexts`), so that no launch wai
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from headrace.compute.step_interrupt import StepInterrupt
+
+
+class Taps(NamedTuple):
+    """Hidden states that a forward pass is to return beside its result.
+
+    ``states`` [T, N * hidden], in the dtype of activations, receives for each token the states before the N ``layers``
+    (int64), one after the other. The number of layers stands for the state after the last one, before the final norm;
+    all positions must then be wanted.
+    """
+
+    states: Tensor
+    layers: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,7 @@ class Batch:
         shared_blocks: how many first blocks all rows have in common, none of them the last of a row; or 0 if it was
             not looked for.
         bell: interrupts the forward pass when it is set; None if it must not be interrupted.
+        taps: hidden states to return, or None.
     """
 
     tokens: Tensor
@@ -53,6 +67,7 @@ class Batch:
     block_size: int
     shared_blocks: int = 0
     bell: StepInterrupt | None = None
+    taps: Taps | None = None
 
 
 def shared_blocks(tables: np.ndarray[tuple[int, ...], np.dtype[np.int32]], most: int) -> int:

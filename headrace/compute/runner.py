@@ -16,12 +16,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Ending, Variant
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
@@ -58,8 +60,8 @@ class LocalRunner:
     ``sample`` (including storing the tokens) and ``collect`` (waiting and converting results). On CUDA the first
     three are the time to queue the work, and the device's time shows in ``collect``. ``bell`` interrupts idle plans
     if they are ``breakable``: when each plan is collected before the next is launched.
-    ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``graphs`` says which
-    graphs `capture` records.
+    ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``head`` drafts with the
+    hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class LocalRunner:
         mover: Mover | None = None,
         ahead: MemoryClearing | None = None,
         matchers: Matchers | None = None,
+        head: HeadDrafts | None = None,
         graphs: GraphSpec | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
@@ -86,6 +89,7 @@ class LocalRunner:
         self._mover = mover
         self._ahead = ahead
         self._matchers = matchers
+        self._head = head
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs,
@@ -94,6 +98,8 @@ class LocalRunner:
             device=device,
             spare=graphs is not None,
         )
+        if head is not None:
+            head.bind(self._slots)
         self._graphs = None if graphs is None else GraphedSteps(graphs, decoder, kv, self._slots)
         self._sampling = StepSampling(
             decoder,
@@ -151,6 +157,8 @@ class LocalRunner:
         if self._graphs is not None and (plan.entries or plan.moves):
             self._graphs.join()
         for entry in plan.entries:
+            if self._head is not None:
+                self._head.admit(entry)
             self._slots.admit(entry, self._sampling.admit(entry))
         self._move(plan.moves)
         if not plan.rows:
@@ -232,7 +240,11 @@ class LocalRunner:
         scored_at = np.repeat(last + 1 - rows.length, spans) + ramps(spans) if spans.size else spans
         if scored_at.size:
             wanted = np.sort(np.concatenate([sampled_at, scored_at]))
+        if self._head is not None and self._head.reads_last:
+            wanted = np.arange(last[-1] + 1)
         batch = self._slots.pack(rows, wanted, self.bell if self._breakable and plan.idle else None)
+        if self._head is not None:
+            batch = replace(batch, taps=self._head.tapping(batch))
 
         prepared = time.perf_counter()
         try:
@@ -253,6 +265,8 @@ class LocalRunner:
             prompt_scores = self._sampling.score_prompts(
                 self._lines(hidden, wanted, scored_at), rows, spans, download
             )
+        if self._head is not None and batch.taps is not None:
+            self._head.observe(rows, batch.taps)
         download.seal()
         done = time.perf_counter()
         self.seconds["prepare"] += prepared - began
@@ -266,7 +280,10 @@ class LocalRunner:
         elif moves:
             if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
                 raise ValueError("this runner has no lower tiers: blocks cannot leave the device")
-            self._kv.copy_blocks([move.source for move in moves], [move.target for move in moves])
+            blocks = [move.source for move in moves], [move.target for move in moves]
+            self._kv.copy_blocks(*blocks)
+            if self._head is not None:
+                self._head.copy_blocks(*blocks)
 
     def _lines(self, hidden: torch.Tensor, wanted: Ints, some: Ints) -> torch.Tensor:
         """The states at the packed positions ``some``, taken from those at ``wanted`` (ascending)."""

@@ -156,6 +156,10 @@ class Slots:
         most = (shortest - 1) // self.block_size
         return shared_blocks(self._host_tables[slots, : most + 1], most)
 
+    def table(self, slot: int) -> Blocks:
+        """The blocks of a slot, on the host."""
+        return self._host_tables[slot, : self._blocks[slot]]
+
     def draft(self, rows: Rows, drafts: Ints) -> None:
         """Store the ``drafts`` of all rows, one after the other, behind the known tokens; 0 in place of no token."""
         places = np.repeat(self.places(rows.slot, rows.known), rows.drafts) + ramps(rows.drafts)

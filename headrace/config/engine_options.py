@@ -248,6 +248,6 @@ class SchedulerOptions:
         str | None,
         Field(
             description="Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, "
-            "draft_model, or a list of them), num_speculative_tokens and more; see the guide (default: none)."
+            "draft_model, eagle3, or a list), num_speculative_tokens and more; see the guide (default: none)."
         ),
     ] = None

@@ -97,8 +97,8 @@ class LLMOptions(TypedDict, total=False):
     overlap: int | None
     """1 plans a step while the one before it runs, 0 does not (default: 1 on a GPU, else 0)."""
     speculative_config: str | None
-    """Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, draft_model, or a
-    list of them), num_speculative_tokens and more; see the guide (default: none)."""
+    """Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, draft_model, eagle3,
+    or a list), num_speculative_tokens and more; see the guide (default: none)."""
     device_price: str | None
     """Price of the device per hour or second, for example 2.5/h. Requests then cost the device time that they
     used (default: none)."""

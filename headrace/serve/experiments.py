@@ -49,6 +49,8 @@ class Report(Protocol):
 
     def windows(self) -> list[dict[str, Any]]: ...
 
+    def curve(self) -> list[dict[str, Any]]: ...
+
 
 class Conductor(Protocol):
     """The experiments of a server: `observe.experiments.conductor`."""

@@ -128,6 +128,20 @@ def test_every_page_fits_a_phone_in_the_dark(inside: Browser, loaded: Loaded, na
     assert not inside.barriers()
 
 
+@pytest.mark.parametrize("start", ["dashboard", "chat"])
+def test_every_page_is_reached_from_every_other_on_a_phone(
+    inside: Browser, loaded: Loaded, start: str
+) -> None:
+    inside.emulate("light", 390, 844)
+    inside.open(f"{loaded.url}/{start}")
+    names = inside.eventually(lambda: [each for each in inside.text("nav a").split("\n") if each])
+    assert names == [*PAGES, "Step by step", "Guided tour", "Chat"]
+    for name in ("Overview", "Guided tour", "Chat", "Tenants"):
+        inside.all("nav a")[names.index(name)].send_keys("\n")  # the bar scrolls to a link that has the focus
+        inside.eventually(lambda name=name: inside.text("nav [aria-current=page]") == name)
+    assert inside.run("return document.documentElement.scrollWidth") <= 390
+
+
 def test_the_first_page_links_to_the_others(browser: Browser, loaded: Loaded) -> None:
     browser.open(loaded.url)
     assert not browser.barriers()
@@ -258,6 +272,50 @@ def test_an_experiment_is_shown_beside_its_dry_run_and_stopped(
     inside.shows("is not the result of a dry run", "[role=alert]")
     press(inside, "button", "Stop this experiment")
     inside.shows("stopped", "tbody .state")
+
+
+FILL = """
+const [label, value] = arguments;
+const found = [...document.querySelectorAll(".fields label")].find(e => e.innerText.startsWith(label));
+const control = document.getElementById(found.htmlFor);
+const prototype = control.tagName === "SELECT" ? HTMLSelectElement : HTMLInputElement;
+Object.getOwnPropertyDescriptor(prototype.prototype, "value").set.call(control, value);
+control.dispatchEvent(new Event("input", { bubbles: true }));
+control.dispatchEvent(new Event("change", { bubbles: true }));
+"""
+
+
+def test_an_experiment_is_simulated_started_and_stopped(inside: Browser, loaded: Loaded) -> None:
+    inside.open(loaded.page("experiments"))
+    inside.eventually(lambda: inside.all("form.fields"))
+    inside.run(FILL, "Setting", "max_running")
+    inside.run(FILL, "Treatment", "99")
+    inside.run(FILL, "Metric", "requests_per_second")
+    press(inside, "button", "Add a guard")
+    inside.eventually(lambda: inside.all(".guard"))
+    inside.run(FILL, "Guard 1: worse", "900")
+    press(inside, "button", "Start on live traffic")
+    inside.shows("99 is not between 0 and 4", ".field .error")
+    assert inside.run("return document.activeElement.getAttribute('aria-invalid')") == "true"
+    assert not inside.barriers()
+    for label, value in (("Treatment", "1"), ("Length", "0.4"), ("Burn-in", "0.1"), ("Maximum", "4")):
+        inside.run(FILL, label, value)
+    inside.run(FILL, "Name", "one slot")
+    press(inside, "button", "Dry run")
+    inside.shows("dry run, replica 0", "tbody")
+    inside.shows("The newest dry run simulated", "main")
+    inside.run(FILL, "Maximum", "600")
+    press(inside, "button", "Start on live traffic")
+    inside.shows("one slot", "tbody")
+    inside.shows("live", "tbody")
+    inside.emulate("dark", 390, 844)
+    assert inside.run("return document.documentElement.scrollWidth") <= 390
+    assert not inside.barriers()
+    inside.emulate("light", 1280, 900)
+    press(inside, "button", "Stop this experiment")
+    inside.eventually(lambda: loaded.admin.get("/v1/experiments").json()["data"][0]["status"] != "running")
+    refused = inside.complaints()  # the browser logs the status 400 of the first attempt
+    assert all("400" in each for each in refused)
 
 
 def test_the_tuner_is_turned_on_and_off_with_its_reasons(inside: Browser, loaded: Loaded) -> None:

@@ -5,6 +5,7 @@
 - `recording`: recordings of the engine's decisions.
 - `stepping`: the steps of the server, and timelines of requests.
 - `kv_events`: what the prefix cache holds, published for routers.
+- `dry_runs`: experiments on a simulation of the server.
 - `tuning`: experiments and the tuner. `request_settings`: the settings of requests that they may compare.
 - `dashboard`: the pages in the browser.
 """

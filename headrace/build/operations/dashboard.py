@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 
 from headrace.build.model import Loaded
-from headrace.build.operations.folds import Folds
 from headrace.config import Options
-from headrace.observe.dashboard.dashboard import Dashboard, Sources
+from headrace.observe.dashboard.dashboard import Dashboard
+from headrace.observe.dashboard.folds import Folds
 from headrace.observe.dashboard.tenants import TenantTable
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.pages.broadcast import Broadcast
@@ -30,11 +30,8 @@ def make_pages(loaded: Loaded, options: Options, model: ServedModel, service: Se
     def limits(tenant: str) -> Mapping[str, Mapping[str, float]]:
         return limits_of(service.meter.rooms(tenant, service.now()))
 
-    sources = Sources(
-        folds.metrics, folds.goodput, folds.book, folds.usage, folds.savings, folds.cost, folds.work
-    )
     dashboard = Dashboard(
-        sources,
+        folds,
         TenantTable(folds.usage, folds.goodput, folds.cost, weight, limits),
         slots=slots,
         blocks=loaded.ledger.num_blocks,

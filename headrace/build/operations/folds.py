@@ -1,4 +1,4 @@
-"""The folds over a server's events: metrics, goodput, explanations, usage, savings and cost, with their page."""
+"""Builds the folds over a server's events, and the file of its usage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded
@@ -17,15 +16,14 @@ from headrace.build.operations.observability import (
 from headrace.config import ConfigError, Options
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Layer
-from headrace.core.ports import Watcher
-from headrace.observe.cost.report import CostReport, saved_fields
+from headrace.observe.cost.report import CostReport
 from headrace.observe.cost.usage_journal import UsageJournal
 from headrace.observe.cost.usage_store import UsageStore
+from headrace.observe.dashboard.folds import Folds
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
-from headrace.observe.resources.work import WorkMeter
 from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
@@ -34,40 +32,6 @@ from headrace.serve.http.model import ServedModel
 from headrace.serve.usage_file import UsageFile
 
 CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
-
-
-class Folds(NamedTuple):
-    """The metrics page, and the folds over the engine's events."""
-
-    page: MetricsPage
-    metrics: Metrics
-    goodput: Goodput
-    book: RequestBook
-    usage: UsageBook
-    savings: TenantSavings
-    cost: CostReport
-    work: WorkMeter
-    lives: Timelines
-
-    @property
-    def watchers(self) -> tuple[Watcher, ...]:
-        """The folds in their order: others read what the cost ledger knows."""
-        return (
-            *(self.cost.ledger, self.work, self.metrics, self.goodput),
-            *(self.book, self.usage, self.savings, self.lives),
-        )
-
-    def usage_of(self, tenant: str) -> dict[str, Any]:
-        """What a tenant has used, what that cost, and what the caches saved."""
-        saved = saved_fields(self.savings.savings(tenant))
-        return {**self.usage.tell(tenant), **self.cost.tenant(tenant), **saved}
-
-    def explain(self, request_id: str, now: float) -> dict[str, Any] | None:
-        """What is known of a request, with its cost."""
-        shown = self.book.explain(request_id, now)
-        if shown is not None:
-            shown["cost"] |= self.cost.request(request_id)
-        return shown
 
 
 def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes: CacheSizes) -> Folds:

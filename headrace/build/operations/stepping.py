@@ -10,9 +10,9 @@ from headrace.core.engine import Engine
 from headrace.lab.steps.scenario import Asked, Scenario
 from headrace.observe.steps.book import StepBook
 from headrace.observe.steps.film import film
-from headrace.observe.steps.memory import memory_of
+from headrace.observe.steps.memory import memory_of, table_of
 from headrace.observe.steps.perfetto import trace
-from headrace.observe.steps.record import memory_shown
+from headrace.observe.steps.record import Memory, memory_shown
 from headrace.observe.steps.timelines import Timelines
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.operations.owned_requests import Explain
@@ -31,15 +31,18 @@ class LiveSteps:
     def __init__(
         self, engine: Engine, service: Service, lives: Timelines, settings: Mapping[str, Any]
     ) -> None:
-        self._pool = engine.scheduler.pool
+        self._scheduler = engine.scheduler
         self._service = service
         self._lives = lives
         self._settings = settings
         self._began = service.now()
         self._watch = StepWatch(service, lambda: StepBook(waiting=lives.waiting()))
 
-    async def read(self, after: int, limit: int, form: str) -> Mapping[str, Any]:
-        """The last steps with a number above ``after``; as ``json`` with the present state of the blocks."""
+    async def read(self, after: int, limit: int, form: str, request_id: str) -> Mapping[str, Any]:
+        """The last steps with a number above ``after``; as ``json`` with the present state of the blocks.
+
+        That has the block table of a request, if it is named and runs.
+        """
         book = self._watch.look()
         records = book.records(after, limit)
         if form == "perfetto":
@@ -49,14 +52,24 @@ class LiveSteps:
         named |= {note.request_id for record in records for note in record.notes}
         lives = [(name, life) for name in named if (life := self._lives.get(name)) is not None]
         shown = film("server", records, lives, self._settings, origin=self._began)
-        return shown | {"memory": await self._memory()}
+        return shown | {"memory": await self._memory(request_id)}
 
-    async def _memory(self) -> dict[str, Any] | None:
-        ask = self._service.between_steps(lambda: memory_of(self._pool))
+    async def _memory(self, request_id: str) -> dict[str, Any] | None:
+        copies = self._lives.copies(self._scheduler.pool.block_size)
+        ask = self._service.between_steps(lambda: self._blocks(request_id, copies))
         try:
             return memory_shown(await asyncio.wait_for(ask, MEMORY_SECONDS))
         except TimeoutError:  # a long step, or a stalled engine
             return None
+
+    def _blocks(self, request_id: str, copies: Mapping[str, int]) -> Memory:
+        """The blocks now; ``copies`` has places in block tables. On the engine's thread."""
+        live, pool = self._scheduler.live, self._scheduler.pool
+        found = ((live[name].table, place) for name, place in copies.items() if name in live)
+        copied = {table[place] for table, place in found if place < len(table)}
+        sequence = live.get(request_id)
+        table = table_of(pool, sequence, copied) if sequence is not None and sequence.table else None
+        return memory_of(pool, copied, table=table)
 
 
 class Stepping(NamedTuple):

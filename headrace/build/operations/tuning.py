@@ -6,12 +6,15 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.build.operations.dry_runs import DryRuns, Machine
 from headrace.build.operations.request_settings import make_requests
 from headrace.build.policies import is_static
 from headrace.config import Options
 from headrace.core.engine import Engine
+from headrace.observe.experiments.units import describe_metrics
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings
+from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tuner.tuner import Mode
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.experiments import Experiments
@@ -26,8 +29,13 @@ class Tuning(NamedTuple):
     endpoints: tuple[ExperimentRoutes, TunerRoutes]
 
 
-def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning:
-    """Experiments and the tuner on the settings of one engine and of its requests."""
+def make_tuning(
+    options: Options, engine: Engine, recall: CacheLookup, machine: Machine, lives: Timelines
+) -> Tuning:
+    """Experiments and the tuner on the settings of one engine and of its requests.
+
+    A dry run simulates ``machine`` with the load of the requests in ``lives``.
+    """
     plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
     service = recall.service
     steering = Steering(
@@ -50,10 +58,14 @@ def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning
 
     file = Path(chosen.experiments_file) if chosen.experiments_file else None
     task = Experiments(steering, steering.conductor, service, change, file)
+    dry_runs = DryRuns(engine, options.scheduler, options.cache, machine, lives, steering.conductor.read)
 
     def set_mode(mode: str) -> None:
         steering.tuner.set_mode(Mode(mode), service.now())
         task.look_again()
+
+    def known() -> dict[str, Any]:
+        return {"settings": steering.describe(), "metrics": describe_metrics()}
 
     def report() -> dict[str, Any]:
         return steering.tuner.report()
@@ -61,7 +73,7 @@ def make_tuning(options: Options, engine: Engine, recall: CacheLookup) -> Tuning
     return Tuning(
         task,
         (
-            ExperimentRoutes(task, steering.describe, max_body_bytes=limit),
+            ExperimentRoutes(task, known, dry_runs.run, max_body_bytes=limit),
             TunerRoutes(report, set_mode, max_body_bytes=limit),
         ),
     )

@@ -16,8 +16,9 @@ class Trial:
     """An experiment that is run in virtual time, on each replica."""
 
     def __init__(self, body: dict[str, Any]) -> None:
-        self._body = body
-        self._experiments: list[Any] = []
+        from headrace.build.dry_run import Trial
+
+        self._trial = Trial(body)
 
     def steer(self, plans: SchedulerOptions, engine: Engine) -> Steering:
         """Begin it on an engine.
@@ -25,26 +26,16 @@ class Trial:
         Raises:
             ConfigError: a field of it is wrong.
         """
-        from headrace.build.operations.request_settings import make_requests
         from headrace.core.request import InvalidParameter
-        from headrace.observe.steering.engine import Steering
-        from headrace.observe.steering.settings import live_settings
 
-        steering = Steering(
-            live_settings(plans.max_num_seqs),
-            lambda: engine.knobs,
-            lambda: f"replica {len(self._experiments)}",
-            requests=make_requests(plans),
-        )
         try:
-            self._experiments.append(steering.conductor.start(self._body, 0.0))
+            return self._trial.steer(plans, engine)
         except InvalidParameter as error:
             raise ConfigError(f"--experiment: {error}") from None
-        return steering
 
     def reports(self) -> list[dict[str, Any]]:
         """The experiment of each replica, as the server reports it."""
-        return [each.report() for each in self._experiments]
+        return [each.report() for each in self._trial.experiments]
 
     def lines(self, name: str) -> list[str]:
         """What came of it."""

@@ -12,25 +12,18 @@ A failure disables drafting with one warning, and requests continue without draf
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from headrace.compute.drafting.followed import DraftPages, Followed
 from headrace.compute.drafting.forward import Decoder, Forward, Rows
+from headrace.compute.drafting.guarded import LEAST_CONFIDENCE, MOST, GuardedProposer
 from headrace.compute.kernels import Drafted
 from headrace.compute.kv import PagedKV
 from headrace.core.drafting.proposal import DraftAsk, Proposal
 from headrace.core.request import Request
-
-LEAST_CONFIDENCE = 0.3
-"""A draft ends where the probability that all its tokens are accepted falls below this: the pass costs more then."""
-
-MOST = 16
-"""Default of the longest draft."""
 
 CATCH_UP_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens that rows which are behind may compute in one call, together, so that a long prompt does not delay a step."""
@@ -45,7 +38,7 @@ class _Line(NamedTuple):
     most: int  # tokens to propose; 0: it is not caught up after this call
 
 
-class DraftModel:
+class DraftModel(GuardedProposer):
     """`core.drafting.proposal.CostlyProposer` on a decoder with its own pages.
 
     Args:
@@ -54,11 +47,11 @@ class DraftModel:
         max_model_len: the longest sequence that it can continue; longer ones get no drafts.
         warn: receives the one message that says why drafting was disabled.
         most: tokens to draft for a row at most, beyond those that are drawn but not known.
-        least_confidence: see `LEAST_CONFIDENCE`.
+        least_confidence: see `guarded.LEAST_CONFIDENCE`.
         catch_up_tokens: see `CATCH_UP_TOKENS`.
     """
 
-    name = "draft_model"
+    name, label = "draft_model", "draft model"
 
     def __init__(
         self,
@@ -71,37 +64,20 @@ class DraftModel:
         least_confidence: float = LEAST_CONFIDENCE,
         catch_up_tokens: int | None = None,
     ) -> None:
+        super().__init__(warn)
         self.pages = DraftPages(kv.num_blocks, kv.block_size, max_model_len)
         self._forward = Forward(decoder, kv)
         self._max_model_len = max_model_len
-        self._warn = warn
         self._most = most
         self._least_confidence = least_confidence
         self._catch_up_tokens = catch_up_tokens or CATCH_UP_TOKENS[kv.device.type]
-        self._enabled = True
-        self.seconds = 0.0
-
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
-        """See `Proposer.propose`; None also for rows that are not caught up or have no pages."""
-        if not self._enabled:
-            return [None] * len(asks)
-        began = time.perf_counter()
-        try:
-            with torch.inference_mode():
-                return self._propose(asks)
-        except (
-            Exception
-        ) as error:  # of the device, of memory, or of the model: requests continue without drafts
-            self._enabled = False
-            self.pages.clear()
-            self._warn(f"the draft model failed ({error}); requests continue without its drafts")
-            return [None] * len(asks)
-        finally:
-            self.seconds += time.perf_counter() - began
 
     def ended(self, request: Request, tokens: list[int]) -> None:
         """See `Proposer.ended`."""
         self.pages.drop(request.id)
+
+    def _release(self) -> None:
+        self.pages.clear()
 
     def _propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
         proposals: list[Proposal | None] = [None] * len(asks)

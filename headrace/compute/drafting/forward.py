@@ -68,11 +68,23 @@ class Rows(NamedTuple):
 
 
 class Forward:
-    """A decoder with its pages; one pass at a time."""
+    """A decoder with its pages; one pass at a time.
 
-    def __init__(self, decoder: Decoder, kv: PagedKV) -> None:
+    ``follow`` is called before each pass after the first, with the rows of the pass before that continue. ``names``
+    int64 are the tokens of the decoder's logits, if they are not those of the vocabulary in order.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: PagedKV,
+        follow: Callable[[Ints], None] = lambda rows: None,
+        names: Ints | None = None,
+    ) -> None:
         self._decoder = decoder
         self._kv = kv
+        self._follow = follow
+        self._names = names
         self._block_size = kv.block_size
         self._guess: Callable[[torch.Tensor], Guesses] = (
             guesses_on_cpu if kv.device.type == "cpu" else guesses
@@ -112,6 +124,8 @@ class Forward:
             survivals[going] *= found.probabilities
             confident = survivals[going] >= least  # false for NaN too
             going, tokens = going[confident], found.tokens[confident]
+            if self._names is not None:
+                tokens = self._names[tokens]
             places = drafted.counts[going]
             drafted.tokens[going, places] = tokens
             drafted.probabilities[going, places] = found.probabilities[confident]
@@ -120,6 +134,7 @@ class Forward:
             going, tokens = going[on], tokens[on]
             if not going.size:
                 return drafted
+            self._follow(np.flatnonzero(confident)[on])
             one = np.ones(len(going), dtype=np.int64)
             starts = begins[going] + drafted.computed[going]
             following = Rows(tokens.astype(np.int32), starts, one, rows.tables[sources[going]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,6 +35,16 @@ class Beside(NamedTuple):
     dtype: torch.dtype
     kv_dtype: torch.dtype
     kernels: Kernels
+    embedding: torch.Tensor
+    head: Any  # as the kernels prepared it
+
+
+class StepSizes(NamedTuple):
+    """What bounds a step of the target, and the size of its blocks."""
+
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +58,14 @@ class LoadedDraft:
     kv_dtype: torch.dtype
     most: int
 
-    def size(self, block_size: int, max_num_seqs: int) -> DraftSize:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights."""
+        return self.decoder.nbytes
+
+    def size(self, sizes: StepSizes) -> DraftSize:
         """Its sizes for the memory plan."""
-        spec = self.decoder.spec
+        spec, (block_size, max_num_seqs, _) = self.decoder.spec, sizes
         return DraftSize(
             weight_bytes=self.decoder.nbytes,
             block_bytes=bytes_per_block(spec, block_size, self.kv_dtype),
@@ -65,16 +80,14 @@ class LoadedDraft:
             most_blocks=max_num_seqs * blocks_needed(self.max_model_len, block_size),
         )
 
-    def proposer(self, num_blocks: int, block_size: int, warn: Callable[[str], None]) -> DraftModel:
+    def proposer(self, num_blocks: int, sizes: StepSizes, warn: Callable[[str], None]) -> DraftModel:
         """The proposer, with pages of ``num_blocks`` blocks; ``warn`` receives why drafting was disabled."""
-        kv = PagedKV(self.decoder.spec, num_blocks, block_size, self.kv_dtype, self.device)
+        kv = PagedKV(self.decoder.spec, num_blocks, sizes.block_size, self.kv_dtype, self.device)
         return DraftModel(self.decoder, kv, max_model_len=self.max_model_len, warn=warn, most=self.most)
 
 
-def load_draft(
-    config: SpeculativeConfig, target: Beside, dummy_seed: int | None = None
-) -> LoadedDraft | None:
-    """Load the draft model that ``config`` names, beside the loaded ``target``; None if it names none.
+def load_draft(config: SpeculativeConfig, target: Beside, dummy_seed: int | None = None) -> LoadedDraft:
+    """Load the draft model that ``config`` names, beside the loaded ``target``.
 
     ``dummy_seed`` draws random weights.
 
@@ -82,8 +95,7 @@ def load_draft(
         ConfigError: there is no such model, its vocabulary is of another size, or its weights do not fit.
     """
     name, quantization = config.model, config.quantization
-    if name is None:
-        return None
+    assert name is not None
     try:
         folder = resolve_folder(name, config.revision, with_weights=dummy_seed is None)
         spec = parse_config(read_config(folder))

@@ -21,7 +21,7 @@ class Codes(dict[torch.dtype, int]):
 
 DTYPES = Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 PAGE_DTYPES = Codes({**DTYPES, torch.int8: 3})
-_INTERFACE = 13
+_INTERFACE = 14
 NEVER = {torch.float32: 0xFF800000, torch.bfloat16: 0xFF80, torch.float16: 0xFC00}
 """The bits of minus infinity."""
 _PAIRED = (torch.bfloat16, torch.int8)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, Taps
 from headrace.compute.kernels import Drafted, Pages
 from headrace.compute.kernels.cpp_checks import DTYPES, check_blocks, page_words
 from headrace.compute.kernels.native_stack import NativeStack
@@ -76,8 +76,17 @@ def stack_call(
         layers.embedding_scale,
         0 if seconds is None else seconds.data_ptr(),
         0 if batch.bell is None else batch.bell.address,
+        *(_tap_words(batch.taps, tokens, stack.hidden, dtype) if batch.taps else (0, 0, 0)),
     )
     return StackCall(arguments, out, (table, ids, *lines))
+
+
+def _tap_words(taps: Taps, tokens: int, hidden: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    states, layers = taps
+    shape = (tokens, len(layers) * hidden)
+    if states.shape != shape or states.dtype != dtype or not states.is_contiguous():
+        raise ValueError(f"hidden states {states.dtype} {list(states.shape)} of {dtype} {list(shape)}")
+    return states.data_ptr(), layers.ctypes.data, len(layers)
 
 
 def run_drafts(

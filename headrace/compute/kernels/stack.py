@@ -86,7 +86,8 @@ def apply(
     if stack.embedding_scale != 1.0:
         residual = residual * stack.embedding_scale
     x = kernels.rms_norm(residual, stack.input_norm, stack.eps)
-    for layer, held in zip(stack.layers, pages, strict=True):
+    for number, (layer, held) in enumerate(zip(stack.layers, pages, strict=True)):
+        copy_tapped(batch, number, residual)
         if batch.bell is not None and batch.bell.is_set():
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
@@ -107,4 +108,16 @@ def apply(
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
+    copy_tapped(batch, len(stack.layers), residual)
     return x
+
+
+def copy_tapped(batch: Batch, layer: int, residual: Tensor) -> None:
+    """Copy the hidden states before ``layer`` to where the batch wants them: see `batch.Taps`."""
+    if batch.taps is None:
+        return
+    states, layers = batch.taps
+    for place, each in enumerate(layers.tolist()):
+        if each == layer:
+            width = residual.shape[1]
+            states[:, place * width : (place + 1) * width].copy_(residual)

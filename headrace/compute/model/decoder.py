@@ -53,9 +53,10 @@ class Decoder:
             softcap=spec.attention_softcap,
         )
         self._stack = kernels.prepare_stack(stack)
-        self._head = kernels.prepare_linear(weights.head)
+        self.head = kernels.prepare_linear(weights.head)
+        """The head as the kernels prepared it: a head for drafts may share it."""
         self.nbytes = weights.nbytes
-        if weights.head is weights.embedding and self._head is not weights.embedding:
+        if weights.head is weights.embedding and self.head is not weights.embedding:
             self.nbytes += weights.embedding.nbytes  # the head has a second copy, in the kernels' layout
 
     def _prepare(self, weights: DecoderWeights, spec: LayerSpec) -> Layer:
@@ -84,7 +85,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, vocab] of hidden states [S, hidden], in their dtype; in float32 if a softcap applies."""
-        logits: Tensor = self.kernels.linear(hidden, self._head)
+        logits: Tensor = self.kernels.linear(hidden, self.head)
         if self.spec.logits_softcap is not None:
             logits = logits.float()
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
@@ -120,4 +121,4 @@ class Decoder:
         """See `Kernels.draft`."""
         if self.spec.logits_softcap is not None:
             return None
-        return self.kernels.draft(self._stack, self._head, batch, kv.layers, most, least)
+        return self.kernels.draft(self._stack, self.head, batch, kv.layers, most, least)

@@ -11,7 +11,13 @@ from headrace.config.errors import ConfigError, suggestion
 from headrace.config.objects.readers import Reader, json_object, read_keys, switch, text, whole_number
 from headrace.config.quantities import parse_size
 
-METHODS = ("ngram", "suffix", "prediction", "cached", "draft_model")
+METHODS = ("ngram", "suffix", "prediction", "cached", "draft_model", "eagle3")
+
+HEADS = ("eagle3",)
+"""Methods of heads, which read hidden states of the served model."""
+
+LOADED = ("draft_model", *HEADS)
+"""Methods that load the weights of ``model``."""
 
 QUANTIZATIONS = ("int8", "int4", "w4a8")
 
@@ -29,8 +35,8 @@ class SpeculativeConfig:
     tokens drafted for a request in a step: as many of them are verified as pay, or always all if not ``adaptive``.
     ``prompt_lookup_min`` and ``prompt_lookup_max`` bound the length of the text that ``ngram`` looks up, in tokens.
     ``suffix_max_bytes`` is the memory of the past outputs that ``suffix`` searches. ``model`` is the draft model of
-    ``draft_model`` (a folder, a Hugging Face name or builtin-draft), ``revision`` its branch, tag or commit, and
-    ``quantization`` quantizes its weights while loading.
+    ``draft_model`` (a folder, a Hugging Face name or builtin-draft) or the head of ``eagle3``, ``revision`` its branch,
+    tag or commit, and ``quantization`` quantizes the weights of a draft model while loading.
     """
 
     methods: tuple[str, ...]
@@ -67,13 +73,16 @@ def read_speculation(label: str, value: str | Mapping[str, Any]) -> SpeculativeC
 
 
 def _check_model(label: str, config: SpeculativeConfig) -> None:
-    if "draft_model" in config.methods:
-        if config.model is None:
-            raise ConfigError(f"{label}: method draft_model needs the key 'model', the draft model to load")
-        return
-    for key in ("model", "revision", "quantization"):
-        if getattr(config, key) is not None:
-            raise ConfigError(f"{label}: {key} needs the method draft_model")
+    loaded = [method for method in config.methods if method in LOADED]
+    if len(loaded) > 1:
+        raise ConfigError(f"{label}: methods {' and '.join(loaded)} exclude each other: use one of them")
+    if loaded and config.model is None:
+        raise ConfigError(
+            f"{label}: method {loaded[0]} needs the key 'model', the draft model or head to load"
+        )
+    for key, methods in (("model", LOADED), ("revision", LOADED), ("quantization", LOADED[:1])):
+        if getattr(config, key) is not None and not set(methods) & set(loaded):
+            raise ConfigError(f"{label}: {key} needs the method {' or '.join(methods)}")
 
 
 def speculation_text(label: str, value: Any) -> Any:

@@ -104,9 +104,9 @@ class BlockPool:
         self.num_free -= count
         return taken
 
-    def num_idle(self, block_ids: Iterable[int]) -> int:
-        """Number of these blocks without references: free ones that would come back into use."""
-        return sum(self._blocks[block_id].refs == 0 for block_id in block_ids)
+    def references_of(self, block_ids: Iterable[int]) -> list[int]:
+        """The reference counts of these blocks; a free one that would come back into use has none."""
+        return [self._blocks[block_id].refs for block_id in block_ids]
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Add one reference to each block."""

@@ -97,7 +97,7 @@ class RunningSet:
     def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
         pool = self.pages.pool
         fresh = self.pages.fresh_blocks(sequence, hit)
-        free = pool.num_free - pool.num_idle(hit.blocks)
+        free = pool.num_free - pool.references_of(hit.blocks).count(0)
         if fresh > free or (self.is_protected(sequence) and not self._can_protect(sequence)):
             return False
         try:

@@ -100,7 +100,7 @@ class Scheduler:
         self._predictions = predictions
         self._times = times if predictions is None else predictions.times
         self._events = events
-        self._live: dict[str, Sequence] = {}
+        self.live: dict[str, Sequence] = {}  # all open requests by id; others only read it
         self._waiting = queue
         self._admitter = Admitter(
             queue,
@@ -147,7 +147,7 @@ class Scheduler:
             sequence.prompt_seconds = self._predictions.prefill_seconds(sequence.prompt_tokens)
             sequence.latest_start = self._predictions.latest_start(request, slo)
             sequence.tpot_seconds = slo.tpot_seconds or math.inf
-        self._live[request.id] = sequence
+        self.live[request.id] = sequence
         self._waiting.enter(sequence)
         self.pages.want(sequence)
         if request.deadline is not None:
@@ -156,7 +156,7 @@ class Scheduler:
             self._finish(sequence, ended, stop_token=sequence.stop_token(ended))
 
     def _why_not(self, request: Request) -> str:
-        if request.id in self._live:
+        if request.id in self.live:
             return f"request id {request.id!r} is already in use"
         if not self._waiting.knows(request.service_class):
             return f"there is no class of service {request.service_class!r}"
@@ -164,7 +164,7 @@ class Scheduler:
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request now, in any state; an unknown or finished id is ignored."""
-        sequence = self._live.get(request_id)
+        sequence = self.live.get(request_id)
         if sequence is not None:
             self._finish(sequence, why)
 
@@ -182,7 +182,7 @@ class Scheduler:
         """The time at which there is something to plan: ``-inf`` means now, ``inf`` never."""
         if self._running or (self._running.num_paused and not self._waiting.foreground):
             return -math.inf
-        while self._deadlines and self._deadlines[0][1] not in self._live:
+        while self._deadlines and self._deadlines[0][1] not in self.live:
             heapq.heappop(self._deadlines)
         due = self._deadlines[0][0] if self._deadlines else math.inf
         if self._waiting:
@@ -191,7 +191,7 @@ class Scheduler:
 
     def estimate_start(self, request_id: str, chunk_tokens: int) -> StartEstimate | None:
         """Position and predicted start of a waiting request; None for any other request."""
-        sequence = self._live.get(request_id)
+        sequence = self.live.get(request_id)
         if sequence is None or sequence.status is Status.RUNNING:
             return None
         return estimate_start(sequence, self._waiting, self._running, self._predictions, chunk_tokens)
@@ -237,7 +237,7 @@ class Scheduler:
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, request_id = heapq.heappop(self._deadlines)
-            sequence = self._live.get(request_id)
+            sequence = self.live.get(request_id)
             if sequence is not None and sequence.request.deadline == deadline:
                 self._finish(sequence, FinishReason.TIMEOUT)
 
@@ -385,7 +385,7 @@ class Scheduler:
             self._predictions.saw_end(sequence.request, sequence.output_tokens)
         self._waiting.end(sequence, waited)
         self._drafted.ended(sequence)
-        del self._live[sequence.request.id]
+        del self.live[sequence.request.id]
         self._events.append(sequence.ended(reason, message, stop_token))
 
     # -- consistency -------------------------------------------------------------------------------
@@ -396,4 +396,4 @@ class Scheduler:
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting), f"{len(waiting)} wait, {len(self._waiting)} counted"
         running = len(self._running) + self._running.num_paused
-        assert len(self._live) == len(waiting) + running, "a live request is nowhere"
+        assert len(self.live) == len(waiting) + running, "a live request is nowhere"

@@ -1,5 +1,6 @@
 """What the dashboard shows: snapshots of the folds that a server has anyway, made while a page is open.
 
+- `folds`: all folds of a server.
 - `reading`: all counters at one time; the differences of two readings are rates.
 - `bottleneck`: what bounds the server now, in a sentence.
 - `latency`: percentiles of the requests that ended in the last minute.

@@ -73,30 +73,30 @@ def bottleneck(signs: Signs) -> Bottleneck:
         return Bottleneck(
             Kind.SLOTS,
             f"All {_count(signs.slots, 'slot')} {_are(signs.slots)} in use and {_count(signs.waiting, 'request')} "
-            f"{_wait(signs.waiting)}; steps compute {signs.computing:.0%} of the time.",
+            f"{_wait(signs.waiting)}; steps compute {_percent(signs.computing)} of the time.",
         )
     preempted = signs.preempted and signs.kv >= PREEMPT_SHARE
     if preempted or (signs.waiting and (signs.blocked or signs.kv >= FULL_SHARE)):
         return Bottleneck(Kind.MEMORY, _memory(signs))
     if signs.idle >= IDLE_SHARE:
-        return Bottleneck(Kind.IDLE, f"No request was open for {signs.idle:.0%} of the last seconds.")
+        return Bottleneck(Kind.IDLE, f"No request was open for {_percent(signs.idle)} of the last seconds.")
     if signs.loop >= LOOP_SHARE:
         return Bottleneck(
             Kind.FRONT_END,
-            f"The event loop, which handles HTTP and text, uses {signs.loop:.0%} of a core; steps compute "
-            f"{signs.computing:.0%} of the time.",
+            f"The event loop, which handles HTTP and text, uses {_percent(signs.loop)} of a core; steps compute "
+            f"{_percent(signs.computing)} of the time.",
         )
     if signs.gap >= GAP_SHARE:
         return Bottleneck(
             Kind.FRONT_END,
-            f"Requests were open but no step computed for {signs.gap:.0%} of the time: HTTP, text and scheduling take "
-            "longer than the model.",
+            f"Requests were open but no step computed for {_percent(signs.gap)} of the time: HTTP, text and scheduling "
+            "take longer than the model.",
         )
     return _device(signs)
 
 
 def _memory(signs: Signs) -> str:
-    held = f"{signs.kv:.0%} of the KV blocks are held"
+    held = f"{_percent(signs.kv)} of the KV blocks are held"
     if signs.preempted:
         return f"{held} and {_count(signs.preempted, 'request')} had to give up blocks in the last seconds."
     return f"{held} and {_count(signs.waiting, 'request')} {_wait(signs.waiting)} for blocks."
@@ -105,19 +105,19 @@ def _memory(signs: Signs) -> str:
 def _device(signs: Signs) -> Bottleneck:
     """Steps follow one another: by the use of the peaks if both are known, otherwise by the kind of rows."""
     if signs.mfu is not None and signs.mbu is not None:
-        use = f"{signs.mfu:.0%} of peak arithmetic and {signs.mbu:.0%} of peak bandwidth"
+        use = f"{_percent(signs.mfu)} of peak arithmetic and {_percent(signs.mbu)} of peak bandwidth"
         kind = Kind.ARITHMETIC if signs.mfu >= signs.mbu else Kind.BANDWIDTH
-        return Bottleneck(kind, f"Steps compute {signs.computing:.0%} of the time and use {use}.")
+        return Bottleneck(kind, f"Steps compute {_percent(signs.computing)} of the time and use {use}.")
     if signs.prefill >= PREFILL_SHARE:
         return Bottleneck(
             Kind.ARITHMETIC,
-            f"{signs.prefill:.0%} of the steps' time goes to prompt tokens, whose positions share one reading of the "
-            f"weights; steps compute {signs.computing:.0%} of the time.",
+            f"{_percent(signs.prefill)} of the steps' time goes to prompt tokens, whose positions share one reading of "
+            f"the weights; steps compute {_percent(signs.computing)} of the time.",
         )
     return Bottleneck(
         Kind.BANDWIDTH,
-        f"{1 - signs.prefill:.0%} of the steps' time goes to decoding, which reads all weights for one token of each "
-        f"request; steps compute {signs.computing:.0%} of the time.",
+        f"{_percent(1 - signs.prefill)} of the steps' time goes to decoding, which reads all weights for one token of "
+        f"each request; steps compute {_percent(signs.computing)} of the time.",
     )
 
 
@@ -131,3 +131,7 @@ def _are(number: int) -> str:
 
 def _wait(number: int) -> str:
     return "waits" if number == 1 else "wait"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

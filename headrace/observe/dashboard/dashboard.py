@@ -6,39 +6,15 @@ Nothing here is a fold: `measure` reads the folds that a server has anyway, once
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from headrace.observe.cache_ledger import CacheLedger
-from headrace.observe.cost.report import CostReport
+from headrace.observe.dashboard.folds import Folds
 from headrace.observe.dashboard.latency import latency
 from headrace.observe.dashboard.overview import overview
 from headrace.observe.dashboard.reading import Readings, read
 from headrace.observe.dashboard.request_rows import request_rows
 from headrace.observe.dashboard.tenant_overview import TenantReadings
 from headrace.observe.dashboard.tenants import TenantTable
-from headrace.observe.goodput import Goodput
-from headrace.observe.metrics import Metrics
-from headrace.observe.requests import RequestBook
-from headrace.observe.resources.work import WorkMeter
-from headrace.observe.tenant_savings import TenantSavings
-from headrace.observe.usage import UsageBook
-
-
-class Sources(NamedTuple):
-    """The folds of a server."""
-
-    metrics: Metrics
-    goodput: Goodput
-    book: RequestBook
-    usage: UsageBook
-    savings: TenantSavings
-    cost: CostReport
-    work: WorkMeter
-
-    @property
-    def caches(self) -> CacheLedger:
-        """Counts of the cache layers."""
-        return self.metrics.caches
 
 
 class Dashboard:
@@ -51,7 +27,7 @@ class Dashboard:
 
     def __init__(
         self,
-        sources: Sources,
+        folds: Folds,
         tenants: TenantTable,
         *,
         slots: Callable[[], int],
@@ -59,21 +35,19 @@ class Dashboard:
         loop_seconds: Callable[[], float],
         offset: float,
     ) -> None:
-        self._from = sources
+        self._from = folds
         self._tenants = tenants
         self._slots = slots
         self._blocks = blocks
         self._loop_seconds = loop_seconds
         self._offset = offset
         self._readings = Readings()
-        self._of_tenants = TenantReadings(sources.usage)
+        self._of_tenants = TenantReadings(folds.usage)
 
     def measure(self, now: float) -> None:
         """Take a reading; called before each round of snapshots."""
-        sources = self._from
-        self._readings.add(
-            read(sources.metrics, sources.cost.ledger, sources.work, self._loop_seconds(), now)
-        )
+        folds = self._from
+        self._readings.add(read(folds.metrics, folds.cost.ledger, folds.work, self._loop_seconds(), now))
 
     def snapshot(self, part: str, tenant: str | None, now: float) -> dict[str, Any]:
         """The overview, and one part beside it (empty: none); of one tenant, if it is named.
@@ -88,29 +62,29 @@ class Dashboard:
         return made
 
     def _overview(self, now: float) -> dict[str, Any]:
-        sources = self._from
+        folds = self._from
         return overview(
             self._readings,
-            sources.goodput,
-            sources.cost.ledger,
-            sources.caches.stats()["layers"],
-            latency=latency(sources.book.summaries(), now),
+            folds.goodput,
+            folds.cost.ledger,
+            folds.metrics.caches.stats()["layers"],
+            latency=latency(folds.book.summaries(), now),
             slots=self._slots(),
             blocks=self._blocks,
-            peaks=sources.work.peaks,
+            peaks=folds.work.peaks,
         )
 
     def _overview_of(self, tenant: str, now: float) -> dict[str, Any]:
-        sources = self._from
+        folds = self._from
         return self._of_tenants.overview(
-            tenant, list(sources.book.summaries(tenant)), sources.savings.stats(tenant), sources.cost, now
+            tenant, list(folds.book.summaries(tenant)), folds.savings.stats(tenant), folds.cost, now
         )
 
     def _requests(self, tenant: str | None, now: float) -> Mapping[str, Any]:
         return request_rows(list(self._from.book.summaries(tenant)), now)
 
     def _caches(self, tenant: str | None, now: float) -> Mapping[str, Any]:
-        return self._from.caches.stats() if tenant is None else self._from.savings.stats(tenant)
+        return self._from.metrics.caches.stats() if tenant is None else self._from.savings.stats(tenant)
 
     def _tenant_table(self, tenant: str | None, now: float) -> Mapping[str, Any]:
         return self._tenants.all() if tenant is None else self._tenants.one(tenant)

@@ -27,6 +27,10 @@ class Busy(RuntimeError):
     """An experiment runs already."""
 
 
+class Superseded(RuntimeError):
+    """A later experiment has changed the same setting."""
+
+
 class Change(NamedTuple):
     """A setting must become ``value``; ``why`` names the experiment and its arm."""
 
@@ -49,6 +53,7 @@ class Conductor:
         self._make_id = make_id
         self._experiments: dict[str, Run] = {}
         self._running: Run | None = None
+        self._undone: Run | None = None  # the adopted one that was rolled back last
         self._set: dict[str, AnyValue] = {}  # the value that each experiment has set last
 
     @property
@@ -76,7 +81,7 @@ class Conductor:
             BadExperiment: a field is wrong.
             Busy: another one runs.
         """
-        spec = self._read(body)
+        spec = self.read(body)
         running = self.running
         if running is not None:
             raise Busy(f"experiment {running.id} is running; stop it first")
@@ -86,7 +91,12 @@ class Conductor:
         self._keep(experiment)
         return experiment
 
-    def _read(self, body: Any) -> Spec:
+    def read(self, body: Any) -> Spec:
+        """An experiment from parsed JSON, with the control value that its setting would have.
+
+        Raises:
+            BadExperiment: a field is wrong.
+        """
         present = dict(self._present())
         for last in self.all()[:1]:  # it may not have been undone yet
             present[last.spec.setting] = last.spec.control if last.status is Status.RUNNING else last.value
@@ -98,13 +108,24 @@ class Conductor:
         return spec
 
     def stop(self, experiment_id: str, now: float) -> Run:
-        """End an experiment.
+        """End an experiment, or roll an adopted treatment back.
 
         Raises:
             KeyError: there is none of this id.
+            Busy: another one runs, which compares with the adopted treatment.
+            Superseded: a later one has changed the setting.
         """
         experiment = self._experiments[experiment_id]
-        experiment.stop(Status.STOPPED, "stopped on request", now)
+        if not experiment.adopted:
+            experiment.stop(Status.STOPPED, "stopped on request", now)
+            return experiment
+        if self.running is not None:
+            raise Busy(f"experiment {self.running.id} is running; stop it first")
+        same = (each for each in self.all() if each.spec.setting == experiment.spec.setting)
+        if (newest := next(same)) is not experiment:
+            raise Superseded(f"experiment {newest.id} changed {experiment.spec.setting} later")
+        experiment.roll_back(now)
+        self._undone = experiment
         return experiment
 
     def get(self, experiment_id: str) -> Run:
@@ -137,9 +158,9 @@ class Conductor:
         return Change(experiment.spec.setting, wanted, why)
 
     def _unset(self) -> Run | None:
-        """The newest experiment, or first the one before it, whose setting does not have the value that it wants."""
-        last_two = reversed(self.all()[:2])
-        return next((e for e in last_two if self._set.get(e.id, e.spec.control) != e.value), None)
+        """The experiment whose setting does not have the value that it wants: the older one of the newest two first."""
+        last = [*self.all()[1::-1], *([self._undone] if self._undone is not None else [])]
+        return next((e for e in last if self._set.get(e.id, e.spec.control) != e.value), None)
 
     @property
     def pending(self) -> bool:

@@ -44,7 +44,10 @@ class Pair(NamedTuple):
 
 
 class Experiment(Run):
-    """As `Run`, with the differences of all pairs and of the guards' metrics."""
+    """As `Run`, with the differences of all pairs and of the guards' metrics.
+
+    ``check`` compares the control windows of neighbouring pairs (A/A), where there is no difference to find.
+    """
 
     design = "switchback"
 
@@ -53,6 +56,7 @@ class Experiment(Run):
         self.pairs: list[Pair] = []
         self.evidence = Evidence()
         self.guards = {name: Evidence() for name in spec.guards}
+        self.check = Evidence()
         self._windows = WindowMeter()
         self.meter: Watcher = self._windows
         self._load = LoadCorrection()
@@ -111,6 +115,17 @@ class Experiment(Run):
         for name, evidence in self.guards.items():
             if (change := log_change(name, *pair)) is not None:
                 evidence.add(change)
+        if len(self.pairs) % 2 == 0:
+            self._compare_controls(self.pairs[-2].control, pair.control)
+        point = {"pairs": len(self.pairs), **_effect(self.evidence, self.spec.alpha)}
+        self.draw(point | {"check": _effect(self.check, self.spec.alpha)})
+
+    def _compare_controls(self, before: Measured, after: Measured) -> None:
+        """Add two control windows to the check, in turns in either direction: a trend of the load cancels out."""
+        both = (before, after) if len(self.pairs) % 4 else (after, before)
+        change = log_change(self.spec.metric, *both)
+        if change is not None:
+            self.check.add(change)
 
     def _judge(self, now: float) -> None:
         spec = self.spec
@@ -141,6 +156,7 @@ class Experiment(Run):
             "pairs": len(self.pairs),
             "effect": _effect(self.evidence, self.spec.alpha),
             "guard_effects": {name: _effect(each, self.spec.alpha) for name, each in self.guards.items()},
+            "check": _effect(self.check, self.spec.alpha) | {"comparisons": self.check.count},
             "detectable": self._detectable(),
         }
 

@@ -34,11 +34,17 @@ class Expected(NamedTuple):
     seconds: float | None
 
 
+LARGEST = 100.0
+"""Logarithm of a change beyond which none can be found: so few pairs have no interval."""
+
+
 def smallest_change(count: int, deviation: float, spec: Spec) -> float | None:
     """The smallest change that ``count`` units or pairs find, if each varies by ``deviation``; None if too few."""
     if count < _least(spec):
         return None
     half = deviation * _width(count, spec)
+    if half > LARGEST:
+        return None
     return half if _plain(spec) else math.expm1(half)
 
 

@@ -17,6 +17,9 @@ from headrace.observe.steering.settings import AnyValue
 MOST_LINES = 1000
 """Lines of a log that are stored; the ones in the middle of a longer log are dropped."""
 
+MOST_POINTS = 500
+"""Points of the curve of the effect over time."""
+
 
 class Status(StrEnum):
     """``better`` and ``worse`` say what the treatment was; ``undecided``: time was up before there was evidence."""
@@ -55,13 +58,14 @@ class Run:
         self.why = ""
         self.due = began
         self.log: list[Line] = []
+        self._curve: list[dict[str, Any]] = []
         self._spent = spent  # before the last restart
         self._began = began
 
     @property
     def value(self) -> AnyValue:
         """What the setting must have now, for all requests whose arm does not say otherwise."""
-        return self.spec.treatment if self.status is Status.BETTER and self.spec.adopt else self.spec.control
+        return self.spec.treatment if self.adopted else self.spec.control
 
     @property
     def arm(self) -> str:
@@ -90,6 +94,16 @@ class Run:
             self.status, self.why = status, why
             self.due = math.inf
 
+    @property
+    def adopted(self) -> bool:
+        """Whether the setting has kept the treatment."""
+        return self.status is Status.BETTER and self.spec.adopt
+
+    def roll_back(self, now: float) -> None:
+        """Undo an adopted treatment; the setting returns to its control value."""
+        self.status, self.why = Status.ROLLED_BACK, "rolled back on request"
+        self.note(f"{self.status.value}: on request", now)
+
     def report(self) -> dict[str, Any]:
         """Everything that is known, as JSON: effect with its interval, guards, decision, log."""
         return {
@@ -104,8 +118,18 @@ class Run:
         }
 
     def windows(self) -> list[dict[str, Any]]:
-        """What was measured over time, for a plot."""
-        raise NotImplementedError
+        """The measured windows, for a plot; empty if the arms are not windows."""
+        return []
+
+    def curve(self) -> list[dict[str, Any]]:
+        """The effect and its interval over time, for a plot; ``check`` is control against control (A/A)."""
+        return list(self._curve)
+
+    def draw(self, point: dict[str, Any]) -> None:
+        """Add a point to the curve; of a long one, every second point is dropped."""
+        if len(self._curve) >= MOST_POINTS:
+            del self._curve[1::2]
+        self._curve.append(point)
 
     def to_json(self, now: float) -> dict[str, Any]:
         """The experiment, so that it can be read back."""

@@ -14,7 +14,7 @@ from headrace.core.ports import Watcher
 from headrace.observe.experiments.arms import Assignment, By
 from headrace.observe.experiments.asymptotic import LEAST_UNITS, AsymptoticMean, Difference
 from headrace.observe.experiments.power import smallest_change, units_for
-from headrace.observe.experiments.run import Run, Status, bounds_of
+from headrace.observe.experiments.run import MOST_POINTS, Run, Status, bounds_of
 from headrace.observe.experiments.spec import Spec
 from headrace.observe.experiments.units import UNIT_METRICS, Unit, UnitMeter, is_share
 
@@ -27,12 +27,12 @@ MOST_TENANTS = 10_000
 MEMORY = 0.1
 """The weight of a tenant's last value in its running mean."""
 
-MOST_POINTS = 500
-"""Points of the curve of the effect over time; of a longer one every second point is dropped."""
-
 
 class UnitExperiment(Run):
-    """As `Run`; ``counts`` are the units of the control and of the treatment."""
+    """As `Run`; ``counts`` are the units of the control and of the treatment.
+
+    ``check`` compares every second unit of the control with the others (A/A), where there is no difference to find.
+    """
 
     design = "split"
 
@@ -43,8 +43,8 @@ class UnitExperiment(Run):
         self.meter: Watcher = self._units
         self.counts = [0, 0]
         self.differences = {name: Difference(3) for name in (spec.metric, *spec.guards)}
+        self.check = Difference(3)
         self._earlier: dict[str, dict[str, float]] = {name: {} for name in self.differences}
-        self._curve: list[dict[str, Any]] = []
         self._next_point = 0.0
 
     @property
@@ -78,6 +78,8 @@ class UnitExperiment(Run):
             earlier = self._earlier[name]
             before = earlier.get(unit.tenant, 0.0)
             difference.add(unit.treated, value, (*unit.covariates, before))
+            if name == self.spec.metric and not unit.treated:
+                self.check.add(self.counts[0] % 2 == 1, value, (*unit.covariates, before))
             if unit.tenant in earlier:
                 earlier[unit.tenant] = before + MEMORY * (value - before)
             elif len(earlier) < MOST_TENANTS:
@@ -105,10 +107,9 @@ class UnitExperiment(Run):
         seconds = self.seconds(now)
         if seconds < self._next_point or self.effect.count < LEAST_UNITS:
             return
-        if len(self._curve) >= MOST_POINTS:
-            del self._curve[1::2]
-        point = {"seconds": seconds, "units": self.effect.count}
-        self._curve.append(point | _effect(self.spec.metric, self.effect, self.spec.alpha))
+        metric, alpha = self.spec.metric, self.spec.alpha
+        point = {"seconds": seconds, "units": self.effect.count, **_effect(metric, self.effect, alpha)}
+        self.draw(point | {"check": _effect(metric, self.check.mean, alpha)})
         self._next_point = seconds * (1 + 2 / MOST_POINTS) + CHECK_SECONDS
 
     # -- reports -----------------------------------------------------------------------------------
@@ -123,6 +124,8 @@ class UnitExperiment(Run):
             "units": {"control": self.counts[0], "treatment": self.counts[1]},
             "effect": _effect(self.spec.metric, self.effect, alpha),
             "guard_effects": guards,
+            "check": _effect(self.spec.metric, self.check.mean, alpha)
+            | {"comparisons": self.check.mean.count},
             "detectable": self._detectable(),
         }
 
@@ -141,16 +144,13 @@ class UnitExperiment(Run):
             "units_for_5_percent": units_for(0.05, mean.deviation, self.spec),
         }
 
-    def windows(self) -> list[dict[str, Any]]:
-        """The effect and its interval over time, for a plot."""
-        return list(self._curve)
-
     def to_json(self, now: float) -> dict[str, Any]:
         """The experiment with all that it has learnt; requests that are open then are not measured."""
         return {
             **super().to_json(now),
             "counts": self.counts,
             "differences": {name: each.to_json() for name, each in self.differences.items()},
+            "check": self.check.to_json(),
             "earlier": self._earlier,
             "curve": self._curve,
         }
@@ -161,6 +161,8 @@ class UnitExperiment(Run):
         made = cls(stored["id"], Spec(**stored["spec"]), now, stored["spent_seconds"])
         made.counts = list(stored["counts"])
         made.differences = {name: Difference.from_json(each) for name, each in stored["differences"].items()}
+        if "check" in stored:  # not in files of earlier versions
+            made.check = Difference.from_json(stored["check"])
         made._earlier = {name: dict(each) for name, each in stored["earlier"].items()}
         made._curve = list(stored["curve"])
         made._restored(stored)

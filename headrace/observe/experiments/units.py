@@ -36,6 +36,19 @@ MOST_HITS = 10_000
 _SERVED = frozenset({Layer.EXACT, Layer.SEMANTIC, Layer.COALESCED})
 
 
+def describe_metrics() -> dict[str, dict[str, Any]]:
+    """All metrics, as clients see them: whether more or less is better, and by what units it may be compared."""
+    split = [By.REQUEST.value, By.TENANT.value]
+    return {
+        name: {
+            "better": "more" if each.better > 0 else "less",
+            "units": [By.TIME.value] * (name in METRICS) + split * (name in UNIT_METRICS),
+            "help": each.help,
+        }
+        for name, each in {**METRICS, **UNIT_METRICS}.items()
+    }
+
+
 def is_share(metric: str) -> bool:
     """Whether a metric is compared by its difference; others are compared by their logarithms, so relatively."""
     return metric.endswith("_share")

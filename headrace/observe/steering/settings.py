@@ -143,8 +143,12 @@ def checked(settings: Mapping[str, Setting], name: str, value: object) -> AnyVal
     if setting.whole and value != int(value):
         raise BadValue(f"{name} needs a whole number")
     if not setting.low <= value <= setting.high:
-        raise BadValue(f"{name} {value:g} is not between {setting.low:g} and {setting.high:g}")
+        raise BadValue(f"{name} {_text(value)} is not between {_text(setting.low)} and {_text(setting.high)}")
     return int(value) if setting.whole else float(value)
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
 def changed(settings: Mapping[str, Setting], knobs: Knobs, name: str, value: object) -> Knobs:

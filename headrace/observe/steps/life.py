@@ -59,7 +59,7 @@ class Mark(NamedTuple):
 class Life:
     """What is known of one request. Times are those of the engine's clock; those of tokens count from its arrival.
 
-    ``wait`` is the last reason for which it waited.
+    ``wait`` is the last reason for which it waited, ``found`` the tokens that were cached when it started last.
     """
 
     __slots__ = (
@@ -69,6 +69,7 @@ class Life:
         "dropped",
         "end",
         "finish",
+        "found",
         "marks",
         "output_tokens",
         "prompt_tokens",
@@ -89,7 +90,7 @@ class Life:
         self.chunks: list[Chunk] = []
         self.marks: list[Mark] = []
         self.tokens = array("f")
-        self.output_tokens = self.dropped = 0
+        self.output_tokens = self.dropped = self.found = 0
         self.decodes = False
         self.end: float | None = None
         self.finish: dict[str, Any] | None = None

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from headrace.core.memory.block_pool import BlockPool
-from headrace.observe.steps.record import Memory
+from headrace.core.sequence import Sequence
+from headrace.observe.steps.record import Memory, Table
 
 MOST_CELLS = 1024
 """Letters of one picture, which bounds its cost: of more blocks, one in so many is shown."""
@@ -22,13 +23,20 @@ MOST_CELLS = 1024
 LEAST_CELLS = 512
 """Of blocks that were never used, only as many are shown as fill a picture of this size."""
 
+MOST_TABLE = 1024
+"""Blocks of one block table that are shown."""
+
 
 def memory_of(
     pool: BlockPool,
     copied: Collection[int] = (),
     tables: Mapping[str, tuple[int, ...]] | None = None,
+    table: Table | None = None,
 ) -> Memory:
-    """The blocks of a pool, between two steps. ``copied`` are used blocks whose content was copied."""
+    """The blocks of a pool, between two steps. ``copied`` are used blocks whose content was copied.
+
+    ``tables`` and ``table`` are shown as they are.
+    """
     every, states = pool.states(MOST_CELLS)
     cells = []
     for cell, (refs, has_content) in enumerate(states):
@@ -50,4 +58,20 @@ def memory_of(
         "".join(cells),
         every,
         tables or {},
+        table,
+    )
+
+
+def table_of(pool: BlockPool, sequence: Sequence, copied: Collection[int]) -> Table:
+    """The block table of a sequence, between two steps."""
+    blocks, lower = sequence.table, pool.lower
+    keys = sequence.keys[: len(blocks)]
+    return Table(
+        sequence.request.id,
+        tuple(blocks[:MOST_TABLE]),
+        len(blocks),
+        sum(references > 1 for references in pool.references_of(blocks)),
+        sum(block in copied for block in blocks),
+        sum(key in lower.host for key in keys) if lower else 0,
+        sum(key in lower.disk for key in keys) if lower and lower.disk else 0,
     )

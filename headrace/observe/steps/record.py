@@ -56,11 +56,27 @@ class Waiting(NamedTuple):
     reason: str
 
 
+class Table(NamedTuple):
+    """The block table of a running request: the first ``blocks``, and how many there are in all and of each kind.
+
+    ``host`` and ``disk`` count those whose content is in a lower tier too.
+    """
+
+    request_id: str
+    blocks: tuple[int, ...]
+    total: int
+    shared: int
+    copied: int
+    host: int
+    disk: int
+
+
 class Memory(NamedTuple):
     """Blocks by their state. ``cells`` has a letter for one in ``blocks_per_cell`` blocks (see `memory`); blocks beyond
     the last cell were never used.
 
-    ``tables`` are the block tables of the running requests, if they are known.
+    ``tables`` are the block tables of the running requests, if they are known. ``table`` is that of one request which
+    was asked for.
     """
 
     total: int
@@ -71,6 +87,7 @@ class Memory(NamedTuple):
     cells: str
     blocks_per_cell: int
     tables: Mapping[str, tuple[int, ...]] = {}
+    table: Table | None = None
 
 
 class StepRecord(NamedTuple):
@@ -116,4 +133,7 @@ class StepRecord(NamedTuple):
 
 def memory_shown(memory: Memory) -> dict[str, Any]:
     """The blocks as plain values for JSON."""
-    return memory._asdict() | {"tables": {name: list(table) for name, table in memory.tables.items()}}
+    return memory._asdict() | {
+        "tables": {name: list(table) for name, table in memory.tables.items()},
+        "table": memory.table and memory.table._asdict(),
+    }

@@ -106,6 +106,17 @@ class Timelines:
             if life.spans[-1][0] is Stage.QUEUE
         ]
 
+    def copies(self, block_size: int) -> dict[str, int]:
+        """For each running request that started with a copied block, the place of that block in its block table.
+
+        Whole cached blocks are shared. Tokens that are cached beyond them were copied into a block of its own.
+        """
+        return {
+            name: life.found // block_size
+            for name, life in self._live.items()
+            if life.found % block_size and life.spans[-1][0] is not Stage.QUEUE
+        }
+
     # -- the begin and the end -----------------------------------------------------------------------
 
     def _arrived(self, event: Arrived, now: float) -> None:
@@ -218,6 +229,7 @@ def _emitted(life: Life, count: int, now: float) -> None:
 def _admitted(life: Life, event: Admitted, now: float) -> None:
     at = now if event.at is None else event.at
     life.enter(Stage.PREFILL, at)
+    life.found = event.cached_tokens
     what = "admitted" if event.reason is AdmitReason.NEW else "resumed"
     life.mark(at, what, cached_tokens=event.cached_tokens, known_tokens=event.known_tokens)
 

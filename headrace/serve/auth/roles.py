@@ -110,6 +110,7 @@ ROUTES: Mapping[str, Access] = {
     "POST /pause": Access.ADMIN,
     "POST /resume": Access.ADMIN,
     "POST /v1/experiments": Access.ADMIN,
+    "POST /v1/experiments/dry-run": Access.ADMIN,
     "GET /v1/tuner": Access.ADMIN,
     "POST /v1/tuner": Access.ADMIN,
     "GET /v1/experiments": Access.ADMIN,

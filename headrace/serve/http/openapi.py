@@ -162,7 +162,7 @@ OPERATIONS = (
     Operation(
         "get",
         "/v1/steps",
-        "Report the last steps: rows, queue with reasons, blocks. Query: after, limit, format=perfetto.",
+        "Report the last steps: rows, queue with reasons, blocks. Query: after, limit, request, format=perfetto.",
     ),
     Operation(
         "post",
@@ -235,11 +235,24 @@ OPERATIONS = (
         ExperimentBody,
         {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
     ),
+    Operation(
+        "post",
+        "/v1/experiments/dry-run",
+        "Simulate an experiment with the server's own load and step times, and report it.",
+        ExperimentBody,
+        {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
+    ),
     Operation("get", "/v1/tuner", "Report the tuner: mode, settings with their bounds, changes."),
     Operation("post", "/v1/tuner", "Change the tuner's mode.", TunerBody, {"mode": "advise"}),
-    Operation("get", "/v1/experiments", "List the experiments, and the settings that may change."),
-    Operation("get", "/v1/experiments/{id}", "Report one experiment: effect, interval, guards, windows."),
-    Operation("delete", "/v1/experiments/{id}", "Stop an experiment and restore its setting."),
+    Operation(
+        "get", "/v1/experiments", "List the experiments, the settings that may change, and the metrics."
+    ),
+    Operation(
+        "get", "/v1/experiments/{id}", "Report one experiment: effect, interval, guards, windows, curve."
+    ),
+    Operation(
+        "delete", "/v1/experiments/{id}", "Stop an experiment, or roll back the treatment that it adopted."
+    ),
     Operation(
         "post",
         "/v1/files",

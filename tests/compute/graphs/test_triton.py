@@ -38,7 +38,7 @@ def runner_of(device: FakeDevice | None) -> LocalRunner:
         graphs=spec,
     )
     if device is not None:
-        watch(device, runner, [*tensors_in(model._stack), *tensors_in(model._head)])
+        watch(device, runner, [*tensors_in(model._stack), *tensors_in(model.head)])
         runner.capture()
     return runner
 

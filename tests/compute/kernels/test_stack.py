@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, Taps
 from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.native_stack import NativeStack
@@ -316,3 +317,48 @@ def test_a_stack_that_another_level_prepared_is_refused() -> None:
         if stack.panel != stacks[0].panel:
             with pytest.raises(ValueError, match="for another level"):
                 kernels.run_stack(stack, PROMPTS, pages_for(torch.float32))
+
+
+def tapping(layers: list[int], dtype: torch.dtype = torch.float32) -> Batch:
+    tokens = len(MIXED.tokens)
+    taps = Taps(torch.full((tokens, len(layers) * HIDDEN), 7.0, dtype=dtype), np.array(layers))
+    return replace(MIXED, logits_indices=torch.arange(tokens), taps=taps)
+
+
+def states_of(batch: Batch) -> Tensor:
+    assert batch.taps is not None
+    return batch.taps.states
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_states_before_layers_are_those_of_the_calls_one_by_one(dtype: torch.dtype) -> None:
+    kernels, layers = CppKernels(), [2, 0, 3]
+    stack = make(kernels, dtype, rich=True)
+    one, other = tapping(layers, dtype), tapping(layers, dtype)
+    out = kernels.run_stack(kernels.prepare_stack(stack), one, pages_for(dtype))
+    assert torch.equal(out, apply(kernels, stack, other, pages_for(dtype)))
+    assert torch.equal(states_of(one), states_of(other))
+    second, embedded, last = states_of(one).split(HIDDEN, 1)
+    assert torch.equal(embedded, (stack.embedding[MIXED.tokens] * stack.embedding_scale).to(dtype))
+    assert torch.equal(kernels.rms_norm(last, stack.layers[-1].following_norm, stack.eps), out)
+    assert not torch.equal(second, last)
+
+
+@pytest.mark.parametrize(
+    ("batch", "reason"),
+    [
+        (tapping([4]), "hidden states before layer 4 of 3"),
+        (tapping([-1]), "hidden states before layer -1 of 3"),
+        (
+            replace(tapping([3]), logits_indices=torch.tensor([0, 3])),
+            "layer 3 of 3, with 2 of 8 tokens wanted",
+        ),
+        (replace(tapping([1]), taps=Taps(torch.zeros(8, HIDDEN + 1), np.array([1]))), "hidden states"),
+        (replace(tapping([1]), taps=tapping([1], torch.bfloat16).taps), "hidden states torch.bfloat16"),
+    ],
+)
+def test_states_that_a_pass_cannot_return_are_refused(batch: Batch, reason: str) -> None:
+    kernels = CppKernels()
+    stack = kernels.prepare_stack(make(kernels, torch.float32))
+    with pytest.raises((IndexError, ValueError), match=reason):
+        kernels.run_stack(stack, batch, pages_for(torch.float32))

@@ -78,7 +78,7 @@ def test_who_can_still_be_in_time_is_ahead_of_who_cannot():
     engine = fair()
     for i in range(2):
         engine.submit(certain(f"r{i}"), 0.0)
-    late, timely = (engine.scheduler._live[name] for name in ("r0", "r1"))
+    late, timely = (engine.scheduler.live[name] for name in ("r0", "r1"))
     line = next(
         line for account, line in engine.scheduler._waiting.tenant_queues() if account is late.account
     )

@@ -21,13 +21,15 @@ from headrace.core.request import FinishReason
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport
-from headrace.observe.dashboard.dashboard import Dashboard, Sources
+from headrace.observe.dashboard.dashboard import Dashboard
+from headrace.observe.dashboard.folds import Folds
 from headrace.observe.dashboard.tenants import TenantTable
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources.work import ModelWork, WorkMeter
+from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 
@@ -39,16 +41,24 @@ class Story:
         page, self.now, self.loop = MetricsPage(), 0.0, 0.0
         cost = CostReport(CostLedger(pricing), "fox")
         work = WorkMeter(page, cost.ledger, ModelWork(100, 10, 8, 1000, 4), lambda: self.now, slots=slots)
-        self.sources = Sources(
-            Metrics(page), Goodput(page), RequestBook(), UsageBook(), TenantSavings(), cost, work
+        self.folds = Folds(
+            page,
+            Metrics(page),
+            Goodput(page),
+            RequestBook(),
+            UsageBook(),
+            TenantSavings(),
+            cost,
+            work,
+            Timelines(),
         )
-        usage, goodput = self.sources.usage, self.sources.goodput
+        usage, goodput = self.folds.usage, self.folds.goodput
         limits = {"acme": {"tokens_per_day": {"limit": 10.0, "remaining": 4.0, "reset_seconds": 9.0}}}
         table = TenantTable(
             usage, goodput, cost, lambda tenant: 2.0 if tenant == "acme" else 1.0, lambda t: limits.get(t, {})
         )
         self.dashboard = Dashboard(
-            self.sources,
+            self.folds,
             table,
             slots=lambda: slots,
             blocks=100,
@@ -59,8 +69,7 @@ class Story:
     def tell(self, now: float, *events: Event) -> None:
         """These events happen."""
         self.now = now
-        of = self.sources
-        for fold in (of.cost.ledger, of.work, of.metrics, of.goodput, of.book, of.usage, of.savings):
+        for fold in self.folds.watchers:
             for event in events:
                 fold.fold(event, now)
 

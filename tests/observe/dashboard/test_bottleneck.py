@@ -27,35 +27,35 @@ BUSY = Signs(
 @pytest.mark.parametrize(
     ("changed", "kind", "named"),
     [
-        ({}, Kind.BANDWIDTH, "90% of the steps' time goes to decoding"),
-        ({"prefill": 0.7}, Kind.ARITHMETIC, "70% of the steps' time goes to prompt tokens"),
-        ({"mfu": 0.2, "mbu": 0.6}, Kind.BANDWIDTH, "20% of peak arithmetic and 60% of peak bandwidth"),
-        ({"mfu": 0.6, "mbu": 0.2, "prefill": 0.0}, Kind.ARITHMETIC, "60% of peak arithmetic"),
+        ({}, Kind.BANDWIDTH, "90 % of the steps' time goes to decoding"),
+        ({"prefill": 0.7}, Kind.ARITHMETIC, "70 % of the steps' time goes to prompt tokens"),
+        ({"mfu": 0.2, "mbu": 0.6}, Kind.BANDWIDTH, "20 % of peak arithmetic and 60 % of peak bandwidth"),
+        ({"mfu": 0.6, "mbu": 0.2, "prefill": 0.0}, Kind.ARITHMETIC, "60 % of peak arithmetic"),
         ({"mbu": 0.2, "prefill": 0.7}, Kind.ARITHMETIC, "prompt tokens"),
         (
             {"running": 64, "waiting": 12},
             Kind.SLOTS,
-            "All 64 slots are in use and 12 requests wait; steps compute 90% of the time.",
+            "All 64 slots are in use and 12 requests wait; steps compute 90 % of the time.",
         ),
         (
             {"running": 1, "slots": 1, "waiting": 1},
             Kind.SLOTS,
-            "All 1 slot is in use and 1 request waits; steps compute 90% of the time.",
+            "All 1 slot is in use and 1 request waits; steps compute 90 % of the time.",
         ),
         (
             {"waiting": 3, "kv": 0.97},
             Kind.MEMORY,
-            "97% of the KV blocks are held and 3 requests wait for blocks.",
+            "97 % of the KV blocks are held and 3 requests wait for blocks.",
         ),
         (
             {"waiting": 1, "kv": 0.6, "blocked": 1},
             Kind.MEMORY,
-            "60% of the KV blocks are held and 1 request waits",
+            "60 % of the KV blocks are held and 1 request waits",
         ),
         ({"preempted": 2, "kv": 0.9}, Kind.MEMORY, "2 requests had to give up blocks"),
-        ({"idle": 0.8, "computing": 0.1}, Kind.IDLE, "No request was open for 80%"),
-        ({"loop": 0.9}, Kind.FRONT_END, "uses 90% of a core"),
-        ({"gap": 0.5, "computing": 0.5}, Kind.FRONT_END, "no step computed for 50% of the time"),
+        ({"idle": 0.8, "computing": 0.1}, Kind.IDLE, "No request was open for 80 %"),
+        ({"loop": 0.9}, Kind.FRONT_END, "uses 90 % of a core"),
+        ({"gap": 0.5, "computing": 0.5}, Kind.FRONT_END, "no step computed for 50 % of the time"),
     ],
 )
 def test_signs_name_the_bottleneck(changed: dict[str, float], kind: Kind, named: str) -> None:

@@ -10,7 +10,7 @@ from tests.observe.dashboard.stories import Story
 
 
 def readings(story: Story, *times: float) -> Readings:
-    kept, of = Readings(), story.sources
+    kept, of = Readings(), story.folds
     for now in times:
         kept.add(read(of.metrics, of.cost.ledger, of.work, story.loop, now))
     return kept
@@ -33,7 +33,7 @@ def test_a_step_that_lasts_the_whole_span_computes() -> None:
     assert span is None
     story = Story()
     story.answer("a", 0.0)
-    first = read(*(story.sources.metrics, story.sources.cost.ledger, story.sources.work, 0.0, 3.0))
+    first = read(*(story.folds.metrics, story.folds.cost.ledger, story.folds.work, 0.0, 3.0))
     kept = Readings()
     kept.add(first)
     kept.add(first._replace(at=4.0))
@@ -46,7 +46,7 @@ def test_utilization_is_known_where_the_peak_is() -> None:
     story = Story()
     kept = readings(story, 0.0)
     story.answer("a", 0.0)
-    of = story.sources
+    of = story.folds
     kept.add(read(of.metrics, of.cost.ledger, of.work, 0.0, 3.0))
     span = kept.span()
     assert span is not None

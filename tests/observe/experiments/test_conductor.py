@@ -4,7 +4,7 @@ import json
 import pytest
 
 from headrace.core.knobs import Knobs
-from headrace.observe.experiments.conductor import Busy, Conductor
+from headrace.observe.experiments.conductor import Busy, Conductor, Superseded
 from headrace.observe.experiments.run import Status
 from headrace.observe.experiments.spec import BadExperiment
 from headrace.observe.steering.settings import changed, live_settings, values
@@ -114,3 +114,44 @@ def test_an_adopted_value_stays():
     assert house.knobs.mixed_prefill_ratio == 0.4
     later = house.conductor.start(BODY | {"treatment": 0.2}, 6.0)
     assert later.spec.control == 0.4
+
+
+def adopted(house):
+    experiment = house.conductor.start(BODY | {"adopt": True}, 0.0)
+    house.tick(0.0)
+    experiment.stop(Status.BETTER, "test", 5.0)
+    house.tick(5.0)
+    assert house.knobs.mixed_prefill_ratio == 0.4
+    return experiment
+
+
+def test_an_adopted_value_is_rolled_back():
+    house = House()
+    experiment = adopted(house)
+    for number in range(3):  # it is not among the newest two any more
+        other = house.conductor.start(OTHER, 6.0 + number)
+        with pytest.raises(Busy, match="is running"):
+            house.conductor.stop(experiment.id, 6.0)
+        house.conductor.stop(other.id, 6.0 + number)
+        house.tick(6.0 + number)
+    assert house.conductor.stop(experiment.id, 10.0) is experiment
+    assert house.conductor.pending
+    house.tick(10.0)
+    assert house.knobs.mixed_prefill_ratio == 0.7
+    assert (experiment.status, experiment.why) == (Status.ROLLED_BACK, "rolled back on request")
+    assert not house.conductor.pending
+    stored = json.loads(json.dumps(house.conductor.to_json(11.0)))
+    again = House()
+    again.conductor.restore(stored, 0.0)
+    again.tick(1.0)
+    assert again.knobs.mixed_prefill_ratio == 0.7, "it stays rolled back after a restart"
+
+
+def test_an_adopted_value_that_a_later_experiment_changed_is_not_rolled_back():
+    house = House()
+    experiment = adopted(house)
+    later = house.conductor.start(BODY | {"treatment": 0.2}, 6.0)
+    house.conductor.stop(later.id, 7.0)
+    with pytest.raises(Superseded, match=f"experiment {later.id} changed mixed_prefill_ratio later"):
+        house.conductor.stop(experiment.id, 8.0)
+    assert experiment.status is Status.BETTER

@@ -163,3 +163,27 @@ def test_a_share_of_zero_has_a_change_and_a_missing_metric_has_none():
     assert log_change("failed_share", nothing, some) == pytest.approx(math.log(501))
     assert log_change("itl_p99_seconds", nothing, some) is None
     assert log_change("itl_mean_seconds", Measured(False, {"itl_mean_seconds": 0.0}, 1.0), some) is None
+
+
+def test_control_against_control_finds_nothing_while_the_treatment_is_found():
+    experiment = run(3, effect=math.log(0.8))
+    report = experiment.report()
+    assert report["status"] == "worse"
+    assert report["check"]["comparisons"] == len(experiment.pairs) // 2
+    curve = experiment.curve()
+    assert [point["pairs"] for point in curve] == list(range(1, len(experiment.pairs) + 1))
+    assert curve[-1]["change"] == report["effect"]["change"]
+    assert curve[-1]["check"]["change"] == report["check"]["change"]
+    found = [run(seed, pairs=60, effect=0.05) for seed in range(40)]
+    alarms = sum(each.check.e_value >= 20 for each in found)
+    assert alarms <= 4
+
+
+def test_a_long_curve_is_thinned():
+    experiment = Experiment("e", spec(), 0.0)
+    for number in range(1200):
+        experiment.draw({"pairs": number})
+    pairs = [point["pairs"] for point in experiment.curve()]
+    assert pairs[-1] == 1199
+    assert pairs == sorted(set(pairs))
+    assert 250 <= len(pairs) <= 500

@@ -1,3 +1,4 @@
+import math
 import random
 
 import pytest
@@ -18,6 +19,7 @@ def test_the_number_that_finds_a_change_and_the_change_that_it_finds_agree(spec)
     assert units_for(0.05, 0.6, spec) > needed
     assert smallest_change(3, 0.3, spec) is None
     assert units_for(1e-6, 10.0, spec) is None
+    assert smallest_change(8, math.inf, spec) is None, "a report is JSON, which has no infinity"
 
 
 def test_a_change_is_found_as_often_as_announced():

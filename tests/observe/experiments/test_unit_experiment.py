@@ -88,7 +88,7 @@ def test_the_report_has_effect_curve_units_and_what_can_be_found():
     assert sum(report["units"].values()) == sum(experiment.counts)
     assert 0.0 < report["detectable"]["smallest_change"] < 0.2
     assert report["log"][-1]["what"].startswith("worse: e2e_mean_seconds changed by +")
-    times = [point["seconds"] for point in experiment.windows()]
+    times = [point["seconds"] for point in experiment.curve()]
     assert times == sorted(times)
     assert len(times) > 2
 

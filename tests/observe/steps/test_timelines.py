@@ -169,3 +169,12 @@ def test_an_unknown_request_changes_nothing() -> None:
     told.fold(Skipped("a", SkipReason.NO_SLOT), 1.0)
     told.fold(stepped(0, 0.5, ("a", 0, 4)), 1.0)
     assert list(told.lives()) == []
+
+
+def test_the_place_of_a_copied_block_follows_from_the_cached_tokens():
+    book = Timelines()
+    for name, cached in (("whole", 32), ("part", 37), ("none", 0), ("waits", 5)):
+        book.fold(Arrived(name, 64, "t", 0, 0.0), 0.0)
+        book.fold(Admitted(name, AdmitReason.NEW, cached, 64, 1.0), 1.0)
+    book.fold(Preempted("waits", PreemptReason.NO_BLOCKS, 5), 2.0)
+    assert book.copies(16) == {"part": 2}

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
+from headrace.build.operations.dry_runs import Machine
 from headrace.build.operations.observability import costs
 from headrace.build.operations.stepping import make_stepping
 from headrace.build.operations.tuning import make_tuning
@@ -23,6 +24,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.prediction.memory_peak import AlwaysFits
+from headrace.core.prediction.step_cost import TOKENS_ONLY
 from headrace.core.queueing.fair_queue import single_file
 from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.scheduler.admission import Continuous
@@ -229,7 +231,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         foresee=options.get("foresee", lambda request_id, now: None),
     )
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
-    tuning = make_tuning(Options(), engine, recall)
+    tuning = make_tuning(Options(), engine, recall, Machine("fox", "cpu", 1 << 12, 64, TOKENS_ONLY), lives)
     caches = CacheApi(recall, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
     accounts = UsageReport(
         service,

@@ -2,11 +2,12 @@
 
 import { authorization } from "./key";
 
-/** The server's answer was an error; `status` is 401 or 403 if the key does not suffice. */
+/** The server's answer was an error; `status` is 401 or 403 if the key does not suffice, `param` the field it names. */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
     message: string,
+    readonly param = "",
   ) {
     super(message);
   }
@@ -15,7 +16,7 @@ export class ApiError extends Error {
 export async function request(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = { ...authorization(), ...(init.headers as Record<string, string> | undefined) };
   const response = await fetch(path.replace(/^\//, ""), { ...init, headers, cache: "no-store" });
-  if (!response.ok) throw new ApiError(response.status, await message(response));
+  if (!response.ok) throw await errorOf(response);
   return response;
 }
 
@@ -32,11 +33,11 @@ export async function sendJson<T>(method: string, path: string, body?: unknown):
   return (await request(path, init)).json() as Promise<T>;
 }
 
-async function message(response: Response): Promise<string> {
+async function errorOf(response: Response): Promise<ApiError> {
   try {
-    const body = (await response.json()) as { error?: { message?: string } };
-    return body.error?.message ?? response.statusText;
+    const { error } = (await response.json()) as { error?: { message?: string; param?: string | null } };
+    return new ApiError(response.status, error?.message ?? response.statusText, error?.param ?? "");
   } catch {
-    return response.statusText || `status ${response.status}`;
+    return new ApiError(response.status, response.statusText || `status ${response.status}`);
   }
 }

@@ -2,10 +2,11 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import { KeyForm } from "./components/key-form";
+import { Navigation } from "./components/navigation";
 import { writeKey, readKey } from "./key";
 import { follow, forget, useLive, type Connection } from "./live";
 import { PAGES } from "./pages";
-import { href, useRoute } from "./route";
+import { useRoute } from "./route";
 
 const STATES: Record<Connection, string> = {
   connecting: "Connecting",
@@ -40,17 +41,7 @@ export function App() {
       <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), heading.current?.focus())}>
         Skip to content
       </a>
-      <header>
-        <a class="brand" href="./">
-          Headrace
-        </a>
-        <nav aria-label="Pages">
-          {PAGES.filter((each) => !each.hidden).map((each) => (
-            <a key={each.name} href={href(each.name)} aria-current={each.name === page.name ? "page" : undefined}>
-              {each.title}
-            </a>
-          ))}
-        </nav>
+      <Navigation current={page.name}>
         <p class={`connection ${live.connection}`} role="status">
           {STATES[live.connection]}
         </p>
@@ -59,7 +50,7 @@ export function App() {
             Forget key
           </button>
         )}
-      </header>
+      </Navigation>
       <main id="main">
         <h1 ref={heading} tabIndex={-1}>
           {page.title}

@@ -18,6 +18,7 @@ export interface Experiment {
   /** `switchback` measures pairs of windows; the other designs divide requests or tenants. */
   design: string;
   unit: string;
+  adopt: boolean;
   setting: string;
   control: Value;
   treatment: Value;
@@ -31,6 +32,8 @@ export interface Experiment {
   units?: { control: number; treatment: number };
   effect: EffectOf;
   guard_effects: Record<string, EffectOf>;
+  /** Control against control (A/A), of so many comparisons. */
+  check?: EffectOf & { comparisons: number };
   detectable: { most_pairs: number; smallest_change: number | null };
 }
 
@@ -42,14 +45,31 @@ export interface ExperimentWindow {
   [metric: string]: number | string | null;
 }
 
-/** The effect after some time, of an experiment by request or tenant. */
-export interface ExperimentPoint extends EffectOf {
-  seconds: number;
-  units: number;
+/** The effect after some time: after so many pairs, or seconds with so many units. `check` is control against control. */
+export interface CurvePoint extends EffectOf {
+  pairs?: number;
+  seconds?: number;
+  units?: number;
+  /** Points of older files have none. */
+  check?: EffectOf;
 }
 
 export interface ExperimentDetail extends Experiment {
-  windows: ExperimentWindow[] | ExperimentPoint[];
+  windows: ExperimentWindow[];
+  curve: CurvePoint[];
+}
+
+/** An experiment in the simulator; results of the command line have no curve. */
+export interface DryRun extends Experiment {
+  curve?: CurvePoint[];
+  /** What the server has simulated: requests and seconds of traffic, from so many requests of its own. */
+  simulated?: { requests: number; seconds: number; recorded_requests: number };
+}
+
+export interface Metric {
+  better: "more" | "less";
+  units: string[];
+  help: string;
 }
 
 export interface Setting {
@@ -64,6 +84,7 @@ export interface Setting {
 export interface ExperimentList {
   data: Experiment[];
   settings: Record<string, Setting>;
+  metrics: Record<string, Metric>;
 }
 
 export interface TunerReport {

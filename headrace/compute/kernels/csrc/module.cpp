@@ -387,6 +387,9 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.embedding_scale = in.real();
   a.seconds = in.pointer<double>();
   a.bell = in.pointer<const uint8_t>();
+  a.taps = in.pointer<void>();
+  a.tapped = in.pointer<const int64_t>();
+  a.tap_count = in.integer();
 }
 
 // Fails with a Python exception where what the arrays hold is out of bounds: kernels/native_stack.py has checked the rest.
@@ -398,6 +401,12 @@ bool stack_fits(const Stack &a, const StackBounds &bounds) {
   for (int64_t i = 0; i < a.kept; i++)
     if (a.kept_at[i] < 0 || a.kept_at[i] >= a.tokens || (i && a.kept_at[i] <= a.kept_at[i - 1])) {
       PyErr_Format(PyExc_IndexError, "logits_indices must ascend within %lld tokens", (long long)a.tokens);
+      return false;
+    }
+  for (int64_t i = 0; i < a.tap_count; i++)
+    if (a.tapped[i] < 0 || a.tapped[i] > a.layer_count || (a.tapped[i] == a.layer_count && a.kept < a.tokens)) {
+      PyErr_Format(PyExc_IndexError, "hidden states before layer %lld of %lld, with %lld of %lld tokens wanted",
+                   (long long)a.tapped[i], (long long)a.layer_count, (long long)a.kept, (long long)a.tokens);
       return false;
     }
   return true;

@@ -52,6 +52,9 @@ struct Stack {
   float eps, scale, softcap, embedding_scale;
   double *seconds;      // to which is added what each StackPart took; null where nobody asks
   const uint8_t *bell;  // not 0 once the step is to be broken off, by another thread; null where it never is
+  void *taps;           // [tokens, tap_count, hidden], see kernels/__init__.py: hidden states before layers
+  const int64_t *tapped;  // [tap_count], the layers; the number of layers: after the last one, where all tokens are kept
+  int64_t tap_count;
 };
 
 enum StackPart { LINEAR_PART, ATTENTION_PART, ELEMENTWISE_PART };  // a linear layer with what is done to its outputs at once
@@ -86,6 +89,16 @@ static void keep_rows(const Stack &s, void *rows, int64_t row_bytes) {
     if (s.kept_at[i] != i) memcpy(bytes + i * row_bytes, bytes + s.kept_at[i] * row_bytes, row_bytes);
 }
 
+static void copy_tapped(const Stack &s, int64_t layer, int64_t count) {
+  const int64_t bytes = s.hidden * s.element_bytes;
+  for (int64_t t = 0; t < s.tap_count; t++) {
+    if (s.tapped[t] != layer) continue;
+    for (int64_t i = 0; i < count; i++)
+      memcpy(static_cast<char *>(s.taps) + (i * s.tap_count + t) * bytes,
+             static_cast<const char *>(s.residual) + i * bytes, bytes);
+  }
+}
+
 // Broken off only between two layers: what was written to the pages will be written again. In x and y lie by turns what is
 // hidden (and y: what attention returns), in `wide` queries with keys and values, or gates with their factors, in `narrow`
 // turned queries, or what is left of gates.
@@ -109,6 +122,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
   };
   run.embed({s.embedding, s.token_ids, s.residual, count, s.hidden, s.dtype, s.embedding_scale});
   norm(s.residual, nullptr, s.input_norm, x);
+  copy_tapped(s, 0, count);
   for (int64_t i = 0; i < s.layer_count; i++) {
     if (s.bell && __atomic_load_n(s.bell, __ATOMIC_RELAXED)) return StackEnd::BROKEN_OFF;
     const StackLayer &layer = s.layers[i];
@@ -152,6 +166,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
       swap();
     }
     norm(x, s.residual, layer.following_norm, last ? s.out : y);
+    copy_tapped(s, i + 1, count);
     swap();
   }
   return StackEnd::WHOLE;

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Pages
-from headrace.compute.kernels.stack import Stack
+from headrace.compute.kernels.stack import Stack, copy_tapped
 from headrace.compute.step_interrupt import StepInterrupted
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def run(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequence[Page
     plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
     x, residual = kernels.embed_norm(batch.tokens, stack)
     following = [layer.qkv.weight for layer in stack.layers[1:]] + [None]
-    for layer, held, after in zip(stack.layers, pages, following, strict=True):
+    for number, (layer, held, after) in enumerate(zip(stack.layers, pages, following, strict=True)):
+        copy_tapped(batch, number, residual)
         if batch.bell is not None and batch.bell.is_set():
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
@@ -51,5 +52,6 @@ def run(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequence[Page
         if layer.post_mlp_norm is not None:
             y = kernels.rms_norm(y, layer.post_mlp_norm, stack.eps)
         x, residual = kernels.add_norm_for(y, residual, layer.following_norm, stack.eps, after)
+    copy_tapped(batch, len(stack.layers), residual)
     assert isinstance(x, Tensor)  # nothing follows the last norm here
     return x

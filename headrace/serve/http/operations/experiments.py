@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic import Field
@@ -44,11 +45,22 @@ class ExperimentBody(Wire):
 
 
 class ExperimentRoutes:
-    """The endpoints. ``settings`` describes what may change: name, value, bounds."""
+    """The endpoints. ``known`` describes the settings that may change and the metrics.
 
-    def __init__(self, experiments: Experiments, settings: Any, *, max_body_bytes: int) -> None:
+    ``dry_run`` runs an experiment in virtual time; it raises RuntimeError if that is not possible now.
+    """
+
+    def __init__(
+        self,
+        experiments: Experiments,
+        known: Callable[[], dict[str, Any]],
+        dry_run: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
+        *,
+        max_body_bytes: int,
+    ) -> None:
         self._experiments = experiments
-        self._settings = settings
+        self._known = known
+        self._dry_run = dry_run
         self._max_body_bytes = max_body_bytes
 
     def routes(self) -> list[Route]:
@@ -56,6 +68,7 @@ class ExperimentRoutes:
         return [
             Route("/v1/experiments", self.create, methods=["POST"]),
             Route("/v1/experiments", self.list, methods=["GET"]),
+            Route("/v1/experiments/dry-run", self.dry_run, methods=["POST"]),
             Route("/v1/experiments/{id}", self.get, methods=["GET"]),
             Route("/v1/experiments/{id}", self.stop, methods=["DELETE"]),
         ]
@@ -69,20 +82,35 @@ class ExperimentRoutes:
             raise ApiError(409, str(error), code="experiment_running") from None
         return JSONResponse(experiment.report(), status_code=201)
 
+    async def dry_run(self, request: Request) -> Response:
+        """``POST /v1/experiments/dry-run``: simulate one with the server's own load; 409 if that is not possible."""
+        body = parse(await read_body(request, self._max_body_bytes), ExperimentBody, {})
+        try:
+            return JSONResponse(await self._dry_run(body.model_dump(exclude_unset=True)))
+        except RuntimeError as error:
+            raise ApiError(409, str(error), code="no_dry_run") from None
+
     async def list(self, request: Request) -> Response:
-        """``GET /v1/experiments``: all experiments, newest first, and the settings that may change."""
+        """``GET /v1/experiments``: all experiments, newest first, the settings that may change, and the metrics."""
         shown = [each.report() for each in self._experiments.conductor.all()]
-        return JSONResponse({"object": "list", "data": shown, "settings": self._settings()})
+        return JSONResponse({"object": "list", "data": shown, **self._known()})
 
     async def get(self, request: Request) -> Response:
         """``GET /v1/experiments/{id}``: effect, interval, guards, decision, log, and what was measured over time."""
         experiment = self._find(request)
-        return JSONResponse(experiment.report() | {"windows": experiment.windows()})
+        measured = {"windows": experiment.windows(), "curve": experiment.curve()}
+        return JSONResponse(experiment.report() | measured)
 
     async def stop(self, request: Request) -> Response:
-        """``DELETE /v1/experiments/{id}``: stop it; its setting returns to the control value."""
+        """``DELETE /v1/experiments/{id}``: stop it, or undo a treatment that it has adopted.
+
+        The setting returns to the control value. 409 if a later experiment changed it, or runs.
+        """
         self._find(request)
-        return JSONResponse(self._experiments.end(request.path_params["id"]).report())
+        try:
+            return JSONResponse(self._experiments.end(request.path_params["id"]).report())
+        except RuntimeError as error:
+            raise ApiError(409, str(error), code="experiment_superseded") from None
 
     def _find(self, request: Request) -> Any:
         experiment_id = request.path_params["id"]

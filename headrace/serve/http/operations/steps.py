@@ -59,13 +59,13 @@ class StepRoutes:
     """The endpoints.
 
     ``live`` returns the steps of this server with a number above the first argument, at most as many as the second one
-    says, in a format. ``simulate`` runs a simulation, on another thread; it raises ValueError with the attribute
-    ``field`` for one beyond its bounds. ``tour`` lists the stops.
+    says, in a format, with the block table of a request (empty: of none). ``simulate`` runs a simulation, on another
+    thread; it raises ValueError with the attribute ``field`` for one beyond its bounds. ``tour`` lists the stops.
     """
 
     def __init__(
         self,
-        live: Callable[[int, int, str], Awaitable[Film]],
+        live: Callable[[int, int, str, str], Awaitable[Film]],
         simulate: Callable[[Mapping[str, Any], str], Film],
         tour: Callable[[], Sequence[Mapping[str, Any]]],
     ) -> None:
@@ -86,12 +86,14 @@ class StepRoutes:
     async def steps(self, request: Request) -> Response:
         """``GET /v1/steps``: the last steps. ``?after=`` selects those with a higher number.
 
+        ``?request=`` adds the block table of a running request to the state of the blocks.
         Steps are recorded from the first read on, until 15 seconds after the last one.
         """
         form = read_format(request)
         after = _number(request, "after", -1, -1, 1 << 62)
         limit = _number(request, "limit", 200, 1, MOST_STEPS)
-        return await asyncio.to_thread(_shown, await self._live(after, limit, form), form, "steps")
+        film = await self._live(after, limit, form, request.query_params.get("request", ""))
+        return await asyncio.to_thread(_shown, film, form, "steps")
 
     async def simulate(self, request: Request) -> Response:
         """``POST /v1/simulations``: simulate a small workload, and return all of its steps. One runs at a time."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from headrace.serve.step_watch import StepWatch
@@ -83,6 +86,23 @@ def test_steps_are_recorded_from_the_first_look_on(house):
     assert house.client.get(f"/v1/steps?after={last}").json()["steps"] == []
     assert len(house.client.get("/v1/steps?limit=2").json()["steps"]) == 2
     check_trace(house.client.get("/v1/steps?format=perfetto").json())
+
+
+@pytest.mark.parametrize("options", [{"step_seconds": 0.02, "reply": lambda prompt, seed: [65] * 80}])
+def test_the_block_table_of_a_request_is_shown_while_it_runs(house):
+    body = {"prompt": "abcdefghijk", "max_tokens": 60, "ignore_eos": True, "request_id": "one"}
+    waiting = threading.Thread(target=house.client.post, args=(PATH,), kwargs={"json": body})
+    waiting.start()
+    table = None
+    until = time.monotonic() + 20
+    while table is None and time.monotonic() < until:
+        table = house.client.get("/v1/steps?request=cmpl-one").json()["memory"]["table"]
+    assert table["request_id"] == "cmpl-one"
+    assert len(set(table["blocks"])) == table["total"] >= 3
+    assert (table["shared"], table["copied"], table["host"], table["disk"]) == (0, 0, 0, 0)
+    assert house.client.get("/v1/steps").json()["memory"]["table"] is None
+    waiting.join()
+    assert house.client.get("/v1/steps?request=cmpl-one").json()["memory"]["table"] is None
 
 
 @pytest.mark.parametrize("query", ["after=x", "after=-2", "limit=0", "limit=1001", "format=csv"])

@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, getJson } from "../api";
 import { KeyForm } from "../components/key-form";
+import { Navigation } from "../components/navigation";
 import { count, seconds } from "../format";
 import { readKey, writeKey } from "../key";
 import { Prose, Tokens } from "./answer";
@@ -85,22 +86,13 @@ export function Chat() {
 
   return (
     <>
-      <header>
-        <a class="brand" href="./">
-          Headrace
-        </a>
-        <nav aria-label="Pages">
-          <a href="chat" aria-current="page">
-            Chat
-          </a>
-          <a href="dashboard">Dashboard</a>
-        </nav>
+      <Navigation current="chat">
         {key && (
           <button type="button" class="quiet" onClick={() => (writeKey(""), setKey(""))}>
             Forget key
           </button>
         )}
-      </header>
+      </Navigation>
       <main id="main" class="chat" onKeyDown={(event) => event.key === "Escape" && stop()}>
         <h1 class="hidden">Chat</h1>
         {needsKey ? (

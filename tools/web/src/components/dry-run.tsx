@@ -1,32 +1,37 @@
-// The result of the same experiment in the simulator, read from a file, beside the live result.
+// Dry runs in the simulator, made by the server or read from a file, beside the live experiment of the same change.
 
 import { useState } from "preact/hooks";
-import { setting, words } from "../format";
-import type { Experiment } from "../steering";
+import { many, seconds, setting, words } from "../format";
+import type { DryRun, Experiment } from "../steering";
+import { Curve } from "./curve";
 import { Effect } from "./effect";
 import { progress } from "./live-experiment";
 import { Panel } from "./panel";
 import { Table } from "./table";
 
 interface Props {
-  live: Experiment;
-  dry: Experiment[];
-  load: (dry: Experiment[]) => void;
+  live: Experiment | undefined;
+  dry: DryRun[];
+  load: (dry: DryRun[]) => void;
 }
 
 /** What `headrace simulate --output` writes: one run, or several by their names. */
 interface Result {
-  experiments?: Experiment[];
+  experiments?: DryRun[];
   runs?: Record<string, Result>;
 }
 
-function experimentsOf(result: Result): Experiment[] {
+function experimentsOf(result: Result): DryRun[] {
   const found = [...(result.experiments ?? []), ...Object.values(result.runs ?? {}).flatMap(experimentsOf)];
   if (!found.length || !found.every((each) => each.effect && each.setting)) throw new Error("it has no experiments");
   return found;
 }
 
-export function DryRun({ live, dry, load }: Props) {
+function same(one: Experiment, other: Experiment): boolean {
+  return one.setting === other.setting && one.treatment === other.treatment;
+}
+
+export function DryRuns({ live, dry, load }: Props) {
   const [wrong, setWrong] = useState("");
   const read = async (file: File | undefined) => {
     if (!file) return;
@@ -37,16 +42,38 @@ export function DryRun({ live, dry, load }: Props) {
       setWrong(`${file.name} is not the result of a dry run: ${error instanceof Error ? error.message : error}`);
     }
   };
-  const same = dry.filter((each) => each.setting === live.setting && each.treatment === live.treatment);
-  const rows = [...same.map((each) => ({ from: `dry run, ${each.id}`, ...each })), { from: "live", ...live }];
+  const fitting = live ? dry.filter((each) => same(each, live)) : [];
+  const shown = fitting.length ? fitting : dry;
+  const newest = shown.at(-1);
+  const rows: (Experiment & { from: string })[] = shown.map((each) => ({ ...each, from: `dry run, ${each.id}` }));
+  if (live && fitting.length) rows.push({ ...live, from: "live" });
   return (
-    <Panel
-      title="Dry run beside live"
-      wide
-      note="headrace simulate --experiment FILE --output RESULT.json runs the same experiment in virtual time."
-    >
-      <label>
-        Result of a dry run
+    <Panel title="Dry run beside live" wide note={note(newest)}>
+      {rows.length > 0 && (
+        <Table
+          caption="Dry run and live result"
+          rows={rows}
+          rowKey={(row) => `${row.from} ${row.metric}`}
+          empty=""
+          columns={[
+            { title: "Run", cell: (row) => row.from },
+            { title: "Change", cell: (row) => `${words(row.setting)} ${setting(row.control)} → ${setting(row.treatment)}` },
+            { title: "Metric", cell: (row) => words(row.metric) },
+            { title: "Status", cell: (row) => words(row.status) },
+            { title: "Effect and interval", cell: (row) => <Effect effect={row.effect} /> },
+            { title: "Measured", cell: (row) => progress(row) },
+          ]}
+        />
+      )}
+      {newest?.curve && newest.curve.length > 1 && <Curve metric={newest.metric} points={newest.curve} />}
+      {live && dry.length > 0 && !fitting.length && (
+        <p class="hint">
+          The live experiment is about another change: {words(live.setting)} {setting(live.control)} →{" "}
+          {setting(live.treatment)}.
+        </p>
+      )}
+      <label class="file">
+        Result of a dry run from a file
         <input
           type="file"
           accept=".json,application/json"
@@ -58,27 +85,20 @@ export function DryRun({ live, dry, load }: Props) {
           {wrong}
         </p>
       )}
-      {dry.length > 0 && !same.length && (
-        <p class="hint">
-          The file is about {words(dry[0]!.setting)} {setting(dry[0]!.control)} → {setting(dry[0]!.treatment)}, another
-          change than the live one.
-        </p>
-      )}
-      {same.length > 0 && (
-        <Table
-          caption="Dry run and live result"
-          rows={rows}
-          rowKey={(row) => `${row.from} ${row.metric}`}
-          empty=""
-          columns={[
-            { title: "Run", cell: (row) => row.from },
-            { title: "Metric", cell: (row) => words(row.metric) },
-            { title: "Status", cell: (row) => words(row.status) },
-            { title: "Effect and interval", cell: (row) => <Effect effect={row.effect} /> },
-            { title: "Measured", cell: (row) => progress(row) },
-          ]}
-        />
-      )}
     </Panel>
+  );
+}
+
+function note(newest: DryRun | undefined): string {
+  if (newest?.simulated) {
+    const { requests, recorded_requests } = newest.simulated;
+    return (
+      `${newest.why ? `${newest.why[0]!.toUpperCase()}${newest.why.slice(1)}. ` : ""}The newest dry run simulated ${seconds(newest.simulated.seconds)} of traffic with ${many(requests, "request")}, drawn ` +
+      `from the last ${many(recorded_requests, "request")} of this server, with the step times that it has measured.`
+    );
+  }
+  return (
+    "Start one with the form above. Or run the same experiment with a load of your own: " +
+    "headrace simulate --experiment FILE --output RESULT.json writes such a file."
   );
 }

@@ -2,9 +2,10 @@
 
 import { useState } from "preact/hooks";
 import { sendJson } from "../api";
-import { change, count, number, seconds, setting, words } from "../format";
+import { count, number, seconds, setting, share, words } from "../format";
 import { usePolled } from "../polled";
-import type { Experiment, ExperimentDetail, ExperimentPoint, ExperimentWindow } from "../steering";
+import type { Experiment, ExperimentDetail, ExperimentWindow } from "../steering";
+import { Curve } from "./curve";
 import { Effect } from "./effect";
 import { Panel } from "./panel";
 import { Plot } from "./plot";
@@ -34,23 +35,20 @@ export function LiveExperiment({ experiment, stopped }: Props) {
       setFailed(error instanceof Error ? error.message : String(error));
     }
   };
-  const measured = detail.value?.windows ?? [];
+  const { windows = [], curve = [] } = detail.value ?? {};
+  const adopted = experiment.status === "better" && experiment.adopt;
   return (
     <Panel
       title={`Live: ${words(experiment.setting)} ${setting(experiment.control)} → ${setting(experiment.treatment)}`}
       wide
-      note={`${experiment.why || "running"}. ${progress(experiment)}.`}
+      note={noteOf(experiment)}
     >
-      {measured.length > 0 &&
-        (experiment.units ? (
-          <Curve points={measured as ExperimentPoint[]} metric={experiment.metric} />
-        ) : (
-          <Windows windows={measured as ExperimentWindow[]} metric={experiment.metric} />
-        ))}
+      {curve.length > 1 && <Curve points={curve} metric={experiment.metric} />}
+      {windows.length > 0 && <Windows windows={windows} metric={experiment.metric} />}
       <Effects experiment={experiment} />
-      {experiment.status === "running" && (
+      {(experiment.status === "running" || adopted) && (
         <button type="button" onClick={() => void stop()}>
-          Stop this experiment
+          {adopted ? `Roll back to ${setting(experiment.control)}` : "Stop this experiment"}
         </button>
       )}
       {failed && (
@@ -62,12 +60,25 @@ export function LiveExperiment({ experiment, stopped }: Props) {
   );
 }
 
+function noteOf(experiment: Experiment): string {
+  const smallest = experiment.detectable.smallest_change;
+  return [
+    experiment.why || "running",
+    progress(experiment),
+    ...(smallest == null ? [] : [`it would find a change of ${share(smallest, 1)} within its maximum duration`]),
+  ]
+    .map((each) => `${each[0]!.toUpperCase()}${each.slice(1)}.`)
+    .join(" ");
+}
+
 /** The metric in each pair of windows. */
 function Windows({ windows, metric }: { windows: ExperimentWindow[]; metric: string }) {
   const of = (arm: string) =>
     windows.filter((each) => each.arm === arm).map((each) => (each[metric] as number | null) ?? null);
   return (
-    <Plot
+    <figure>
+      <figcaption>{`${words(metric)} of each pair of windows`}</figcaption>
+      <Plot
       label={`${words(metric)} of each pair of windows`}
       x={[...new Set(windows.map((each) => each.pair + 1))]}
       lines={[
@@ -76,24 +87,8 @@ function Windows({ windows, metric }: { windows: ExperimentWindow[]; metric: str
       ]}
       format={(value) => (metric.endsWith("_seconds") ? seconds(value) : number(value))}
       numbers
-    />
-  );
-}
-
-/** The effect and its interval over time. */
-function Curve({ points, metric }: { points: ExperimentPoint[]; metric: string }) {
-  return (
-    <Plot
-      label={`Effect on ${words(metric)} over time, in seconds`}
-      x={points.map((each) => each.seconds)}
-      lines={[
-        { label: "effect", values: points.map((each) => each.change) },
-        { label: "lower bound", values: points.map((each) => each.interval?.[0] ?? null) },
-        { label: "upper bound", values: points.map((each) => each.interval?.[1] ?? null) },
-      ]}
-      format={change}
-      numbers
-    />
+      />
+    </figure>
   );
 }
 
@@ -103,10 +98,13 @@ function Effects({ experiment }: { experiment: Experiment }) {
     role: `guard, ${Math.round(100 * (experiment.guards[name] ?? 0))} % worse at most`,
     effect,
   }));
+  const check = experiment.check?.comparisons
+    ? [{ name: experiment.metric, role: "control against control (A/A)", effect: experiment.check }]
+    : [];
   return (
     <Table
       caption="Effects on the metric and on the guards"
-      rows={[{ name: experiment.metric, role: "metric", effect: experiment.effect }, ...guards]}
+      rows={[{ name: experiment.metric, role: "metric", effect: experiment.effect }, ...check, ...guards]}
       rowKey={(row) => `${row.name} ${row.role}`}
       empty=""
       columns={[

@@ -16,6 +16,8 @@ interface Props {
   /** Formats values of the left axis and the legend. */
   format: (value: number | null | undefined) => string;
   numbers?: boolean;
+  /** The axis ends there in both directions, however large a value is. */
+  most?: number;
   height?: number;
 }
 
@@ -37,8 +39,8 @@ function options(element: HTMLElement, props: Props): uPlot.Options {
     height: props.height ?? 180,
     legend: { show: true, live: false, markers: { fill: (_plot, at) => colour(element, at - 1) } },
     cursor: { drag: { x: false, y: false } },
-    scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
-    axes: [props.numbers ? axis : { ...axis, values: times, space: 80 }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
+    scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => span(low, high, props.most ?? Infinity) } },
+    axes: [props.numbers ? axis : { ...axis, values: times, space: 80 }, { ...axis, size: 72, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
     series: [
       {},
       ...props.lines.map((line, at) => ({
@@ -50,6 +52,12 @@ function options(element: HTMLElement, props: Props): uPlot.Options {
       })),
     ],
   };
+}
+
+/** The ends of the left axis: zero is always on it. */
+function span(low: number, high: number, most: number): [number, number] {
+  const ends: [number, number] = [Math.max(-most, Math.min(0, 1.1 * low)), Math.min(most, Math.max(0, 1.1 * high))];
+  return ends[0] < ends[1] ? ends : [0, 1];
 }
 
 export function Plot(props: Props) {

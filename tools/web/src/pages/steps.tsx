@@ -22,7 +22,8 @@ export function Steps() {
   const [made, setMade] = useState<{ film: Film; scenario?: Scenario } | null>(null);
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState("");
-  const live = useLiveFilm(source === "live" && following);
+  const [chosen, choose] = useState<string | null>(null);
+  const live = useLiveFilm(source === "live" && following, chosen);
   const film = source === "live" ? live.film : made?.film ?? null;
   const player = usePlayer(film?.steps.length ?? 0, source === "live" && following);
   const shown = useRef<HTMLElement>(null);
@@ -51,6 +52,7 @@ export function Steps() {
   const select = (next: Source) => {
     setSource(next);
     setMade(null);
+    choose(null);
     follow(true);
   };
   const step = film?.steps[player.at];
@@ -85,7 +87,7 @@ export function Steps() {
       )}
       {source === "file" && (
         <Panel title="Recording" wide note="Record with headrace serve --record-trace FILE. The file stays in this browser.">
-          <label>
+          <label class="file">
             File of <code>headrace replay FILE --steps STEPS.json</code>
             <input
               type="file"
@@ -103,7 +105,13 @@ export function Steps() {
           {!(source === "live" && following) && (
             <Controls player={player} place={`step ${step?.step ?? 0}, ${player.at + 1} of ${film.steps.length}`} />
           )}
-          <StepView film={film} at={player.at} title={source === "live" && following ? "Now" : "Steps"} />
+          <StepView
+            film={film}
+            at={player.at}
+            chosen={chosen}
+            choose={choose}
+            title={source === "live" && following ? "Now" : "Steps"}
+          />
           <Settings film={film} />
         </section>
       )}

@@ -56,6 +56,7 @@ export function Tour({ argument }: PageProps) {
 function Runs({ stop }: { stop: Stop }) {
   const [films, setFilms] = useState<Film[] | null>(null);
   const [error, setError] = useState("");
+  const [chosen, choose] = useState<string | null>(null);
   useEffect(() => {
     Promise.all(stop.runs.map((run) => sendJson<Film>("POST", "/v1/simulations", run.scenario))).then(
       setFilms,
@@ -77,7 +78,15 @@ function Runs({ stop }: { stop: Stop }) {
       <Controls player={player} place={`${seconds(now)} of ${seconds(times.at(-1))}`} />
       <div class={films.length > 1 ? "beside" : ""}>
         {films.map((film, at) => (
-          <StepView key={at} film={film} at={stepAt(film, now)} title={stop.runs[at]!.caption} beside={films.length > 1} />
+          <StepView
+            key={at}
+            film={film}
+            at={stepAt(film, now)}
+            chosen={chosen}
+            choose={choose}
+            title={stop.runs[at]!.caption}
+            beside={films.length > 1}
+          />
         ))}
       </div>
       <Panel title="The whole run" wide>

@@ -1,6 +1,6 @@
 // All blocks of the KV memory as a picture, and the block table of the chosen request.
 
-import { count } from "../format";
+import { count, many } from "../format";
 import { short } from "./grid";
 import type { Memory } from "./types";
 
@@ -16,9 +16,9 @@ const STATES: Record<string, string> = {
 
 export function Blocks({ memory, chosen, fresh }: { memory: Memory; chosen: string | null; fresh: Set<number> }) {
   const size = memory.cells.length > 320 ? SMALL : SIZE;
-  const table = chosen === null ? undefined : memory.tables[chosen];
-  const number = new Map(table?.map((block, place) => [block, place + 1]));
   const per = memory.blocks_per_cell;
+  const table = chosen === null ? null : tableOf(memory, chosen);
+  const number = new Map(table?.blocks.map((block, place) => [block / per, place + 1]));
   const rest = Math.max(0, memory.total - memory.cells.length * per);
   const counts = Object.keys(STATES).map((letter) => {
     const cells = [...memory.cells].filter((each) => each === letter).length;
@@ -53,11 +53,43 @@ export function Blocks({ memory, chosen, fresh }: { memory: Memory; chosen: stri
           {rest > 0 && `${count(rest)} blocks that were never used are not shown.`}
         </p>
       )}
-      {table && (
-        <p class="hint">
-          Block table of {short(chosen!)}: {table.join(", ")}. The numbers in the picture are its order.
-        </p>
-      )}
+      {table && <BlockTable name={short(chosen!)} table={table} numbered={size === SIZE && per === 1} />}
+      {chosen !== null && !table && <p class="hint">{short(chosen)} holds no block now.</p>}
     </>
+  );
+}
+
+interface Table {
+  blocks: number[];
+  total: number;
+  shared: number;
+  copied: number;
+  /** Not known of a simulation. */
+  host?: number;
+  disk?: number;
+}
+
+/** The block table of a request, as the server has counted it, or counted by the picture. */
+function tableOf(memory: Memory, chosen: string): Table | null {
+  if (memory.table?.request_id === chosen) return memory.table;
+  const blocks = memory.tables[chosen];
+  if (!blocks) return null;
+  const of = (letter: string) => blocks.filter((block) => memory.cells[block] === letter).length;
+  return { blocks, total: blocks.length, shared: of("s"), copied: of("k") };
+}
+
+function BlockTable({ name, table, numbered }: { name: string; table: Table; numbered: boolean }) {
+  const kinds = [
+    `${count(table.shared)} shared`,
+    `${count(table.copied)} copied`,
+    ...(table.host ? [`${count(table.host)} also in host memory`] : []),
+    ...(table.disk ? [`${count(table.disk)} also on disk`] : []),
+  ];
+  const rest = table.total - table.blocks.length;
+  return (
+    <p class="hint table-of">
+      Block table of {name}, {many(table.total, "block")} ({kinds.join(", ")}): {table.blocks.join(", ")}
+      {rest > 0 && ` and ${count(rest)} more`}.{numbered && " The numbers in the picture are its order."}
+    </p>
   );
 }

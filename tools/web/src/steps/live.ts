@@ -1,26 +1,29 @@
 // The steps of this server, polled while the page is open; the server records them only while somebody asks.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, getJson } from "../api";
 import type { Film } from "./types";
 
 const EVERY_MS = 500;
 const KEPT = 1000;
 
-/** The film of the last steps, and why there is none. */
-export function useLiveFilm(on: boolean): { film: Film | null; error: string } {
+/** The film of the last steps with the block table of the chosen request, and why there is none. */
+export function useLiveFilm(on: boolean, chosen: string | null): { film: Film | null; error: string } {
   const [film, setFilm] = useState<Film | null>(null);
   const [error, setError] = useState("");
+  const kept = useRef<Film | null>(null);
+  useEffect(() => {
+    kept.current = null;
+  }, [on]);
   useEffect(() => {
     if (!on) return;
     const abort = new AbortController();
     let timer: ReturnType<typeof setTimeout>;
-    let kept: Film | null = null;
     const look = async () => {
       try {
-        const after = kept?.steps.at(-1)?.step ?? -1;
-        kept = joined(kept, await getJson<Film>(`/v1/steps?after=${after}`, abort.signal));
-        setFilm(kept);
+        const after = kept.current?.steps.at(-1)?.step ?? -1;
+        kept.current = joined(kept.current, await getJson<Film>(`/v1/steps?after=${after}&request=${encodeURIComponent(chosen ?? "")}`, abort.signal));
+        setFilm(kept.current);
         setError("");
       } catch (reason) {
         if (abort.signal.aborted) return;
@@ -34,7 +37,7 @@ export function useLiveFilm(on: boolean): { film: Film | null; error: string } {
       abort.abort();
       clearTimeout(timer);
     };
-  }, [on]);
+  }, [on, chosen]);
   return { film, error };
 }
 

@@ -33,6 +33,16 @@ export interface Memory {
   cells: string;
   blocks_per_cell: number;
   tables: Record<string, number[]>;
+  /** The block table of the request that was asked for, of a live server: the first blocks, and how many of all. */
+  table: {
+    request_id: string;
+    blocks: number[];
+    total: number;
+    shared: number;
+    copied: number;
+    host: number;
+    disk: number;
+  } | null;
 }
 
 export interface Step {

@@ -1,6 +1,5 @@
 // One film at one place: rows over steps, the rows of the step, the queue and the blocks.
 
-import { useState } from "preact/hooks";
 import { Panel } from "../components/panel";
 import { Table } from "../components/table";
 import { count, many, seconds, words } from "../format";
@@ -11,13 +10,15 @@ import type { Film, Row, Step, StepEvent, Waiting } from "./types";
 interface Props {
   film: Film;
   at: number;
+  /** The request whose blocks are marked. */
+  chosen: string | null;
+  choose: (id: string | null) => void;
   title: string;
   /** Whether another film is beside it, so that the titles of the parts must name this one. */
   beside?: boolean;
 }
 
-export function StepView({ film, at, title, beside }: Props) {
-  const [chosen, choose] = useState<string | null>(null);
+export function StepView({ film, at, chosen, choose, title, beside }: Props) {
   const step = film.steps[at];
   if (!step) return <p class="hint">No step has run yet.</p>;
   const memory = step.memory ?? (at === film.steps.length - 1 ? film.memory : null);
@@ -35,6 +36,7 @@ export function StepView({ film, at, title, beside }: Props) {
         title={`KV blocks${of}`}
         note={memory ? undefined : "The picture of an earlier step of a live server is not kept."}
       >
+        {chosen === null && memory && <p class="hint">Choose a request above to see its block table.</p>}
         {memory ? (
           <Blocks memory={memory} chosen={chosen} fresh={fresh} />
         ) : (

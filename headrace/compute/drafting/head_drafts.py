@@ -1,0 +1,241 @@
+"""A proposer that runs a head on hidden states of the target; its keys and values lie in the target's block tables.
+
+```
+ step      hidden states of its positions ─► pending, by slot ─► (too many) keys and values of the head
+ propose   pending states of a row, in one pass ─► its first draft ─► passes on the head's own states
+```
+Block ``b`` of the head's pages belongs to block ``b`` of the target's, so a shared prefix, a preemption and a copied
+block need nothing here. Positions beyond a slot's table, where only drafts lie, have blocks of their own per slot.
+States of the target are pending until the row is drafted for, because one pass over many costs hardly more than one
+over one. A draft that was rejected is overwritten by the next pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from headrace.compute.batch import Batch, Taps
+from headrace.compute.drafting.forward import Forward
+from headrace.compute.drafting.forward import Rows as PassRows
+from headrace.compute.drafting.guarded import LEAST_CONFIDENCE, MOST, GuardedProposer
+from headrace.compute.drafting.head import Head
+from headrace.compute.kv import PagedKV
+from headrace.compute.slots import Rows, Slots
+from headrace.core.capacity import blocks_needed
+from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.plan import Entry
+from headrace.core.request import Request
+
+SPARE_STATES = 16
+"""Pending states of a slot beyond those of one step with the longest draft."""
+
+
+class _Slot:
+    """``count`` positions from ``begin`` on have pending states; those before have keys and values in the pages."""
+
+    __slots__ = ("begin", "count", "owner")
+
+    def __init__(self) -> None:
+        self.owner, self.begin, self.count = "", 0, 0
+
+
+class _Line(NamedTuple):
+    """A row of a pass: ``length`` positions from ``begin`` on, their states and the tokens after them."""
+
+    slot: int
+    begin: int
+    length: int
+    states: torch.Tensor
+    tokens: Sequence[int]
+    place: int = 0  # of the ask
+    most: int = 1  # tokens to propose
+
+
+def pending_states(most: int) -> int:
+    """States that a slot has room for if drafts have up to ``most`` tokens."""
+    return most + 1 + SPARE_STATES
+
+
+def scratch_blocks(most: int, block_size: int) -> int:
+    """Blocks of a slot for drafts beyond its table."""
+    return blocks_needed(most, block_size) + 1
+
+
+class HeadDrafts(GuardedProposer):
+    """`core.drafting.proposal.CostlyProposer` on a head; the runner hands it the states of each step.
+
+    Args:
+        head: the head.
+        kv: its pages: as many blocks as the target has, and `scratch_blocks` for each slot.
+        name: the method that asked for it.
+        layer_count: layers of the target.
+        max_num_seqs: slots of the runner.
+        max_model_len: the longest sequence.
+        warn: receives the one message that says why drafting was disabled.
+        most: tokens to draft for a row at most.
+        least_confidence: see `guarded.LEAST_CONFIDENCE`.
+    """
+
+    label = "draft head"
+
+    def __init__(
+        self,
+        head: Head,
+        kv: PagedKV,
+        *,
+        name: str,
+        layer_count: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        warn: Callable[[str], None],
+        most: int = MOST,
+        least_confidence: float = LEAST_CONFIDENCE,
+    ) -> None:
+        super().__init__(warn)
+        self.name = name
+        self._head = head
+        self._kv = kv
+        self._forward = Forward(head, kv, head.follow, head.names)
+        self._max_model_len = max_model_len
+        self._most = most
+        self._least_confidence = least_confidence
+        self._layers = np.array(head.spec.layers, dtype=np.int64)
+        self.reads_last = layer_count in head.spec.layers
+        """Whether it needs the states after the last layer, so that all positions of a step are wanted."""
+        self._held = [_Slot() for _ in range(max_num_seqs)]
+        self._slot_of: dict[str, int] = {}
+        self._room = pending_states(most)
+        shape = (max_num_seqs, self._room, head.state_width)
+        self._pending = torch.zeros(shape, dtype=head.dtype, device=head.device)
+        spare = scratch_blocks(most, kv.block_size)
+        first = kv.num_blocks - max_num_seqs * spare
+        self._scratch = np.arange(first, kv.num_blocks, dtype=np.int32).reshape(max_num_seqs, spare)
+        self._slots: Slots | None = None
+
+    def bind(self, slots: Slots) -> None:
+        """The runner's slots, whose tokens and block tables are used."""
+        self._slots = slots
+
+    def admit(self, entry: Entry) -> None:
+        """A sequence takes a slot."""
+        held = self._held[entry.slot]
+        held.owner, held.begin, held.count = entry.request_id, 0, 0
+        self._slot_of[entry.request_id] = entry.slot
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Blocks of the target are copied."""
+        self._kv.copy_blocks(sources, targets)
+
+    def tapping(self, batch: Batch) -> Taps | None:
+        """What a forward pass on ``batch`` has to return."""
+        if not self._enabled:
+            return None
+        shape = (len(batch.tokens), self._head.state_width)
+        return Taps(torch.empty(shape, dtype=self._head.dtype, device=self._head.device), self._layers)
+
+    def observe(self, rows: Rows, taps: Taps) -> None:
+        """The forward pass of ``rows`` has returned ``taps``, and the tokens sampled are in the slots."""
+        if not self._enabled:
+            return
+        try:
+            self._observe(rows, taps.states)
+        except Exception as error:
+            self._disable(error)
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        """See `Proposer.ended`."""
+        self._slot_of.pop(request.id, None)
+
+    def _release(self) -> None:
+        self._slot_of.clear()
+
+    def _observe(self, rows: Rows, states: torch.Tensor) -> None:
+        late: list[_Line] = []
+        firsts = np.cumsum(rows.length) - rows.length
+        columns = (rows.slot, rows.start, rows.length, rows.drafts, firsts)
+        for slot, start, length, drafts, first in zip(*(each.tolist() for each in columns), strict=True):
+            held = self._held[slot]
+            if held.begin <= start <= held.begin + held.count:
+                held.count = start - held.begin  # states of rejected drafts are void
+            else:  # positions of a shared prefix have keys and values
+                held.begin, held.count = start, 0
+            whole = states[first : first + length]
+            if held.count + length > self._room:
+                if held.count:
+                    late.append(self._late(slot, held.begin, self._pending[slot, : held.count]))
+                known = (
+                    length - drafts - 1
+                )  # the last known position has to wait: its pass gives the first draft
+                if known:
+                    late.append(self._late(slot, start, whole[:known]))
+                held.begin, held.count = start + known, 0
+                whole = whole[known : known + self._room]
+            self._pending[slot, held.count : held.count + len(whole)] = whole
+            held.count += len(whole)
+        if late:
+            self._forward.compute(self._rows(late))
+
+    def _late(self, slot: int, begin: int, states: torch.Tensor) -> _Line:
+        assert self._slots is not None
+        positions = np.arange(begin + 1, begin + 1 + len(states))
+        tokens = self._slots.tokens_at(np.full(len(states), slot), positions)
+        return _Line(slot, begin, len(states), states.clone(), tokens.tolist())
+
+    def _propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+        proposals: list[Proposal | None] = [None] * len(asks)
+        lines = [line for place, ask in enumerate(asks) if (line := self._line(place, ask)) is not None]
+        if not lines:
+            return proposals
+        lines.sort(key=lambda line: line.length)
+        rows = self._rows(lines)
+        wanted = np.cumsum(rows.lengths) - 1
+        most = np.array([line.most for line in lines], dtype=np.int64)
+        drafted = self._forward.draft(rows, wanted, most, self._least_confidence)
+        for at, (line, count) in enumerate(zip(lines, drafted.counts.tolist(), strict=True)):
+            held = self._held[line.slot]
+            held.begin, held.count = line.begin + line.length, 0
+            if count:
+                tokens = drafted.tokens[at, :count]
+                confidences = tuple(drafted.probabilities[at, :count].tolist())
+                proposals[line.place] = Proposal(tuple(tokens.tolist()), confidences, self.name)
+        return proposals
+
+    def _line(self, place: int, ask: DraftAsk) -> _Line | None:
+        """The row of an ask; None if the states of its last positions are not here."""
+        known = len(ask.tokens)
+        # The last draft is never computed here, so its position may be the first one beyond the limit.
+        most = min(ask.most, self._most, self._max_model_len + 1 - known)
+        slot = self._slot_of.get(ask.request.id)
+        if slot is None or most < 1 or ask.ahead:
+            return None
+        held = self._held[slot]
+        length = known - 1 - held.begin
+        if held.owner != ask.request.id or not 0 < length <= held.count:
+            return None
+        states, tokens = self._pending[slot, :length], ask.tokens[held.begin + 1 : known]
+        return _Line(slot, held.begin, length, states, tokens, place, most)
+
+    def _rows(self, lines: Sequence[_Line]) -> PassRows:
+        """The rows of a pass, whose states the head reads."""
+        assert self._slots is not None
+        lines = sorted(lines, key=lambda line: line.length)
+        self._head.read(torch.cat([line.states for line in lines]))
+        size = self._kv.block_size
+        width = max(blocks_needed(line.begin + line.length + line.most - 1, size) for line in lines)
+        tables = np.zeros((len(lines), width), dtype=np.int32)
+        for row, line in zip(tables, lines, strict=True):
+            table = self._slots.table(line.slot)[:width]
+            row[: len(table)] = table
+            rest = width - len(table)
+            spare = self._scratch[line.slot][:rest]
+            row[len(table) : len(table) + len(spare)] = spare
+        return PassRows(
+            np.array([token for line in lines for token in line.tokens], dtype=np.int32),
+            np.array([line.begin for line in lines], dtype=np.int64),
+            np.array([line.length for line in lines], dtype=np.int64),
+            tables,
+        )
