@@ -4,7 +4,6 @@ it needs.
 - `engine`: the engine from its options, without torch; the simulator runs the same engine.
 - `policies`: the policies that the options name. `plugins`: classes of other packages.
 - `model`: a loaded model: weights, memory, runner and engine. `memory`: its KV cache and runner.
-- `first_requests`: requests that are answered before those of clients.
 - `tiers`: host memory and disk below the device.
 - `tenants`: tenants and classes of service from their file; API keys.
 - `drafting`: the drafter of speculative decoding. `draft_models`: draft models and heads that it uses.

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from headrace.build.draft_models import load_drafting, reads_states
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
-from headrace.build.first_requests import answer, groups
 from headrace.build.memory import Computing, open_memory
+from headrace.build.operations.first_requests import answer, groups
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants

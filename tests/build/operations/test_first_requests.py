@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace import LLM
-from headrace.build.first_requests import answer, groups
+from headrace.build.operations.first_requests import answer, groups
 
 
 def test_one_request_is_enough_where_nothing_is_compiled() -> None:
