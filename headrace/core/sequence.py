@@ -52,6 +52,7 @@ class Sequence:
     """The changing state of one request; only the scheduler changes it."""
 
     __slots__ = (
+        "accepted",
         "account",
         "cached_tokens",
         "computed",
@@ -122,6 +123,7 @@ class Sequence:
         self.planned = 0
         self.pending = 0
         self.epoch = 0  # grows at preemption and finish, which makes launched rows stale
+        self.accepted = 0  # drafted tokens of its output
         self.drafts_from = 0  # the first step at which it is drafted for
         self.last_step = -1  # the last step that had a row of this sequence
         self.root = root_key(request.salt, request.adapter)
@@ -142,6 +144,12 @@ class Sequence:
     @property
     def output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def pace(self) -> float:
+        """Tokens of its output per step that drew some; 1 without accepted drafts."""
+        steps = self.output_tokens - self.accepted
+        return self.output_tokens / steps if self.accepted and steps > 0 else 1.0
 
     def enter(self, status: Status) -> None:
         """Change the status along `TRANSITIONS`.

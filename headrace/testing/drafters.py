@@ -78,6 +78,10 @@ class LyingDrafter:
         """See `Drafter.asked_from`: it may be asked at every step."""
         return 0
 
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        """See `Drafter.observed`."""
+        assert 0 < rows <= drawn
+
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """See `Drafter.verified`."""
         assert 0 <= accepted <= len(proposal.tokens) == len(proposal.confidences)

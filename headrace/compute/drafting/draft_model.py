@@ -104,7 +104,7 @@ class DraftModel(GuardedProposer):
         """The rows to compute, those of one token first."""
         asking = frozenset(ask.request.id for ask in asks)
         found: list[tuple[int, Followed, int]] = []
-        for place, (request, tokens, most, ahead) in enumerate(asks):
+        for place, (request, tokens, most, ahead, _) in enumerate(asks):
             # The last draft is never computed here, so its position may be the first one beyond the limit.
             most = min(most, self._most + ahead, self._max_model_len + 1 - len(tokens))
             if most < 1:

@@ -34,6 +34,12 @@ FLOOR = 0.02
 EVEN = 0.1
 """Relative difference of the rows' costs of a token that is ignored."""
 
+SLOWED = 1.1
+"""Requests may get their tokens this much slower than without drafts, because others are drafted for."""
+
+SLOWED_SHARE = 0.25
+"""Share of the rows that may be slowed down by more: a draft ends for each row at some step."""
+
 TPOT_SHARE = 0.8
 """Share of a TPOT target that a step may take, as at admission."""
 
@@ -45,7 +51,9 @@ class Cut(StrEnum):
     FIXED = "fixed"
     NOT_WORTH = "not_worth"
     BUDGET = "budget"
+    OTHERS = "others"
     TPOT = "tpot"
+    SLOWER = "slower"
     TIMES_UNKNOWN = "times_unknown"
     NOTHING_PROPOSED = "nothing_proposed"
 
@@ -55,12 +63,14 @@ class Offer(NamedTuple):
 
     ``ahead`` counts the leading tokens that are in flight: they cost and gain nothing, but the rest needs them right.
     ``tpot_seconds`` is the latency target of the row's request (infinite: none); it counts without a draft, too.
+    ``pace`` is the number of tokens per step that its request has drawn so far.
     """
 
     survivals: tuple[float, ...]
     context: int
     ahead: int = 0
     tpot_seconds: float = math.inf
+    pace: float = 1.0
 
 
 class Choice(NamedTuple):
@@ -119,6 +129,7 @@ class _Choosing:
         most = sum([len(offer.survivals) for offer in offers])
         self._stairs = times.stairs(load.rows, load.contexts, most)
         self._scales = self._relative_worth()
+        self._bound = Cut.TPOT  # what bounds the tokens that are taken, if anything
         self._keys: list[float] = []  # of the tokens in their order: the survival times the scale of the row
 
     def choices(self) -> list[Choice]:
@@ -135,7 +146,7 @@ class _Choosing:
             if used and used == len(offer.survivals):
                 cut = Cut.WHOLE
             elif tokens < more:
-                cut = Cut.TPOT
+                cut = self._bound
             elif kept == count < wanted and offer.survivals:
                 cut = Cut.BUDGET
             chosen.append(Choice(used, cut))
@@ -219,8 +230,9 @@ class _Choosing:
         return taken
 
     def _within_targets(self, count: int) -> int:
-        """As many of ``count`` tokens as no TPOT target is missed by; a target that is missed without drafts bounds
-        nothing.
+        """As many of ``count`` tokens as no TPOT target is missed by, and few requests are slowed down by.
+
+        A target that is missed without drafts bounds nothing.
         """
         base = self._stairs[0]
         bounds = {
@@ -228,19 +240,27 @@ class _Choosing:
             for row, offer in enumerate(self._offers)
             if base <= TPOT_SHARE * offer.tpot_seconds < math.inf
         }
-        if not bounds or self._meets(bounds, count):
+        if self._meets(bounds, count):
             return count
+        if self._meets(bounds, count, slowed=math.inf):
+            self._bound = Cut.OTHERS
         low, high = 0, count  # it is met with ``low`` tokens and missed with ``high``
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._meets(bounds, middle) else (low, middle)
         return low
 
-    def _meets(self, bounds: Mapping[int, float], count: int) -> bool:
-        """Whether a step with ``count`` tokens meets the targets: a row with more tokens at a step may wait longer."""
+    def _meets(self, bounds: Mapping[int, float], count: int, slowed: float = SLOWED) -> bool:
+        """Whether a step with ``count`` tokens meets the targets, and few rows are slowed down by more than ``slowed``.
+
+        A row with more tokens at a step may wait longer for it, and so may one that drafts have helped before.
+        """
         taken, seconds = self._taken(count), self._stairs[count]
-        for row, bound in bounds.items():
-            offer = self._offers[row]
-            if seconds > bound * (1 + sum(offer.survivals[offer.ahead : offer.ahead + taken[row]])):
+        paces = list(self._load.paces)
+        for row, offer in enumerate(self._offers):
+            gained = 1 + sum(offer.survivals[offer.ahead : offer.ahead + taken[row]])
+            if row in bounds and seconds > bounds[row] * gained:
                 return False
-        return True
+            paces.append(max(gained, offer.pace))
+        paces.sort()
+        return seconds <= slowed * self._stairs[0] * paces[int(SLOWED_SHARE * len(paces))]

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from headrace.core.drafting.acceptance import Acceptance, compared
 from headrace.core.drafting.costly_sources import CostlySource
 from headrace.core.drafting.draft_budget import Cut, DraftBudget, Offer
+from headrace.core.drafting.pace_trials import PaceTrials
 from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, Proposer, StepLoad
 from headrace.core.request import Request
 from headrace.core.request_settings import NO_SETTINGS
@@ -36,6 +37,9 @@ LONGEST_REST = 127
 
 UNKNOWN = Proposal((), (), "", Cut.TIMES_UNKNOWN)
 """Says that step times are not known."""
+
+SLOWER = Proposal((), (), "", Cut.SLOWER)
+"""Says that steps with drafts have been slower than steps without."""
 
 USUAL_MEMORY = 16
 """Answers of a proposer over which the rest that a new request begins with is averaged."""
@@ -80,6 +84,8 @@ class BudgetedDrafter:
         self._lives: dict[str, _Life] = {}
         self._usual = {each.name: 0.0 for each in proposers}  # the mean length of rests
         self._longest = 0  # the longest rest at this step
+        self._trials = PaceTrials()
+        self._resting_until = 0  # the first step at which drafts may be faster than none
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
@@ -89,6 +95,10 @@ class BudgetedDrafter:
         ):  # not even asked: that would lengthen what is measured
             self.seconds = {}
             return [UNKNOWN] * len(asks)
+        if self._budget.fixed is None and (rest := self._trials.rest(load.rows)):
+            self.seconds = {}
+            self._resting_until = step + rest
+            return [None if self._trials.drafts_usually(load.rows) else SLOWER] * len(asks)
         lives = [self._life(ask) for ask in asks]
         self._longest = self._longest_rest(load)
         self.seconds = {}
@@ -105,12 +115,12 @@ class BudgetedDrafter:
         """As `Drafter.asked_from`."""
         life = self._lives.get(request.id)
         if life is None:
-            return 0
+            return self._resting_until
         rests = life.rests
         steps = [rests[each.name].until if each.name in rests else 0 for each in self.proposers]
         for at, source in enumerate(self._costly, len(self._free)):
             steps[at] = max(steps[at], source.resting_until)
-        return min(steps, default=0)
+        return max(self._resting_until, min(steps, default=0))
 
     def _draft_costly(
         self,
@@ -160,6 +170,10 @@ class BudgetedDrafter:
             else:
                 lives[row].rests[method] = FORBIDDEN
         return allowed
+
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        """As `Drafter.observed`."""
+        self._trials.observed(rows, drawn, seconds, drafted)
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """Nothing: `draft` and `ended` compare every proposal, verified or not, with the tokens that came."""
@@ -233,7 +247,7 @@ class BudgetedDrafter:
         for ask, each in zip(asks, best, strict=True):
             target = ask.request.slo.tpot_seconds
             survivals = () if each is None else each.survivals
-            offers.append(Offer(survivals, len(ask.tokens), ask.ahead, target or float("inf")))
+            offers.append(Offer(survivals, len(ask.tokens), ask.ahead, target or float("inf"), ask.pace))
         drafts: list[Proposal | None] = []
         probing = [source.proposer.name for source in self._costly if source.probing]
         for life, each, choice in zip(lives, best, self._budget.choose(offers, load), strict=True):
@@ -246,7 +260,7 @@ class BudgetedDrafter:
                 count = len(tokens)
             if count:
                 self._helped(life, source)
-            elif choice.cut is Cut.NOT_WORTH:
+            elif choice.cut in (Cut.NOT_WORTH, Cut.OTHERS):
                 self._rest(life, source, load.step)
             drafts.append(Proposal(tokens[:count], estimates[:count], source, choice.cut))
         return drafts

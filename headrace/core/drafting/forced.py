@@ -89,6 +89,11 @@ class ForcedFirst:
             self.seconds = self.others.seconds
         return drafts
 
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        """As `Drafter.observed`."""
+        if self.others is not None:
+            self.others.observed(rows, drawn, seconds, drafted)
+
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """As `Drafter.verified`."""
         if self.others is not None and proposal.source != SOURCE:
@@ -105,13 +110,19 @@ class ForcedFirst:
     ) -> tuple[list[Proposal | None], StepLoad]:
         """As much of the ``runs`` as pays, and the load of the step with it."""
         offers = [
-            Offer((1.0,) * len(run), len(ask.tokens), ask.ahead, ask.request.slo.tpot_seconds or math.inf)
+            Offer(
+                (1.0,) * len(run),
+                len(ask.tokens),
+                ask.ahead,
+                ask.request.slo.tpot_seconds or math.inf,
+                math.inf,  # certain tokens are worth a step that is longer for others, once
+            )
             for ask, run in zip(asks, runs, strict=True)
         ]
         budget = self._untimed if load.times is None else self._budget
         drafts: list[Proposal | None] = []
         tokens, contexts = load.tokens, load.contexts
-        for ask, run, choice in zip(asks, runs, budget.choose(offers, load), strict=True):
+        for ask, run, choice in zip(asks, runs, budget.choose(offers, load._replace(paces=())), strict=True):
             count = choice.tokens
             drafts.append(Proposal(run[:count], (1.0,) * count, SOURCE, choice.cut) if run else None)
             verified = max(0, count - ask.ahead)

@@ -22,13 +22,14 @@ class DraftAsk(NamedTuple):
     """A sequence that decodes: all its known ``tokens``, prompt first (read only), and the ``most`` to propose.
 
     The first ``ahead`` tokens after the known ones have been drawn, but are not known yet. A proposal begins with them,
-    and only the rest of it is verified.
+    and only the rest of it is verified. ``pace`` is the number of tokens that it has drawn per step so far.
     """
 
     request: Request
     tokens: list[int]
     most: int
     ahead: int = 0
+    pace: float = 1.0
 
 
 class Proposal(NamedTuple):
@@ -46,7 +47,8 @@ class Proposal(NamedTuple):
 
 class StepLoad(NamedTuple):
     """The step without drafts: its rows, tokens and contexts as `StepTimes` counts them, the tokens left in its budget,
-    and its number. ``times`` is None until enough steps have been observed.
+    and its number. ``times`` is None until enough steps have been observed. ``paces`` are the
+    `DraftAsk.pace` of the rows that are not asked for.
     """
 
     rows: int
@@ -55,6 +57,7 @@ class StepLoad(NamedTuple):
     budget: int
     times: StepTimes | None
     step: int = 0
+    paces: tuple[float, ...] = ()
 
 
 class Proposer(Protocol):
@@ -102,6 +105,12 @@ class Drafter(Protocol):
 
     def asked_from(self, request: Request) -> int:
         """The number of the first step at which asking again for this request is of use; it has just been asked for."""
+        ...
+
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        """A step of ``rows`` decode rows and no others drew ``drawn`` tokens, and took ``seconds`` with all work of the
+        host. It must not raise.
+        """
         ...
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:

@@ -63,14 +63,18 @@ class StepResiduals:
     def observe(self, rows: int, tokens: int, ratio: float) -> None:
         """A step took ``ratio`` times the line (rows of one token), or a step of the same rows (longer rows)."""
         self._steps += 1
+        at = bisect_left(EDGES, tokens)
         if tokens == rows:
             cells = self._plain
         else:
             cells = self._longer.setdefault(bisect_left(EDGES, rows), [])
             if not cells:
                 cells += [_Cell() for _ in range(len(EDGES) + 1)]
-            self.news += cells[bisect_left(EDGES, tokens)].weight < LITTLE
-        cells[bisect_left(EDGES, tokens)].learn(math.log(ratio), tokens, self._steps)
+            self.news += cells[at].weight < LITTLE
+        if not cells[at].weight and tokens > rows:
+            # The first observation counts from what fewer tokens take, since it moves an estimate by `LIMIT` at most.
+            cells[at].value = next((each.value for each in reversed(cells[:at]) if each.weight), 0.0)
+        cells[at].learn(math.log(ratio), tokens, self._steps)
 
     def plain(self, rows: int) -> float:
         """The ratio of a step of ``rows`` rows of one token to the line."""
@@ -103,9 +107,9 @@ class StepResiduals:
             cell = cells[at]
             if cell.weight:
                 weight = cell.weight * KEPT ** (self._steps - cell.seen)
-                value = min(
-                    other.value for other in cells[at:] if other.weight
-                )  # more tokens take no less time
+                # More tokens take no less time; a single observation of them says little.
+                known = [other.value for other in cells[at + 1 :] if other.weight >= LITTLE]
+                value = min([cell.value, *known])
                 return Longer(math.exp(value), cell.tokens, weight / (weight + 0.25), at > middle)
         return None
 

@@ -74,6 +74,7 @@ class StepTimes:
         self._steps = 0.0  # weight of the steps seen
         self._seen = 0
         self._excluded = 0.0
+        self._after_drafts = False  # whether the last step that was observed had drafts
         self._recent: list[tuple[int, int, int, int, float]] = []
         self.spread = 1.0
         """Recent mean relative error."""
@@ -171,11 +172,14 @@ class StepTimes:
         """Observe the duration of a step; a step without a duration or computed token is ignored.
 
         A ``drafted`` step is compared with the line and does not move it: the line says what the step would take
-        without drafts, and must stay right where all steps have some.
+        without drafts, and must stay right where all steps have some. A step of one-token rows directly after one with
+        drafts is not counted at all: its rows were asked for drafts, and the processor's caches hold what drafting left
+        there, so it takes up to twice as long as a step of an engine that does not draft.
         """
         seconds -= self._excluded
         self._excluded = 0.0
-        if seconds <= 0 or tokens < 1:
+        after_drafts, self._after_drafts = self._after_drafts, drafted
+        if seconds <= 0 or tokens < 1 or (after_drafts and not drafted and tokens == rows and self.ready):
             return
         self._seen += 1
         if not drafted:

@@ -39,6 +39,7 @@ class DraftedRows:
         self._declined: dict[str, str] = {}  # by request: why nothing of its last proposal was verified
         self._accepted = 0  # of the step that is being committed, and what was expected
         self._expected = 0.0
+        self._drawn = 0  # accepted drafts of the step that was committed last
 
     def add(self, step: StepBuilder, times: StepTimes | None) -> None:
         """Give drafts to rows of ``step``, in which all decode rows and no others are planned."""
@@ -58,12 +59,14 @@ class DraftedRows:
                 most = ahead + sequence.request.settings.most_drafted(most - ahead)
             if most > ahead:
                 rows.append(row)
-                asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead)))
+                asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead, sequence.pace)))
         if not asks:
             return
         if times is not None and not times.residuals.knows(len(step.rows)):
             times = None  # a step without drafts is the measure of those with drafts
-        load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times, number)
+        asked = set(rows)
+        paces = tuple([each.pace for row, each in enumerate(step.sequences) if row not in asked])
+        load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times, number, paces)
         try:
             proposals = self._drafter.draft(asks, load)
             step.draft_seconds = self._drafter.seconds
@@ -116,6 +119,7 @@ class DraftedRows:
         """A row with drafts has drawn these tokens; returns the number of positions that it has computed for good."""
         sequence, proposal, accepted = step.sequences[row], step.drafts[row], len(drawn) - 1
         self._running.advance(sequence, accepted)
+        sequence.accepted += accepted
         if self._drafter is not None:
             try:
                 self._drafter.verified(sequence.request.id, proposal, accepted)
@@ -135,7 +139,13 @@ class DraftedRows:
             share = without / rows
             expected, accepted = (rows + self._expected) * share, (rows + self._accepted) * share
             self._events.append(DraftedStep(seconds, accepted, expected))
-        self._accepted, self._expected = 0, 0.0
+        self._drawn, self._accepted, self._expected = self._accepted, 0, 0.0
+
+    def observed(self, step: StepBuilder, seconds: float) -> None:
+        """The step that was settled last took so many seconds."""
+        rows = len(step.rows)
+        if self._drafter is not None and step.decodes == rows:
+            self._drafter.observed(rows, rows + self._drawn, seconds, bool(step.drafts))
 
     def _decline(self, request_id: str, proposal: Proposal) -> None:
         if proposal.cut and self._declined.get(request_id) != proposal.cut:

@@ -245,8 +245,8 @@ class Scheduler:
         """Record the duration of the step that was committed last."""
         step = self._collected
         if step is not None and self._times is not None:
-            drafted = bool(step.drafts)
-            self._times.observe(len(step.rows), step.tokens, step.contexts, seconds, drafted)
+            self._drafted.observed(step, seconds)
+            self._times.observe(len(step.rows), step.tokens, step.contexts, seconds, bool(step.drafts))
 
     def _observe_first_tokens(self, now: float) -> None:
         if self._predictions is not None:

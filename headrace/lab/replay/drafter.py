@@ -42,6 +42,9 @@ class RecordedDrafts:
         """See `Drafter.asked_from`: where nothing was proposed, nothing is recorded."""
         return 0
 
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        """See `Drafter.observed`: what the recorded drafter made of it is recorded."""
+
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """See `Drafter.verified`."""
         self._count()

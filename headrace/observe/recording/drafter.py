@@ -48,6 +48,10 @@ class RecordedDrafter:
         """See `Drafter.asked_from`."""
         return self.inner.asked_from(request)
 
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        """See `Drafter.observed`."""
+        self.inner.observed(rows, drawn, seconds, drafted)
+
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """See `Drafter.verified`."""
         self._calls += 1

@@ -71,7 +71,7 @@ def test_no_other_choice_is_much_better(
     offers = []
     for chances, length, ahead in rows:
         kept = tuple(itertools.accumulate(chances, lambda a, b: a * b))
-        offers.append(Offer(kept, length, min(ahead, len(kept))))
+        offers.append(Offer(kept, length, min(ahead, len(kept)), pace=math.inf))
     step = load(len(offers), times(0.02, token, context), contexts=sum(offer.context for offer in offers))
     chosen = [choice.tokens for choice in DraftBudget().choose(offers, step)]
     reached = ratio(offers, chosen, step)
@@ -129,7 +129,7 @@ def test_a_stair_is_filled_and_the_next_one_is_not_begun_for_a_doubtful_token() 
 
 
 def test_the_predictable_rows_are_drafted_for_first() -> None:
-    offers = [Offer(survivals(chance, 8), 100) for chance in (0.95, 0.3, 0.7)]
+    offers = [Offer(survivals(chance, 8), 100, pace=4.0) for chance in (0.95, 0.3, 0.7)]
     first, second, third = DraftBudget().choose(offers, load(3, times(0.02, 0.003)))
     assert first.tokens > third.tokens > second.tokens
 
@@ -160,15 +160,27 @@ def test_fixed() -> None:
     assert DraftBudget(3).choose(offers, load(3, None, budget=0))[0] == Choice(0, Cut.BUDGET)
 
 
+def test_drafts_of_some_rows_slow_down_a_quarter_of_the_others_at_most() -> None:
+    known = times(0.010, 0.001)
+    drafted, plain = Offer(survivals(0.95, 8), 1), Offer((), 1)
+    (first, *_) = DraftBudget().choose([drafted, plain, plain, plain], load(4, known))
+    assert first == Choice(1, Cut.OTHERS), "1.4 ms of the 14 ms of a step without drafts"
+    helped = plain._replace(pace=3.0)
+    (first, *_) = DraftBudget().choose([drafted, helped, helped, plain], load(4, known))
+    assert first.tokens == 8, "drafts have helped the others before"
+    (first,) = DraftBudget().choose([drafted], load(4, known)._replace(paces=(1.0, 1.0, 1.0)))
+    assert first == Choice(1, Cut.OTHERS), "rows that are not asked for count, too"
+
+
 def test_drafts_of_one_row_keep_the_tpot_target_of_another() -> None:
     known = times(0.010, 0.001)
     seconds = known.predict(2, 2, 0)
     drafted = Offer(survivals(0.95, 8), 1)
     target = (seconds + 0.0035) / TPOT_SHARE
-    first, other = DraftBudget().choose([drafted, Offer((), 1, tpot_seconds=target)], load(2, known))
+    first, other = DraftBudget().choose([drafted, Offer((), 1, 0, target, 9.0)], load(2, known))
     assert first == Choice(3, Cut.TPOT)
     assert other.tokens == 0
-    missed = Offer((), 1, tpot_seconds=0.5 * seconds)
+    missed = Offer((), 1, 0, 0.5 * seconds, 9.0)
     first, _ = DraftBudget().choose([drafted, missed], load(2, known))
     assert first.tokens == 8, "a target that is missed anyway bounds nothing"
 

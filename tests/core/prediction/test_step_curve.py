@@ -45,6 +45,7 @@ def test_step_times_keep_a_curve_of_steps_without_drafts():
     assert not times.curve.known
     for _ in range(20):
         times.observe(4, 12, 400, 0.5, drafted=True)
+    times.observe(4, 4, 400, 0.04)  # directly after drafts: it is not counted
     times.observe(4, 4, 400, 0.02)
     assert times.curve.seconds(4) == pytest.approx(0.02)
 

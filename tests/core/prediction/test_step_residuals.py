@@ -68,7 +68,8 @@ def test_what_once_seemed_slow_is_forgotten() -> None:
 def test_a_larger_step_that_was_quicker_bounds_a_smaller_one() -> None:
     residuals = StepResiduals()
     residuals.observe(1, 4, 2.0)
-    residuals.observe(1, 16, 1.5)
+    for _ in range(5):
+        residuals.observe(1, 16, 1.5)
     known = residuals.longer(1, 4)
     assert known is not None
     assert known.ratio == pytest.approx(1.5)
@@ -133,3 +134,39 @@ def test_a_staircase_is_predicted_better_than_by_a_line() -> None:
     assert times.decodes(1, 100) == pytest.approx(truth(1), rel=0.05)
     for tokens in (2, 4, 6, 12, 30):
         assert times.drafted(1, tokens, tokens * 100) == pytest.approx(truth(tokens), rel=0.08)
+
+
+def test_a_single_step_of_more_tokens_does_not_bound_those_of_fewer() -> None:
+    residuals = StepResiduals()
+    residuals.observe(32, 600, 11.0)
+    for _ in range(40):
+        residuals.observe(32, 400, 9.0)
+    fewer, more = residuals.longer(32, 400), residuals.longer(32, 600)
+    assert fewer is not None
+    assert fewer.ratio == pytest.approx(9.0, rel=0.05)
+    assert more is not None
+    assert more.ratio < fewer.ratio, "it is little known itself"
+
+
+def test_the_first_step_of_more_tokens_counts_from_what_fewer_take() -> None:
+    residuals = StepResiduals()
+    for _ in range(40):
+        residuals.observe(32, 400, 9.0)
+    residuals.observe(32, 600, 11.0)
+    more = residuals.longer(32, 600)
+    assert more is not None
+    assert more.ratio == pytest.approx(11.0, rel=0.05)
+
+
+def test_a_single_step_without_drafts_between_others_is_no_measure_of_steps_without() -> None:
+    times = StepTimes(token_seconds=0.001)
+    for _ in range(100):
+        times.observe(4, 4, 0, 0.001)
+    calm = times.decodes(4, 0)
+    for _ in range(100):
+        times.observe(4, 20, 0, 0.003, drafted=True)
+        times.observe(4, 4, 0, 0.002)
+    assert times.decodes(4, 0) == calm
+    for _ in range(100):
+        times.observe(4, 4, 0, 0.002)
+    assert times.decodes(4, 0) > 1.8 * calm

@@ -44,6 +44,7 @@ class Drafting:
         self.told: list[tuple[str, tuple[int, ...], int]] = []
         self.ends: list[tuple[str, int]] = []
         self.seconds: dict[str, float] = {}
+        self.steps: list[tuple[int, int, float, bool]] = []
 
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         self.asks += [each._replace(tokens=list(each.tokens)) for each in asks]
@@ -53,6 +54,9 @@ class Drafting:
 
     def asked_from(self, request: Request) -> int:
         return 0
+
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        self.steps.append((rows, drawn, seconds, drafted))
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         self.told.append((request_id, proposal.tokens, accepted))
@@ -255,10 +259,13 @@ def test_step_times_see_drafted_positions():
         seen.append((rows, tokens, contexts, drafted)),
         observe(rows, tokens, contexts, seconds, drafted),
     )[1]
-    engine, _ = hashing_engine(drafter=Drafting(right(3)), times=times)
+    drafter = Drafting(right(3))
+    engine, _ = hashing_engine(drafter=drafter, times=times)
     record = Record()
     engine.submit(request("r", 5, max_tokens=12), 0.0)
     step(engine, record, 4)
+    told = [(rows, drawn, drafted) for rows, drawn, _, drafted in drafter.steps]
+    assert told == [(1, 4, True), (1, 4, True)], "steps of decode rows only"
     drafts = [(1, 4, 5 + 6 + 7 + 8, True), (1, 4, 9 + 10 + 11 + 12, True)]
     assert seen == [(1, 5, 12, False), *drafts]
 

@@ -136,6 +136,9 @@ class Asked:
     def asked_from(self, request):
         return 0
 
+    def observed(self, rows, drawn, seconds, drafted):
+        pass
+
     def verified(self, request_id, proposal, accepted):
         pass
 
