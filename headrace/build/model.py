@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from headrace.build.loading.computing import Computing, check_parallel, load_com
 from headrace.build.loading.draft_models import load_drafting, reads_states
 from headrace.build.loading.memory import open_memory
 from headrace.build.loading.tiers import OpenTiers
+from headrace.build.operations.first_requests import answer, groups
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
@@ -36,9 +36,7 @@ from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
-from headrace.core.events import Finished
 from headrace.core.prediction.step_cost import StepCost
-from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
 from headrace.fleet.leader import Leader
@@ -238,21 +236,11 @@ def describe(loaded: Loaded) -> list[str]:
 
 
 def warm_up(loaded: Loaded) -> None:
-    """Run one short request through the engine, so that the first client request does not pay for first uses."""
+    """Run requests through the engine, so that the first client request does not pay for first uses."""
+    compiles = loaded.kernels == "triton" and loaded.decoder.device.type == "cuda"
+    requests = groups(compiles, loaded.ledger.max_model_len)
     with timed(loaded.seconds, "warm-up"):
-        apart(lambda: _answer_one(loaded))
-
-
-def _answer_one(loaded: Loaded) -> None:
-    params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
-    # Its arrival time is minus infinity, so no policy holds it back to form a larger batch.
-    loaded.engine.submit(Request("warm-up", (0, 1, 2, 3), params, arrived=-math.inf), time.monotonic())
-    while not any(isinstance(event, Finished) for event in loaded.engine.step(time.monotonic())):
-        pass
-    while loaded.engine.wake_at(time.monotonic()) is not None:
-        loaded.engine.step(time.monotonic())
-    loaded.engine.reset_prefix_cache(lower=False)
-    loaded.engine.take_events()
+        apart(lambda: answer(loaded.engine, requests))
 
 
 def close(loaded: Loaded) -> str:

@@ -146,8 +146,8 @@ def _check(setup: ModelSetup) -> None:
         )
 
 
-def load_part(setup: ModelSetup, shard: Shard, device: torch.device) -> DecoderWeights:
-    """The weights of a rank.
+def load_part(setup: ModelSetup, shard: Shard, device: torch.device, *, fp8: bool = False) -> DecoderWeights:
+    """The weights of a rank. ``fp8``: those stored in fp8 stay so, which only a whole model may have.
 
     Raises:
         ModelError: they cannot be loaded.
@@ -155,7 +155,7 @@ def load_part(setup: ModelSetup, shard: Shard, device: torch.device) -> DecoderW
     dtype = torch_dtype(setup.dtype)
     if setup.dummy_seed is not None:
         return dummy_weights(shard, dtype, device, setup.dummy_seed, setup.quantization)
-    return load_weights(Path(setup.folder), shard, dtype, device, setup.quantization)
+    return load_weights(Path(setup.folder), shard, dtype, device, setup.quantization, fp8=fp8)
 
 
 def device_of(kind: str, rank: int) -> torch.device:

@@ -19,14 +19,14 @@ class LLMOptions(TypedDict, total=False):
     """Model name in the API (default: MODEL as given)."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     """Data type of weights and activations; auto takes the model's, if the device has it."""
-    kv_cache_dtype: Literal["auto", "int8"]
-    """Data type of the KV cache; auto takes --dtype, int8 needs half the memory and is slightly less
-    exact."""
+    kv_cache_dtype: Literal["auto", "int8", "fp8"]
+    """Data type of the KV cache; auto takes --dtype, int8 needs half the memory and is slightly less exact,
+    fp8 (with --kernels triton on a GPU) needs as little as int8."""
     load_format: Literal["auto", "safetensors", "dummy"]
     """Source of the weights; dummy draws random weights, for benchmarks."""
-    quantization: Literal["int8", "int4", "w4a8"] | None
-    """Quantize plain weights while loading: int8 (W8A8), int4 (W4A16) or w4a8 (W4A8), the latter two in
-    groups of 128 (default: as stored)."""
+    quantization: Literal["int8", "int4", "w4a8", "fp8"] | None
+    """Quantize plain weights while loading: int8 (W8A8), int4 (W4A16) or w4a8 (W4A8), these two in groups of
+    128; or fp8 (W8A8), with --kernels triton on a GPU (default: as stored)."""
     device: Literal["auto", "cpu", "cuda"]
     """Device to compute on; auto takes a GPU if there is one."""
     kernels: Literal["auto", "torch", "cpp", "triton"]

@@ -22,8 +22,8 @@ from headrace.compute.device import (
     return_freed_memory,
 )
 from headrace.compute.drafting.loading import Beside
-from headrace.compute.kernels import Kernels, select
-from headrace.compute.kv import bytes_per_block
+from headrace.compute.kernels import Kernels, check_fp8, select
+from headrace.compute.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.memory_plan import ModelSize, check_room
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
@@ -145,7 +145,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
             leader = Leader(open_others(place.size), setup, spec.vocab_size, device)
             leader.connect()
         shard = shard_of(spec, place)
-        weights = load_part(setup, shard, device)
+        weights = load_part(setup, shard, device, fp8=kernels.fp8 and place.size == 1)
         fingerprint = kv_fingerprint(weights, spec, length) if with_fingerprint else ""
         decoder = Decoder(shard, weights, kernels, length, leader or ONE_PROCESS)
         return_freed_memory()
@@ -163,7 +163,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
         device=device,
         facts=facts,
         choice=choice,
-        kv_dtype=torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype,
+        kv_dtype=KV_DTYPES.get(model.kv_cache_dtype, choice.dtype),
         kernels=kernels,
         weights=weights,
         decoder=decoder,
@@ -196,6 +196,8 @@ def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
     devices = 1 if device.type == "cpu" else place.size
     check_room(facts, int(spec.num_parameters * each / devices), tables, length)
     kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
+    check_fp8(kernels, "quantization", model.quantization)
+    check_fp8(kernels, "kv-cache-dtype", model.kv_cache_dtype)
     return _Choices(spec, length, device, facts, choice, kernels)
 
 

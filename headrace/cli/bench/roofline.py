@@ -88,20 +88,22 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
     from headrace.lab.plan.devices import device as device_of
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
 
-    if given.model.quantization not in (None, "int8", "int4"):
-        raise ConfigError(f"--dry-run: there is no model of --quantization {given.model.quantization}")
+    quantization = given.model.quantization
     try:
         spec = device_of(device)
     except UnknownDevice as error:
         raise ConfigError(f"--dry-run: {error}") from None
-    weights = WEIGHTS[given.model.quantization or "bfloat16"]
-    kv_bytes = KV_BYTES["int8" if given.model.kv_cache_dtype == "int8" else "bfloat16"]
+    weights = WEIGHTS[
+        "bfloat16" if quantization is None else "int8" if quantization in ("int8", "fp8") else "int4"
+    ]
+    kv_bytes = KV_BYTES["bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"]  # of fp8 as well
+    backends = launches.BACKENDS if quantization is None else (launches.TRITON, launches.GRAPHS)
     replica = Replica(shape_of(given.model.model), spec, precision=weights._replace(kv_bytes=kv_bytes))
     steps = [
-        launches.expected(replica, kernels, rows, context)
+        launches.expected(replica, kernels, rows, context, quantization)
         for context in input_len
         for rows in batch_size
-        for kernels in launches.BACKENDS
+        for kernels in backends
     ]
     show(launches.table(replica, steps))
 

@@ -20,6 +20,7 @@ from headrace.compute.model.weights import DecoderWeights
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import Penalty
 
 
 class Decoder:
@@ -121,6 +122,14 @@ class Decoder:
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
         """See `Kernels.choose`."""
         return self.kernels.choose(logits, choice)
+
+    def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
+        """See `Kernels.penalize`."""
+        self.kernels.penalize(logits, counts, penalty)
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        """See `Kernels.accept`."""
+        return self.kernels.accept(drawn, drafts, first, offsets)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:

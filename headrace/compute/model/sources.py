@@ -24,11 +24,12 @@ class Source(Protocol):
 
 
 class StoredSource:
-    """A checkpoint, whose linear layers may be stored in a quantized format."""
+    """A checkpoint, whose linear layers may be stored in a quantized format; fp8 is expanded unless ``fp8``."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec) -> None:
+    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec, *, fp8: bool) -> None:
         self._checkpoint = checkpoint
         self._format = spec.stored
+        self._fp8 = fp8
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._checkpoint.read(name, shape)
@@ -41,11 +42,13 @@ class StoredSource:
         names = {suffix: f"{module}.{suffix}" for suffix in suffixes}
         present = {suffix: name for suffix, name in names.items() if name in self._checkpoint.names}
         try:
-            return layout.read(
+            weight = layout.read(
                 {suffix: self._checkpoint.read(name) for suffix, name in present.items()}, shape
             )
         except ValueError as error:
             raise ModelError(f"{self._checkpoint.folder}: {module}: {error}") from error
+        expanded = isinstance(weight, QuantizedWeight) and weight.in_fp8 and not self._fp8
+        return weight.dequantized() if isinstance(weight, QuantizedWeight) and expanded else weight
 
 
 class RandomSource:

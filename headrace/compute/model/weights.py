@@ -117,11 +117,13 @@ def load_weights(
     device: torch.device | str,
     quantize: str | None = None,
     plain_name: Callable[[str], str] | None = None,
+    *,
+    fp8: bool = False,
 ) -> DecoderWeights:
     """Read a checkpoint's safetensors, convert them to ``dtype``, and quantize them if ``quantize`` names a scheme.
 
     ``plain_name`` maps the names in the files to those of the architecture, if they differ. Of a shard only its part
-    is read.
+    is read. ``fp8`` says whether linear layers stored in fp8 stay so, or are expanded.
 
     Raises:
         ModelError: there are no safetensors, a file is broken, or tensors are missing, unexpected or of another shape
@@ -131,7 +133,8 @@ def load_weights(
     whole = shard.whole
     with Checkpoint(folder, plain_name or (_plain_name if whole.nested_checkpoint else str)) as checkpoint:
         check_names(checkpoint, whole)
-        return _Assembly(shard, StoredSource(checkpoint, whole), dtype, device, quantize).weights()
+        stored = StoredSource(checkpoint, whole, fp8=fp8 and quantize is None)
+        return _Assembly(shard, stored, dtype, device, quantize).weights()
 
 
 def dummy_weights(

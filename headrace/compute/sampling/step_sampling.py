@@ -19,6 +19,7 @@ from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.lines import NO_DRAFT, Lines, drafted
 from headrace.compute.sampling.logprobs import Scores, score
+from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.sampling.sampler import Drawing, Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.transfer import Download, upload
@@ -43,6 +44,16 @@ class Head(Protocol):
 
     def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         """A token int64 [S] sampled from each row's logits, or a fault: see `choice.choose`."""
+        ...
+
+    def penalize(self, logits: torch.Tensor, counts: torch.Tensor, penalty: Penalty) -> None:
+        """Penalize rows of logits in place: see `penalties.penalize`."""
+        ...
+
+    def accept(
+        self, drawn: torch.Tensor, drafts: torch.Tensor, first: torch.Tensor, offsets: torch.Tensor
+    ) -> torch.Tensor:
+        """Which of the drawn tokens count: see `lines.counting_of`."""
         ...
 
 
@@ -70,7 +81,11 @@ class StepSampling:
         self._vocab_size = vocab_size
         self._most_logits = most_logits
         self._matchers = matchers
-        self._sampler = Sampler(slots.tokens, vocab_size, head.likeliest, head.choose, head.restrict)
+        # A CPU finds the few tokens of a row's own sequence faster than it reads a whole row of counts.
+        penalize = None if slots.device.type == "cpu" else head.penalize
+        self._sampler = Sampler(
+            slots.tokens, vocab_size, head.likeliest, head.choose, head.restrict, penalize
+        )
         self._refused: dict[int, str] = {}
         # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
         self._top = np.full(len(slots.tokens), -1, dtype=np.int64)
@@ -163,7 +178,7 @@ class StepSampling:
                 scored += (begin + at).tolist()
             del logits
         drawn = tokens[0] if len(tokens) == 1 else torch.cat(tokens)
-        counting = lines.counting(drawn) if lines.verifies else None
+        counting = lines.counting(drawn, self._head.accept) if lines.verifies else None
         self._append(lines.slots, lines.positions, drawn)
         self._sampler.append(lines.slots, drawn, counting)
         if self._matchers is not None:
