@@ -105,7 +105,9 @@ class Running:
         self._requests = requests
         self._answers: dict[str, list[int]] = {each.id: [] for each in requests}
         self._last: dict[str, float] = {}
-        self._came: list[tuple[int, float]] = []  # tokens of a request at once, and the seconds since those before
+        self._came: list[
+            tuple[int, float]
+        ] = []  # tokens of a request at once, and the seconds since those before
         self._steps = self._drafted = self._accepted = 0
         self.left = len(requests)
         self.seconds = 0.0
