@@ -36,7 +36,7 @@ from headrace import LLM, SamplingParams
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.events import Emitted, Finished, Stepped, Verified
+from headrace.core.events import Emitted, Event, Finished, Stepped, Verified
 from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance
 

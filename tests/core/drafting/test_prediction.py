@@ -3,8 +3,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.drafting.known_text import KnownText
 from headrace.core.drafting.cached import CachedAnswerProposer
+from headrace.core.drafting.known_text import KnownText
 from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import DraftAsk, Proposal
 from headrace.core.request import Request
@@ -165,9 +165,9 @@ def test_after_a_long_rest_the_end_of_the_output_tells_the_place() -> None:
 
 
 def test_the_nearest_of_many_equal_places_is_found() -> None:
-    text = [7, 8, *range(100, 150), 7, 8, *range(200, 250), 7, 8, *range(300, 350)]
+    text = [7, 8, 9, *range(100, 150), 7, 8, 9, *range(200, 250), 7, 8, 9, *range(300, 350)]
     known = KnownText(text)
-    output = [*text[:30], *range(1000, 1012), 7, 8]
+    output = [*text[:30], *range(1000, 1012), 7, 8, 9]
     assert known.follow(output[:30], 0) is not None
     found = known.follow(output, 0)
     assert found is not None
