@@ -11,9 +11,11 @@
 
 Texts of the last two kinds are not the model's own: see `benchmarks.scripted_texts`. Each round has new ones.
 
-The engine without drafts and the engine with drafts live as long as the script, and take turns in short rounds. A ratio
-compares neighbours of one round; the figures are medians, with the quartiles beside them. On a busy machine use
-``--clock cpu``: everything is then computed by one thread, and its CPU time is the time, for the engine too.
+The engine without drafts and the engine with drafts live as long as the script. In each round they compute the same
+requests, in turns of a few steps, each with a clock that stands still meanwhile. The figures are medians of the rounds'
+ratios, with the quartiles beside them. With ``--control`` neither engine drafts: what differs from 1 then is the error
+of the comparison. On a busy machine use ``--clock cpu``: everything is then computed by one thread, and its CPU time is
+the time, for the engine too.
 """
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ from headrace import LLM, SamplingParams
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.events import Emitted, Finished, Stepped, Verified
+from headrace.core.events import Emitted, Event, Finished, Stepped, Verified
 from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance
 
 PROMPT_TOKENS = 32
 HOT = 50.0
 """The temperature of unpredictable text."""
+
+TURN = 16
+"""Steps of an engine before the other one has its turn: what disturbs the machine for longer disturbs both."""
 
 EDITED = 0.05
 """Share of an answer's tokens that a prediction has otherwise."""
@@ -91,38 +96,66 @@ class Ran(NamedTuple):
     """The 99th percentile of the seconds between tokens; those of one step share its time."""
 
 
-def run(llm: LLM, requests: Sequence[Request], clock: Callable[[], float] = time.monotonic) -> Ran:
-    """Run the requests together on the engine alone, without text; it takes ``clock`` for the time."""
-    engine = llm.loaded.engine
-    engine.reset_prefix_cache()
-    answers: dict[str, list[int]] = {each.id: [] for each in requests}
-    left, steps, drafted, accepted = len(requests), 0, 0, 0
-    came: list[tuple[int, float]] = []  # tokens of a request at once, and the seconds since those before
-    last: dict[str, float] = {}
-    began = clock()
-    for each in requests:
-        engine.submit(each, clock())
-    while left:
-        events = engine.step(clock())
-        now = clock()
+class Running:
+    """A batch on the engine alone, without text. Its clock stands still while another engine has its turn."""
+
+    def __init__(self, llm: LLM, requests: Sequence[Request], clock: Callable[[], float]) -> None:
+        self._engine = llm.loaded.engine
+        self._clock = clock
+        self._requests = requests
+        self._answers: dict[str, list[int]] = {each.id: [] for each in requests}
+        self._last: dict[str, float] = {}
+        self._came: list[
+            tuple[int, float]
+        ] = []  # tokens of a request at once, and the seconds since those before
+        self._steps = self._drafted = self._accepted = 0
+        self.left = len(requests)
+        self.seconds = 0.0
+        self._engine.reset_prefix_cache()
+        for each in requests:
+            self._engine.submit(each, 0.0)
+
+    def go_on(self, steps: int) -> None:
+        """Run so many steps, or until all requests have finished."""
+        began = self._clock() - self.seconds
+        for _ in range(steps):
+            if not self.left:
+                break
+            self._count(self._engine.step(self._clock() - began), self._clock() - began)
+        self.seconds = self._clock() - began
+
+    def _count(self, events: Sequence[Event], now: float) -> None:
         for event in events:
             if isinstance(event, Emitted):
-                answers[event.request_id] += event.tokens
-                if event.request_id in last:
-                    came.append((len(event.tokens), now - last[event.request_id]))
-                last[event.request_id] = now
+                self._answers[event.request_id] += event.tokens
+                if event.request_id in self._last:
+                    self._came.append((len(event.tokens), now - self._last[event.request_id]))
+                self._last[event.request_id] = now
             elif isinstance(event, Stepped):
-                steps += 1
+                self._steps += 1
             elif isinstance(event, Verified):
-                drafted += event.drafted
-                accepted += event.accepted
+                self._drafted += event.drafted
+                self._accepted += event.accepted
             elif isinstance(event, Finished):
-                left -= 1
-    seconds = clock() - began
-    found = {each.tokens: tuple(answers[each.id]) for each in requests}
-    gaps = sorted(gap / tokens for tokens, gap in came for _ in range(tokens))
-    gap = gaps[int(0.99 * len(gaps))]
-    return Ran(seconds, found, sum(map(len, found.values())), steps, drafted, accepted, gap)
+                self.left -= 1
+
+    def ran(self) -> Ran:
+        """What it took, once all requests have finished."""
+        found = {each.tokens: tuple(self._answers[each.id]) for each in self._requests}
+        gaps = sorted(gap / tokens for tokens, gap in self._came for _ in range(tokens))
+        gap, tokens = gaps[int(0.99 * len(gaps))], sum(map(len, found.values()))
+        return Ran(self.seconds, found, tokens, self._steps, self._drafted, self._accepted, gap)
+
+
+def run(
+    llms: Sequence[LLM], requests: Sequence[Request], clock: Callable[[], float] = time.monotonic
+) -> list[Ran]:
+    """Run the requests on each engine; they take turns of `TURN` steps."""
+    running = [Running(llm, requests, clock) for llm in llms]
+    while any(each.left for each in running):
+        for each in running:
+            each.go_on(TURN)
+    return [each.ran() for each in running]
 
 
 class Maker:
@@ -218,10 +251,11 @@ def main() -> None:
     parser.add_argument(
         "--config", type=json.loads, default=None, help="in place of the --speculative-config of the kind"
     )
+    parser.add_argument("--control", action="store_true", help="drafts in neither engine")
     args = parser.parse_args()
     if args.clock == "cpu":
         os.environ["OMP_NUM_THREADS"] = "1"
-    config = json.dumps(args.config or CONFIGS[args.kind])
+    config = None if args.control else json.dumps(args.config or CONFIGS[args.kind])
     options: dict[str, Any] = {"load_format": args.load_format, "device": args.device}
     if args.kind in SCRIPTED:
         options["max_model_len"] = 4096
@@ -254,7 +288,7 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[
     clock = CLOCKS[args.clock]
     maker = Maker(plain, args.kind, args.output_len, args.seed, batch, scripts)
     prompts = maker.prompts(batch)
-    answers = run(plain, maker.requests(prompts, None, 0), clock).answers
+    answers = run([plain], maker.requests(prompts, None, 0), clock)[0].answers
     if args.kind == "forced":
         forced = ForcedAcceptance(answers, args.acceptance, 8, args.seed)
         drafter = BudgetedDrafter([forced], Acceptance(), DraftBudget(None))
@@ -262,9 +296,10 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[
     ratios, gaps, speeds, last = list[float](), list[float](), list[float](), None
     for number in range(args.rounds + 2):  # the first two warm up
         requests = maker.requests(prompts, answers, number)
-        pair = [(plain, requests), (drafting, requests)]
-        ran = {id(llm): run(llm, some, clock) for llm, some in (pair if number % 2 else reversed(pair))}
-        without, last = ran[id(plain)], ran[id(drafting)]
+        if number % 2:
+            without, last = run([plain, drafting], requests, clock)
+        else:
+            last, without = run([drafting, plain], requests, clock)
         if without.answers != last.answers:
             same = sum(last.answers[each] == answer for each, answer in without.answers.items())
             say(f"batch {batch}: {batch - same} answers differ with drafts")

@@ -214,7 +214,7 @@ class _Choosing:
         for offer, scale in zip(self._offers, self._scales, strict=True):
             tokens = 0
             for survival in offer.survivals[offer.ahead :]:
-                if survival * scale <= least:
+                if survival < FLOOR or survival * scale <= least:
                     break
                 tokens += 1
             taken.append(tokens)
@@ -223,7 +223,7 @@ class _Choosing:
             if not ties:
                 break
             for survival in offer.survivals[offer.ahead + taken[row] :]:
-                if not ties or survival * scale < least:
+                if not ties or survival < FLOOR or survival * scale < least:
                     break
                 taken[row] += 1
                 ties -= 1

@@ -26,13 +26,15 @@ from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, 
 from headrace.core.request import Request
 from headrace.core.request_settings import NO_SETTINGS
 
-CALL_SECONDS, ASK_SECONDS = 50e-6, 20e-6
-"""Time of the host to ask at all, and to ask one free proposer for one row and to judge its proposal."""
+CALL_SECONDS, ASK_SECONDS = 100e-6, 30e-6
+"""Time of the host to ask at all, and to ask one free proposer for one row and to judge its proposal. Code that runs
+once in dozens of steps finds cold caches, so both are twice what they are in a loop.
+"""
 
 ASK_SHARE = 0.01
 """Share of the steps' time that may be spent on proposers that do not help."""
 
-LONGEST_REST = 127
+LONGEST_REST = 255
 """The most steps for which a proposer rests."""
 
 UNKNOWN = Proposal((), (), "", Cut.TIMES_UNKNOWN)

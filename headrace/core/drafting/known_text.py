@@ -12,8 +12,6 @@ places, the nearest to the old pointer, preferably ahead of it. A proposal is al
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,7 +31,7 @@ GUESSES = 4
 """Differing tokens up to which guesses are proposed."""
 
 MANY = 8
-"""The last tokens of many new ones that are compared one by one."""
+"""New tokens up to which each one is compared; of more, only the end is searched for."""
 
 AT_START = 8
 """The agreement that a text counts as having before its first token has been compared."""
@@ -51,7 +49,7 @@ class KnownText:
 
     def __init__(self, text: Sequence[int]) -> None:
         self.text = tuple(text)
-        self._pairs: dict[tuple[int, int], list[int]] = {}
+        self._searched = ""  # the text with a character for each token, made when it is first searched
         self._place = 0
         self._agreed = AT_START
         self._others: list[int] = []  # other places that the tokens since the last mismatch agree with
@@ -60,8 +58,8 @@ class KnownText:
 
     @property
     def nbytes(self) -> int:
-        """Memory, estimated by its tokens: the text, and a pair with its list of places."""
-        return len(self.text) * (8 + (200 if self._pairs else 0))
+        """Memory, estimated by its tokens: the text, and its characters."""
+        return len(self.text) * (8 + (4 if self._searched else 0))
 
     def follow(self, tokens: list[int], start: int) -> Continuation | None:
         """Move over the tokens of the output that are new; the output begins at ``start`` of ``tokens``."""
@@ -81,10 +79,11 @@ class KnownText:
 
     def _move(self, tokens: list[int], start: int, count: int) -> None:
         """Move over ``count`` tokens, of which not all are as expected."""
-        if count > MANY:  # the last ones suffice to find the place again
-            self._place = min(len(self.text), self._place + count - MANY)
-            self._others = []
-            count = MANY
+        if count > MANY:  # only the end can tell the place: nothing is proposed unless it occurs in the text
+            self._place = min(len(self.text), self._place + count - 1)
+            self._strayed = GUESSES
+            self._search(tokens, start, len(tokens))
+            return
         text = self.text
         for end in range(len(tokens) - count + 1, len(tokens) + 1):
             token = tokens[end - 1]
@@ -123,20 +122,33 @@ class KnownText:
 
     def _by_pair(self, tokens: list[int], start: int, end: int) -> Continuation | None:
         """The place where the longest end of the output occurs, of at least two tokens."""
-        text = self.text
-        if not self._pairs:
-            for place, pair in enumerate(itertools.pairwise(text), 2):
-                self._pairs.setdefault(pair, []).append(place)
-        places = self._pairs.get((tokens[end - 2], tokens[end - 1]))
-        if places is None:
-            return None
-        middle = bisect_left(places, self._place)
         best = Continuation(0, 0)
-        for place in (*places[middle : middle + AHEAD], *places[max(0, middle - BEHIND) : middle][::-1]):
+        for place in self._occurrences(chr(tokens[end - 2]) + chr(tokens[end - 1])):
             agreed = self._agreement(tokens, start, end, place)
             if agreed > best.agreed:
                 best = Continuation(place, agreed)
-        return best
+        return best if best.agreed else None
+
+    def _occurrences(self, pair: str) -> list[int]:
+        """The places after the nearest occurrences of two tokens, those from the pointer on first.
+
+        A search in a string takes less time than an index of all pairs, which most texts need once or never.
+        """
+        if not self._searched:
+            self._searched = "".join(map(chr, self.text))
+        text, found = self._searched, list[int]()
+        at = max(0, self._place - 2)
+        while len(found) < AHEAD and (at := text.find(pair, at)) >= 0:
+            found.append(at + 2)
+            at += 1
+        end = max(0, self._place - 1)
+        for _ in range(BEHIND):
+            at = text.rfind(pair, 0, end)
+            if at < 0:
+                break
+            found.append(at + 2)
+            end = at + 1
+        return found
 
     def _agreement(self, tokens: list[int], start: int, end: int, place: int) -> int:
         """How many tokens before ``place`` agree with the end of ``tokens[:end]``."""

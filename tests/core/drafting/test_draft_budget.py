@@ -3,7 +3,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.core.drafting.draft_budget import MARGIN, TPOT_SHARE, Choice, Cut, DraftBudget, Offer
@@ -65,6 +65,7 @@ ROWS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(rows=ROWS, token=st.floats(1e-5, 1e-2), context=st.floats(0, 1e-6))
+@example(rows=[([0.5], 415, 0), ([0.5, 0.5, 0.0625], 1, 0)], token=1e-5, context=8.098109829320203e-07)
 def test_no_other_choice_is_much_better(
     rows: list[tuple[list[float], int, int]], token: float, context: float
 ) -> None:

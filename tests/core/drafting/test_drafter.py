@@ -143,7 +143,7 @@ def test_a_row_need_not_be_asked_for_until_a_source_is_due_again() -> None:
     useless = Source("a", ())
     chooses, row, asked = drafter(useless), ask(), []
     due = 0
-    for step in range(200):
+    for step in range(300):
         row.tokens.append(1)
         if step >= due:
             asked.append(step)

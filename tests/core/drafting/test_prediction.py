@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.drafting.cached import CachedAnswerProposer
+from headrace.core.drafting.known_text import KnownText
 from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import DraftAsk, Proposal
 from headrace.core.request import Request
@@ -149,3 +150,25 @@ def test_a_cached_answer_is_a_source_of_its_own() -> None:
     assert (predicted.tokens, predicted.source) == ((1, 2), "prediction")
     assert cached is not None
     assert (cached.tokens, cached.source) == ((3, 4), "cached")
+
+
+def test_after_a_long_rest_the_end_of_the_output_tells_the_place() -> None:
+    text = list(range(100, 160))
+    known = KnownText(text)
+    output = list(range(1000, 1020))
+    assert known.follow(output, 0) is None, "nothing of it occurs in the text"
+    output += [*range(2000, 2020), 110, 111, 112]
+    found = known.follow(output, 0)
+    assert found is not None
+    assert text[found.place] == 113
+    assert found.agreed == 3
+
+
+def test_the_nearest_of_many_equal_places_is_found() -> None:
+    text = [7, 8, 9, *range(100, 150), 7, 8, 9, *range(200, 250), 7, 8, 9, *range(300, 350)]
+    known = KnownText(text)
+    output = [*text[:30], *range(1000, 1012), 7, 8, 9]
+    assert known.follow(output[:30], 0) is not None
+    found = known.follow(output, 0)
+    assert found is not None
+    assert text[found.place] == 200, "ahead of the pointer, and not the farther one"
