@@ -216,7 +216,8 @@ class Tuner:
         self._errors = errors
         if abs(errors[METRIC]) > MOST_ERROR:
             self._log(now, f"no change: {METRIC} is {math.exp(errors[METRIC]):.2f} times as rehearsed")
-            self._return(now, "rehearsals are far off")
+            if errors[METRIC] > 0.0:
+                self._return(now, "rehearsals are far off")
         elif self._is_harmful(own, start, errors[METRIC], present):
             self._return(now, "measured worse than the values at the start")
         else:

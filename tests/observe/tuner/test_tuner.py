@@ -170,6 +170,16 @@ def test_settings_that_are_measured_worse_than_the_start_for_several_scenes_are_
     assert 0.7 in drifts.values[-20:]
 
 
+def test_settings_that_are_far_better_than_rehearsed_are_not_left(world):
+    fast = world(curve(0.1), noise=0.0).live(1800)
+    best = fast.ratio
+    fast.true = lambda ratio: 0.3 * curve(0.1)(ratio)
+    left = len(fast.values)
+    fast.live(600)
+    assert fast.told("0.30 times as rehearsed")
+    assert set(fast.values[left:]) == {best}
+
+
 def test_two_steps_are_taken_where_one_alone_brings_nothing(world):
     flat = world(lambda ratio: 0.02 if ratio < 0.2 else 0.03 + 1e-3 * ratio)
     flat.live(1800)
