@@ -32,6 +32,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from headrace.compute.kernels.triton import attention, elementwise, linear, sampling  # noqa: E402
 from headrace.compute.kernels.triton.launches import shape_of  # noqa: E402
 from headrace.compute.kernels.triton.target import Target, power  # noqa: E402
+from headrace.compute.sampling.penalties import IN_PROMPT  # noqa: E402
 
 RECORD = ROOT / "docs/data/kernels.json"
 PAGE = ROOT / "docs/concepts/gpu-kernels.md"
@@ -64,13 +65,15 @@ def attend(
     split: bool = False,
     windowed: bool = False,
     capped: bool = False,
+    prefix: int = 0,
     dtype: str = "bf16",
 ) -> Case:
     """Attention of a Llama-3.1-8B, whose four heads of queries share one of keys, unless said otherwise."""
     shape = shape_of(kind, 4, head_dim, 2, Target("", 132, shared))
     constants = {"KV_HEADS": 8, "GROUP": 4, "D": head_dim, "BLOCK_D": power(head_dim), "PAGE": 16}
-    constants |= {"ROWS": shape.rows, "KEYS": shape.keys, "TABLED": kind != "decode", "WINDOWED": windowed}
-    constants |= {"CAPPED": capped, "SCALED": scaled, "SPLIT": split}
+    tabled = kind != "decode" and not prefix
+    constants |= {"ROWS": shape.rows, "KEYS": shape.keys, "TABLED": tabled, "WINDOWED": windowed}
+    constants |= {"CAPPED": capped, "SCALED": scaled, "SPLIT": split, "PREFIX": prefix}
     constants["DOT"] = {"bf16": tl.bfloat16, "fp16": tl.float16}[dtype]
     out = "*fp32" if split else f"*{dtype}"
     scales = "*fp32" if scaled else f"*{pages}"
@@ -90,31 +93,49 @@ def rope(pages: str, largest: int) -> Case:
     return Case(elementwise.rope_write, types, constants, {"num_warps": 1})
 
 
-def multiply(bits: int, in_bytes: bool, rows: int) -> Case:
+def multiply(bits: int, in_bytes: bool, rows: int, *, whole: bool = False, fp8: bool = False) -> Case:
     """A product with a quantized weight, in groups of 128 with 4 bits."""
-    constants = {"BITS": bits, "BYTES": in_bytes, "ZEROS": bits == 4, "GROUP": 128 if bits == 4 else 4096}
-    constants |= {"ROWS": rows, "COLUMNS": 64, "KEYS": 128, "DOT": tl.int8 if in_bytes else tl.bfloat16}
-    types = {"x": "*i8" if in_bytes else "*bf16", "values": "*u8" if bits == 4 else "*i8", "scales": "*fp32"}
-    types |= {"zeros": "*i8" if bits == 4 else "*fp32", "parts": "*fp32"}
+    stored = "fp8e4nv" if fp8 else "u8" if bits == 4 else "i8"
+    given, integers = stored if in_bytes and fp8 else "i8" if in_bytes else "bf16", in_bytes and not fp8
+    constants = {"BITS": bits, "INTEGERS": integers, "ZEROS": bits == 4, "GROUP": 128 if bits == 4 else 4096}
+    constants |= {"ROWS": rows, "COLUMNS": 64, "KEYS": 128, "DOT": tl.int8 if integers else tl.bfloat16}
+    constants |= {"WHOLE": whole, "SCALED": in_bytes, "BIAS": True}
+    types = {"x": f"*{given}", "values": f"*{stored}", "scales": "*fp32", "bias": "*bf16"}
+    types |= {"zeros": "*i8" if bits == 4 else "*fp32", "row_scales": "*fp32"}
+    types["out"] = "*bf16" if whole else "*fp32"
     return Case(linear.multiply, types, constants, {"num_warps": 4, "num_stages": 3})
+
+
+def row(function: Any, largest: int, block: int, warps: int, **constants: bool) -> Case:
+    """A kernel of whole rows: as they are, or in bytes up to ``largest``."""
+    out = {0: "*bf16", 127: "*i8", 448: "*fp8e4nv"}[largest]
+    types = dict.fromkeys(("x", "residual", "table", "gate_up"), "*bf16") | {"out": out, "scales": "*fp32"}
+    types |= {"weight": "*fp32", "eps": "fp32", "scale": "fp32", "tokens": "*i32"}
+    return Case(function, types, {**constants, "LARGEST": largest, "BLOCK": block}, {"num_warps": warps})
 
 
 def cases(shared: int) -> dict[str, Case]:
     """Every kernel in every configuration that differs in its code, for a target's shared memory in bytes."""
-    rows = {"x": "*bf16", "residual": "*bf16", "weight": "*fp32", "out": "*bf16", "eps": "fp32"}
-    embedding = {"tokens": "*i32", "table": "*bf16", "scale": "fp32"}
     choice = {"logits": "*bf16", "out": "*i64", "top_k": "*i64"}
     choice |= dict.fromkeys(("temperature", "min_p", "top_p", "uniform"), "*fp64")
     joined = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16"}
     joined |= dict.fromkeys(("tiles", "starts", "contexts"), "*i32")
     sizes = {"KV_HEADS": 8, "GROUP": 4, "D": 128, "BLOCK_D": 128, "ROWS": 16, "TABLED": False}
     added = {"parts": "*fp32", "row_scales": "*fp32", "bias": "*bf16", "out": "*bf16"}
+    added |= {"sums": "*i32", "scales": "*fp32"}
+    penalized = {"logits": "*fp32", "counts": "*i32"}
+    penalized |= dict.fromkeys(("rows", "lanes", "drafts"), "*i64")
+    penalized |= dict.fromkeys(("repetition", "presence", "frequency"), "*fp64")
+    accepted = dict.fromkeys(("drawn", "drafts", "first", "offsets"), "*i64") | {"out": "*i1"}
+    expanded = {"values": "*u8", "scales": "*fp32", "zeros": "*i8", "out": "*bf16"}
     return {
         "attend, decode": attend("decode", shared),
         "attend, decode, split": attend("decode", shared, split=True),
         "attend, decode, split, int8": attend("decode", shared, split=True, pages="i8", scaled=True),
         "attend, decode, split, fp8": attend("decode", shared, split=True, pages="fp8e4nv", scaled=True),
         "attend, decode, heads of 256": attend("decode", shared, head_dim=256, windowed=True, capped=True),
+        "attend, decode, behind a prefix": attend("decode", shared, split=True, prefix=2),
+        "attend, prefill, prefix of many rows": attend("prefill", shared, split=True, prefix=1),
         "attend, mixed": attend("mixed", shared),
         "attend, prefill": attend("prefill", shared),
         "attend, prefill, int8": attend("prefill", shared, pages="i8", scaled=True),
@@ -123,15 +144,16 @@ def cases(shared: int) -> dict[str, Case]:
         ),
         "attend, prefill, heads of 256": attend("prefill", shared, head_dim=256, capped=True),
         "join": Case(attention.join, joined, sizes, {"num_warps": 4}),
-        "norm of a sum": Case(elementwise.norm, rows, {"ADD": True, "BLOCK": 4096}, {"num_warps": 8}),
-        "embed_norm": Case(
-            elementwise.embed_norm, rows | embedding, {"SCALED": False, "BLOCK": 4096}, {"num_warps": 8}
-        ),
-        "gated": Case(
-            elementwise.gated, {"gate_up": "*bf16", "out": "*bf16"}, {"SILU": True, "BLOCK": 1024}, {}
-        ),
+        "norm of a sum": row(elementwise.norm, 0, 4096, 8, ADD=True),
+        "norm of a sum, int8": row(elementwise.norm, 127, 4096, 8, ADD=True),
+        "norm of a sum, fp8": row(elementwise.norm, 448, 4096, 8, ADD=True),
+        "embed_norm": row(elementwise.embed_norm, 0, 4096, 8, SCALED=False),
+        "gated": row(elementwise.gated, 0, 1024, 4, SILU=True),
+        "gated, int8": row(elementwise.gated, 127, 16384, 16, SILU=True),
+        "gated, fp8": row(elementwise.gated, 448, 16384, 16, SILU=True),
         "rope_write": rope("bf16", 0),
         "rope_write, int8": rope("i8", 127),
+        "rope_write, fp8": rope("fp8e4nv", 448),
         "likeliest": Case(sampling.likeliest, choice, {"BLOCK": 2048}, {"num_warps": 8}),
         "choose": Case(sampling.choose, choice, {"BLOCK": 512}, {"num_warps": 4}),
         "permit": Case(
@@ -140,18 +162,21 @@ def cases(shared: int) -> dict[str, Case]:
             {"BLOCK": 2048},
             {},
         ),
-        "round_rows": Case(
-            linear.round_rows,
-            {"x": "*bf16", "out": "*i8", "scales": "*fp32"},
-            {"BLOCK": 4096},
-            {"num_warps": 8},
-        ),
+        "penalize": Case(sampling.penalize, penalized, {"IN_PROMPT": IN_PROMPT, "BLOCK": 2048}, {}),
+        "accept": Case(sampling.accept, accepted, {}, {"num_warps": 1}),
+        "rounded, int8": row(elementwise.rounded, 127, 4096, 8),
         "multiply, W4A16": multiply(4, False, 16),
         "multiply, W4A16, 64 rows": multiply(4, False, 64),
+        "multiply, W4A16, whole": multiply(4, False, 16, whole=True),
         "multiply, W4A8": multiply(4, True, 16),
         "multiply, W8A8": multiply(8, True, 16),
+        "multiply, W8A8, 64 rows": multiply(8, True, 64),
         "multiply, W8A16": multiply(8, False, 16),
-        "add_parts": Case(linear.add_parts, added, {"BYTES": True, "BIAS": True, "BLOCK": 1024}, {}),
+        "multiply, fp8 W8A8": multiply(8, True, 16, fp8=True),
+        "multiply, fp8 W8A16, 64 rows": multiply(8, False, 64, fp8=True),
+        "add_parts": Case(linear.add_parts, added, {"SCALED": True, "BIAS": True, "BLOCK": 1024}, {}),
+        "scale_sums": Case(linear.scale_sums, added, {"BIAS": True, "BLOCK": 1024}, {}),
+        "expand": Case(linear.expand, expanded, {"BITS": 4, "ZEROS": True, "GROUP": 128, "BLOCK": 1024}, {}),
     }
 
 

@@ -3,10 +3,9 @@ it needs.
 
 - `engine`: the engine from its options, without torch; the simulator runs the same engine.
 - `policies`: the policies that the options name. `plugins`: classes of other packages.
-- `model`: a loaded model: weights, memory, runner and engine. `memory`: its KV cache and runner.
-- `tiers`: host memory and disk below the device.
+- `model`: a loaded model and its engine. `loading`: what it is made of: weights, memory, drafts, the other ranks.
 - `tenants`: tenants and classes of service from their file; API keys.
-- `drafting`: the drafter of speculative decoding. `draft_models`: draft models and heads that it uses.
+- `drafting`: the drafter of speculative decoding.
 - `pooling`: embedding and reranking models, and a server that has only these.
 - `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `server`: the HTTP server in front of a loaded model.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,43 +11,35 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
-from headrace.build.draft_models import load_drafting, reads_states
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
-from headrace.build.memory import Computing, open_memory
+from headrace.build.loading.computing import Computing, check_parallel, load_computing
+from headrace.build.loading.draft_models import load_drafting, reads_states
+from headrace.build.loading.memory import open_memory
+from headrace.build.loading.tiers import OpenTiers
+from headrace.build.operations.first_requests import answer, groups
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
-from headrace.build.tiers import OpenTiers
 from headrace.compute.device import (
     DeviceFacts,
     apart,
-    device_facts,
-    keep_freed_memory,
-    limit_threads,
-    resident_bytes,
-    resolve_device,
-    resolve_dtype,
-    return_freed_memory,
 )
+from headrace.compute.drafting.head_loading import LoadedHead
+from headrace.compute.drafting.loading import LoadedDraft
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
-from headrace.compute.kernels import KernelsUnavailable, select
-from headrace.compute.memory_plan import MemoryPlan, check_room
+from headrace.compute.kernels import KernelsUnavailable
+from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.model.decoder import Decoder
-from headrace.compute.model.families import parse_config
-from headrace.compute.model.hub import BUILTIN, read_config, resolve_folder
+from headrace.compute.model.hub import BUILTIN, resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import dummy_weights, kv_fingerprint, load_weights
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
-from headrace.core.events import Finished
 from headrace.core.prediction.step_cost import StepCost
-from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
+from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
@@ -84,6 +75,7 @@ class Loaded:
     notes: tuple[str, ...]
     seconds: dict[str, float]
     tiers: OpenTiers | None = None
+    leader: Leader | None = None
 
 
 def load(options: Options, tell: Tell | None = None) -> Loaded:
@@ -109,13 +101,35 @@ class _Text(NamedTuple):
 
 
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
+    check_parallel(options, recorded=tell is not None)
+    with timed(seconds, "text"):
+        text = _load_text(options.model)
+    with timed(seconds, "weights"):
+        with_fingerprint = bool(options.cache.kv_offload_path)
+        computing = load_computing(options.model, text.folder, with_fingerprint=with_fingerprint)
+    try:
+        with timed(seconds, "weights"):
+            draft = load_drafting(options, computing.beside())
+        return _build(options, seconds, tell, _Parts(text, computing, draft))
+    except BaseException:
+        if computing.leader is not None:
+            computing.leader.close()
+        raise
+
+
+class _Parts(NamedTuple):
+    """What has been read before the memory is sized."""
+
+    text: _Text
+    computing: Computing
+    draft: LoadedDraft | LoadedHead | None
+
+
+def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts: _Parts) -> Loaded:
+    """Size the memory of a loaded model, and build the engine."""
+    text, computing, draft = parts
     model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    with timed(seconds, "text"):
-        text = _load_text(model)
-    with timed(seconds, "weights"):
-        computing = _load_decoder(model, text.folder, with_fingerprint=bool(cache.kv_offload_path))
-        draft = load_drafting(options, computing.beside())
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         knobs = make_knobs(plans, device.type, max_model_len)
@@ -167,6 +181,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         notes=tuple(filter(None, notes)),
         seconds=seconds,
         tiers=tiers,
+        leader=computing.leader,
     )
 
 
@@ -182,44 +197,6 @@ def _load_text(model: ModelOptions) -> _Text:
     return _Text(folder, tokenizer, template)
 
 
-def _load_decoder(model: ModelOptions, folder: Path, *, with_fingerprint: bool) -> Computing:
-    """Choose device, dtype and kernels, then load the weights."""
-    spec = parse_config(read_config(folder))
-    max_model_len = _max_model_len(model, spec)
-    device = resolve_device(model.device)
-    limit_threads()
-    keep_freed_memory()
-    facts = device_facts(device)
-    quantized = bool(spec.stored or model.quantization)
-    choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
-    each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
-    tables = sum(rope.position_bytes for rope in spec.ropes)
-    check_room(facts, int(spec.num_parameters * each), tables, max_model_len)
-    kv_dtype = torch.int8 if model.kv_cache_dtype == "int8" else choice.dtype
-    kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
-    process_bytes = resident_bytes() if device.type == "cpu" else 0
-    if model.load_format == "dummy":
-        weights = dummy_weights(spec, choice.dtype, device, model.seed, model.quantization)
-    else:
-        weights = load_weights(folder, spec, choice.dtype, device, model.quantization)
-    fingerprint = kv_fingerprint(weights, spec, max_model_len) if with_fingerprint else ""
-    decoder = Decoder(spec, weights, kernels, max_model_len)
-    return_freed_memory()
-    return Computing(
-        spec=spec,
-        max_model_len=max_model_len,
-        device=device,
-        facts=facts,
-        choice=choice,
-        kv_dtype=kv_dtype,
-        kernels=kernels,
-        weights=weights,
-        decoder=decoder,
-        fingerprint=fingerprint,
-        process_bytes=process_bytes,
-    )
-
-
 def served_name(model: ModelOptions) -> str:
     """The model's name in the API: the one given, else the hub name, else the folder's own name without its path."""
     if model.served_model_name:
@@ -233,17 +210,7 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     """Measure the duration of a phase of start-up."""
     began = time.perf_counter()
     yield
-    seconds[phase] = time.perf_counter() - began
-
-
-def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
-    if model.max_model_len is None:
-        return spec.max_positions
-    if model.max_model_len > spec.reach:
-        raise ConfigError(
-            f"--max-model-len {model.max_model_len}: the model supports positions up to {spec.reach}"
-        )
-    return model.max_model_len
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 def decoder_cost(spec: DecoderSpec, device: str) -> StepCost:
@@ -269,26 +236,18 @@ def describe(loaded: Loaded) -> list[str]:
 
 
 def warm_up(loaded: Loaded) -> None:
-    """Run one short request through the engine, so that the first client request does not pay for first uses."""
+    """Run requests through the engine, so that the first client request does not pay for first uses."""
+    compiles = loaded.kernels == "triton" and loaded.decoder.device.type == "cuda"
+    requests = groups(compiles, loaded.ledger.max_model_len)
     with timed(loaded.seconds, "warm-up"):
-        apart(lambda: _answer_one(loaded))
-
-
-def _answer_one(loaded: Loaded) -> None:
-    params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
-    # Its arrival time is minus infinity, so no policy holds it back to form a larger batch.
-    loaded.engine.submit(Request("warm-up", (0, 1, 2, 3), params, arrived=-math.inf), time.monotonic())
-    while not any(isinstance(event, Finished) for event in loaded.engine.step(time.monotonic())):
-        pass
-    while loaded.engine.wake_at(time.monotonic()) is not None:
-        loaded.engine.step(time.monotonic())
-    loaded.engine.reset_prefix_cache(lower=False)
-    loaded.engine.take_events()
+        apart(lambda: answer(loaded.engine, requests))
 
 
 def close(loaded: Loaded) -> str:
     """Close a model whose engine is no longer stepped; returns a note on what is left for the next process."""
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
+    if loaded.leader is not None:
+        loaded.leader.close()
     loaded.grammars.close()
     return left

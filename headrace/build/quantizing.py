@@ -20,7 +20,7 @@ from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import DecoderWeights, load_weights
 from headrace.compute.quantization.calibration import Calibration, split_windows
 from headrace.compute.quantization.quality import Quality, compare
-from headrace.compute.quantization.scheme import SCHEMES
+from headrace.compute.quantization.scheme import WRITTEN
 from headrace.compute.quantization.writing import Method, write_quantized
 from headrace.config import ConfigError
 from headrace.core.request import SamplingParams
@@ -120,7 +120,7 @@ class Quantizing:
             ModelError, OSError: as `write_quantized`.
         """
         calibration = calibration or self.calibration()
-        write_quantized(self.folder, target, self.config, self.spec, SCHEMES[scheme], method, calibration)
+        write_quantized(self.folder, target, self.config, self.spec, WRITTEN[scheme], method, calibration)
 
     def calibration(self) -> Calibration:
         """Statistics of the plain model's layers, collected on first use."""
@@ -133,7 +133,7 @@ class Quantizing:
     @property
     def report_lines(self) -> int:
         """How many lines `report` has."""
-        return len(SCHEMES) + 1 + len(REPORTED)
+        return len(WRITTEN) + 1 + len(REPORTED)
 
     def report(self) -> Iterator[Line]:
         """All schemes and methods, each as soon as it is measured.
@@ -143,7 +143,7 @@ class Quantizing:
         """
         with _refusals():
             plain = self._reader(self._plain())
-            for scheme in SCHEMES:
+            for scheme in WRITTEN:
                 weights = load_weights(self.folder, self.spec, self.dtype, self.device, scheme)
                 yield self._line(f"--quantization {scheme}", plain, weights)
             yield self._line("--kv-cache-dtype int8", plain, self._plain(), torch.int8)

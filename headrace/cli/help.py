@@ -24,6 +24,7 @@ CONTEXT = {"help_option_names": ["--help", "-h"]}
 COMMON = frozenset(
     (
         *("model", "dtype", "quantization", "max_model_len", "served_model_name", "device"),
+        "tensor_parallel_size",
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype"),
         *("embedding_model", "rerank_model"),
         *("profile", "scheduling_policy", "max_num_seqs", "tenants"),

@@ -1,6 +1,7 @@
 """Turns step plans into tokens: models, kernels, sampling, the runner. It uses torch and does not know the scheduler.
 
 - `runner`: executes a plan: one packed forward pass, one sampled token per row, or more for drafts.
+- `parallel`: what the ranks of a model in parts exchange.
 - `graphs`: decode steps that a device records once and replays.
 - `results`: the results of a step on their way from the device.
 - `slots`: tokens and block tables of each running sequence, on the device.

@@ -48,6 +48,8 @@ class Batch:
         contexts: ``context_lens``, on the host.
         decode_rows: number of rows at the front that have exactly one token.
         block_size: tokens per block.
+        shared_blocks: how many first blocks all rows have in common, none of them the last of a row; or 0 if it was
+            not looked for.
         bell: interrupts the forward pass when it is set; None if it must not be interrupted.
         taps: hidden states to return, or None.
     """
@@ -63,5 +65,15 @@ class Batch:
     contexts: tuple[int, ...]
     decode_rows: int
     block_size: int
+    shared_blocks: int = 0
     bell: StepInterrupt | None = None
     taps: Taps | None = None
+
+
+def shared_blocks(tables: np.ndarray[tuple[int, ...], np.dtype[np.int32]], most: int) -> int:
+    """How many blocks at the start of ``tables`` [R, W] are the same in all rows, ``most`` at most."""
+    first = tables[0]
+    if len(tables) < 2 or (tables[:, 0] != first[0]).any():
+        return 0
+    different = np.flatnonzero((tables[:, :most] != first[:most]).any(0))
+    return int(different[0]) if different.size else most

@@ -21,8 +21,11 @@ from headrace.compute.transfer import upload
 ALIGNMENT = 64
 """In bytes: a cache line, and the widest vector register."""
 
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""By the names of ``--kv-cache-dtype``; for other names it is the dtype of the computation."""
+
 SCALE = torch.float32
-"""The dtype of the scales of integer pages."""
+"""The dtype of the scales of pages in 8 bits."""
 
 
 def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> int:
@@ -33,11 +36,12 @@ def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> i
 def _half_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes of the elements and of the scales of a block's keys in one layer; its values take as many.
 
-    Integers have a scale for each token and head. Both parts are then whole cache lines, so that each starts at one.
+    Elements of 8 bits have a scale for each token and head. Both parts are then whole cache lines, so that each starts
+    at one.
     """
     heads = block_size * spec.num_kv_heads
     elements = heads * spec.head_dim * dtype.itemsize
-    if dtype.is_floating_point:
+    if dtype.itemsize > 1:
         return elements, 0
     return -(-elements // ALIGNMENT) * ALIGNMENT, -(-heads * SCALE.itemsize // ALIGNMENT) * ALIGNMENT
 
@@ -49,8 +53,8 @@ class PagedKV:
     shape's order: gathering blocks by index yields [rows, tokens, heads, head_dim] without a second copy, as paged
     flash attention on CUDA reads it. One tensor holds all layers, so that moving a block is a single operation.
 
-    In int8 the shape is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads, block_size].
-    So moving a block moves its scales too, and a head's scales of one block are adjacent.
+    In int8 and fp8 the shape is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads,
+    block_size]. So moving a block moves its scales too, and a head's scales of one block are adjacent.
 
     Pages start as zeros, so that an uninitialized NaN is never read.
     """
@@ -68,7 +72,11 @@ class PagedKV:
         heads = (spec.num_kv_heads, spec.head_dim)
         elements, scales = _half_block(spec, block_size, dtype)
         block = (elements + scales,) if scales else (block_size, *heads)
-        self._pages = untouched_zeros((spec.num_layers, 2, num_blocks, *block), dtype, torch.device(device))
+        self.dtype = dtype
+        stored = (
+            torch.int8 if scales else dtype
+        )  # bytes in fp8 are moved as integers, which every operation takes
+        self._pages = untouched_zeros((spec.num_layers, 2, num_blocks, *block), stored, torch.device(device))
         self._block_bytes = self._pages[0, 0, 0].nbytes
         on_cpu = self._pages.device.type == "cpu"
         self._parts = [part.data_ptr() for part in self._pages.flatten(0, 1).unbind()] if on_cpu else []
@@ -81,7 +89,7 @@ class PagedKV:
             return
         count = block_size * spec.num_kv_heads
         each = self._pages.shape[:3]
-        integers = self._pages[..., : count * spec.head_dim].view(*each, block_size, *heads)
+        integers = self._pages[..., : count * spec.head_dim].view(dtype).view(*each, block_size, *heads)
         words = self._pages[..., elements : elements + count * SCALE.itemsize].view(SCALE)
         factors = words.view(*each, spec.num_kv_heads, block_size)
         self.layers = tuple(
@@ -102,12 +110,13 @@ class PagedKV:
         return self._pages.device
 
     @property
-    def dtype(self) -> torch.dtype:
+    def stored(self) -> torch.dtype:
+        """The type in which blocks are moved: int8 for all elements of 8 bits, else `dtype`."""
         return self._pages.dtype
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """The shape of one block: [layers, 2, block_size, kv_heads, head_dim], or in int8 [layers, 2, bytes]."""
+        """The shape of one block: [layers, 2, block_size, kv_heads, head_dim], or in 8 bits [layers, 2, bytes]."""
         return (*self._pages.shape[:2], *self._pages.shape[3:])
 
     def populate(self, first: int, end: int) -> bool:
@@ -133,7 +142,7 @@ class PagedKV:
             for block, content in zip(blocks, contents, strict=True):
                 self._pages[:, :, block].copy_(content)
             return
-        whole = torch.empty((len(blocks), *self.block_shape), dtype=self.dtype, device=self.device)
+        whole = torch.empty((len(blocks), *self.block_shape), dtype=self.stored, device=self.device)
         for place, content in zip(whole, contents, strict=True):
             place.copy_(content, non_blocking=True)
         (index,) = upload(self.device, np.array(blocks, dtype=np.int64))

@@ -8,6 +8,7 @@ block come from `kv.bytes_per_block`. The blocks of a sequence and the bytes of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.compute.device import DeviceFacts
 from headrace.config import CacheOptions, ConfigError
@@ -47,13 +48,21 @@ class DraftSize:
     most_blocks: int
 
 
+class RankSize(NamedTuple):
+    """Bytes of the weights and the KV cache of one rank of a model in parts."""
+
+    weight_bytes: int
+    kv_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """How the memory of a device is used; in bytes, except counts of blocks and tokens.
 
     ``process_bytes`` is the memory of interpreter and libraries, 0 if the model is on another device.
     ``activations_measured`` says whether ``activation_bytes`` was measured. ``graph_bytes`` are those of CUDA graphs,
-    an estimate until they have been recorded; then ``graphs`` describes them.
+    an estimate until they have been recorded; then ``graphs`` describes them. Of a model in parts it is the plan of
+    rank 0, and ``other_ranks`` are the sizes of ranks 1, 2, ….
     """
 
     device: str
@@ -70,6 +79,7 @@ class MemoryPlan:
     draft_weight_bytes: int = 0
     draft_block_bytes: int = 0
     draft_blocks: int = 0
+    other_ranks: tuple[RankSize, ...] = ()
     graph_bytes: int = 0
     graphs: str = ""
     activations_measured: bool = False
@@ -113,6 +123,11 @@ class MemoryPlan:
             f" {shown_bytes(self.draft_kv_bytes)}: {self.draft_blocks:,} blocks,"
             f" {shown_bytes(self.draft_block_bytes)} each"
         ]
+        ranks = [
+            f"{f'rank {rank}':<12} {shown_bytes(each.weight_bytes)} of weights,"
+            f" KV cache {shown_bytes(each.kv_bytes)}"
+            for rank, each in enumerate(self.other_ranks, 1)
+        ]
         whole = [
             f"memory       {shown_bytes(self.total_bytes)} in all, {shown_bytes(self.process_bytes)} of it libraries"
         ]
@@ -129,6 +144,7 @@ class MemoryPlan:
             f"concurrency  {self.concurrency:.1f} sequences of --max-model-len {self.max_model_len:,}",
             *(draft if self.draft_blocks else ()),
             *lower,
+            *ranks,
             *(whole if self.process_bytes else ()),
         ]
 

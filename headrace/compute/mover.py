@@ -49,9 +49,9 @@ class Mover:
         self._cuda = kv.device.type == "cuda"
         shape = (host_blocks, *kv.block_shape)
         self._host = (
-            torch.zeros(shape, dtype=kv.dtype, pin_memory=True)
+            torch.zeros(shape, dtype=kv.stored, pin_memory=True)
             if self._cuda
-            else untouched_zeros(shape, kv.dtype, kv.device)
+            else untouched_zeros(shape, kv.stored, kv.device)
         )
         self._side = torch.cuda.Stream(kv.device) if self._cuda else None  # type: ignore[no-untyped-call]
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="headrace-disk-reader")
@@ -121,7 +121,7 @@ class Mover:
                     self._begin(self._writer, move, self._host[move.source])
             case Tier.DEVICE, Tier.DISK:
                 for move in moves:
-                    page = torch.empty(self._kv.block_shape, dtype=self._kv.dtype, pin_memory=self._cuda)
+                    page = torch.empty(self._kv.block_shape, dtype=self._kv.stored, pin_memory=self._cuda)
                     page.copy_(self._kv.read_blocks([move.source])[0], non_blocking=True)
                     self._begin(self._writer, move, page)
             case Tier.DISK, Tier.HOST:
@@ -157,3 +157,17 @@ class Mover:
             with self._news:
                 self._arrived.append(Arrival(move, ok, time.perf_counter() - began))
                 self._news.notify()
+
+
+def move_blocks(moves: Sequence[Move], kv: PagedKV, mover: Mover | None) -> None:
+    """Run the moves of a plan in order, by ``mover`` if there are tiers below the device.
+
+    Raises:
+        ValueError: there are none, and a move needs one.
+    """
+    if mover is not None:
+        mover.move(moves)
+    elif moves:
+        if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
+            raise ValueError("this runner has no lower tiers: blocks cannot leave the device")
+        kv.copy_blocks([move.source for move in moves], [move.target for move in moves])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
@@ -29,7 +30,7 @@ from headrace.compute.graphs.body import Ending, Variant
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
-from headrace.compute.mover import Mover
+from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.results import Arriving, Launched, Sampled, output_of
 from headrace.compute.sampling.lines import Lines
 from headrace.compute.sampling.logprobs import Scores
@@ -38,7 +39,7 @@ from headrace.compute.sampling.step_sampling import Head, StepSampling
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
-from headrace.core.plan import Move, StepOutput, StepPlan, Tier
+from headrace.core.plan import Entry, Move, StepOutput, StepPlan
 
 LESS_MEMORY = (
     "If this happens often, use a lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs."
@@ -53,6 +54,27 @@ class Decoder(Head, Protocol):
         ...
 
 
+class Followers(Protocol):
+    """The other ranks of a model in parts: they do what changes slots and pages too, and compute their part of the
+    rows.
+    """
+
+    def restore(self) -> None:
+        """Start the ranks again if they were lost in a plan that has been collected."""
+        ...
+
+    def execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
+        """Begin a plan: its entries, whose slots get ``tokens``, its moves, and its rows.
+
+        The states at the packed positions ``wanted`` are needed.
+        """
+        ...
+
+    def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
+        """See `Slots.append`."""
+        ...
+
+
 class LocalRunner:
     """`core.ports.Runner` on one device.
 
@@ -62,6 +84,7 @@ class LocalRunner:
     if they are ``breakable``: when each plan is collected before the next is launched.
     ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``head`` drafts with the
     hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
+    ``followers`` are the other ranks if the decoder is a part of a model: only this runner samples, and without graphs.
     """
 
     def __init__(
@@ -80,6 +103,7 @@ class LocalRunner:
         matchers: Matchers | None = None,
         head: HeadDrafts | None = None,
         graphs: GraphSpec | None = None,
+        followers: Followers | None = None,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.bell = StepInterrupt()
@@ -90,6 +114,7 @@ class LocalRunner:
         self._ahead = ahead
         self._matchers = matchers
         self._head = head
+        self._followers = followers
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs,
@@ -108,6 +133,7 @@ class LocalRunner:
             vocab_size=vocab_size,
             most_logits=max_num_seqs,  # as sized at start-up
             matchers=matchers,
+            append=self._append,
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-runner") if background else None
         self._launched: deque[Future[Launched]] = deque()
@@ -118,12 +144,13 @@ class LocalRunner:
 
     def launch(self, plan: StepPlan, now: float) -> None:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
+        restore = not self._launched
         if self._thread is not None:
-            self._launched.append(self._thread.submit(self._execute, plan))
+            self._launched.append(self._thread.submit(self._execute, plan, restore))
             return
         future: Future[Launched] = Future()
         try:
-            future.set_result(self._execute(plan))
+            future.set_result(self._execute(plan, restore))
         except Exception as error:
             future.set_exception(error)
         self._launched.append(future)
@@ -152,19 +179,20 @@ class LocalRunner:
             self._mover.close()
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan) -> Launched:
+    def _execute(self, plan: StepPlan, restore: bool) -> Launched:
         began = time.perf_counter()
+        if restore and self._followers is not None:
+            self._followers.restore()
         if self._graphs is not None and (plan.entries or plan.moves):
             self._graphs.join()
-        for entry in plan.entries:
-            if self._head is not None:
-                self._head.admit(entry)
-            self._slots.admit(entry, self._sampling.admit(entry))
+        known = [self._admit(entry) for entry in plan.entries]
         self._move(plan.moves)
         if not plan.rows:
+            if self._followers is not None:
+                self._followers.execute(plan, known, np.zeros(0, dtype=np.int64))
             return Launched(plan.step, 0, {}, Download(self._device), waits=plan.waits)
         try:
-            return self._step(plan, Rows.of(plan.rows), began)
+            return self._step(plan, Rows.of(plan.rows), known, began)
         except torch.OutOfMemoryError as error:
             why = f"the device is out of memory in this step: {str(error).splitlines()[0]} {LESS_MEMORY}"
         # Behind the handler nothing holds the step's tensors any more.
@@ -172,7 +200,7 @@ class LocalRunner:
         failures = dict.fromkeys(range(len(plan.rows)), why)
         return Launched(plan.step, len(plan.rows), failures, Download(self._device))
 
-    def _step(self, plan: StepPlan, rows: Rows, began: float) -> Launched:
+    def _step(self, plan: StepPlan, rows: Rows, known: Sequence[Ints], began: float) -> Launched:
         lines = self._sampling.lines_of(plan.rows, rows)
         if self._graphs is not None:
             drawing = self._sampling.drawing(lines)
@@ -180,7 +208,7 @@ class LocalRunner:
             if variant is not None:
                 return self._replay(self._graphs, variant, plan, rows, lines, drawing, began)
             self._graphs.join()
-        return self._compute(plan, rows, lines, began)
+        return self._compute(plan, rows, lines, known, began)
 
     def _variant(self, plan: StepPlan, rows: Rows, lines: Lines, drawing: Drawing | None) -> Variant | None:
         """The graph that computes a step; None if a row computes more than it draws from, or may be interrupted."""
@@ -223,7 +251,9 @@ class LocalRunner:
         self.seconds["forward"] += computed - prepared
         return Launched(plan.step, len(plan.rows), failures, arriving, sampled)
 
-    def _compute(self, plan: StepPlan, rows: Rows, lines: Lines, began: float) -> Launched:
+    def _compute(
+        self, plan: StepPlan, rows: Rows, lines: Lines, known: Sequence[Ints], began: float
+    ) -> Launched:
         """Compute a step operation by operation."""
         download = Download(self._device)
         self._slots.extend(plan.rows)
@@ -245,6 +275,8 @@ class LocalRunner:
         batch = self._slots.pack(rows, wanted, self.bell if self._breakable and plan.idle else None)
         if self._head is not None:
             batch = replace(batch, taps=self._head.tapping(batch))
+        if self._followers is not None:
+            self._followers.execute(plan, known, wanted)
 
         prepared = time.perf_counter()
         try:
@@ -274,16 +306,23 @@ class LocalRunner:
         prompt_spans = tuple((row, span) for row, span in enumerate(spans.tolist()) if span)
         return Launched(plan.step, len(plan.rows), failures, download, sampled, prompt_spans, prompt_scores)
 
+    def _admit(self, entry: Entry) -> Ints:
+        """Fill the entry's slot; returns the tokens in it."""
+        if self._head is not None:
+            self._head.admit(entry)
+        tokens = self._sampling.admit(entry)
+        self._slots.admit(entry, tokens)
+        return tokens
+
+    def _append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
+        self._slots.append(slots, positions, tokens)
+        if self._followers is not None:
+            self._followers.append(slots, positions, tokens)
+
     def _move(self, moves: tuple[Move, ...]) -> None:
-        if self._mover is not None:
-            self._mover.move(moves)
-        elif moves:
-            if any(move.source_tier != Tier.DEVICE or move.target_tier != Tier.DEVICE for move in moves):
-                raise ValueError("this runner has no lower tiers: blocks cannot leave the device")
-            blocks = [move.source for move in moves], [move.target for move in moves]
-            self._kv.copy_blocks(*blocks)
-            if self._head is not None:
-                self._head.copy_blocks(*blocks)
+        move_blocks(moves, self._kv, self._mover)
+        if moves and self._head is not None:
+            self._head.copy_blocks([move.source for move in moves], [move.target for move in moves])
 
     def _lines(self, hidden: torch.Tensor, wanted: Ints, some: Ints) -> torch.Tensor:
         """The states at the packed positions ``some``, taken from those at ``wanted`` (ascending)."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, shared_blocks
 from headrace.compute.step_interrupt import StepInterrupt
 from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Row
@@ -149,6 +149,13 @@ class Slots:
         if (rows.end > np.minimum(self.max_model_len, self._blocks[rows.slot] * self.block_size)).any():
             raise ValueError("a row exceeds the blocks of its slot or the context")
 
+    def _common(self, slots: Ints, shortest: int) -> int:
+        """How many blocks before their last all ``slots`` have in common; a CPU does not ask."""
+        if self.device.type == "cpu":
+            return 0
+        most = (shortest - 1) // self.block_size
+        return shared_blocks(self._host_tables[slots, : most + 1], most)
+
     def table(self, slot: int) -> Blocks:
         """The blocks of a slot, on the host."""
         return self._host_tables[slot, : self._blocks[slot]]
@@ -215,6 +222,7 @@ class Slots:
             contexts=tuple(end.tolist()),
             decode_rows=int(longer[0]) if longer.size else len(end),
             block_size=self.block_size,
+            shared_blocks=self._common(rows.slot, int(end.min())) if longer.size == 0 else 0,
             bell=bell,
         )
 

@@ -46,10 +46,10 @@ class ModelOptions:
         ),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "int8"],
+        Literal["auto", "int8", "fp8"],
         Field(
             description="Data type of the KV cache; auto takes --dtype, int8 needs half the memory and is slightly "
-            "less exact."
+            "less exact, fp8 (with --kernels triton on a GPU) needs as little as int8."
         ),
     ] = "auto"
     load_format: Annotated[
@@ -57,10 +57,10 @@ class ModelOptions:
         Field(description="Source of the weights; dummy draws random weights, for benchmarks."),
     ] = "auto"
     quantization: Annotated[
-        Literal["int8", "int4", "w4a8"] | None,
+        Literal["int8", "int4", "w4a8", "fp8"] | None,
         Field(
-            description="Quantize plain weights while loading: int8 (W8A8), int4 (W4A16) or w4a8 (W4A8), the latter "
-            "two in groups of 128 (default: as stored)."
+            description="Quantize plain weights while loading: int8 (W8A8), int4 (W4A16) or w4a8 (W4A8), these two in "
+            "groups of 128; or fp8 (W8A8), with --kernels triton on a GPU (default: as stored)."
         ),
     ] = None
     device: Annotated[
@@ -78,6 +78,22 @@ class ModelOptions:
         Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"],
         Field(description="Instruction set of the cpp kernels; auto takes the best that the processor has."),
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Number of ranks (processes) that divide every layer of the model, with a GPU each or "
+            "together on the CPU.",
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Number of stages that have some layers of the model each; each stage has "
+            "--tensor-parallel-size ranks.",
+        ),
+    ] = 1
     enforce_eager: Annotated[
         bool,
         Field(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_ONE_DEVICE = (
-    "Headrace runs a model on one device. Run one server per device behind a load balancer, or store the weights in "
-    "fewer bits with --quantization int8 or int4 so that the model fits"
-)
+_REPLICAS = "run one server per replica behind a load balancer. Leave the option out"
+_TENSOR = "use --tensor-parallel-size"
 _LORA = (
     "LoRA adapters are not supported. Merge the adapter into its base model (peft: merge_and_unload, save_pretrained) "
     "and serve the merged folder"
@@ -23,11 +21,9 @@ _SCHEDULER = "there is one scheduler. Leave the option out"
 
 ADVICE = {
     # vLLM
-    "tensor_parallel_size": _ONE_DEVICE,
-    "pipeline_parallel_size": _ONE_DEVICE,
-    "data_parallel_size": _ONE_DEVICE,
-    "enable_expert_parallel": _ONE_DEVICE,
-    "distributed_executor_backend": _ONE_DEVICE,
+    "data_parallel_size": _REPLICAS,
+    "enable_expert_parallel": "mixture-of-experts models are not supported. Leave the option out",
+    "distributed_executor_backend": "ranks are always processes of one machine. Leave the option out",
     "enable_lora": _LORA,
     "lora_modules": _LORA,
     "max_loras": _LORA,
@@ -67,9 +63,10 @@ ADVICE = {
     "model": _MODEL,
     # SGLang
     "model_path": _MODEL,
-    "tp": _ONE_DEVICE,
-    "tp_size": _ONE_DEVICE,
-    "dp_size": _ONE_DEVICE,
+    "tp": _TENSOR,
+    "tp_size": _TENSOR,
+    "pp_size": "use --pipeline-parallel-size",
+    "dp_size": _REPLICAS,
     "context_length": "use --max-model-len",
     "mem_fraction_static": "use --gpu-memory-utilization",
     "max_running_requests": "use --max-num-seqs",
@@ -78,7 +75,7 @@ ADVICE = {
     "disable_radix_cache": "use --no-enable-prefix-caching",
     # Text Generation Inference
     "model_id": _MODEL,
-    "num_shard": _ONE_DEVICE,
+    "num_shard": _TENSOR,
     "quantize": "use --quantization int8, int4 or w4a8; headrace quantize writes a quantized model",
     "max_concurrent_requests": "use --max-num-seqs for requests that run, --max-num-queued-reqs for those that wait",
     "max_input_length": "use --max-model-len for prompt and output together",
@@ -86,7 +83,7 @@ ADVICE = {
     "max_batch_prefill_tokens": "use --max-num-batched-tokens",
     # llama.cpp
     "ctx_size": "use --max-model-len",
-    "n_gpu_layers": "use --device cuda or --device cpu: a model runs on one device as a whole",
+    "n_gpu_layers": "use --device cuda or --device cpu: all layers run on the same kind of device",
     "parallel": "use --max-num-seqs",
     "batch_size": "use --max-num-seqs for requests that run at once, --max-num-batched-tokens for tokens per step",
     "ubatch_size": "use --max-num-batched-tokens",

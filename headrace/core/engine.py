@@ -13,7 +13,7 @@ from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.memory.lower_tier import Saved
 from headrace.core.plan import StepOutput, StepPlan
-from headrace.core.ports import Runner
+from headrace.core.ports import Runner, RunnerLost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.scheduler import Scheduler
@@ -67,7 +67,8 @@ class Engine:
         """Launch the next plan and commit the oldest one that is due; returns the events in order.
 
         An exception of the runner's `collect` is raised again. Every request with a row in flight has failed then,
-        and nothing is in flight any more.
+        and nothing is in flight any more. After `RunnerLost` every running request has failed, nothing is cached, and
+        the engine continues.
         """
         if self._since is not None:
             self.scheduler.observe_step(now - self._since)
@@ -79,6 +80,11 @@ class Engine:
         if self._in_flight and (len(self._in_flight) > self._overlap or not plan.rows):
             try:
                 output = self.runner.collect()
+            except RunnerLost as error:
+                self._lose(str(error))
+                self.scheduler.fail_running(str(error))
+                self.reset_prefix_cache()
+                return self.take_events()
             except Exception as error:
                 self._lose(str(error))
                 raise

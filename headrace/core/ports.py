@@ -12,12 +12,23 @@ from headrace.core.constraint import Constraint
 from headrace.core.events import Event, Layer
 from headrace.core.plan import StepOutput, StepPlan
 
+LOST_PREFIX = "a part of the model was lost: "
+"""The beginning of the message of a request that failed because of `RunnerLost`."""
+
+
+class RunnerLost(RuntimeError):
+    """The runner has lost the keys and values of all blocks, and restarts at the next launch."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(LOST_PREFIX + why)
+
 
 class Runner(Protocol):
     """Turns plans into tokens: the torch runner, the simulator, or a test double.
 
     Plans are executed in the order of their launch. `collect` blocks until the oldest uncollected plan is done, and
-    returns its output. A runner fails a single row through `StepOutput.failures`; an exception ends the engine.
+    returns its output. A runner fails a single row through `StepOutput.failures`. `RunnerLost` fails every running
+    request; any other exception ends the engine.
     """
 
     def launch(self, plan: StepPlan, now: float) -> None: ...

@@ -19,14 +19,14 @@ class LLMOptions(TypedDict, total=False):
     """Model name in the API (default: MODEL as given)."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     """Data type of weights and activations; auto takes the model's, if the device has it."""
-    kv_cache_dtype: Literal["auto", "int8"]
-    """Data type of the KV cache; auto takes --dtype, int8 needs half the memory and is slightly less
-    exact."""
+    kv_cache_dtype: Literal["auto", "int8", "fp8"]
+    """Data type of the KV cache; auto takes --dtype, int8 needs half the memory and is slightly less exact,
+    fp8 (with --kernels triton on a GPU) needs as little as int8."""
     load_format: Literal["auto", "safetensors", "dummy"]
     """Source of the weights; dummy draws random weights, for benchmarks."""
-    quantization: Literal["int8", "int4", "w4a8"] | None
-    """Quantize plain weights while loading: int8 (W8A8), int4 (W4A16) or w4a8 (W4A8), the latter two in
-    groups of 128 (default: as stored)."""
+    quantization: Literal["int8", "int4", "w4a8", "fp8"] | None
+    """Quantize plain weights while loading: int8 (W8A8), int4 (W4A16) or w4a8 (W4A8), these two in groups of
+    128; or fp8 (W8A8), with --kernels triton on a GPU (default: as stored)."""
     device: Literal["auto", "cpu", "cuda"]
     """Device to compute on; auto takes a GPU if there is one."""
     kernels: Literal["auto", "torch", "cpp", "triton"]
@@ -34,6 +34,12 @@ class LLMOptions(TypedDict, total=False):
     only, because it has been tested in Triton's interpreter but not on a GPU."""
     cpu_isa: Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"]
     """Instruction set of the cpp kernels; auto takes the best that the processor has."""
+    tensor_parallel_size: int
+    """Number of ranks (processes) that divide every layer of the model, with a GPU each or together on the
+    CPU."""
+    pipeline_parallel_size: int
+    """Number of stages that have some layers of the model each; each stage has --tensor-parallel-size
+    ranks."""
     enforce_eager: bool
     """Launch decode steps operation by operation. By default they are recorded as CUDA graphs at start-up, if
     the kernels allow it."""

@@ -79,11 +79,8 @@ def test_every_parameter_has_a_help_text_that_stands_alone(names: tuple[str, ...
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (
-            ("serve", "--tensor-parallel-size", "2"),
-            "--tensor-parallel-size: Headrace runs a model on one device",
-        ),
-        (("serve", "--tensor-parallel-size=2"), "--tensor-parallel-size: Headrace runs"),
+        (("serve", "--tp", "2"), "there is no option --tp: use --tensor-parallel-size"),
+        (("serve", "--num-shard=2"), "there is no option --num-shard: use --tensor-parallel-size"),
         (("serve", "--enable-lora"), "--enable-lora: LoRA adapters are not supported. Merge"),
         (("serve", "--speculative-config", "{}"), "--speculative-config: the key 'method' is missing"),
         (("serve", "--model", "x"), "--model: give the model as an argument: headrace serve MODEL"),

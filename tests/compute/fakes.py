@@ -12,6 +12,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.sampling.allowed import Allowed, restrict
 from headrace.compute.sampling.choice import Choice, choose
 from headrace.compute.sampling.draw import likeliest
+from headrace.compute.sampling.lines import counting_of
 from headrace.core.plan import Entry, Row
 from headrace.core.request import SamplingParams
 
@@ -68,6 +69,9 @@ class FakeDecoder:
 
     def restrict(self, logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
         return restrict(logits, allowed)
+
+    def accept(self, *given: torch.Tensor) -> torch.Tensor:
+        return counting_of(*given)
 
     def hidden(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
         if self.explode:

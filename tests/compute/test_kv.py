@@ -28,7 +28,7 @@ def held(kv: PagedKV, layer: int = 0) -> list[int]:
     return [int(block[0, 0, 0]) - 100 * layer for block in kv.layers[layer].keys]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 def test_the_formula_is_what_is_allocated(dtype: torch.dtype) -> None:
     assert PagedKV(SPEC, 10, 4, dtype).nbytes == 10 * bytes_per_block(SPEC, 4, dtype)
 
@@ -40,8 +40,10 @@ def test_pages_start_as_zeros_and_have_the_shape_that_kernels_expect() -> None:
     assert not any(pages.keys.any() or pages.values.any() for pages in kv.layers)
 
 
-def test_integers_have_scales_that_travel_with_their_block() -> None:
-    kv = PagedKV(SPEC, 5, 4, torch.int8)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_elements_of_8_bits_have_scales_that_travel_with_their_block(dtype: torch.dtype) -> None:
+    kv = PagedKV(SPEC, 5, 4, dtype)
+    assert (kv.dtype, kv.stored) == (dtype, torch.int8)
     for number, pages in enumerate(kv.layers):
         assert pages.key_scales is not None
         assert pages.value_scales is not None
@@ -54,7 +56,7 @@ def test_integers_have_scales_that_travel_with_their_block() -> None:
     kv.copy_blocks([2], [4])
     for number, pages in enumerate(kv.layers):
         for block, held in ((0, 0), (3, 0), (2, number + 1), (4, number + 1)):
-            assert (pages.keys[block] == held).all()
+            assert (pages.keys[block].float() == held).all()
         assert pages.key_scales is not None
         assert pages.value_scales is not None
         assert (pages.key_scales[4] == number + 3).all()

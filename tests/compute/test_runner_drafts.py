@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.compute.sampling.lines import NO_DRAFT, Lines
+from headrace.compute.sampling.lines import NO_DRAFT, Lines, counting_of
 from headrace.core.plan import Row, StepPlan
 from tests.compute.fakes import VOCAB, FakeDecoder, entry, logits_of
 from tests.compute.sampling.test_sampler import chi_square, naive_probabilities
@@ -155,7 +155,7 @@ def test_which_tokens_count() -> None:
     lines = Lines(rows, rows, rows, offsets, np.array([none, 7, 8, none, 4, none]), True)
 
     def counting(*drawn: int) -> list[int]:
-        return [int(each) for each in lines.counting(torch.tensor(drawn))]
+        return [int(each) for each in lines.counting(torch.tensor(drawn), counting_of)]
 
     assert counting(1, 7, 8, 9, 4, 4) == [1, 1, 1, 1, 1, 1]
     assert counting(1, 6, 8, 9, 3, 4) == [1, 1, 0, 0, 1, 0]

@@ -9,14 +9,14 @@ import pytest
 from headrace.build import quantizing
 from headrace.cli.quantize import quantize
 from headrace.compute.quantization import formats, quality
-from headrace.compute.quantization.scheme import SCHEMES
+from headrace.compute.quantization.scheme import WRITTEN
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "quantization.md").read_text()
 TEXT = " ".join(GUIDE.split())
 
 
 @pytest.mark.parametrize(
-    "name", [*formats._METHODS, *SCHEMES, *(method for _, method in quantizing.REPORTED)]
+    "name", [*formats._METHODS, *WRITTEN, *(method for _, method in quantizing.REPORTED)]
 )
 def test_every_format_scheme_and_method_has_its_row(name: str) -> None:
     assert f"\n| `{name}` |" in GUIDE
@@ -34,7 +34,7 @@ def test_bounds_and_amounts_are_those_of_the_code() -> None:
 
 
 def test_the_tables_shown_have_a_line_for_every_way() -> None:
-    ways = ["--kv-cache-dtype int8", *(f"--quantization {scheme}" for scheme in SCHEMES)]
+    ways = ["--kv-cache-dtype int8", *(f"--quantization {scheme}" for scheme in WRITTEN)]
     ways += [f"written {scheme} {method}" for scheme, method in quantizing.REPORTED]
     for way in ways:
         assert GUIDE.count(f"\n{way} ") == 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.build.tiers import BLOCKS_FILE, SNAPSHOT_FILE
+from headrace.build.loading.tiers import BLOCKS_FILE, SNAPSHOT_FILE
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
 

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "serve": {"core", "serve", "config"},
     "observe": {"core", "observe", "config"},
     "lab": {"core", "observe", "lab"},
+    "fleet": {"core", "compute", "serve", "fleet", "config"},
     "config": {"config", "core"},
 }
 """Rooms and what they may import of the package; the roof may import everything."""

@@ -59,6 +59,7 @@ def load_pooling(options: Options) -> PoolingModels:
         ConfigError: a model cannot be loaded; the message names its option.
     """
     names = _names(options)
+    _check_one_process(names, options)
     embedding: EmbeddingModel | None = None
     rerank: CrossEncoder | None = None
     if names.embedding is not None and not _is_served(names.embedding, options):
@@ -83,6 +84,20 @@ def with_served(models: PoolingModels, options: Options, loaded: Loaded) -> Pool
         raise ConfigError(f"--embedding-model: {error}") from error
     apart(lambda: _warm(shared))
     return PoolingModels(shared, models.rerank)
+
+
+def _check_one_process(names: _Names, options: Options) -> None:
+    """Raise ConfigError if a model of embeddings would have to be divided among ranks."""
+    sizes = options.model.tensor_parallel_size, options.model.pipeline_parallel_size
+    if sizes == (1, 1):
+        return
+    flag = "--tensor-parallel-size" if sizes[0] > 1 else "--pipeline-parallel-size"
+    if runs_pooling(options.model):
+        raise ConfigError(f"{flag}: models of embeddings and scores run in one process; leave the option out")
+    if names.embedding is not None and _is_served(names.embedding, options):
+        raise ConfigError(
+            f"--embedding-model: the served model is divided among ranks ({flag}); name another model"
+        )
 
 
 def _names(options: Options) -> _Names:

@@ -55,7 +55,7 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
     Raises:
         ConfigError: the engine cannot be built, too few steps were measured, or the server fails a request.
     """
-    from headrace.build.model import decoder_cost, load, warm_up
+    from headrace.build.model import close, decoder_cost, load, warm_up
     from headrace.lab.bench.machine import machine_facts
     from headrace.lab.calibration.fit import fit
     from headrace.lab.calibration.measure import FrontSeconds, groups, measure_steps
@@ -81,7 +81,7 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
     except BadCalibration as error:
         raise ConfigError(str(error)) from None
     finally:
-        loaded.runner.close()
+        close(loaded)
     kind = loaded.facts.kind
     cost = decoder_cost(loaded.spec, kind)
     return Calibration(

@@ -77,7 +77,7 @@ def simulated_workbench(given: Options, place: Place) -> Workbench:
     if shape.num_kv_heads % place.degree:
         raise ConfigError(f"--degree {place.degree}: {shape.name} has {shape.num_kv_heads} KV heads")
     weights = one_of("--quantization", given.model.quantization or "bfloat16", WEIGHTS)
-    kv = "int8" if given.model.kv_cache_dtype == "int8" else "bfloat16"
+    kv = "bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"
     precision = WEIGHTS[weights]._replace(kv_bytes=KV_BYTES[kv])
     return workbench.simulated_workbench(given, Replica(shape, spec, place.degree, precision), length)
 

@@ -56,7 +56,7 @@ def roofline(
     if dry_run is not None:
         _expect(given, dry_run, batch_size, input_len)
         return
-    from headrace.build.model import warm_up
+    from headrace.build.model import close, warm_up
     from headrace.lab.bench import report
     from headrace.lab.bench import roofline as lab
 
@@ -73,7 +73,7 @@ def roofline(
     settings = {"model": given.model.model, "dtype": loaded.dtype, "quantization": loaded.quantization}
     write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
     written(path)
-    loaded.runner.close()
+    close(loaded)
 
 
 def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: Sequence[int]) -> None:
@@ -88,20 +88,22 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
     from headrace.lab.plan.devices import device as device_of
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
 
-    if given.model.quantization not in (None, "int8", "int4"):
-        raise ConfigError(f"--dry-run: there is no model of --quantization {given.model.quantization}")
+    quantization = given.model.quantization
     try:
         spec = device_of(device)
     except UnknownDevice as error:
         raise ConfigError(f"--dry-run: {error}") from None
-    weights = WEIGHTS[given.model.quantization or "bfloat16"]
-    kv_bytes = KV_BYTES["int8" if given.model.kv_cache_dtype == "int8" else "bfloat16"]
+    weights = WEIGHTS[
+        "bfloat16" if quantization is None else "int8" if quantization in ("int8", "fp8") else "int4"
+    ]
+    kv_bytes = KV_BYTES["bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"]  # of fp8 as well
+    backends = launches.BACKENDS if quantization is None else (launches.TRITON, launches.GRAPHS)
     replica = Replica(shape_of(given.model.model), spec, precision=weights._replace(kv_bytes=kv_bytes))
     steps = [
-        launches.expected(replica, kernels, rows, context)
+        launches.expected(replica, kernels, rows, context, quantization)
         for context in input_len
         for rows in batch_size
-        for kernels in launches.BACKENDS
+        for kernels in backends
     ]
     show(launches.table(replica, steps))
 
@@ -117,6 +119,8 @@ def _load(given: Options, rows: int) -> Loaded:
     from headrace.build.model import load
     from headrace.compute.kernels.cpp import CppKernels
 
+    if (given.model.tensor_parallel_size, given.model.pipeline_parallel_size) != (1, 1):
+        raise ConfigError("bench roofline measures one process: leave the sizes of parallelism out")
     plans = replace(side_by_side(given.scheduler, rows), scheduling_policy="fcfs")
     cache = replace(given.cache, enable_prefix_caching=False)
     with progress(f"loading {given.model.model}"):

@@ -145,7 +145,7 @@ def _engine_options(spec: Spec, given: Options) -> Options:
 
 
 def _engine_target(name: str, given: Options) -> Target:
-    from headrace.build.model import load
+    from headrace.build.model import close, load
     from headrace.lab.bench.engine import EngineTarget
     from headrace.lab.workload.work import is_chat
 
@@ -166,7 +166,7 @@ def _engine_target(name: str, given: Options) -> Target:
         encode,
         eos_token_ids=loaded.tokenizer.eos_token_ids,
         before=engine.reset_prefix_cache,
-        close=loaded.runner.close,
+        close=lambda: close(loaded),
     )
 
 

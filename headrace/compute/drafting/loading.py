@@ -105,7 +105,8 @@ def load_draft(config: SpeculativeConfig, target: Beside, dummy_seed: int | None
         tables = sum(rope.position_bytes for rope in spec.ropes)
         check_room(device_facts(target.device), int(spec.num_parameters * each), tables, max_model_len)
         if dummy_seed is None:
-            weights = load_weights(folder, spec, target.dtype, target.device, quantization)
+            computed = (target.dtype, target.device, quantization)
+            weights = load_weights(folder, spec, *computed, fp8=target.kernels.fp8)
         else:
             weights = dummy_weights(spec, target.dtype, target.device, dummy_seed, quantization)
         decoder = Decoder(spec, weights, target.kernels, max_model_len)

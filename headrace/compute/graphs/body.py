@@ -17,7 +17,6 @@ from headrace.compute.batch import Batch
 from headrace.compute.graphs.buffers import Fields, StepBuffers
 from headrace.compute.kv import PagedKV
 from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.lines import counting_of
 from headrace.compute.slots import Slots
 
 
@@ -47,6 +46,8 @@ class Decoder(Protocol):
     def likeliest(self, logits: Tensor) -> Tensor: ...
 
     def choose(self, logits: Tensor, choice: Choice) -> Tensor: ...
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor: ...
 
 
 class StepBody:
@@ -90,7 +91,7 @@ class StepBody:
         out[:size].copy_(drawn)
         _put(tokens, given.places + 1, drawn)
         if verifies:
-            out[size : 2 * size].copy_(counting_of(drawn, given.drafts, given.first, given.offsets))
+            out[size : 2 * size].copy_(self._decoder.accept(drawn, given.drafts, given.first, given.offsets))
 
     def _batch(self, given: Fields[Tensor], size: int) -> Batch:
         slots = self._slots

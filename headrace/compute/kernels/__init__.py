@@ -27,6 +27,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import Penalty
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.stack import Stack
@@ -52,7 +53,7 @@ class Pages(NamedTuple):
     The backend decides in which order a block's elements are stored (`Kernels.layout`); all other code moves whole
     blocks. Integers (int8) come with a scale for each token and head, float32 [num_blocks, G, block_size]. An element
     is ``integer * scale``, with ``scale = max|x| / 127`` over the head and the integer ``x * (127 / max|x|)`` rounded
-    to nearest, ties to even.
+    to nearest, ties to even. Pages in fp8 (e4m3) have the same scales, with 448 in place of 127.
     """
 
     keys: Tensor
@@ -94,6 +95,8 @@ class Kernels(Protocol):
     """The instruction set that the kernels were built for and use here; empty if torch chooses."""
     layout: str
     """How the elements of a block are stored: a backend can read another one's blocks only if these are equal."""
+    fp8: bool
+    """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> Any:
         """Convert a weight [out, in] to the form that this backend's `linear` needs; called once per weight."""
@@ -102,7 +105,8 @@ class Kernels(Protocol):
         """``x @ weight.T + bias``: [T, in] to [T, out], in the dtype of ``x``.
 
         With a quantized weight of 8-bit activations, each token's activations are first rounded to integers ``round(x
-        / s)`` with ``s = max|x| / 127``, and the product with these is multiplied by ``s``.
+        / s)`` with ``s = max|x| / 127``, and the product with these is multiplied by ``s``. With a weight in fp8 they
+        are rounded to e4m3, with ``s = max|x| / 448``.
         """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -175,6 +179,14 @@ class Kernels(Protocol):
 
         What is given stays as it is.
         """
+
+    def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
+        """Penalize rows of ``logits`` float32 [S, V] in place by the counts of tokens int32 [lanes, V]: see
+        `penalties.penalize`.
+        """
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        """Which of the tokens ``drawn`` count, bool [L], all arguments int64 [L]: see `lines.counting_of`."""
 
     def prepare_stack(self, stack: Stack) -> Any:
         """Convert a decoder's layers to the form that this backend's `run_stack` needs; called once."""
@@ -263,3 +275,12 @@ def select(name: str, device: torch.device, isa: str | None = None) -> Kernels:
             if isa is not None:  # no slower backend supports it either
                 raise
     raise KernelsUnavailable(f"no kernels work on {device}")
+
+
+def check_fp8(kernels: Kernels, option: str, value: str | None) -> None:
+    """Raise KernelsUnavailable if the ``value`` of an option is fp8 and ``kernels`` do not compute with it."""
+    if value == "fp8" and not kernels.fp8:
+        raise KernelsUnavailable(
+            f"--{option} fp8: kernels '{kernels.name}' do not compute with fp8 on this device; --kernels triton does"
+            f" on NVIDIA GPUs of compute capability 8.9 or later. Elsewhere use --{option} int8"
+        )

@@ -41,6 +41,8 @@ from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.draw import likeliest
+from headrace.compute.sampling.lines import counting_of
+from headrace.compute.sampling.penalties import penalize
 from headrace.compute.step_interrupt import StepInterrupted
 
 
@@ -69,6 +71,9 @@ class CppKernels:
 
     name = "cpp"
     layout = "head, word, token and head, token, word"
+    fp8 = False
+    penalize = staticmethod(penalize)
+    accept = staticmethod(counting_of)
 
     def __init__(self, level: str | None = None) -> None:
         self._cpu = extension()

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.quantization.weight import FP8, FP8_LARGEST, QuantizedWeight
 
 _PLAIN_ELEMENTS = 1 << 20
 """Up to this size a float32 matrix is also kept unpacked, for single rows (4 MiB)."""
@@ -65,7 +65,7 @@ def _quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tenso
     y = x.new_empty((len(x), weight.shape[0]))
     wide, scale = x, None
     if weight.activation_bits == 8:
-        wide, scale = quantize_rows(x)
+        wide, scale = quantize_rows(x, in_fp8=weight.in_fp8)
     step = max(1, _DEQUANTIZED_ELEMENTS // weight.shape[1])
     for begin in range(0, weight.shape[0], step):
         part = replace(
@@ -79,10 +79,15 @@ def _quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tenso
     return y if bias is None else y.add_(bias)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers -127..127, as float32 [T, in], and the scale [T, 1] of each row; their product is ``x`` [T, in]."""
-    scale = x.float().abs().amax(-1, keepdim=True) / 127
-    return (x.float() / scale.where(scale > 0, 1.0)).round_(), scale
+def quantize_rows(x: Tensor, *, in_fp8: bool = False) -> tuple[Tensor, Tensor]:
+    """Integers -127..127 or numbers of fp8, as float32 [T, in], and the scale [T, 1] of each row; their product is
+    ``x`` [T, in].
+    """
+    scale = x.float().abs().amax(-1, keepdim=True) / (FP8_LARGEST if in_fp8 else 127)
+    scaled = x.float() / scale.where(scale > 0, 1.0)
+    if in_fp8:
+        return scaled.clamp_(-FP8_LARGEST, FP8_LARGEST).to(FP8).float(), scale
+    return scaled.round_(), scale
 
 
 def _has_packed_product() -> bool:

@@ -135,8 +135,8 @@ class NativeStack:
 
 
 def native(stack: Stack) -> NativeStack | None:
-    """``stack`` for the extension, or None if a linear layer is not packed for it."""
-    if stack.embedding.dtype != stack.dtype:
+    """``stack`` for the extension, or None if a linear layer is not packed for it or other ranks have a part of it."""
+    if stack.embedding.dtype != stack.dtype or not stack.whole:
         return None
     for layer in stack.layers:
         for linear in layer.linears:

@@ -20,6 +20,8 @@ from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.allowed import Allowed, restrict
 from headrace.compute.sampling.choice import Choice, choose
 from headrace.compute.sampling.draw import likeliest
+from headrace.compute.sampling.lines import counting_of
+from headrace.compute.sampling.penalties import penalize
 
 
 class TorchKernels:
@@ -28,6 +30,9 @@ class TorchKernels:
     name = "torch"
     isa = ""
     layout = "token, head, feature"
+    fp8 = False
+    penalize = staticmethod(penalize)
+    accept = staticmethod(counting_of)
 
     def __init__(self) -> None:
         self._gathered: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}

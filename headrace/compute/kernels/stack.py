@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, HeadShape, Kernels, Pages
+from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.step_interrupt import StepInterrupted
 
 
@@ -57,6 +58,9 @@ class Stack:
 
     ``embedding`` [vocab, hidden] has ``dtype``, like activations and biases; its rows are multiplied by
     ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], to which layers refer.
+
+    In a model in parts ``parallel`` connects the ranks, and the embedding has the tokens from ``first_token`` on.
+    ``first`` and ``last`` say whether the stage begins with tokens and ends with the states after the last norm.
     """
 
     embedding: Tensor
@@ -70,6 +74,15 @@ class Stack:
     eps: float
     scale: float
     softcap: float | None
+    parallel: Parallel = ONE_PROCESS
+    first_token: int = 0
+    first: bool = True
+    last: bool = True
+
+    @property
+    def whole(self) -> bool:
+        """Whether one process has the whole model."""
+        return self.parallel is ONE_PROCESS
 
 
 def apply(
@@ -78,13 +91,14 @@ def apply(
     batch: Batch,
     pages: Sequence[Pages],
 ) -> Tensor:
-    """See `Kernels.run_stack`."""
+    """See `Kernels.run_stack`. Of a stage that is not the last one, the result means nothing."""
     windows = {layer.window for layer in stack.layers}
     plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
     rotations = [table.index_select(0, batch.positions) for table in stack.ropes]
-    residual = stack.embedding.index_select(0, batch.tokens)
-    if stack.embedding_scale != 1.0:
-        residual = residual * stack.embedding_scale
+    if stack.first:
+        residual = _embedded(stack, batch.tokens)
+    else:
+        residual = stack.parallel.receive(len(batch.tokens), len(stack.input_norm), stack.dtype)
     x = kernels.rms_norm(residual, stack.input_norm, stack.eps)
     for number, (layer, held) in enumerate(zip(stack.layers, pages, strict=True)):
         copy_tapped(batch, number, residual)
@@ -95,21 +109,35 @@ def apply(
             qkv, stack.heads, rotations[layer.rope], layer.qk_norm, stack.eps, batch.slot_mapping, held
         )
         x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
-        if layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
+        if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):
             # No position attends to the last layer's output: only wanted positions continue.
             x, residual = x[batch.logits_indices], residual[batch.logits_indices]
-        x = kernels.linear(x, layer.output.weight, layer.output.bias)
+        x = stack.parallel.all_reduce(kernels.linear(x, layer.output.weight, layer.output.bias))
         if layer.post_attention_norm is not None:
             x = kernels.rms_norm(x, layer.post_attention_norm, stack.eps)
         x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, stack.eps)
         x = kernels.linear(x, layer.gate_up.weight, layer.gate_up.bias)
         x = kernels.gated_activation(x, stack.activation)
-        x = kernels.linear(x, layer.down.weight, layer.down.bias)
+        x = stack.parallel.all_reduce(kernels.linear(x, layer.down.weight, layer.down.bias))
         if layer.post_mlp_norm is not None:
             x = kernels.rms_norm(x, layer.post_mlp_norm, stack.eps)
         x, residual = kernels.add_rms_norm(x, residual, layer.following_norm, stack.eps)
     copy_tapped(batch, len(stack.layers), residual)
+    if not stack.last:
+        stack.parallel.send(residual)
     return x
+
+
+def _embedded(stack: Stack, tokens: Tensor) -> Tensor:
+    """The embeddings [T, hidden] of tokens; each rank looks up those in its part of the table."""
+    if stack.whole:
+        rows = stack.embedding.index_select(0, tokens)
+    else:
+        places = tokens - stack.first_token
+        absent = (places < 0) | (places >= len(stack.embedding))
+        rows = stack.embedding.index_select(0, places.masked_fill(absent, 0))
+        rows = stack.parallel.all_reduce(rows.masked_fill_(absent[:, None], 0))
+    return rows if stack.embedding_scale == 1.0 else rows * stack.embedding_scale
 
 
 def copy_tapped(batch: Batch, layer: int, residual: Tensor) -> None:

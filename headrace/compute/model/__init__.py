@@ -4,8 +4,8 @@
 - `families`: the model families as data; reads a ``config.json``.
 - `config_reader`: reads single fields of a config. `rope_config`: reads its rotary embedding.
 - `spec`: what the decoder needs to know of a model.
-- `layout`: the tensors of a checkpoint by name and shape.
-- `checkpoint`: the safetensors files. `weights`: the decoder's weights from them.
+- `layout`: the tensors of a checkpoint by name and shape. `sharding`: the part of them that one rank computes.
+- `checkpoint`: the safetensors files. `weights`: the decoder's weights from them. `sources`: from files or at random.
 - `rope`: rotary tables.
 - `decoder`: the decoder.
 - `largest_step`: measures the memory of the largest step.

@@ -14,27 +14,38 @@ from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.rope import rope_table
+from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights
+from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import Penalty
 
 
 class Decoder:
     """A model that is ready to run on one device.
 
     Args:
-        spec: the model.
+        spec: the model, or the part of it that this rank computes.
         weights: its weights, whose layers are moved out of it; their device and dtype are those of the computation.
         kernels: the backend.
         max_model_len: the longest sequence; sizes the rotary tables.
+        parallel: connects this rank to those with the other parts.
     """
 
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, kernels: Kernels, max_model_len: int
+        self,
+        spec: DecoderSpec | Shard,
+        weights: DecoderWeights,
+        kernels: Kernels,
+        max_model_len: int,
+        parallel: Parallel = ONE_PROCESS,
     ) -> None:
-        self.spec = spec
+        shard = spec if isinstance(spec, Shard) else shard_of(spec)
+        self.spec = spec = shard.spec
         self.kernels = kernels
+        self._parallel = parallel
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         first_norm = weights.layers[0].input_norm
@@ -50,9 +61,13 @@ class Decoder:
             eps=spec.norm_eps,
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
+            parallel=parallel,
+            first_token=shard.vocabulary.begin,
+            first=shard.place.first,
+            last=shard.place.last,
         )
         self._stack = kernels.prepare_stack(stack)
-        self.head = kernels.prepare_linear(weights.head)
+        self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
         """The head as the kernels prepared it: a head for drafts may share it."""
         self.nbytes = weights.nbytes
         if weights.head is weights.embedding and self.head is not weights.embedding:
@@ -84,10 +99,16 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, vocab] of hidden states [S, hidden], in their dtype; in float32 if a softcap applies."""
-        logits: Tensor = self.kernels.linear(hidden, self.head)
+        logits = self._parallel.logits(hidden, self.project)
         if self.spec.logits_softcap is not None:
             logits = logits.float()
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
+        return logits
+
+    @torch.inference_mode()
+    def project(self, hidden: Tensor) -> Tensor:
+        """The logits [S, N] of the N tokens that this rank's part of the head has."""
+        logits: Tensor = self.kernels.linear(hidden, self.head)
         return logits
 
     def likeliest(self, logits: Tensor) -> Tensor:
@@ -102,14 +123,23 @@ class Decoder:
         """See `Kernels.choose`."""
         return self.kernels.choose(logits, choice)
 
+    def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
+        """See `Kernels.penalize`."""
+        self.kernels.penalize(logits, counts, penalty)
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        """See `Kernels.accept`."""
+        return self.kernels.accept(drawn, drafts, first, offsets)
+
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Like `forward`, but returns the last hidden states [S, hidden], after the final norm."""
-        return self.kernels.run_stack(self._stack, batch, kv.layers)
+        states = self.kernels.run_stack(self._stack, batch, kv.layers)
+        return self._parallel.hidden(states, len(batch.logits_indices))
 
     @torch.inference_mode()
     def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:
         """See `Kernels.draft`."""
-        if self.spec.logits_softcap is not None:
+        if self.spec.logits_softcap is not None or self._parallel is not ONE_PROCESS:
             return None
         return self.kernels.draft(self._stack, self.head, batch, kv.layers, most, least)

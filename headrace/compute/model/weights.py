@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,16 +23,15 @@ from headrace.compute.model.layout import (
     LinearPlace,
     head_norm_modules,
     linear_modules,
-    linear_places,
     norm_modules,
     other_tensors,
 )
+from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
+from headrace.compute.model.sources import RandomSource, Source, StoredSource, Weight
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.quantization import scheme as quantization
 from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
-
-Weight: TypeAlias = Tensor | QuantizedWeight
 
 _SAMPLED = 1024
 _HARMLESS = ("rotary_emb.inv_freq",)
@@ -71,6 +69,9 @@ class LayerWeights:
 @dataclass(slots=True)
 class DecoderWeights:
     """All weights; ``head`` is ``embedding`` itself if the model ties them and the head is not quantized.
+
+    Those of a shard have the embedding and head of its tokens. A stage without one of them has an empty tensor [0,
+    hidden] in its place, and the ``norm`` of a stage that is not the last is the next layer's first.
 
     The decoder moves the layers out one by one as it prepares them, so that no weight is in memory twice. ``nbytes``
     remains the size of all of them when they were created. ``quantization`` is the number of linear layers of each
@@ -111,136 +112,120 @@ class DecoderWeights:
 
 def load_weights(
     folder: Path,
-    spec: DecoderSpec,
+    spec: DecoderSpec | Shard,
     dtype: torch.dtype,
     device: torch.device | str,
     quantize: str | None = None,
     plain_name: Callable[[str], str] | None = None,
+    *,
+    fp8: bool = False,
 ) -> DecoderWeights:
     """Read a checkpoint's safetensors, convert them to ``dtype``, and quantize them if ``quantize`` names a scheme.
 
-    ``plain_name`` maps the names in the files to those of the architecture, if they differ.
+    ``plain_name`` maps the names in the files to those of the architecture, if they differ. Of a shard only its part
+    is read. ``fp8`` says whether linear layers stored in fp8 stay so, or are expanded.
 
     Raises:
         ModelError: there are no safetensors, a file is broken, or tensors are missing, unexpected or of another shape
             (the message names them). Or its linear layers are quantized already.
     """
-    with Checkpoint(folder, plain_name or (_plain_name if spec.nested_checkpoint else str)) as checkpoint:
-        check_names(checkpoint, spec)
-        return _Assembly(spec, _Stored(checkpoint, spec), dtype, device, quantize).weights()
+    shard = spec if isinstance(spec, Shard) else shard_of(spec)
+    whole = shard.whole
+    with Checkpoint(folder, plain_name or (_plain_name if whole.nested_checkpoint else str)) as checkpoint:
+        check_names(checkpoint, whole)
+        stored = StoredSource(checkpoint, whole, fp8=fp8 and quantize is None)
+        return _Assembly(shard, stored, dtype, device, quantize).weights()
 
 
 def dummy_weights(
-    spec: DecoderSpec,
+    spec: DecoderSpec | Shard,
     dtype: torch.dtype,
     device: torch.device | str,
     seed: int = 0,
     quantize: str | None = None,
 ) -> DecoderWeights:
     """Random weights of the model's shape, the same for the same seed and kind of device; for benchmarks."""
-    return _Assembly(spec, _Random(dtype, device, seed), dtype, device, quantize).weights()
-
-
-class _Source(Protocol):
-    """A source of weights."""
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
-
-    def linear(self, module: str, shape: tuple[int, int]) -> Weight: ...
-
-
-class _Stored:
-    """A checkpoint, whose linear layers may be stored in a quantized format."""
-
-    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec) -> None:
-        self._checkpoint = checkpoint
-        self._format = spec.stored
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._checkpoint.read(name, shape)
-
-    def linear(self, module: str, shape: tuple[int, int]) -> Weight:
-        layout = self._format.layout_of(module) if self._format else None
-        if layout is None:
-            return self.tensor(f"{module}.weight", shape)
-        suffixes = (*layout.required, *layout.optional)
-        names = {suffix: f"{module}.{suffix}" for suffix in suffixes}
-        present = {suffix: name for suffix, name in names.items() if name in self._checkpoint.names}
-        try:
-            return layout.read(
-                {suffix: self._checkpoint.read(name) for suffix, name in present.items()}, shape
-            )
-        except ValueError as error:
-            raise ModelError(f"{self._checkpoint.folder}: {module}: {error}") from error
-
-
-class _Random:
-    """Noise for every linear layer and table, ones for the norms."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
-        self._generator = torch.Generator(device=device).manual_seed(seed)
-        self._dtype = dtype
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        if name.endswith(("norm.weight", "layernorm.weight")):
-            return torch.ones(shape)
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._generator.device)
-        return tensor.normal_(0.0, 0.02, generator=self._generator)
-
-    def linear(self, module: str, shape: tuple[int, int]) -> Weight:
-        return self.tensor(f"{module}.weight", shape)
+    shard = spec if isinstance(spec, Shard) else shard_of(spec)
+    return _Assembly(shard, RandomSource(dtype, device, seed), dtype, device, quantize).weights()
 
 
 class _Assembly:
-    """Assembles weights: merges modules, converts dtypes, quantizes linear layers."""
+    """Assembles the weights of a shard: cuts and merges modules, converts dtypes, quantizes linear layers."""
 
     def __init__(
         self,
-        spec: DecoderSpec,
-        source: _Source,
+        shard: Shard,
+        source: Source,
         dtype: torch.dtype,
         device: torch.device | str,
         quantize: str | None,
     ) -> None:
-        self._spec, self._source, self._dtype, self._device = spec, source, dtype, device
+        self._shard, self._spec = shard, shard.whole
+        self._source, self._dtype, self._device = source, dtype, device
         self._scheme = SCHEMES[quantize] if quantize else None
 
     def weights(self) -> DecoderWeights:
-        shape = (self._spec.vocab_size, self._spec.hidden_size)
-        embedding = self._joined([self._source.tensor(f"{EMBEDDING}.weight", shape)])
-        layers = [self._layer(index) for index in range(self._spec.num_layers)]
-        norm = self._norm(FINAL_NORM)
+        place, tied = self._shard.place, self._spec.tied_embeddings
+        needed = place.first or (place.last and tied)
+        embedding = self._table() if needed else self._nothing()
+        layers = [self._layer(index) for index in range(*self._shard.layers)]
+        if not place.last:
+            following = norm_modules(self._spec, self._shard.layers.end)["input_norm"]
+            return DecoderWeights(embedding, layers, self._norm(following), self._nothing())
         head: Weight = embedding
-        if not self._spec.tied_embeddings:
-            head = self._whole([self._source.linear(HEAD, shape)], quantization.HEAD)
+        if not tied:
+            shape = (self._spec.vocab_size, self._spec.hidden_size)
+            cut = Cut(((self._shard.vocabulary,),), Range(0, shape[1]))
+            head = self._whole([(HEAD, self._source.linear(HEAD, shape))], quantization.HEAD, cut)
         elif self._scheme:
             head = self._quantized(embedding, quantization.HEAD)
-        return DecoderWeights(embedding, layers, norm, head)
+        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM), head)
+
+    def _table(self) -> Tensor:
+        tokens, shape = self._shard.vocabulary, (self._spec.vocab_size, self._spec.hidden_size)
+        return self._joined([self._source.tensor(f"{EMBEDDING}.weight", shape)[tokens.begin : tokens.end]])
+
+    def _nothing(self) -> Tensor:
+        return torch.empty((0, self._spec.hidden_size), dtype=self._dtype, device=self._device)
 
     def _layer(self, index: int) -> LayerWeights:
-        places = linear_places(self._spec, index)
-        linears = {name: self._linear(place) for name, place in places.items()}
-        biases = {f"{name}_bias": self._bias(place) for name, place in places.items()}
+        cuts = list(self._shard.cuts(index))
+        linears = {name: self._linear(place, cut) for name, place, cut in cuts}
+        biases = {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
         norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
         absent = dict.fromkeys(("post_attention_norm", "post_mlp_norm"))
         return LayerWeights(qk_norm=self._head_norms(index), **(linears | biases | absent | norms))
 
-    def _linear(self, place: LinearPlace) -> Weight:
-        parts = [self._source.linear(module, (rows, place.inputs)) for module, rows in place.modules.items()]
-        return self._whole(parts, self._scheme)
+    def _linear(self, place: LinearPlace, cut: Cut) -> Weight:
+        modules = [
+            (module, self._source.linear(module, (rows, place.inputs)))
+            for module, rows in place.modules.items()
+        ]
+        return self._whole(modules, self._scheme, cut)
 
-    def _whole(self, parts: Sequence[Weight], scheme: Scheme | None) -> Weight:
-        """Parts as one weight, quantized if there is a scheme; not quantized if their bits differ."""
-        if self._scheme and scheme:
-            if any(isinstance(part, QuantizedWeight) for part in parts):
-                raise ModelError("--quantization: the checkpoint is already quantized; omit this option")
-            parts = [self._quantized(part, scheme) for part in parts if isinstance(part, Tensor)]
+    def _whole(self, modules: Sequence[tuple[str, Weight]], scheme: Scheme | None, cut: Cut) -> Weight:
+        """The parts of modules that ``cut`` names as one weight, quantized if there is a scheme.
+
+        It is not quantized if their bits differ. Inputs are cut after quantizing, so that the values are those of
+        the whole weight.
+        """
+        parts: list[Weight] = []
+        for (module, weight), ranges in zip(modules, cut.outputs, strict=True):
+            for begin, end in ranges:
+                part = weight.rows(begin, end) if isinstance(weight, QuantizedWeight) else weight[begin:end]
+                if self._scheme and scheme:
+                    if isinstance(part, QuantizedWeight):
+                        raise ModelError(
+                            "--quantization: the checkpoint is already quantized; omit this option"
+                        )
+                    part = self._quantized(part, scheme)
+                parts.append(_columns(module, part, cut.inputs))
         quantized = [part.to(self._device) for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) == len(parts):
             try:
                 return stacked(quantized) if len(quantized) > 1 else quantized[0]
             except ValueError:  # of different kinds: a stacked weight cannot mix them
-                parts = quantized
+                parts = list(quantized)
         return self._joined(
             [part.dequantized(self._dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
         )
@@ -261,12 +246,16 @@ class _Assembly:
             begin += len(part)
         return whole
 
-    def _bias(self, place: LinearPlace) -> Tensor | None:
-        if not place.bias:
+    def _bias(self, place: LinearPlace, cut: Cut) -> Tensor | None:
+        """The bias of the outputs; where the products of the ranks are added, only the first rank has it."""
+        if not place.bias or (cut.inputs.size < place.inputs and self._shard.place.tensor_rank):
             return None
-        return self._joined(
-            [self._source.tensor(f"{module}.bias", (rows,)) for module, rows in place.modules.items()]
-        )
+        biases = [
+            self._source.tensor(f"{module}.bias", (rows,))[begin:end]
+            for (module, rows), ranges in zip(place.modules.items(), cut.outputs, strict=True)
+            for begin, end in ranges
+        ]
+        return self._joined(biases)
 
     def _norm(self, module: str) -> Tensor:
         norm = self._source.tensor(f"{module}.weight", (self._spec.hidden_size,))
@@ -278,8 +267,19 @@ class _Assembly:
             return None
         size = self._spec.head_dim
         queries, keys = (self._source.tensor(f"{m}.weight", (size,)) for m in head_norm_modules(index))
-        repeated = [queries.expand(self._spec.num_heads, size), keys.expand(self._spec.num_kv_heads, size)]
+        local = self._shard.spec
+        repeated = [queries.expand(local.num_heads, size), keys.expand(local.num_kv_heads, size)]
         return self._joined(repeated, torch.float32).add_(self._spec.norm_offset)
+
+
+def _columns(module: str, weight: Weight, inputs: Range) -> Weight:
+    """Some inputs of a weight."""
+    if not isinstance(weight, QuantizedWeight):
+        return weight[:, inputs.begin : inputs.end]
+    try:
+        return weight.columns(*inputs)
+    except ValueError as error:
+        raise ModelError(f"{TENSOR}: {module}: {error}; use a smaller size") from error
 
 
 def check_names(checkpoint: Checkpoint, spec: DecoderSpec) -> None:

@@ -156,7 +156,8 @@ def _fp8(config: Fields) -> StoredFormat:
     _only(config, "fp8", _FP8_NOTES, "weight_block_size", "ignored_layers", "modules_to_not_convert")
     excluded = [*_entries(config, "modules_to_not_convert"), *_entries(config, "ignored_layers"), _HEAD]
     block = _block(config.get("weight_block_size"))
-    layout = Fp8Layout(block)
+    # Activations beside a block's scale would need one for each of its groups: they are not quantized.
+    layout = Fp8Layout(block, 8 if block is None else 16)
     return _Format("fp8", lambda module: _within(module, excluded), (_Group(_any, layout),))
 
 
@@ -205,7 +206,9 @@ def _ct_layout(where: str, weights: Fields, activations: Any, stored: Any) -> Li
         case "int-quantized", "int", 8, "group" | "channel" | "tensor":
             return Int8Layout(group_size, symmetric, _activation_bits(where, activations))
         case "float-quantized" | "naive-quantized", "float", 8, "channel" | "tensor" | "block":
-            return Fp8Layout(_block(weights.get("block_structure")) if strategy == "block" else None)
+            if strategy == "block":
+                return Fp8Layout(_block(weights.get("block_structure")))
+            return Fp8Layout(None, 8 if activations else 16)
     acting = " with quantized activations" if activations else ""
     raise ModelError(
         f"quantization_config: {where}: format '{stored}' of {bits}-bit {kind} with strategy '{strategy}'{acting} is"

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.compute.quantization.weight import QuantizedWeight, pack_halves, stacked
+from headrace.compute.quantization.weight import FP8, FP8_LARGEST, QuantizedWeight, pack_halves, stacked
 
 TILE_INPUTS = 64
 """Number of inputs of a product on byte tiles."""
@@ -25,13 +25,14 @@ _ROWS_ELEMENTS = 1 << 24
 class Scheme:
     """A grid for weights: ``bits``, and one scale (and zero) for up to ``group_size`` inputs (None: for all).
 
-    ``symmetric``: zero is in the middle. ``activation_bits`` as in `QuantizedWeight`.
+    ``symmetric``: zero is in the middle. ``activation_bits`` as in `QuantizedWeight`. ``floating``: values are fp8.
     """
 
     bits: Literal[4, 8]
     group_size: int | None
     symmetric: bool
     activation_bits: Literal[8, 16]
+    floating: bool = False
 
     def group(self, inputs: int) -> int:
         """Number of inputs that share a scale: the largest divisor of ``inputs`` up to ``group_size``.
@@ -55,6 +56,9 @@ class Scheme:
 
         The range always contains 0, so that zero is one of the values and a weight of 0 stays 0.
         """
+        if self.floating:
+            scales = (grouped.abs().amax(-1, keepdim=True) / FP8_LARGEST).to(scale_dtype).float()
+            return scales.clamp_(min=torch.finfo(torch.float32).tiny), torch.zeros_like(scales)
         limit = 1 << (self.bits - 1)
         low, high = grouped.amin(-1, keepdim=True).clamp(max=0), grouped.amax(-1, keepdim=True).clamp(min=0)
         widest = 2 * torch.maximum(-low, high) if self.symmetric else high - low
@@ -65,13 +69,15 @@ class Scheme:
         return scales, (torch.round(-low / scales) - limit).clamp(-limit, limit - 1)
 
     def round(self, values: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-        """The integers nearest to ``values``, float32."""
+        """The integers (or fp8 numbers) nearest to ``values``, float32."""
+        if self.floating:
+            return (values / scales).clamp_(-FP8_LARGEST, FP8_LARGEST).to(FP8).float()
         limit = 1 << (self.bits - 1)
         return (values / scales).round_().add_(zeros).clamp_(-limit, limit - 1)
 
     def pack(self, integers: Tensor, scales: Tensor, zeros: Tensor, order: Tensor | None) -> QuantizedWeight:
-        """A weight from its integers [out, in] and float32 scales and zeros [out, groups]."""
-        values = integers.to(torch.int8)
+        """A weight from its integers (or fp8 numbers) [out, in] and float32 scales and zeros [out, groups]."""
+        values = integers.to(FP8 if self.floating else torch.int8)
         return QuantizedWeight(
             pack_halves(values) if self.bits == 4 else values,
             scales.contiguous(),
@@ -92,7 +98,13 @@ group. A zero takes one byte for 128 weights."""
 W4A8 = replace(W4A16, activation_bits=8)
 """The same weights with activations as in `W8A8`: half the products, for prompts and large batches."""
 
-SCHEMES = {"int8": W8A8, "int4": W4A16, "w4a8": W4A8}
+FP8_W8A8 = Scheme(8, None, symmetric=True, activation_bits=8, floating=True)
+"""As `W8A8` in e4m3: finer near zero, coarser elsewhere. Only some GPUs multiply it."""
+
+WRITTEN = {"int8": W8A8, "int4": W4A16, "w4a8": W4A8}
+"""The schemes of ``headrace quantize``."""
+
+SCHEMES = {**WRITTEN, "fp8": FP8_W8A8}
 """By the names of ``--quantization``, for the linear layers of layers."""
 
 HEAD = W8A8

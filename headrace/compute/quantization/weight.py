@@ -1,11 +1,11 @@
 """The internal layout of a quantized linear weight, which every reader fills and every kernel reads.
 
 A weight is ``(value - zero) * scale``, with values of 8 or 4 bits and one scale (and zero) for each group of
-consecutive inputs of an output:
+consecutive inputs of an output. Values of 8 bits are integers, or floats in fp8 (e4m3), which have no zeros:
 
 ```
             in ──────────────────────────────▶
-     out    │ group 0 │ group 1 │ ...        │   values  int8 [out, in], or uint8 [out, in / 2]
+     out    │ group 0 │ group 1 │ ...        │   values  int8 or fp8 [out, in], or uint8 [out, in / 2]
       │     │ s, z    │ s, z    │            │   scales  float32 [out, groups]
       ▼     │         │         │            │   zeros   int8 [out, groups], or None: all zero
 ```
@@ -20,21 +20,25 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+FP8 = torch.float8_e4m3fn
+FP8_LARGEST = 448.0
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """A weight [out, in] in 8 or 4 bits; immutable, all parts contiguous and on one device.
 
     Args:
-        values: int8 [out, in]; or with 4 bits uint8 [out, in / 2], where the low half of a byte holds the even input
-            and each half is the value plus 8.
+        values: int8 or float8_e4m3fn [out, in]; or with 4 bits uint8 [out, in / 2], where the low half of a byte
+            holds the even input and each half is the value plus 8.
         scales: float32 [out, groups]; ``groups`` divides ``in``.
         zeros: int8 [out, groups] in the range of the values, or None if all are 0 (symmetric).
         order: int64 [in], or None: input ``i`` of the values is feature ``order[i]`` of the activations (GPTQ's
             ``desc_act``).
         bits: bits of a value.
         activation_bits: 16: activations are not quantized. 8: the product is defined with activations that are
-            quantized per token, symmetrically: ``round(x / s)`` with ``s = max|x| / 127``.
+            quantized per token, symmetrically: ``round(x / s)`` with ``s = max|x| / 127``. For a weight in fp8 they are
+            the nearest e4m3 of ``x / s`` with ``s = max|x| / 448``.
     """
 
     values: Tensor
@@ -50,6 +54,11 @@ class QuantizedWeight:
         return outputs, width * (8 // self.bits)
 
     @property
+    def in_fp8(self) -> bool:
+        """Whether the values are floats."""
+        return self.values.dtype == FP8
+
+    @property
     def group_size(self) -> int:
         """Inputs that share a scale."""
         return self.shape[1] // self.scales.shape[1]
@@ -58,7 +67,8 @@ class QuantizedWeight:
     def kind(self) -> str:
         """Bits of weights and activations, and the group: ``W4A16 in groups of 128``."""
         per = "" if self.scales.shape[1] == 1 else f" in groups of {self.group_size}"
-        return f"W{self.bits}A{self.activation_bits}{per}{' reordered' if self.order is not None else ''}"
+        stored, ordered = "fp8 " if self.in_fp8 else "", " reordered" if self.order is not None else ""
+        return f"{stored}W{self.bits}A{self.activation_bits}{per}{ordered}"
 
     @property
     def nbytes(self) -> int:
@@ -72,6 +82,31 @@ class QuantizedWeight:
         """Some of the outputs, as a weight that shares the memory of this one."""
         zeros = None if self.zeros is None else self.zeros[begin:end]
         return replace(self, values=self.values[begin:end], scales=self.scales[begin:end], zeros=zeros)
+
+    def columns(self, begin: int, end: int) -> QuantizedWeight:
+        """Some of the inputs, in new memory.
+
+        Raises:
+            ValueError: a group would be split, or the inputs are not in the order of the activations.
+        """
+        inputs, group = self.shape[1], self.group_size
+        if (begin, end) == (0, inputs):
+            return self
+        if self.order is not None:
+            raise ValueError(
+                "its inputs are in another order than the activations (desc_act), so its groups cannot be divided"
+            )
+        parts, per_value = (self.scales, self.zeros), 8 // self.bits
+        if self.scales.shape[1] > 1:
+            if begin % group or end % group:
+                raise ValueError(f"inputs {begin} to {end} would split a group of {group}")
+            scales = self.scales[:, begin // group : end // group]
+            zeros = None if self.zeros is None else self.zeros[:, begin // group : end // group]
+            parts = scales.contiguous(), None if zeros is None else zeros.contiguous()
+        if begin % per_value or end % per_value:
+            raise ValueError(f"inputs {begin} to {end} would split a byte of {per_value} values")
+        values = self.values[:, begin // per_value : end // per_value].contiguous()
+        return replace(self, values=values, scales=parts[0], zeros=parts[1])
 
     def to(self, device: torch.device | str) -> QuantizedWeight:
         """The weight on ``device``."""
@@ -88,7 +123,7 @@ class QuantizedWeight:
         )
 
     def integers(self) -> Tensor:
-        """The values, int8 [out, in]."""
+        """The values of a weight of integers, int8 [out, in]."""
         if self.bits == 8:
             return self.values
         halves = torch.stack((self.values & 15, self.values >> 4), -1)
@@ -97,10 +132,11 @@ class QuantizedWeight:
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The dequantized weight [out, in], with inputs in the order of the activations."""
         outputs, inputs = self.shape
-        grouped = self.integers().view(outputs, -1, self.group_size).float()
+        values = self.values if self.in_fp8 else self.integers()
+        grouped = values.float().view(outputs, -1, self.group_size)
         if self.zeros is not None:
             grouped -= self.zeros[..., None]
-        weight = (grouped * self.scales[..., None]).view(outputs, inputs)
+        weight = grouped.mul_(self.scales[..., None]).view(outputs, inputs)
         if self.order is not None:
             weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
         return weight.to(dtype)
@@ -116,14 +152,15 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Stack weights with the same inputs into one, outputs after outputs (queries, keys, values; gate, up).
 
     Raises:
-        ValueError: they differ in bits, groups, order of inputs or kind of activations.
+        ValueError: they differ in type, bits, groups, order of inputs or kind of activations.
     """
     first = parts[0]
     for part in parts[1:]:
         same_order = (part.order is None) == (first.order is None) and (
             part.order is None or first.order is None or torch.equal(part.order, first.order)
         )
-        same = (part.bits, part.activation_bits, part.shape[1], part.group_size) == (
+        same = (part.values.dtype, part.bits, part.activation_bits, part.shape[1], part.group_size) == (
+            first.values.dtype,
             first.bits,
             first.activation_bits,
             first.shape[1],

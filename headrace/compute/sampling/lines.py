@@ -12,7 +12,7 @@ computed where the tokens are: the host need not wait for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from headrace.compute.transfer import upload
 from headrace.core.plan import Row
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+Accept = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 NO_DRAFT = -3
 """In place of a draft where there is none, or where it cannot be right; unequal to all tokens and faults."""
@@ -63,16 +65,15 @@ class Lines(NamedTuple):
         drafts = self.drafts[np.minimum(first[:, None] + places, len(self.rows) - 1)]
         return np.where(places < self.offsets[:, None], drafts, NO_DRAFT)
 
-    def counting(self, drawn: torch.Tensor) -> torch.Tensor:
-        """Which of the tokens ``drawn`` int64 [L] count, as bool [L] on their device.
+    def counting(self, drawn: torch.Tensor, accept: Accept) -> torch.Tensor:
+        """Which of the tokens ``drawn`` int64 [L] count, as bool [L] on their device, by `counting_of` or a kernel.
 
         A fault after a draft does not count: the token at its place is drawn again in another step, and fails there.
         """
         known = (self.drafts, np.arange(len(self.rows)) - self.offsets, self.offsets)
         if drawn.device.type == "cpu":  # small arrays take numpy a fraction of the time
             return torch.from_numpy(counting_of(drawn.numpy(), *known))
-        counting: torch.Tensor = counting_of(drawn, *upload(drawn.device, *known))
-        return counting
+        return accept(drawn, *upload(drawn.device, *known))
 
 
 def counting_of(drawn: Any, drafts: Any, first: Any, offsets: Any) -> Any:

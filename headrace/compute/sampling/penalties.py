@@ -1,12 +1,17 @@
 """Penalties on tokens that have already occurred: repetition, presence, frequency.
 
-They touch only the tokens of the row's own sequence: those logits are gathered through the token history, changed and
-scattered back. So a vocabulary of 150,000 costs no more than one of 4,000. Counts of output tokens are kept only for
-slots whose requests use a penalty, in one lane of the table each. The device increments them for each sampled token,
-so a step whose tokens the host has not received yet can already be penalized.
+On a CPU they touch only the tokens of the row's own sequence: those logits are gathered through the token history,
+changed and scattered back. So a vocabulary of 150,000 costs no more than one of 4,000. A GPU reads whole rows of
+counts instead, in one launch that needs no lengths of sequences from the host.
+
+Counts of output tokens are kept only for slots whose requests use a penalty, in one lane of the table each. The device
+increments them for each sampled token, so a step whose tokens the host has not received yet can already be penalized.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,16 +23,53 @@ Reals = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 TOKENS_AT_ONCE = 1 << 18
 """Tokens of histories processed at once; about 60 bytes each. A single row may have more."""
+IN_PROMPT = 1 << 30
+"""Added to the count of a token that is in the prompt, where whole rows of counts are read."""
+
+
+class Penalty(NamedTuple):
+    """The penalties of P rows, as arrays on the host: ``rows`` of logits and ``lanes`` of counts, int64 [P].
+
+    ``drafts`` int64 [P, K] are tokens before the row that are not among its counts, and other numbers than tokens.
+    """
+
+    rows: Ints
+    lanes: Ints
+    repetition: Reals
+    presence: Reals
+    frequency: Reals
+    drafts: Ints | None
+
+
+Penalize = Callable[[torch.Tensor, torch.Tensor, Penalty], None]
+
+
+def penalize(logits: torch.Tensor, counts: torch.Tensor, penalty: Penalty) -> None:
+    """Penalize rows of ``logits`` float32 [S, V] in place by ``counts`` int32 [lanes, V]; see `Penalties.apply`."""
+    numbers = (penalty.repetition, penalty.presence, penalty.frequency)
+    drafts = np.zeros(0, dtype=np.int64) if penalty.drafts is None else penalty.drafts.reshape(-1)
+    rows, lanes, *factors, ahead = upload(logits.device, penalty.rows, penalty.lanes, *numbers, drafts)
+    repetition, presence, frequency = (each.to(logits.dtype).unsqueeze(1) for each in factors)
+    seen = counts.index_select(0, lanes)
+    output, tokens = seen & (IN_PROMPT - 1), torch.arange(counts.shape[1], device=counts.device)
+    for column in ahead.view(len(rows), -1).unbind(1):
+        output += column.unsqueeze(1) == tokens
+    said = logits.index_select(0, rows)
+    repeated = torch.where(said > 0, said / repetition, said * repetition)
+    said = torch.where((output > 0) | (seen >= IN_PROMPT), repeated, said)
+    logits.index_copy_(0, rows, said - frequency * output - presence * (output > 0))
 
 
 class Penalties:
     """How often each token occurs in the output of a slot (int32 [lanes, V]), and the penalties from these counts.
 
-    ``history`` int32 [slots, width] is the device's buffer of all tokens.
+    ``history`` int32 [slots, width] is the device's buffer of all tokens. ``by_counts`` is `penalize` or a kernel for
+    it; None: penalties go through the history.
     """
 
-    def __init__(self, history: torch.Tensor, vocab_size: int) -> None:
+    def __init__(self, history: torch.Tensor, vocab_size: int, by_counts: Penalize | None = None) -> None:
         self._history = history
+        self._by_counts = by_counts
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=history.device)
         self._lane: dict[int, int] = {}
         self._free: list[int] = []
@@ -36,14 +78,17 @@ class Penalties:
         """Number of slots with counts."""
         return len(self._lane)
 
-    def admit(self, slot: int, output: Ints) -> None:
-        """Start a slot's counts from the output tokens known so far."""
+    def admit(self, slot: int, prompt: Ints, output: Ints) -> None:
+        """Start a slot's counts from its prompt and the output tokens known so far."""
         if slot not in self._lane:
             if not self._free:
                 self._grow()
             self._lane[slot] = self._free.pop()
         counts = self._counts[self._lane[slot]].zero_()
         (tokens,) = upload(counts.device, output)
+        if self._by_counts is not None:
+            (given,) = upload(counts.device, prompt)
+            counts.index_fill_(0, given, IN_PROMPT)
         counts.index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.int32))
 
     def release(self, slot: int) -> None:
@@ -80,6 +125,11 @@ class Penalties:
         Repetition (CTRL, arXiv:1909.05858) divides the positive and multiplies the negative logits of tokens in prompt
         or output. Then frequency and presence (OpenAI) subtract per occurrence and once, for output tokens only.
         """
+        if self._by_counts is not None:
+            lanes = self._lanes(slots)
+            penalty = Penalty(rows, lanes, repetition, presence, frequency, drafts)
+            self._by_counts(logits, self._counts, penalty)
+            return
         numbers = (rows, slots, self._lanes(slots), repetition, presence, frequency)
         parts = np.flatnonzero(np.diff(np.cumsum(lengths) // TOKENS_AT_ONCE)) + 1
         for part in np.split(np.arange(rows.size), parts):

@@ -21,7 +21,7 @@ from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.constraints import Constraints, Rowed, checked
 from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED, likeliest
 from headrace.compute.sampling.generator import uniforms
-from headrace.compute.sampling.penalties import Penalties
+from headrace.compute.sampling.penalties import Penalize, Penalties
 from headrace.compute.transfer import upload
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
@@ -108,7 +108,7 @@ class Sampler:
 
     ``history`` int32 [slots, width] is the device's buffer of all tokens (`Slots.tokens`); only bad words and
     penalties read it. ``pick``, ``choose`` and ``restrict`` are `draw.likeliest`, `choice.choose` and
-    `allowed.restrict`, or equivalents that also accept logits of fewer bits.
+    `allowed.restrict`, or equivalents that also accept logits of fewer bits. ``penalize`` as in `Penalties`.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class Sampler:
         pick: Pick = likeliest,
         choose: Choose = choice.choose,
         restrict: Restrict = restrict,
+        penalize: Penalize | None = None,
     ) -> None:
         self._restrict = restrict
         self._pick = pick
@@ -127,7 +128,7 @@ class Sampler:
         self._features = np.zeros(len(history), dtype=np.int64)
         self._numbers = np.zeros(len(history), dtype=_NUMBERS)
         self._constraints: dict[int, Constraints] = {}
-        self._penalties = Penalties(history, vocab_size)
+        self._penalties = Penalties(history, vocab_size, penalize)
 
     def admit(self, entry: Entry) -> Ints:
         """A sequence takes a slot; returns its tokens, checked.
@@ -156,7 +157,7 @@ class Sampler:
         )
         self._constraints[entry.slot] = made
         if features & Feature.PENALTIES:
-            self._penalties.admit(entry.slot, tokens[entry.prompt_tokens :])
+            self._penalties.admit(entry.slot, *np.split(tokens, [entry.prompt_tokens]))
         return tokens
 
     @property

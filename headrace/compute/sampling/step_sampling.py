@@ -7,6 +7,7 @@ does a row whose sampling raises. It does not know how the states are computed.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.lines import NO_DRAFT, Lines, drafted
 from headrace.compute.sampling.logprobs import Scores, score
+from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.sampling.sampler import Drawing, Sampler
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.transfer import Download, upload
@@ -44,9 +46,19 @@ class Head(Protocol):
         """A token int64 [S] sampled from each row's logits, or a fault: see `choice.choose`."""
         ...
 
+    def penalize(self, logits: torch.Tensor, counts: torch.Tensor, penalty: Penalty) -> None:
+        """Penalize rows of logits in place: see `penalties.penalize`."""
+        ...
+
+    def accept(
+        self, drawn: torch.Tensor, drafts: torch.Tensor, first: torch.Tensor, offsets: torch.Tensor
+    ) -> torch.Tensor:
+        """Which of the drawn tokens count: see `lines.counting_of`."""
+        ...
+
 
 class StepSampling:
-    """The sampling of all slots. At most ``most_logits`` rows of logits exist at once.
+    """The sampling of all slots. At most ``most_logits`` rows of logits exist at once; ``append`` stores drawn tokens.
 
     The time of computing logits is added to ``seconds["forward"]``.
     """
@@ -60,14 +72,20 @@ class StepSampling:
         vocab_size: int,
         most_logits: int,
         matchers: Matchers | None,
+        append: Callable[[Ints, Ints, torch.Tensor], None],
     ) -> None:
         self._seconds = seconds
         self._head = head
         self._slots = slots
+        self._append = append
         self._vocab_size = vocab_size
         self._most_logits = most_logits
         self._matchers = matchers
-        self._sampler = Sampler(slots.tokens, vocab_size, head.likeliest, head.choose, head.restrict)
+        # A CPU finds the few tokens of a row's own sequence faster than it reads a whole row of counts.
+        penalize = None if slots.device.type == "cpu" else head.penalize
+        self._sampler = Sampler(
+            slots.tokens, vocab_size, head.likeliest, head.choose, head.restrict, penalize
+        )
         self._refused: dict[int, str] = {}
         # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
         self._top = np.full(len(slots.tokens), -1, dtype=np.int64)
@@ -160,8 +178,8 @@ class StepSampling:
                 scored += (begin + at).tolist()
             del logits
         drawn = tokens[0] if len(tokens) == 1 else torch.cat(tokens)
-        counting = lines.counting(drawn) if lines.verifies else None
-        self._slots.append(lines.slots, lines.positions, drawn)
+        counting = lines.counting(drawn, self._head.accept) if lines.verifies else None
+        self._append(lines.slots, lines.positions, drawn)
         self._sampler.append(lines.slots, drawn, counting)
         if self._matchers is not None:
             self._matchers.note(lines.slots, drawn, counting)

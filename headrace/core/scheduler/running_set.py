@@ -77,6 +77,11 @@ class RunningSet:
         return len(self._paused)
 
     @property
+    def everyone(self) -> list[Sequence]:
+        """All sequences that hold slots and blocks, paused ones too."""
+        return [*self._sequences, *self._paused]
+
+    @property
     def free_slots(self) -> int:
         return len(self._slots)
 
@@ -300,7 +305,7 @@ class RunningSet:
 
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots and states agree."""
-        everyone = [*self._sequences, *self._paused]
+        everyone = self.everyone
         self.pages.check(everyone)
         places = self.pages.pool.block_size * sum(len(s.table) for s in everyone)
         planned = sum(s.planned for s in everyone)

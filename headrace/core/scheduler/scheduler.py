@@ -45,9 +45,7 @@ LONG_PROMPT_SHARE = 0.5
 
 
 class Stalled(AssertionError):
-    """A request waits, nothing runs, and no step or event is due. This is a bug, raised at once instead of idling for
-    ever.
-    """
+    """A request waits, nothing runs, and no step or event is due: a bug, raised at once instead of idling for ever."""
 
 
 class Scheduler:
@@ -164,9 +162,13 @@ class Scheduler:
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request now, in any state; an unknown or finished id is ignored."""
-        sequence = self.live.get(request_id)
-        if sequence is not None:
+        if (sequence := self.live.get(request_id)) is not None:
             self._finish(sequence, why)
+
+    def fail_running(self, message: str) -> None:
+        """Fail every request that holds blocks, because their content is lost."""
+        for sequence in self._running.everyone:
+            self._finish(sequence, FinishReason.FAILED, message)
 
     # -- questions from outside ----------------------------------------------------------------------
 
@@ -237,8 +239,7 @@ class Scheduler:
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, request_id = heapq.heappop(self._deadlines)
-            sequence = self.live.get(request_id)
-            if sequence is not None and sequence.request.deadline == deadline:
+            if (sequence := self.live.get(request_id)) is not None and sequence.request.deadline == deadline:
                 self._finish(sequence, FinishReason.TIMEOUT)
 
     def observe_step(self, seconds: float) -> None:

@@ -50,7 +50,7 @@ class EngineTarget:
         eos_token_ids: frozenset[int] = frozenset(),
         before: Callable[[], None] = lambda: None,
         watchers: Iterable[Watcher] = (),
-        close: Callable[[], None] = lambda: None,
+        close: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
         concurrency: int | None = None,

@@ -20,6 +20,14 @@ from rich.table import Table
 from headrace.lab.plan.roofline import Load, Replica, decoding
 from headrace.lab.plan.shapes import ModelShape
 
+_PROCESSORS = 132
+"""Of an H100 and an H200. Others divide the inputs of other products."""
+_COLUMNS, _TILE_ROWS = 64, 64
+"""Outputs and rows that a program multiplies with a quantized weight."""
+KERNEL_ROWS = {"int4": 256, "w4a8": 256, "int8": 64, "fp8": 16}
+"""By ``--quantization``: the most rows that the kernel for quantized weights multiplies, rather than a library."""
+_IN_BYTES = ("int8", "w4a8", "fp8")
+
 GAP_SECONDS = 1.5e-6
 """Time of a launch on the device in which nothing is computed: an estimate for kernels that follow each other."""
 
@@ -55,17 +63,35 @@ class Kernels:
     launch_seconds: float
     recorded: bool = False
 
-    def operations(self, shape: ModelShape, integers: bool = False) -> int:
-        """Operations of a greedy decode step whose rows are of similar length."""
+    def operations(
+        self, shape: ModelShape, integers: bool = False, quantization: str | None = None, rows: int = 1
+    ) -> int:
+        """Operations of a greedy decode step of ``rows`` of similar length."""
         layer = self.layer + self.head_norm * shape.qk_norm + 2 * self.post_norm * shape.post_norms
-        layer += self.integer * integers
-        return shape.num_layers * layer + self.step + self.sampling + self.packing
+        layer += self.integer * integers + few_bits(shape, quantization, rows)
+        head = int(quantization is not None)  # its activations are rounded
+        return shape.num_layers * layer + self.step + self.sampling + head + self.packing
 
     def host_seconds(self, operations: int, rows: int) -> float:
         """Time of the host for a step."""
         if self.recorded:
             return REPLAY_SECONDS + rows * REPLAY_ROW_SECONDS
         return operations * self.launch_seconds
+
+
+def few_bits(shape: ModelShape, quantization: str | None, rows: int) -> int:
+    """Further operations of a layer of the Triton kernels whose weights are quantized: activations of the attention
+    rounded to bytes, and for each product the sum of its parts, the scales of its sums, or a dequantized weight.
+    """
+    if quantization is None:
+        return 0
+    rounding = int(quantization in _IN_BYTES)
+    if rows > KERNEL_ROWS[quantization]:
+        return rounding + (0 if quantization == "fp8" else 4)
+    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    outputs = (heads, shape.hidden_size, 2 * shape.intermediate_size, shape.hidden_size)
+    tiles = -(-rows // _TILE_ROWS)
+    return rounding + sum(2 * _PROCESSORS // (-(-each // _COLUMNS) * tiles) > 1 for each in outputs)
 
 
 TORCH = Kernels(
@@ -126,14 +152,16 @@ class Expected:
         return "host" if self.host > self.device else "device"
 
 
-def expected(replica: Replica, kernels: Kernels, rows: int, context: int) -> Expected:
-    """A decode step of ``rows`` sequences of ``context`` tokens."""
+def expected(
+    replica: Replica, kernels: Kernels, rows: int, context: int, quantization: str | None = None
+) -> Expected:
+    """A decode step of ``rows`` sequences of ``context`` tokens; ``quantization`` with the Triton kernels only."""
     load = decoding(rows, context)
     kv = load.read_tokens * replica.kv_bytes_per_token
-    least = _weights(replica, load) + kv
+    least = _weights(replica, load, quantization) + kv
     integers = replica.precision.kv_bytes < 2
     read = least + ((kernels.integer_copies if integers else kernels.kv_copies) - 1) * kv
-    device, operations = replica.device, kernels.operations(replica.shape, integers)
+    device, operations = replica.device, kernels.operations(replica.shape, integers, quantization, rows)
     arithmetic = replica.flops(load) / device.bf16_flops
     return Expected(
         kernels.name,
@@ -149,10 +177,12 @@ def expected(replica: Replica, kernels: Kernels, rows: int, context: int) -> Exp
     )
 
 
-def _weights(replica: Replica, load: Load) -> float:
-    """Bytes of the weights that a step reads."""
+def _weights(replica: Replica, load: Load, quantization: str | None) -> float:
+    """Bytes of the weights that a step reads; every quantization stores the head in 8 bits."""
     layers = replica.shape.linear_parameters * replica.precision.weight_bytes
-    return layers + (replica.shape.table_parameters * 2 if load.samples else 0)
+    return layers + (
+        replica.shape.table_parameters * (2 if quantization is None else 1) if load.samples else 0
+    )
 
 
 def table(replica: Replica, steps: Sequence[Expected]) -> Table:

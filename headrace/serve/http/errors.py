@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
+from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason
 from headrace.core.tenancy.gate import Reject
 from headrace.serve.auth.roles import Access
@@ -245,6 +246,17 @@ def shutting_down() -> ApiError:
     )
 
 
+def restarting() -> ApiError:
+    """503: a process with a part of the model was lost, and is being started again."""
+    return ApiError(
+        503,
+        "A part of the model was lost while it computed this request, and is being started again.",
+        type="overloaded",
+        code="model_restarting",
+        retry_after=10,
+    )
+
+
 def request_not_found(call_id: str) -> ApiError:
     """404: the request is not known, or belongs to another tenant."""
     return ApiError(404, f"There is no request {call_id!r}.", param="id", code="request_not_found")
@@ -294,6 +306,8 @@ def of_finish(finished: Finished, timeout: float, *, own_deadline: bool = False)
             return shutting_down()
         case FinishReason.FAILED if finished.message.startswith(FAILED_PREFIX):
             return invalid(finished.message, code="structured_output_failed")
+        case FinishReason.FAILED if finished.message.startswith(LOST_PREFIX):
+            return restarting()
         case FinishReason.FAILED:
             return failed()
 

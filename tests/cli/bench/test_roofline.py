@@ -92,12 +92,19 @@ def test_a_dry_run_prints_the_steps_that_a_gpu_is_expected_to_take() -> None:
     result = CliRunner().invoke(app, [*words, "--dry-run", "h200"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "qwen3-0.6b on H200" in result.output
-    shown = {line.split()[1]: line.split("│") for line in result.output.splitlines() if "1024" in line}
-    assert set(shown) == {"torch", "triton"}
-    assert float(shown["torch"][5]) > float(shown["triton"][5]) > 0
+    shown = steps_of(result.output)
+    assert list(shown) == ["torch", "triton", "triton, graphs"]
+    assert shown["torch"] > shown["triton"] > 0
     with pytest.raises(ConfigError, match="--dry-run: there is no device 'h2000'"):
         CliRunner().invoke(app, [*words, "--dry-run", "h2000"], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="--dry-run: there is no model of --quantization w4a8"):
-        CliRunner().invoke(
-            app, [*words, "--dry-run", "h200", "--quantization", "w4a8"], catch_exceptions=False
-        )
+    few = ["--quantization", "fp8", "--kv-cache-dtype", "fp8"]
+    result = CliRunner().invoke(app, [*words, "--dry-run", "h200", *few], catch_exceptions=False)
+    few_bits = steps_of(result.output)
+    assert list(few_bits) == ["triton", "triton, graphs"]
+    assert 0 < few_bits["triton"] < shown["triton"] / 1.8
+
+
+def steps_of(output: str) -> dict[str, float]:
+    """Gigabytes that a step reads, by kernels."""
+    lines = [line.split("│") for line in output.splitlines() if "1,024" in line]
+    return {cells[1].strip(): float(cells[6]) for cells in lines}

@@ -14,7 +14,7 @@ from headrace.compute.graphs.steps import GraphedSteps
 from headrace.compute.runner import LocalRunner
 from headrace.compute.slots import Slots
 from headrace.core.engine import Engine
-from tests.compute.graphs.lives import compare
+from tests.compute.graphs.lives import OpaqueDecoder, compare
 
 LIVES = 60
 PLANTED = 25
@@ -139,9 +139,7 @@ def number_of_the_host(patch: pytest.MonkeyPatch) -> None:
 
 def drafts_all_count(patch: pytest.MonkeyPatch) -> None:
     """Every drawn token counts, whether the draft before it was right or not."""
-    from headrace.compute.graphs import body
-
-    patch.setattr(body, "counting_of", lambda drawn, drafts, first, offsets: drawn >= 0)
+    patch.setattr(OpaqueDecoder, "accept", lambda decoder, drawn, *of_rows: drawn >= 0)
 
 
 def no_join(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.build.memory import _graphs
+from headrace.build.loading.memory import _graphs
 from headrace.compute.graphs import plan
 from headrace.compute.graphs.plan import describe_graphs, plan_graphs
 from headrace.compute.graphs.sizes import graph_sizes
@@ -36,9 +36,12 @@ def test_graphs_are_recorded_on_a_gpu_by_kernels_that_allow_it() -> None:
         assert plan_graphs(other, 20, None) == (None, 0)
 
 
-def test_options_can_forbid_graphs() -> None:
-    assert _graphs(Options(model=ModelOptions(enforce_eager=True)), decoder()) == (None, 0)
-    assert _graphs(Options(), decoder()).spec is not None
+def test_options_and_other_ranks_forbid_graphs() -> None:
+    whole: Any = SimpleNamespace(decoder=decoder(), leader=None)
+    part: Any = SimpleNamespace(decoder=decoder(), leader=object())
+    assert _graphs(Options(model=ModelOptions(enforce_eager=True)), whole) == (None, 0)
+    assert _graphs(Options(), part) == (None, 0)
+    assert _graphs(Options(), whole).spec is not None
 
 
 @pytest.mark.parametrize(("rows", "lines"), [(20, 100), (400, 512)])

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import HeadShape, Kernels, KernelsUnavailable, Pages, linear, paging, select
+from headrace.compute.kernels import (
+    HeadShape,
+    Kernels,
+    KernelsUnavailable,
+    Pages,
+    check_fp8,
+    linear,
+    paging,
+    select,
+)
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.families import parse_config
@@ -251,3 +260,14 @@ def test_unknown_kernels_are_refused_by_name() -> None:
         select("tritn", CPU)
     assert select("torch", CPU).name == "torch"
     assert select("auto", CPU).name
+
+
+def test_fp8_is_refused_where_kernels_do_not_compute_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = TorchKernels()
+    check_fp8(kernels, "quantization", "int8")
+    with pytest.raises(
+        KernelsUnavailable, match="--kv-cache-dtype fp8: kernels 'torch' do not compute with fp8"
+    ):
+        check_fp8(kernels, "kv-cache-dtype", "fp8")
+    monkeypatch.setattr(kernels, "fp8", True)
+    check_fp8(kernels, "kv-cache-dtype", "fp8")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from headrace.compute.quantization.weight import QuantizedWeight, pack_halves
+from headrace.compute.quantization.weight import FP8, QuantizedWeight, pack_halves
 
 
 def quantized_weight(
@@ -18,9 +18,15 @@ def quantized_weight(
     *,
     zeros: bool = False,
     order: bool = False,
+    fp8: bool = False,
 ) -> QuantizedWeight:
     """Drawn from torch's generator; products with normal activations are about as large as these."""
     limit = 1 << (bits - 1)
+    if fp8:
+        values = torch.randn(outputs, inputs).to(FP8)
+        return QuantizedWeight(
+            values, (torch.rand(outputs, groups) + 0.5) / inputs**0.5, None, None, 8, activation_bits
+        )
     integers = torch.randint(-limit, limit, (outputs, inputs)).to(torch.int8)
     points = torch.randint(-limit, limit, (outputs, groups)).to(torch.int8) if zeros else None
     scales = (torch.rand(outputs, groups) + 0.5) / (limit * inputs**0.5)

@@ -109,7 +109,7 @@ def test_layouts_are_those_that_the_fields_say() -> None:
     assert read_format(compressed()).layout_of(UP) == PackedLayout(4, 128, True)
     int8 = compressed({"num_bits": 8, "strategy": "channel"}, "int-quantized", input_activations=TOKEN)
     assert read_format(int8).layout_of(UP) == Int8Layout(None, True, 8)
-    assert read_format(FP8 | {"weight_block_size": None}).layout_of(UP) == Fp8Layout(None)
+    assert read_format(FP8 | {"weight_block_size": None}).layout_of(UP) == Fp8Layout(None, 8)
     assert read_format(FP8 | {"weight_block_size": [128, 64]}).layout_of(UP) == Fp8Layout((128, 64))
 
 

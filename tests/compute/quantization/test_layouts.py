@@ -10,6 +10,7 @@ from headrace.compute.quantization.awq_format import AwqLayout
 from headrace.compute.quantization.compressed_tensors import Int8Layout, PackedLayout
 from headrace.compute.quantization.fp8_format import Fp8Layout
 from headrace.compute.quantization.gptq_format import GptqLayout
+from headrace.compute.quantization.weight import QuantizedWeight, stacked
 from headrace.compute.quantization.words import integers_of, words_of
 from tests.compute.quantization import packing
 from tests.compute.quantization.packing import Linear
@@ -116,7 +117,34 @@ def test_parts_that_do_not_fit_are_named(layout: object, parts: dict[str, Tensor
 def test_scales_of_fp8_may_be_exponents_as_bytes(name: str) -> None:
     exponents = torch.tensor([[127, 128], [126, 120]], dtype=torch.uint8)
     read = Fp8Layout((16, 16)).read({"weight": FP8["weight"], name: exponents}, SHAPE)
-    assert read[:, [0, 16]][[0, 16]].tolist() == [[1.0, 2.0], [0.5, 2.0**-7]]
+    assert isinstance(read, QuantizedWeight)
+    assert read.dequantized()[:, [0, 16]][[0, 16]].tolist() == [[1.0, 2.0], [0.5, 2.0**-7]]
+
+
+@pytest.mark.parametrize(
+    ("block", "scale", "groups"),
+    [(None, (), 1), (None, (24,), 1), (None, (24, 1), 1), ((16, 16), (2, 2), 2), ((16, 24), (2, 2), 0)],
+)
+def test_fp8_is_kept_unless_groups_are_of_different_size(
+    block: tuple[int, int] | None, scale: tuple[int, ...], groups: int
+) -> None:
+    torch.manual_seed(0)
+    weight, scales = torch.randn(SHAPE).to(torch.float8_e4m3fn), torch.rand(scale) + 0.5
+    read = Fp8Layout(block, 8).read({"weight": weight, "weight_scale": scales}, SHAPE)
+    rows, columns = block or (1, SHAPE[1])
+    spread = scales.reshape(-1, scales.shape[1] if block else 1)
+    spread = spread.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: SHAPE[0], : SHAPE[1]]
+    expected = weight.float() * spread
+    if not groups:
+        assert torch.equal(read, expected)
+        return
+    assert isinstance(read, QuantizedWeight)
+    assert (read.scales.shape, read.activation_bits) == ((24, groups), 8)
+    assert torch.equal(read.dequantized(), expected)
+    assert torch.equal(read.rows(3, 9).dequantized(), expected[3:9])
+    assert torch.equal(stacked([read, read]).dequantized(), torch.cat((expected, expected)))
+    with pytest.raises(ValueError, match="same bits"):
+        stacked([read, QuantizedWeight(torch.zeros(SHAPE, dtype=torch.int8), read.scales, None, None, 8, 8)])
 
 
 def test_an_order_that_nobody_gave_is_that_of_the_inputs() -> None:

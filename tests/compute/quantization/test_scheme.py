@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.compute.quantization import scheme
-from headrace.compute.quantization.scheme import W4A16, W8A8, Scheme, round_to_nearest
+from headrace.compute.quantization.scheme import FP8_W8A8, W4A16, W8A8, Scheme, round_to_nearest
 
 SYMMETRIC = Scheme(4, 32, symmetric=True, activation_bits=16)
 
@@ -19,6 +19,18 @@ SYMMETRIC = Scheme(4, 32, symmetric=True, activation_bits=16)
 def test_a_group_is_the_most_inputs_that_divide_all(inputs: int, group: int) -> None:
     assert W4A16.group(inputs) == group
     assert W8A8.group(inputs) == inputs
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 300.0])
+def test_fp8_keeps_three_bits_of_each_value(size: float) -> None:
+    weight = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)) * size
+    quantized = round_to_nearest(weight, FP8_W8A8)
+    assert quantized.in_fp8
+    assert quantized.kind == "fp8 W8A8"
+    largest = weight.abs().amax(1, keepdim=True)
+    # Numbers below 2⁻⁶ of the scale have the steps of this one.
+    allowed = torch.maximum(weight.abs() / 16, largest / 448 * 2**-10) * 1.001
+    assert ((quantized.dequantized() - weight).abs() <= allowed).all()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

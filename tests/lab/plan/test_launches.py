@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from headrace.lab.plan.devices import H200
-from headrace.lab.plan.launches import GRAPHS, REPLAY_ROW_SECONDS, REPLAY_SECONDS, TORCH, TRITON, expected
-from headrace.lab.plan.roofline import KV_BYTES, Precision, Replica
+from headrace.lab.plan.launches import (
+    GRAPHS,
+    REPLAY_ROW_SECONDS,
+    REPLAY_SECONDS,
+    TORCH,
+    TRITON,
+    expected,
+    few_bits,
+)
+from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Precision, Replica
 from headrace.lab.plan.shapes import SHAPES
 
 LLAMA, QWEN = SHAPES["llama-3.1-8b"], SHAPES["qwen3-0.6b"]
@@ -15,6 +23,19 @@ def test_a_layer_counts_what_its_model_has() -> None:
     assert TORCH.operations(QWEN) - 28 * (37 + 8) == TORCH.operations(LLAMA) - 32 * 37
     gemma = SHAPES["gemma-2-9b"]
     assert TRITON.operations(gemma) == 42 * (9 + 2) + 15
+
+
+def test_few_bits_add_operations_and_leave_bytes() -> None:
+    """Of a Llama's four products, the one with most outputs occupies the device undivided."""
+    added = [
+        few_bits(LLAMA, name, rows) for name, rows in (("int4", 1), ("int8", 1), ("int8", 65), ("fp8", 17))
+    ]
+    assert added == [3, 4, 5, 1]
+    assert TRITON.operations(LLAMA, quantization="int4") == TRITON.operations(LLAMA) + 32 * 3 + 1
+    replica = Replica(LLAMA, H200, precision=WEIGHTS["int8"])
+    step = expected(replica, TRITON, 1, 1024, "int8")
+    kv = 1024 * LLAMA.kv_bytes_per_token()
+    assert step.bytes == LLAMA.linear_parameters + LLAMA.table_parameters + kv
 
 
 def test_the_limit_is_the_bytes_at_the_peak() -> None:

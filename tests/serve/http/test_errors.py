@@ -4,6 +4,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from headrace.core.events import Finished
+from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, RejectReason
 from headrace.core.tenancy.gate import Reject
 from headrace.serve.http import errors
@@ -48,6 +49,13 @@ def test_a_deadline_that_passed_and_one_that_cannot_be_met_are_told_apart():
     assert (passed.status, passed.code) == (408, "deadline_exceeded")
     assert (hopeless.status, hopeless.code) == (408, "deadline_unreachable")
     assert "predicted 9 s" in str(hopeless)
+
+
+def test_a_lost_part_of_the_model_may_be_asked_again_later():
+    lost = Finished("r", FinishReason.FAILED, 1, 0, 0, f"{LOST_PREFIX}rank 1 ended with exit code -9")
+    error = errors.of_finish(lost, 3.0)
+    assert (error.status, error.code, error.headers) == (503, "model_restarting", {"Retry-After": "10"})
+    assert "rank 1" not in str(error)
 
 
 @pytest.mark.parametrize("reason", list(FinishReason))

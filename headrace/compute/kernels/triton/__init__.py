@@ -3,7 +3,7 @@
 - `backend`: the backend. `stack`: all layers by its kernels.
 - `attention`: paged attention on the device. `launches`: its tiles.
 - `elementwise`: norms, rotations, activations, the embedding.
-- `linear`: products with quantized weights. `quantized`: which weights they take.
+- `linear`: products with quantized weights. `quantized`: which product a weight takes. `fp8`: those of torch in fp8.
 - `sampling`: the choice of tokens.
 - `target`: the device as the launches see it.
 """

@@ -4,6 +4,9 @@ A program computes one tile of queries of one row and one head of keys. The line
 share this head of keys, token after token, so that decoding fills a tensor core's tile too. Several programs may
 share the keys of a tile (``SPLIT``); `join` then adds their results.
 
+Where all rows begin with the same keys, one launch (``PREFIX`` 1) attends to these for the tokens of many rows at once,
+so that they are read once. A second one (``PREFIX`` 2) attends to the other keys row by row. Both write parts.
+
 Triton compiles a variant for arguments of 1 and for those divisible by 16. What differs from step to step is left out
 of that, here and in the other files, so that serving does not wait for the compiler.
 """
@@ -14,6 +17,13 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _together(tokens, shared, TOKENS: tl.constexpr):
+    """`_tile` of packed tokens of different rows, all of which see the ``shared`` keys of the first row."""
+    token = tl.program_id(0) * TOKENS
+    return token * 0, token, tl.minimum(tokens - token, TOKENS), token * 0 + shared
 
 
 @triton.jit
@@ -39,12 +49,18 @@ def _lines(token, count, ROWS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.c
 
 
 @triton.jit
-def _span(position, count, window, splits, WINDOWED: tl.constexpr, KEYS: tl.constexpr):
+def _span(
+    position, count, window, splits, shared, WINDOWED: tl.constexpr, PREFIX: tl.constexpr, KEYS: tl.constexpr
+):
     """The keys that this program reads: the first one, and one after the last."""
     first = position * 0
     if WINDOWED:
         first = tl.maximum(position + 1 - window, 0) // KEYS
     end = position + count
+    if PREFIX == 1:
+        end = position
+    if PREFIX == 2:
+        first += shared // KEYS
     each = tl.cdiv(tl.cdiv(end, KEYS) - first, splits)
     begin = (first + tl.program_id(2) * each) * KEYS
     return begin, tl.minimum(begin + each * KEYS, end)
@@ -67,17 +83,20 @@ def _scores(q, k, key_scale, key, at, scale, cap, window,
 
 
 @triton.jit(
-    do_not_specialize=["table_width", "window", "splits"],
+    do_not_specialize=["table_width", "window", "splits", "shared", "parts", "earlier", "tokens"],
     do_not_specialize_on_alignment=["tiles", "starts", "contexts", "tables"],
 )
 def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, starts, contexts, tables,
-           table_width, block_stride, scale_stride, scale, cap, window, splits,
+           table_width, block_stride, scale_stride, scale, cap, window, splits, shared, parts, earlier, tokens,
            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
            PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TABLED: tl.constexpr,
            WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr,
-           DOT: tl.constexpr):
-    """One tile of queries over (a part of) the keys that it sees."""
-    row, token, count, position = _tile(tiles, starts, contexts, TABLED, ROWS // GROUP)
+           PREFIX: tl.constexpr, DOT: tl.constexpr):
+    """One tile of queries over (a part of) the keys that it sees; of its ``parts``, so many are ``earlier`` ones."""
+    if PREFIX == 1:
+        row, token, count, position = _together(tokens, shared, ROWS // GROUP)
+    else:
+        row, token, count, position = _tile(tiles, starts, contexts, TABLED, ROWS // GROUP)
     of_token, used, place = _lines(token, count, ROWS, KV_HEADS, GROUP)
     head = tl.program_id(1)
     feature = tl.arange(0, BLOCK_D)
@@ -85,7 +104,7 @@ def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, st
     spot = place[:, None] * D + feature[None, :]
     q = tl.load(queries + spot, mask=used[:, None] & real[None, :], other=0.0).to(DOT)
     at = position + of_token
-    begin, end = _span(position, count, window, splits, WINDOWED, KEYS)
+    begin, end = _span(position, count, window, splits, shared, WINDOWED, PREFIX, KEYS)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mean = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -114,7 +133,7 @@ def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, st
         peak = new
     mean = mean / tl.where(total > 0, total, 1.0)[:, None]
     if SPLIT:
-        part = place * splits + tl.program_id(2)
+        part = place * parts + earlier + tl.program_id(2)
         tl.store(sums + part, tl.where(total > 0, peak + tl.log2(total), float("-inf")), mask=used)
         spot = part[:, None] * D + feature[None, :]
     tl.store(out + spot, mean.to(out.dtype.element_ty), mask=used[:, None] & real[None, :])

@@ -7,6 +7,7 @@ source runs on CPU tensors, which is how it is tested without a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,20 +15,23 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Activation, Counts, Drafted, HeadShape, Pages, linear
-from headrace.compute.kernels.stack import Stack
+from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
 from headrace.compute.kernels.triton.launches import AttentionPlan
-from headrace.compute.kernels.triton.quantized import Packed
+from headrace.compute.kernels.triton.quantized import Packed, Rounded
 from headrace.compute.kernels.triton.stack import run
 from headrace.compute.kernels.triton.target import power, target_of
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import IN_PROMPT, Penalty
 from headrace.compute.transfer import upload
 
 _LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
 _LANES = 512
 """Logits that a program of sampling reads at once."""
+_WIDEST = 1 << 14
+"""Elements of a row, with as many of its gate, that a program holds in its registers."""
 
 
 class TritonKernels:
@@ -43,59 +47,81 @@ class TritonKernels:
 
     def __init__(self, device: torch.device) -> None:
         self._target = target_of(device)
+        self.fp8 = self._target.fp8 is not None
 
     def prepare_linear(self, weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
         return quantized.prepare(weight)
 
-    def linear(self, x: Tensor, weight: linear.Prepared | Packed, bias: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor | Rounded, weight: linear.Prepared | Packed, bias: Tensor | None = None
+    ) -> Tensor:
+        """See `Kernels.linear`. Activations may be in the bytes that the weight wants already."""
         if isinstance(weight, Packed):
             return quantized.multiply(x, weight, bias, self._target)
+        assert isinstance(x, Tensor), "only a quantized weight takes bytes"
         return linear.apply(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return self._norm(x, None, weight, eps)
+        return self._norm(x, None, weight, eps, 0)[0]
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         residual = residual.contiguous()
-        return self._norm(x, residual, weight, eps), residual
+        return self._norm(x, residual, weight, eps, 0)[0], residual
 
-    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    def add_norm_for(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, following: Any
+    ) -> tuple[Tensor | Rounded, Tensor]:
+        """`add_rms_norm` with the result as the linear layer of the weight ``following`` wants it."""
+        residual = residual.contiguous()
+        largest = _bytes_of(following)
+        return _given(self._norm(x, residual, weight, eps, largest), largest, x.dtype), residual
+
+    def _norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, largest: int
+    ) -> tuple[Tensor, Tensor]:
+        """Rows and, if they are bytes up to ``largest``, their scales."""
         x = x.contiguous()
-        out, width = torch.empty_like(x), x.shape[-1]
+        width = x.shape[-1]
+        flat = x.view(-1, width)
+        out, scales = quantized.room(flat, width, largest)
         if out.numel():
             block = power(width)
-            elementwise.norm[(x.numel() // width,)](
+            elementwise.norm[(len(flat),)](
                 x,
                 x if residual is None else residual,
                 weight,
                 out,
+                scales,
                 width,
                 eps,
                 ADD=residual is not None,
+                LARGEST=largest,
                 BLOCK=block,
                 num_warps=warps_for(block),
             )
-        return out
+        return out.view(x.shape), scales
 
-    def embed_norm(self, tokens: Tensor, stack: Stack) -> tuple[Tensor, Tensor]:
-        """The embeddings of ``tokens`` [T], normed for the first layer, and as they are."""
-        width = stack.embedding.shape[1]
+    def embed_norm(self, tokens: Tensor, stack: Stack) -> tuple[Tensor | Rounded, Tensor]:
+        """The embeddings of ``tokens`` [T], normed as the first layer wants them, and as they are."""
+        width, largest = stack.embedding.shape[1], _bytes_of(stack.layers[0].qkv.weight)
         residual = stack.embedding.new_empty((len(tokens), width))
-        normed, block = torch.empty_like(residual), power(width)
+        (normed, scales), block = quantized.room(residual, width, largest), power(width)
         elementwise.embed_norm[(len(tokens),)](
             tokens,
             stack.embedding,
             stack.input_norm,
             residual,
             normed,
+            scales,
             width,
             stack.embedding_scale,
             stack.eps,
             SCALED=stack.embedding_scale != 1.0,
+            LARGEST=largest,
             BLOCK=block,
             num_warps=warps_for(block),
         )
-        return normed, residual
+        return _given((normed, scales), largest, residual.dtype), residual
 
     def rope_write_kv(
         self,
@@ -157,18 +183,35 @@ class TritonKernels:
         return plan.attend(queries.contiguous(), pages, scale, softcap)
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        out = self.gated_for(gate_up, activation, None)
+        assert isinstance(out, Tensor)
+        return out
+
+    def gated_for(self, gate_up: Tensor, activation: Activation, following: Any) -> Tensor | Rounded:
+        """`gated_activation` with the result as the linear layer of the weight ``following`` wants it."""
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty((rows, width))
-        grid = (rows, -(-width // 1024))
-        elementwise.gated[grid](gate_up, out, width, SILU=activation == "silu", BLOCK=1024)
-        return out
+        block, largest = power(width), _bytes_of(following)
+        if largest == 0 or block > _WIDEST:  # programs share a row, and none knows its largest number
+            block, largest = 1024, 0
+        out, scales = quantized.room(gate_up, width, largest)
+        elementwise.gated[(rows, -(-width // block))](
+            gate_up,
+            out,
+            scales,
+            width,
+            SILU=activation == "silu",
+            LARGEST=largest,
+            BLOCK=block,
+            num_warps=4 if largest == 0 else warps_for(block),
+        )
+        return _given((out, scales), largest, gate_up.dtype)
 
     def prepare_stack(self, stack: Stack) -> Stack:
         return stack
 
     def run_stack(self, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
-        return run(self, stack, batch, pages)
+        return run(self, stack, batch, pages) if stack.whole else apply(self, stack, batch, pages)
 
     def draft(
         self, stack: Stack, head: object, batch: Batch, pages: Sequence[Pages], most: Counts, least: float
@@ -201,6 +244,29 @@ class TritonKernels:
         grid = (rows, -(-vocab // 2048))
         sampling.permit[grid](logits, out, lines_, words, vocab, width, BLOCK=2048)
         return out
+
+    def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
+        vocab = logits.shape[1]
+        *numbers, drafts = penalty
+        ahead = 0 if drafts is None else drafts.shape[1]
+        flat = np.zeros(1, dtype=np.int64) if drafts is None else drafts.reshape(-1)
+        arrays = upload(logits.device, *numbers, flat)
+        grid = (len(penalty.rows), -(-vocab // 2048))
+        sampling.penalize[grid](logits, counts, *arrays, vocab, ahead, IN_PROMPT=IN_PROMPT, BLOCK=2048)
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        out = torch.empty(len(drawn), dtype=torch.bool, device=drawn.device)
+        sampling.accept[(len(drawn),)](drawn, drafts, first, offsets, out, num_warps=1)
+        return out
+
+
+def _bytes_of(weight: Any) -> int:
+    """The largest number of the activations in bytes that ``weight`` takes, or 0."""
+    return weight.largest if isinstance(weight, Packed) else 0
+
+
+def _given(rows: tuple[Tensor, Tensor], largest: int, dtype: torch.dtype) -> Tensor | Rounded:
+    return Rounded(*rows, dtype) if largest else rows[0]
 
 
 def warps_for(block: int) -> int:

@@ -1,4 +1,8 @@
-"""Norms, rotations, activations and gathers on the device, each fused with what stands beside it."""
+"""Norms, rotations, activations and gathers on the device, each fused with what stands beside it.
+
+Where a product follows that reads activations in bytes, they are rounded before they are stored: ``LARGEST`` is 127
+for integers, 448 for fp8, and 0 where they stay as they are. ``scales`` then has one number for each row.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,51 @@ _ROUNDING = tl.constexpr(12582912.0)
 """1.5 · 2²³: adding it to a float32 below 2²² and subtracting it again rounds to the nearest integer, ties to even."""
 
 
+_FINE = tl.constexpr(24576.0)
+"""1.5 · 2¹⁴, which rounds in the same way to multiples of 2⁻⁹: the numbers of e4m3 below 2⁻⁶."""
+
+
 # fmt: off
 @triton.jit
-def norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _nearest(wide, LARGEST: tl.constexpr):
+    """The nearest number that a byte holds: an integer, or one of e4m3. A conversion of these is exact, while that of
+    other numbers to fp8 loses carries in Triton's interpreter."""
+    if LARGEST == 127:
+        wide = (wide + _ROUNDING) - _ROUNDING
+    if LARGEST == 448:
+        wide = tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
+        bits = wide.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000  # three bits of its fraction stay
+        small = (wide + _FINE) - _FINE
+        wide = tl.where(tl.abs(wide) < 0.015625, small, bits.to(tl.float32, bitcast=True))
+    return wide
+
+
+@triton.jit
+def _keep(out, scales, place, value, inside, LARGEST: tl.constexpr):
+    """The row of this program, whose elements are zero beyond its width: as it is, or as bytes with their scale."""
+    if LARGEST == 0:
+        tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+    else:
+        wide = value.to(tl.float32)
+        scale = tl.max(tl.abs(wide), 0) / LARGEST
+        wide = _nearest(tl.div_rn(wide, tl.where(scale > 0, scale, 1.0)), LARGEST)
+        tl.store(out + place, wide.to(out.dtype.element_ty), mask=inside)
+        tl.store(scales + tl.program_id(0), scale)
+
+
+@triton.jit
+def rounded(x, out, scales, width, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """A row in bytes."""
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    place = tl.program_id(0).to(tl.int64) * width + column
+    _keep(out, scales, place, tl.load(x + place, mask=inside, other=0.0), inside, LARGEST)
+
+
+@triton.jit
+def norm(x, residual, weight, out, scales, width, eps, ADD: tl.constexpr, LARGEST: tl.constexpr,
+         BLOCK: tl.constexpr):
     """A row's norm; with ``ADD`` that of its sum with ``residual``, which becomes the sum."""
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
@@ -25,11 +71,12 @@ def norm(x, residual, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.cons
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
     factor = tl.load(weight + column, mask=inside, other=0.0)
-    tl.store(out + row + column, (wide * scale * factor).to(out.dtype.element_ty), mask=inside)
+    _keep(out, scales, row + column, (wide * scale * factor).to(value.dtype), inside, LARGEST)
 
 
 @triton.jit(do_not_specialize_on_alignment=["tokens"])
-def embed_norm(tokens, table, weight, residual, out, width, scale, eps, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+def embed_norm(tokens, table, weight, residual, out, scales, width, scale, eps, SCALED: tl.constexpr,
+               LARGEST: tl.constexpr, BLOCK: tl.constexpr):
     """The embedding of a token, and its norm."""
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
@@ -42,12 +89,12 @@ def embed_norm(tokens, table, weight, residual, out, width, scale, eps, SCALED: 
     wide = value.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
     factor = tl.load(weight + column, mask=inside, other=0.0)
-    tl.store(out + row + column, (wide * inverse * factor).to(out.dtype.element_ty), mask=inside)
+    _keep(out, scales, row + column, (wide * inverse * factor).to(value.dtype), inside, LARGEST)
 
 
 @triton.jit
-def gated(gate_up, out, width, SILU: tl.constexpr, BLOCK: tl.constexpr):
-    """The activation of the first half of a row, times the second half."""
+def gated(gate_up, out, scales, width, SILU: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """The activation of the first half of a row, times the second half; in bytes only by one program for the row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -59,7 +106,7 @@ def gated(gate_up, out, width, SILU: tl.constexpr, BLOCK: tl.constexpr):
     else:  # tanh(x) is 2 sigmoid(2x) - 1
         active = wide * tl.sigmoid(1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))
     active = active.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
-    tl.store(out + row * width + column, active.to(out.dtype.element_ty), mask=inside)
+    _keep(out, scales, row * width + column, active.to(gate.dtype), inside, LARGEST)
 
 
 @triton.jit
@@ -77,9 +124,7 @@ def _write(pages, scales, value, inside, slot, head, block_stride, scale_stride,
     else:
         wide = value.to(tl.float32)
         most = tl.max(tl.where(inside, tl.abs(wide), 0.0), 0)
-        wide = wide * tl.where(most > SMALLEST, LARGEST / most, 0.0)
-        if LARGEST == 127:
-            wide = (wide + _ROUNDING) - _ROUNDING
+        wide = _nearest(wide * tl.where(most > SMALLEST, LARGEST / most, 0.0), LARGEST)
         tl.store(place, wide.to(pages.dtype.element_ty), mask=there)
         tl.store(scales + block * scale_stride + head * PAGE + offset, most / LARGEST, mask=slot >= 0)
 

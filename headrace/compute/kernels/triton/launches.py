@@ -2,7 +2,8 @@
 
 Rows of few tokens (decoding, drafts to verify) take a small tile, and share the keys of a row between programs if the
 rows alone do not fill the device. Longer rows take larger tiles, which tensor cores multiply faster. A plan in which
-all rows have one token needs nothing from the host but numbers that its batch fixes, so a graph can replay it.
+all rows have one token needs nothing from the host but numbers that its batch fixes, so a graph can replay it. If such
+rows begin with the same keys, and these are many, tiles of many rows read them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ CHUNK_TOKENS = 64
 _MOST_SPLITS = 32
 _LEAST_KEYS = 256
 """Keys of a row that are worth a program."""
+_LEAST_SHARED = 256
+_LEAST_SPARED = 8192
+"""Shared keys, and the keys that sharing saves, that are worth two more launches: an estimate, not measured."""
 _KINDS = {"decode": (16, 4), "mixed": (32, 4), "prefill": (128, 8)}
 """Lines of a tile, and the warps that compute it."""
 
@@ -41,13 +45,16 @@ class Shape(NamedTuple):
 class Tiles(NamedTuple):
     """Tiles of one kind: ``table`` int32 [2 * count] has each one's row and the row's tokens before it.
 
-    Without a table, row ``i`` is tile ``i``. ``splits`` programs share the keys of a tile.
+    Without a table, row ``i`` is tile ``i``. ``splits`` programs share the keys of a tile. With ``prefix`` 1 the tiles
+    have tokens of many rows and attend to their ``shared`` keys; with 2 to the others.
     """
 
     shape: Shape
     table: Tensor | None
     programs: int
     splits: int
+    shared: int = 0
+    prefix: int = 0
 
 
 def shape_of(kind: str, group: int, head_dim: int, itemsize: int, target: Target) -> Shape:
@@ -81,17 +88,58 @@ class AttentionPlan:
         if key not in self._tiles:
             self._tiles[key] = self._cut(*key)
         out = queries.new_empty((tokens, heads * head_dim))
-        for tiles in self._tiles[key]:
-            self._launch(queries, pages, tiles, scale, softcap, out)
+        cut = self._tiles[key]
+        if cut[0].prefix:
+            self._cascade(queries, pages, cut, scale, softcap, out)
+            return out
+        for tiles in cut:
+            parts = self._parts(out, tokens * heads, tiles.splits, head_dim)
+            self._launch(queries, pages, tiles, scale, softcap, out, parts, tiles.splits, 0)
+            if tiles.splits > 1:
+                self._join(queries, pages, tiles, parts, tiles.splits, out)
         return out
+
+    def _cascade(
+        self,
+        queries: Tensor,
+        pages: Pages,
+        cut: tuple[Tiles, ...],
+        scale: float,
+        softcap: float | None,
+        out: Tensor,
+    ) -> None:
+        """Shared keys for all rows, the other keys for each row, and the sum of all parts."""
+        tokens, heads, head_dim = queries.shape
+        total = sum(tiles.splits for tiles in cut)
+        parts = self._parts(out, tokens * heads, total, head_dim)
+        earlier = 0
+        for tiles in cut:
+            self._launch(queries, pages, tiles, scale, softcap, out, parts, total, earlier)
+            earlier += tiles.splits
+        self._join(queries, pages, cut[-1], parts, total, out)
+
+    def _parts(self, out: Tensor, lines: int, count: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Memory for ``count`` means and sums of each line; for one, the result itself."""
+        if count == 1:
+            return out, out
+        means = out.new_empty((lines * count * head_dim,), dtype=torch.float32)
+        return means, out.new_empty((lines * count,), dtype=torch.float32)
 
     def _cut(self, kv_heads: int, group: int, head_dim: int, itemsize: int) -> tuple[Tiles, ...]:
         """All rows as tiles, by kind."""
         batch, target, parts = self._batch, self._target, []
         if batch.decode_rows == len(batch.lengths):
             shape = shape_of("decode", group, head_dim, itemsize, target)
-            count = batch.decode_rows
-            return (Tiles(shape, None, count, self._splits(max(batch.contexts), count * kv_heads)),)
+            count, longest = batch.decode_rows, max(batch.contexts)
+            shared = self._shared(shape.keys)
+            rest = Tiles(shape, None, count, self._splits(longest - shared, count * kv_heads), shared, 2)
+            if not shared:
+                return (rest._replace(prefix=0),)
+            lines = count * group
+            kind = next((name for name, (rows, _) in _KINDS.items() if lines <= rows), "prefill")
+            shape = shape_of(kind, group, head_dim, itemsize, target)
+            tiles = -(-count // (shape.rows // group))
+            return Tiles(shape, None, tiles, self._splits(shared, tiles * kv_heads), shared, 1), rest
         lengths = np.array(batch.lengths)
         kinds = np.where(lengths <= SHORT_TOKENS, 0, np.where(lengths <= CHUNK_TOKENS, 1, 2))
         for number, kind in enumerate(_KINDS):
@@ -107,6 +155,14 @@ class AttentionPlan:
             parts.append(Tiles(shape, flat, len(table), splits))
         return tuple(parts)
 
+    def _shared(self, keys: int) -> int:
+        """How many first keys of all rows are read once for all of them; 0 if that is not worth it."""
+        batch = self._batch
+        shared = batch.shared_blocks * batch.block_size // keys * keys
+        spared = shared * (batch.decode_rows - 1)
+        wanted = self._window is None and shared >= _LEAST_SHARED and spared >= _LEAST_SPARED
+        return shared if wanted else 0
+
     def _splits(self, longest: int, programs: int) -> int:
         """How many programs share the keys of a tile: a power of two."""
         keys = longest if self._window is None else min(longest, self._window)
@@ -121,52 +177,79 @@ class AttentionPlan:
         scale: float,
         softcap: float | None,
         out: Tensor,
+        parts: tuple[Tensor, Tensor],
+        total: int,
+        earlier: int,
     ) -> None:
-        tokens, heads, head_dim = queries.shape
-        _, page, kv_heads, _ = pages.keys.shape
+        """One launch; if there are several ``parts``, its results are those after ``earlier`` ones of ``total``."""
+        kv_heads = pages.keys.shape[2]
         batch, shape, splits = self._batch, tiles.shape, tiles.splits
-        parts, sums = out, out
-        if splits > 1:
-            parts = out.new_empty((tokens * heads * splits * head_dim,), dtype=torch.float32)
-            sums = out.new_empty((tokens * heads * splits,), dtype=torch.float32)
-        sizes: dict[str, Any] = {
-            "KV_HEADS": kv_heads,
-            "GROUP": heads // kv_heads,
-            "D": head_dim,
-            "BLOCK_D": power(head_dim),
-            "ROWS": shape.rows,
-            "TABLED": tiles.table is not None,
-        }
         options = {
-            "PAGE": page,
+            "PAGE": pages.keys.shape[1],
             "KEYS": shape.keys,
             "WINDOWED": self._window is not None,
             "CAPPED": softcap is not None,
             "SCALED": pages.key_scales is not None,
-            "SPLIT": splits > 1,
+            "SPLIT": total > 1,
+            "PREFIX": tiles.prefix,
             "DOT": self._target.dot(queries.dtype),
             "num_warps": shape.warps,
             "num_stages": shape.stages,
         }
-        table = batch.query_starts if tiles.table is None else tiles.table
-        rows = (table, batch.query_starts, batch.context_lens)
         tables = (batch.block_tables, batch.block_tables.stride(0))
-        numbers = (scale, softcap or 0.0, self._window or 0, splits)
-        grid = (tiles.programs, kv_heads, splits)
-        attention.attend[grid](
+        numbers = (
+            scale,
+            softcap or 0.0,
+            self._window or 0,
+            splits,
+            tiles.shared,
+            total,
+            earlier,
+            len(queries),
+        )
+        attention.attend[(tiles.programs, kv_heads, splits)](
             queries,
-            parts,
-            sums,
+            *(parts if total > 1 else (out, out)),
             *_planes(pages),
-            *rows,
+            *self._rows(tiles),
             *tables,
             *_strides(pages),
             *numbers,
-            **sizes,
+            **_sizes(queries, kv_heads, tiles),
             **options,
         )
-        if splits > 1:
-            attention.join[grid[:2]](parts, sums, out, *rows, splits, **sizes, num_warps=4)
+
+    def _join(
+        self,
+        queries: Tensor,
+        pages: Pages,
+        tiles: Tiles,
+        parts: tuple[Tensor, Tensor],
+        total: int,
+        out: Tensor,
+    ) -> None:
+        """Add the ``total`` parts of the lines of ``tiles``."""
+        kv_heads = pages.keys.shape[2]
+        sizes = _sizes(queries, kv_heads, tiles)
+        grid = (tiles.programs, kv_heads)
+        attention.join[grid](*parts, out, *self._rows(tiles), total, **sizes, num_warps=4)
+
+    def _rows(self, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
+        table = self._batch.query_starts if tiles.table is None else tiles.table
+        return table, self._batch.query_starts, self._batch.context_lens
+
+
+def _sizes(queries: Tensor, kv_heads: int, tiles: Tiles) -> dict[str, Any]:
+    """Constants of both kernels."""
+    _, heads, head_dim = queries.shape
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": heads // kv_heads,
+        "D": head_dim,
+        "BLOCK_D": power(head_dim),
+        "ROWS": tiles.shape.rows,
+        "TABLED": tiles.table is not None,
+    }
 
 
 def _planes(pages: Pages) -> tuple[Tensor, Tensor, Tensor, Tensor]:

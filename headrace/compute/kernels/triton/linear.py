@@ -1,8 +1,8 @@
-"""Products of few rows with a quantized weight: 4 or 8 bits, activations as they are or as bytes.
+"""Products with a quantized weight: 4 or 8 bits, activations as they are or in bytes.
 
-Integers are multiplied as they are, and the product of a group is multiplied by its scale: nothing is dequantized in
-memory. The inputs of an output are divided between programs, so that a single row occupies the whole device; their
-sums are added in a fixed order.
+With few rows the values are multiplied as they are, and the product of a group is multiplied by its scale: nothing is
+dequantized in memory. The inputs of an output are divided between programs, so that a single row occupies the whole
+device; their sums are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -10,23 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_ROUNDING = tl.constexpr(12582912.0)
-
 
 # fmt: off
-@triton.jit
-def round_rows(x, out, scales, width, BLOCK: tl.constexpr):
-    """Activations of a row as integers of at most 127, and their scale."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    wide = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.max(tl.abs(wide), 0) / 127
-    wide = tl.div_rn(wide, tl.where(scale > 0, scale, 1.0))
-    tl.store(out + row * width + column, ((wide + _ROUNDING) - _ROUNDING).to(tl.int8), mask=inside)
-    tl.store(scales + row, scale)
-
-
 @triton.jit
 def _halves(values, zero, DOT: tl.constexpr):
     """Values of even and of odd inputs, less their zeros."""
@@ -35,11 +20,23 @@ def _halves(values, zero, DOT: tl.constexpr):
     return even.to(DOT), odd.to(DOT)
 
 
+@triton.jit
+def _finish(total, row_scales, bias, row, column, used, real, SCALED: tl.constexpr, BIAS: tl.constexpr):
+    """Sums of products [rows, columns] by the scales of their rows, with the bias."""
+    if SCALED:
+        total = total * tl.load(row_scales + row, mask=used, other=0.0)[:, None]
+    if BIAS:
+        total += tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
+    return total
+
+
 @triton.jit(do_not_specialize=["rows", "each"])
-def multiply(x, values, scales, zeros, parts, rows, outputs, inputs, groups, each,
-             BITS: tl.constexpr, BYTES: tl.constexpr, ZEROS: tl.constexpr, GROUP: tl.constexpr,
-             ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr):
-    """``x`` [rows, inputs] by some outputs, over ``each`` steps of ``KEYS`` inputs: a part of the sum."""
+def multiply(x, values, scales, zeros, row_scales, bias, out, rows, outputs, inputs, groups, each,
+             BITS: tl.constexpr, INTEGERS: tl.constexpr, ZEROS: tl.constexpr, GROUP: tl.constexpr,
+             ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr,
+             WHOLE: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr):
+    """``x`` [rows, inputs] by some outputs, over ``each`` steps of ``KEYS`` inputs: the result if these are ``WHOLE``,
+    else a part of its sum."""
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     used, real = row < rows, column < outputs
@@ -52,44 +49,76 @@ def multiply(x, values, scales, zeros, parts, rows, outputs, inputs, groups, eac
         begin = part * KEYS
         group = column * groups + begin // GROUP
         scale = tl.load(scales + group, mask=real, other=0.0)
-        byte = tl.load(values + weight + (begin * BITS // 8 + step)[:, None], mask=real[None, :], other=0)
+        byte = tl.load(values + weight + (begin * BITS // 8 + step)[:, None], mask=real[None, :], other=0.0)
         if BITS == 4:
             zero = column * 0
             if ZEROS:
                 zero = tl.load(zeros + group, mask=real, other=0).to(tl.int32)
             even, odd = _halves(byte, zero[None, :], DOT)
             place = x + line + (begin + 2 * step)[None, :]
-            near = tl.load(place, mask=used[:, None], other=0)
-            far = tl.load(place + 1, mask=used[:, None], other=0)
-            if BYTES:
+            near = tl.load(place, mask=used[:, None], other=0.0)
+            far = tl.load(place + 1, mask=used[:, None], other=0.0)
+            if INTEGERS:
                 product = (tl.dot(near, even) + tl.dot(far, odd)).to(tl.float32)
             else:
                 product = tl.dot(near.to(DOT), even, input_precision="ieee")
                 product = tl.dot(far.to(DOT), odd, product, input_precision="ieee")
         else:
-            near = tl.load(x + line + (begin + step)[None, :], mask=used[:, None], other=0)
-            if BYTES:
+            near = tl.load(x + line + (begin + step)[None, :], mask=used[:, None], other=0.0)
+            if INTEGERS:
                 product = tl.dot(near, byte).to(tl.float32)
             else:
                 product = tl.dot(near.to(DOT), byte.to(DOT), input_precision="ieee")
         total += product * scale[None, :]
+    if WHOLE:
+        total = _finish(total, row_scales, bias, row, column, used, real, SCALED, BIAS)
     place = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * outputs + column[None, :]
-    tl.store(parts + place, total, mask=used[:, None] & real[None, :])
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=used[:, None] & real[None, :])
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
-def add_parts(parts, row_scales, bias, out, rows, outputs, count, BYTES: tl.constexpr, BIAS: tl.constexpr,
+def add_parts(parts, row_scales, bias, out, rows, outputs, count, SCALED: tl.constexpr, BIAS: tl.constexpr,
               BLOCK: tl.constexpr):
     """The sum of all parts, by the row's scale, with the bias."""
+    row = tl.program_id(0) + tl.arange(0, 1)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    used, real = row < rows, column < outputs
+    place = row.to(tl.int64)[:, None] * outputs + column[None, :]
+    total = tl.zeros([1, BLOCK], tl.float32)
+    for part in range(count):
+        before = (part * rows).to(tl.int64) * outputs
+        total += tl.load(parts + before + place, mask=real[None, :], other=0.0)
+    total = _finish(total, row_scales, bias, row, column, used, real, SCALED, BIAS)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=real[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def scale_sums(sums, row_scales, scales, bias, out, rows, outputs, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of products in bytes, by the scales of their rows and of their outputs, with the bias."""
+    row = tl.program_id(0) + tl.arange(0, 1)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    used, real = row < rows, column < outputs
+    place = row.to(tl.int64)[:, None] * outputs + column[None, :]
+    total = tl.load(sums + place, mask=real[None, :], other=0.0).to(tl.float32)
+    total = total * tl.load(scales + column, mask=real, other=0.0)[None, :]
+    total = _finish(total, row_scales, bias, row, column, used, real, True, BIAS)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=real[None, :])
+
+
+@triton.jit
+def expand(values, scales, zeros, out, inputs, groups, BITS: tl.constexpr, ZEROS: tl.constexpr,
+           GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """The dequantized weight of an output."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < outputs
-    total = tl.zeros([BLOCK], tl.float32)
-    for part in range(count):
-        total += tl.load(parts + (part * rows + row) * outputs + column, mask=inside, other=0.0)
-    if BYTES:
-        total = total * tl.load(row_scales + row)
-    if BIAS:
-        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * outputs + column, total.to(out.dtype.element_ty), mask=inside)
+    inside = column < inputs
+    group = row * groups + column // GROUP
+    value = tl.load(values + row * (inputs * BITS // 8) + column * BITS // 8, mask=inside, other=0.0)
+    if BITS == 4:
+        value = ((value.to(tl.int32) >> (column % 2 * 4)) & 15) - 8
+    wide = value.to(tl.float32)
+    if ZEROS:
+        wide -= tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
+    wide *= tl.load(scales + group, mask=inside, other=0.0)
+    tl.store(out + row * inputs + column, wide.to(out.dtype.element_ty), mask=inside)
 # fmt: on

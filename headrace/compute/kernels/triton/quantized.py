@@ -1,4 +1,16 @@
-"""Linear layers with quantized weights: which of them the device's kernels multiply, and how."""
+"""Linear layers with quantized weights: which product the device uses for a weight and a number of rows.
+
+| weight | rows | product |
+|---|---|---|
+| W4A16, W4A8, W8A16 | up to 256 | kernel, inputs divided between programs |
+| | more | dequantized, then the device's library |
+| W8A8 | up to 64 | kernel |
+| | more | `torch._int_mm`, then scales |
+| fp8 W8A8 | up to 16 | kernel |
+| | more | `torch._scaled_mm` |
+
+The kernel reads the weight once for every 64 rows. These numbers of rows are estimates: they are not measured.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +20,19 @@ import torch
 from torch import Tensor
 
 from headrace.compute.kernels import linear
+from headrace.compute.kernels.triton import elementwise, fp8
 from headrace.compute.kernels.triton import linear as device
 from headrace.compute.kernels.triton.target import Target, power
-from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.quantization.weight import FP8, FP8_LARGEST, QuantizedWeight
 
 MOST_ROWS = 256
-"""With more rows the weight is dequantized, and the product is that of the device's library."""
+MOST_INTEGER_ROWS = 64
+MOST_FP8_ROWS = 16
+"""Of the kernel; see above."""
 _COLUMNS = 64
 _MOST_KEYS = 128
+_EXPANDED = 1 << 25
+"""Elements of a weight that are dequantized at once: 64 MiB in 16 bits."""
 
 
 class Packed(NamedTuple):
@@ -23,6 +40,27 @@ class Packed(NamedTuple):
 
     weight: QuantizedWeight
     keys: int
+
+    @property
+    def largest(self) -> int:
+        """The largest number of its activations in bytes, or 0 if they are not rounded."""
+        if self.weight.activation_bits == 16:
+            return 0
+        return int(FP8_LARGEST) if self.weight.in_fp8 else 127
+
+
+class Rounded(NamedTuple):
+    """Activations in bytes [T, in], int8 or fp8, with the scale of each row, float32 [T]; ``dtype`` is theirs before
+    that, and the product's.
+    """
+
+    values: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+    def wide(self) -> Tensor:
+        """The activations [T, in] again."""
+        return (self.values.float() * self.scales[:, None]).to(self.dtype)
 
 
 def prepare(weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
@@ -36,33 +74,127 @@ def prepare(weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
     return Packed(weight, min(keys, _MOST_KEYS))
 
 
-def multiply(x: Tensor, packed: Packed, bias: Tensor | None, target: Target) -> Tensor:
-    """``x @ weight.T + bias``: [T, in] to [T, out]."""
-    weight, keys = packed
-    rows, (outputs, inputs) = len(x), weight.shape
-    if rows > MOST_ROWS or not rows:
-        return linear.apply(x, weight, bias)
-    if weight.order is not None:
-        x = x.index_select(1, weight.order)
+def room(x: Tensor, width: int, largest: int) -> tuple[Tensor, Tensor]:
+    """New memory for rows of ``width``: like ``x``, or for bytes up to ``largest``; and for their scales."""
+    if not largest:
+        out = x.new_empty((len(x), width))
+        return out, out
+    dtype = torch.int8 if largest == 127 else FP8
+    return torch.empty((len(x), width), dtype=dtype, device=x.device), x.new_empty(
+        len(x), dtype=torch.float32
+    )
+
+
+def round_rows(x: Tensor, largest: int) -> Rounded:
+    """Activations [T, in] in bytes."""
     x = x.contiguous()
-    out = x.new_empty((rows, outputs))
-    in_bytes = weight.activation_bits == 8
-    given, scales = x, x
-    if in_bytes:
-        given, scales = torch.empty_like(x, dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
-        device.round_rows[(rows,)](x, given, scales, inputs, BLOCK=power(inputs), num_warps=8)
+    rows, width = x.shape
+    out, scales = room(x, width, largest)
+    block = power(width)
+    elementwise.rounded[(rows,)](
+        x, out, scales, width, LARGEST=largest, BLOCK=block, num_warps=min(16, max(4, block // 512))
+    )
+    return Rounded(out, scales, x.dtype)
+
+
+def multiply(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: Target) -> Tensor:
+    """``x @ weight.T + bias``: [T, in] to [T, out]. ``x`` is rounded here if the weight wants bytes."""
+    weight = packed.weight
+    given = x.values if isinstance(x, Rounded) else x
+    rows, dtype = len(given), x.dtype
+    if not rows:
+        return given.new_empty((0, weight.shape[0]), dtype=dtype)
+    if packed.largest and isinstance(x, Tensor):
+        x = round_rows(x, packed.largest)
+    if weight.order is not None:
+        x = x._replace(values=x.values[:, weight.order]) if isinstance(x, Rounded) else x[:, weight.order]
+    if isinstance(x, Rounded) and _in_library(rows, weight):
+        if not weight.in_fp8:
+            return _finished(torch._int_mm(x.values, weight.values.t()), x, weight, bias)
+        if target.fp8 == "rows" and dtype == torch.bfloat16:
+            return fp8.scaled(x.values, x.scales, weight, bias)
+        return _finished(fp8.sums(x.values, weight), x, weight, bias)
+    if rows > MOST_ROWS:
+        return _expanded(x.wide() if isinstance(x, Rounded) else x, weight, bias)
+    return _divided(x, packed, bias, target)
+
+
+def _in_library(rows: int, weight: QuantizedWeight) -> bool:
+    """Whether torch multiplies so many rows of bytes with this weight, which must have one scale for each output."""
+    if weight.bits == 4 or weight.scales.shape[1] > 1:
+        return False
+    if weight.in_fp8:
+        return rows > MOST_FP8_ROWS and fp8.fits(weight)
+    return rows > MOST_INTEGER_ROWS and all(size % 8 == 0 for size in weight.shape)
+
+
+def _finished(sums: Tensor, x: Rounded, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """Sums of products in bytes by their scales, with the bias."""
+    rows, outputs = sums.shape
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=sums.device)
+    grid = (rows, -(-outputs // 1024))
+    device.scale_sums[grid](
+        sums,
+        x.scales,
+        weight.scales,
+        out if bias is None else bias,
+        out,
+        rows,
+        outputs,
+        BIAS=bias is not None,
+        BLOCK=1024,
+    )
+    return out
+
+
+def _expanded(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """The product with a weight that is dequantized to the type of ``x``, some outputs after others."""
+    outputs, inputs = weight.shape
+    out = x.new_empty((len(x), outputs))
+    step = max(1, _EXPANDED // inputs)
+    for begin in range(0, outputs, step):
+        part = weight.rows(begin, min(begin + step, outputs))
+        wide = x.new_empty(part.shape)
+        device.expand[(len(wide), -(-inputs // 1024))](
+            part.values,
+            part.scales,
+            part.scales if part.zeros is None else part.zeros,
+            wide,
+            inputs,
+            part.scales.shape[1],
+            BITS=part.bits,
+            ZEROS=part.zeros is not None,
+            GROUP=part.group_size,
+            BLOCK=1024,
+        )
+        torch.mm(x, wide.t(), out=out[:, begin : begin + step])
+    return out if bias is None else out.add_(bias)
+
+
+def _divided(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: Target) -> Tensor:
+    """The product by the kernel, whose programs divide the inputs if the outputs do not occupy the device."""
+    weight, keys = packed
+    (outputs, inputs), dtype = weight.shape, x.dtype
+    in_bytes = isinstance(x, Rounded)
+    given = (x.values if isinstance(x, Rounded) else x).contiguous()
+    rows = len(given)
+    out = torch.empty((rows, outputs), dtype=dtype, device=given.device)
+    scales = x.scales if isinstance(x, Rounded) else out
     size = min(power(rows), 64)
     tiles = (-(-outputs // _COLUMNS), -(-rows // size))
     steps = inputs // keys
     splits = max(1, min(2 * target.processors // (tiles[0] * tiles[1]), steps // 4))
     each = -(-steps // splits)
     splits = -(-steps // each)
-    parts = x.new_empty((splits, rows, outputs), dtype=torch.float32)
+    parts = out if splits == 1 else out.new_empty((splits, rows, outputs), dtype=torch.float32)
+    ends = {"SCALED": in_bytes, "BIAS": bias is not None}
     device.multiply[(tiles[0], splits, tiles[1])](
         given,
         weight.values,
         weight.scales,
         weight.scales if weight.zeros is None else weight.zeros,
+        scales,
+        out if bias is None else bias,
         parts,
         rows,
         outputs,
@@ -70,27 +202,20 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None, target: Target) -> 
         weight.scales.shape[1],
         each,
         BITS=weight.bits,
-        BYTES=in_bytes,
+        INTEGERS=in_bytes and not weight.in_fp8,
         ZEROS=weight.zeros is not None,
         GROUP=weight.group_size,
         ROWS=size,
         COLUMNS=_COLUMNS,
         KEYS=keys,
-        DOT=target.dot(given.dtype),
+        DOT=target.dot(torch.bfloat16 if given.dtype == FP8 else given.dtype),
+        WHOLE=splits == 1,
         num_warps=4,
         num_stages=3,
+        **ends,
     )
-    given_bias = out if bias is None else bias
-    device.add_parts[(rows, -(-outputs // 1024))](
-        parts,
-        scales,
-        given_bias,
-        out,
-        rows,
-        outputs,
-        splits,
-        BYTES=in_bytes,
-        BIAS=bias is not None,
-        BLOCK=1024,
-    )
+    if splits > 1:
+        given_bias = out if bias is None else bias
+        grid = (rows, -(-outputs // 1024))
+        device.add_parts[grid](parts, scales, given_bias, out, rows, outputs, splits, **ends, BLOCK=1024)
     return out

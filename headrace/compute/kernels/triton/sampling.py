@@ -1,4 +1,4 @@
-"""Sampling on the device, a program per row, without a sort: the likeliest token, filters, draw, and grammar masks.
+"""Sampling on the device without a sort: penalties and grammar masks, filters and draw, and the drafts that count.
 
 A filter keeps the tokens whose distance from the largest logit is at most a limit. The limit of top-k and of top-p is
 found digit by digit in the bits of that distance, which as integers have the order of the numbers: each of eight
@@ -152,6 +152,41 @@ def choose(logits, out, temperature, min_p, top_k, top_p, uniform, vocab, BLOCK:
     _, _, mass = _mass(line, vocab, top, heat, limit, BLOCK)
     token = _draw(line, vocab, top, heat, limit, tl.load(uniform + row) * mass, BLOCK)
     tl.store(out + row, _fault(token, peak, wrong).to(tl.int64))
+
+
+@triton.jit(
+    do_not_specialize=["ahead"],
+    do_not_specialize_on_alignment=["rows", "lanes", "repetition", "presence", "frequency", "drafts"],
+)
+def penalize(logits, counts, rows, lanes, repetition, presence, frequency, drafts, vocab, ahead,
+             IN_PROMPT: tl.constexpr, BLOCK: tl.constexpr):
+    """Penalties of some tokens of a row, whose drafts ``ahead`` of it count too."""
+    line = tl.program_id(0)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < vocab
+    place = logits + tl.load(rows + line) * vocab + token
+    seen = tl.load(counts + tl.load(lanes + line) * vocab + token, mask=inside, other=0)
+    output = seen & (IN_PROMPT - 1)
+    for draft in range(ahead):
+        output += (tl.load(drafts + line * ahead + draft) == token).to(tl.int32)
+    logit = tl.load(place, mask=inside, other=0.0)
+    factor = tl.load(repetition + line).to(tl.float32)
+    repeated = tl.where(logit > 0, logit / factor, logit * factor)
+    logit = tl.where((output > 0) | (seen >= IN_PROMPT), repeated, logit)
+    logit -= tl.load(frequency + line).to(tl.float32) * output.to(tl.float32)
+    logit -= tl.where(output > 0, tl.load(presence + line).to(tl.float32), 0.0)
+    tl.store(place, logit, mask=inside)
+
+
+@triton.jit(do_not_specialize_on_alignment=["drawn", "drafts", "first", "offsets"])
+def accept(drawn, drafts, first, offsets, out):
+    """Whether a token counts: all drafts of its row before it are the tokens drawn at their places."""
+    line = tl.program_id(0)
+    token = tl.load(drawn + line)
+    wrong = ((token < 0) & (tl.load(offsets + line) > 0)).to(tl.int32)
+    for before in range(tl.load(first + line).to(tl.int32), line):
+        wrong |= (tl.load(drawn + before) != tl.load(drafts + before)).to(tl.int32)
+    tl.store(out + line, wrong == 0)
 
 
 @triton.jit(do_not_specialize_on_alignment=["lines", "words"])

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from headrace.compute.kernels import KernelsUnavailable
+from headrace.compute.kernels.triton.fp8 import Way, way_of
 
 _DTYPES = {
     torch.float32: tl.float32,
@@ -22,12 +23,14 @@ _INTERPRETED = "interpreter"
 class Target(NamedTuple):
     """A device, or the interpreter that runs kernels on CPU tensors to test them.
 
-    ``processors`` run programs side by side, each with ``shared_bytes`` of memory for its tiles.
+    ``processors`` run programs side by side, each with ``shared_bytes`` of memory for its tiles. ``fp8`` says how
+    its library multiplies fp8.
     """
 
     name: str
     processors: int
     shared_bytes: int
+    fp8: Way | None = None
 
     def dot(self, dtype: torch.dtype) -> Any:
         """The type in which tiles of ``dtype`` are multiplied.
@@ -54,10 +57,10 @@ def target_of(device: torch.device) -> Target:
             raise KernelsUnavailable(
                 "kernels 'triton' run on a GPU; on a CPU only in Triton's interpreter (TRITON_INTERPRET=1), for tests"
             )
-        return INTERPRETER
+        return INTERPRETER._replace(fp8=way_of(device))
     properties = torch.cuda.get_device_properties(device)
     shared = getattr(properties, "shared_memory_per_block_optin", 64 << 10)
-    return Target(properties.name, properties.multi_processor_count, shared)
+    return Target(properties.name, properties.multi_processor_count, shared, way_of(device))
 
 
 def power(count: int, least: int = 16) -> int:

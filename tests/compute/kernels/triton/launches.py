@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
 _NOTHING = (
@@ -21,17 +21,14 @@ _NOTHING = (
 
 
 class Launches(TorchDispatchMode):
-    """Names of what was launched; views and new memory are none."""
+    """Names of what was launched; views and new memory are none. Triton's kernels are not run: results mean nothing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.names: list[str] = []
-        run = InterpretedFunction.run
 
-        def counted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        def counted(kernel: Any, *args: Any, **kwargs: Any) -> None:
             self.names.append(kernel.fn.__name__)
-            with _disable_current_modes():  # the interpreter's own operations are none of the device
-                return run(kernel, *args, **kwargs)
 
         monkeypatch.setattr(InterpretedFunction, "run", counted)
 

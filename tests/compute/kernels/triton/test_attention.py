@@ -87,6 +87,40 @@ def test_keys_are_split_between_programs(
     assert len(seen) > 1
 
 
+@pytest.mark.parametrize("group", [2, 3, 20])
+@pytest.mark.parametrize("page_dtype", [None, torch.int8])
+@pytest.mark.parametrize("processors", [1, 64])
+def test_a_prefix_that_rows_share_is_read_once(
+    group: int, page_dtype: torch.dtype | None, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows end right behind it, or reach far; a window has no use for it."""
+    monkeypatch.setattr(launches, "_LEAST_SPARED", 256)
+    torch.manual_seed(0)
+    starts = [320, 700, 330, 337, 500][: 3 if group == 20 else 5]
+    batch, blocks = rows_of(starts, [1] * len(starts), 16, 0)
+    batch.block_tables[:, :20] = batch.block_tables[0, :20]
+    batch = replace(batch, shared_blocks=20)
+    pages = pages_of(torch.randn(2, blocks, 16, 2, 16), page_dtype or torch.float32)
+    queries = torch.randn(len(starts), 2 * group, 16)
+    for window in (None, 400):
+        plan = AttentionPlan(batch, window, INTERPRETER._replace(processors=processors))
+        exact = ORACLE.plan_attention(batch, window, torch.float32)
+        close(
+            plan.attend(queries, pages, 0.25, None),
+            ORACLE.paged_attention(queries, pages, exact, 0.25, None),
+            torch.float32,
+        )
+        ((prefix, *_),) = plan._tiles.values()
+        assert (prefix.shared, prefix.prefix) == ((320, 1) if window is None else (0, 0))
+
+
+def test_a_short_prefix_is_read_by_each_row() -> None:
+    batch, _ = rows_of([320, 700], [1, 1], 16, 0)
+    for blocks, expected in ((20, 0), (2000, 32_000)):
+        plan = AttentionPlan(replace(batch, shared_blocks=blocks), None, INTERPRETER)
+        assert plan._shared(64) == expected
+
+
 def test_fp8_pages_have_a_scale_for_each_head() -> None:
     torch.manual_seed(0)
     batch, blocks = rows_of([100, 20], [1, 9], 16, 0)

@@ -12,6 +12,7 @@ from headrace.compute.kernels.triton.backend import TritonKernels
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice, probabilities
 from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED
+from headrace.compute.sampling.penalties import IN_PROMPT, Penalty
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE
 
 KERNELS = TritonKernels(CPU)
@@ -100,6 +101,34 @@ def test_rows_that_cannot_be_sampled_are_faults(value: float) -> None:
     for tokens in (KERNELS.likeliest(logits), KERNELS.choose(logits, choice_of(3, 0, top_k=5, top_p=0.9))):
         assert tokens[:2].tolist() == [NOT_FINITE, NOTHING_ALLOWED]
         assert tokens[2] >= 0
+
+
+@quick
+@given(vocab=st.sampled_from([7, 3000]), ahead=st.integers(0, 3), seed=st.integers(0, 99))
+def test_penalties(vocab: int, ahead: int, seed: int) -> None:
+    drawn = np.random.default_rng(seed)
+    logits, counts = torch.randn(4, vocab), torch.zeros(3, vocab, dtype=torch.int32)
+    counts[:, :: 1 + seed % 3] = 2
+    counts[:, ::2] += IN_PROMPT
+    drafts = drawn.integers(-3, 7, (2, ahead)) if ahead else None
+    numbers = (drawn.uniform(1, 2, 2), drawn.uniform(-1, 1, 2), drawn.uniform(0, 1, 2))
+    penalty = Penalty(np.array([3, 1]), np.array([0, 2]), *numbers, drafts)
+    actual, expected = logits.clone(), logits.clone()
+    KERNELS.penalize(actual, counts, penalty)
+    ORACLE.penalize(expected, counts, penalty)
+    torch.testing.assert_close(actual, expected)
+
+
+@quick
+@given(counts=st.lists(st.integers(0, 4), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_drafts_count_while_they_are_what_was_drawn(counts: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    offsets = torch.cat([torch.arange(count + 1) for count in counts])
+    first = torch.arange(len(offsets)) - offsets
+    drawn, drafts = torch.randint(-1, 2, (2, len(offsets)))
+    assert torch.equal(
+        KERNELS.accept(drawn, drafts, first, offsets), ORACLE.accept(drawn, drafts, first, offsets)
+    )
 
 
 @pytest.mark.parametrize("lines", [[0, 2], [0, 1, 2], [1]])

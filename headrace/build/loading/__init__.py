@@ -1,0 +1,6 @@
+"""What a loaded model is made of, from the options.
+
+- `computing`: the decoder: device, dtype, kernels and weights; or a part of it, and the other ranks.
+- `draft_models`: draft models and heads. `tiers`: host memory and disk below the device.
+- `memory`: sizes and opens the KV cache, the tiers, the runner and its graphs.
+"""

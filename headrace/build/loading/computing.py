@@ -1,0 +1,233 @@
+"""Loads a decoder: device, dtype, kernels and weights; or rank 0's part of one, and starts the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from headrace.build.loading.draft_models import reads_states
+from headrace.compute.device import (
+    DeviceFacts,
+    DtypeChoice,
+    device_facts,
+    keep_freed_memory,
+    limit_threads,
+    resident_bytes,
+    resolve_device,
+    resolve_dtype,
+    return_freed_memory,
+)
+from headrace.compute.drafting.loading import Beside
+from headrace.compute.kernels import Kernels, check_fp8, select
+from headrace.compute.kv import KV_DTYPES, bytes_per_block
+from headrace.compute.memory_plan import ModelSize, check_room
+from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import read_config
+from headrace.compute.model.sharding import PIPELINE, TENSOR, Place, Shard, check_sizes, shard_of
+from headrace.compute.model.spec import DecoderSpec
+from headrace.compute.model.weights import DecoderWeights, kv_fingerprint
+from headrace.compute.parallel import ONE_PROCESS
+from headrace.config import ConfigError, ModelOptions, Options
+from headrace.fleet.leader import Leader
+from headrace.fleet.processes import Others, Processes, RankFailed
+from headrace.fleet.setup import ModelSetup, dtype_name, identity
+from headrace.fleet.worker import load_part
+
+open_others: Callable[[int], Others] = Processes
+"""Makes the ranks other than 0 of so many ranks."""
+
+
+class Computing(NamedTuple):
+    """A loaded decoder, and the device and numbers it computes with.
+
+    ``spec`` is the whole model, ``shard`` what this process has of it, ``leader`` its connection to the other ranks.
+    ``facts`` are those of the device before loading.
+    """
+
+    spec: DecoderSpec
+    max_model_len: int
+    device: torch.device
+    facts: DeviceFacts
+    choice: DtypeChoice
+    kv_dtype: torch.dtype
+    kernels: Kernels
+    weights: DecoderWeights
+    decoder: Decoder
+    fingerprint: str
+    process_bytes: int
+    shard: Shard
+    leader: Leader | None
+
+    def notes(self) -> tuple[str, str]:
+        """Why it computes in this type, and a note on stored weights (empty: none)."""
+        note = ""
+        if self.spec.stored is not None and not self.weights.quantization:
+            note = f"{self.spec.stored.name}: weights are stored in fewer bits than are used for computing"
+        return self.choice.reason, note
+
+    def size(self, block_size: int) -> ModelSize:
+        """The sizes of this process's part for the memory plan."""
+        part = self.shard.spec
+        return ModelSize(
+            weight_bytes=self.decoder.nbytes,
+            block_bytes=bytes_per_block(part, block_size, self.kv_dtype),
+            hidden_size=self.spec.hidden_size,
+            intermediate_size=part.intermediate_size,
+            vocab_size=self.spec.vocab_size,
+            itemsize=self.choice.dtype.itemsize,
+        )
+
+    def beside(self) -> Beside:
+        """What a draft model or head has to fit."""
+        computed = self.device, self.choice.dtype, self.kv_dtype, self.kernels
+        return Beside(self.spec, self.max_model_len, *computed, self.weights.embedding, self.decoder.head)
+
+    def free_facts(self) -> DeviceFacts:
+        """The facts of the device now; ranks that share a CPU each have their part of the free memory."""
+        facts, ranks = device_facts(self.device), self.shard.place.size
+        shared = self.device.type == "cpu" and ranks > 1
+        return replace(facts, free_bytes=facts.free_bytes // ranks) if shared else facts
+
+
+def check_parallel(options: Options, *, recorded: bool) -> None:
+    """Refuse what several ranks cannot do, before anything is loaded.
+
+    Raises:
+        ConfigError: an option needs the whole model in one process.
+    """
+    place = Place(0, options.model.tensor_parallel_size, options.model.pipeline_parallel_size)
+    if place.size == 1:
+        return
+    if options.cache.kv_offload_path is not None:
+        raise ConfigError(
+            f"--kv-offload-path: the disk tier works in one process only, without {_option(place)};"
+            " use --kv-offload-bytes for evicted KV blocks in host memory"
+        )
+    if reads_states(options.scheduler):
+        raise ConfigError(
+            f"--speculative-config: method eagle3 works in one process only, without {_option(place)}"
+        )
+    if recorded:
+        raise ConfigError(f"a scheduler trace is recorded in one process only, without {_option(place)}")
+
+
+class _Choices(NamedTuple):
+    """What is decided before any weight is read."""
+
+    spec: DecoderSpec
+    max_model_len: int
+    device: torch.device
+    facts: DeviceFacts
+    dtype: DtypeChoice
+    kernels: Kernels
+
+
+def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool) -> Computing:
+    """Choose device, dtype and kernels, then load the weights.
+
+    Raises:
+        ConfigError: an option cannot be met, or another rank cannot take part.
+        ModelError: the model cannot be loaded.
+    """
+    place = Place(0, model.tensor_parallel_size, model.pipeline_parallel_size)
+    chosen = _choose(model, folder, place)
+    spec, length, device, facts, choice, kernels = chosen
+    process_bytes = resident_bytes() if device.type == "cpu" else 0
+    setup = _setup(model, folder, place, chosen)
+    leader = None
+    try:
+        if place.size > 1:
+            leader = Leader(open_others(place.size), setup, spec.vocab_size, device)
+            leader.connect()
+        shard = shard_of(spec, place)
+        weights = load_part(setup, shard, device, fp8=kernels.fp8 and place.size == 1)
+        fingerprint = kv_fingerprint(weights, spec, length) if with_fingerprint else ""
+        decoder = Decoder(shard, weights, kernels, length, leader or ONE_PROCESS)
+        return_freed_memory()
+        if leader is not None:
+            leader.loaded()
+    except BaseException as error:
+        if leader is not None:
+            leader.close()
+        if isinstance(error, RankFailed):
+            raise ConfigError(f"{_option(place)}: {error}") from error
+        raise
+    return Computing(
+        spec=spec,
+        max_model_len=length,
+        device=device,
+        facts=facts,
+        choice=choice,
+        kv_dtype=KV_DTYPES.get(model.kv_cache_dtype, choice.dtype),
+        kernels=kernels,
+        weights=weights,
+        decoder=decoder,
+        fingerprint=fingerprint,
+        process_bytes=process_bytes,
+        shard=shard,
+        leader=leader,
+    )
+
+
+def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
+    """Device, dtype and kernels; refuses what cannot work before anything is loaded."""
+    spec = parse_config(read_config(folder))
+    check_sizes(spec, place.tensor_size, place.pipeline_size)
+    length = _max_model_len(model, spec)
+    device = resolve_device(model.device)
+    if device.type == "cuda" and torch.cuda.device_count() < place.size:
+        raise ConfigError(
+            f"{_option(place)}: {place.size} ranks need a GPU each, and torch sees {torch.cuda.device_count()}"
+        )
+    threads = limit_threads()
+    if place.size > 1:
+        torch.set_num_threads(max(1, threads // place.size))
+    keep_freed_memory()
+    facts = device_facts(device)
+    quantized = bool(spec.stored or model.quantization)
+    choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
+    each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
+    tables = sum(rope.position_bytes for rope in spec.ropes)
+    devices = 1 if device.type == "cpu" else place.size
+    check_room(facts, int(spec.num_parameters * each / devices), tables, length)
+    kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
+    check_fp8(kernels, "quantization", model.quantization)
+    check_fp8(kernels, "kv-cache-dtype", model.kv_cache_dtype)
+    return _Choices(spec, length, device, facts, choice, kernels)
+
+
+def _setup(model: ModelOptions, folder: Path, place: Place, chosen: _Choices) -> ModelSetup:
+    return ModelSetup(
+        place=place,
+        port=0,
+        folder=str(folder),
+        identity=identity(folder) if place.size > 1 else "",
+        dtype=dtype_name(chosen.dtype.dtype),
+        device=chosen.device.type,
+        kernels=chosen.kernels.name,
+        cpu_isa=None if model.cpu_isa == "auto" else model.cpu_isa,
+        quantization=model.quantization,
+        dummy_seed=model.seed if model.load_format == "dummy" else None,
+        max_model_len=chosen.max_model_len,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _option(place: Place) -> str:
+    """The option that asks for several ranks."""
+    return TENSOR if place.tensor_size > 1 else PIPELINE
+
+
+def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
+    if model.max_model_len is None:
+        return spec.max_positions
+    if model.max_model_len > spec.reach:
+        raise ConfigError(
+            f"--max-model-len {model.max_model_len}: the model supports positions up to {spec.reach}"
+        )
+    return model.max_model_len

@@ -1,0 +1,14 @@
+"""One model on several devices: a process per rank, each with a part of the model (tensor and pipeline parallel).
+
+```
+ rank 0: engine, runner, part 0 ──plans as bytes──> rank 1: part 1 · rank 2: part 2 · …
+                        └────── sums, states, logits, tokens (gloo or NCCL) ──────┘
+```
+The core and the runner are those of one process; only rank 0 samples. In reading order:
+
+- `setup`: what a rank is told at its start.
+- `messages`: plans as bytes.
+- `collectives`: what ranks exchange within a step, over torch.distributed.
+- `leader`: rank 0.
+- `worker`: any other rank. `worker_process`: its process. `processes`: starts and watches these.
+"""

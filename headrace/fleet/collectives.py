@@ -1,0 +1,141 @@
+"""`compute.parallel.Parallel` over torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+```
+ world           all ranks: states between stages, logits to rank 0, tokens from rank 0
+ tensor          the ranks of a stage: sums
+```
+The groups are objects of their own: no global process group is made, so a process can leave one and join another. It
+knows neither models nor plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from headrace.compute.model.sharding import Place
+
+STEP_SECONDS = 10.0
+"""Longest wait for the other ranks of a stage, which compute the same layer."""
+
+STAGE_SECONDS = 300.0
+"""Longest wait for another stage, which may compute a long prompt. A process that ended or stands still is noticed
+before: see `processes`."""
+
+
+class Collectives:
+    """The operations of one rank. ``payload_bytes`` counts what this rank sends, receives or adds, by kind.
+
+    Args:
+        place: the rank.
+        world, tensor: the process groups.
+        vocabulary: the number of tokens of the whole head.
+        device: the device of the tensors.
+    """
+
+    def __init__(self, place: Place, world: Any, tensor: Any, vocabulary: int, device: torch.device) -> None:
+        self.place = place
+        self.payload_bytes = dict.fromkeys(("all_reduce", "stages", "hidden", "logits", "tokens"), 0)
+        self._world, self._tensor = world, tensor
+        self._vocabulary = vocabulary
+        self._device = device
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The ranks that have a part of the head, in the order of its tokens."""
+        return tuple(range(self.place.size - self.place.tensor_size, self.place.size))
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if self._tensor is not None:
+            self.payload_bytes["all_reduce"] += x.nbytes
+            x = x.contiguous()
+            self._tensor.allreduce([x]).wait()
+        return x
+
+    def receive(self, tokens: int, hidden: int, dtype: torch.dtype) -> Tensor:
+        residual = torch.empty((tokens, hidden), dtype=dtype, device=self._device)
+        self._world.recv([residual], self.place.rank - self.place.tensor_size, 0).wait()
+        return residual
+
+    def send(self, residual: Tensor) -> None:
+        self.payload_bytes["stages"] += residual.nbytes
+        self._world.send([residual.contiguous()], self.place.rank + self.place.tensor_size, 0).wait()
+
+    def hidden(self, states: Tensor, wanted: int) -> Tensor:
+        sender = self.heads[0]
+        if sender and self.place.rank == 0:
+            states = states.new_empty((wanted, states.shape[1]))
+            self._world.recv([states], sender, 0).wait()
+        elif sender and self.place.rank == sender:
+            self.payload_bytes["hidden"] += states.nbytes
+            self._world.send([states.contiguous()], 0, 0).wait()
+        return states
+
+    def logits(self, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
+        """On rank 0: send the states to the ranks with a head, and join what they return."""
+        hidden = hidden.contiguous()
+        others = [rank for rank in self.heads if rank != 0]
+        for rank in others:
+            self.payload_bytes["hidden"] += hidden.nbytes
+            self._world.send([hidden], rank, 0).wait()
+        parts = [project(hidden)] if self.heads[0] == 0 else []
+        for rank in others:
+            tokens = Place(rank, *self.place[1:]).cut(self._vocabulary).size
+            part = torch.empty((len(hidden), tokens), dtype=hidden.dtype, device=self._device)
+            self._world.recv([part], rank, 0).wait()
+            self.payload_bytes["logits"] += part.nbytes
+            parts.append(part)
+        return torch.cat(parts, 1)
+
+    def answer_logits(
+        self, count: int, hidden: int, dtype: torch.dtype, project: Callable[[Tensor], Tensor]
+    ) -> None:
+        """On another rank: its part of `logits`."""
+        if self.place.rank in self.heads:
+            states = torch.empty((count, hidden), dtype=dtype, device=self._device)
+            self._world.recv([states], 0, 0).wait()
+            part = project(states).contiguous()
+            self.payload_bytes["logits"] += part.nbytes
+            self._world.send([part], 0, 0).wait()
+
+    def broadcast(self, tokens: Tensor) -> Tensor:
+        """``tokens`` of rank 0, on every rank."""
+        if self.place.rank == 0:
+            self.payload_bytes["tokens"] += tokens.nbytes
+        self._world.broadcast(tokens, 0).wait()
+        return tokens
+
+
+def connect(
+    store: Store, place: Place, vocabulary: int, device: torch.device, seconds: float = STEP_SECONDS
+) -> Collectives:
+    """Join the other ranks through ``store``; waits until all have.
+
+    Raises:
+        RuntimeError: not all ranks came in time.
+    """
+    stages = place.pipeline_size > 1
+    world = _group(store, "world", place.rank, place.size, device, STAGE_SECONDS if stages else seconds)
+    tensor = None
+    if place.tensor_size > 1:
+        name = f"stage {place.stage}"
+        tensor = _group(store, name, place.tensor_rank, place.tensor_size, device, seconds)
+    return Collectives(place, world, tensor, vocabulary, device)
+
+
+def _group(store: Store, name: str, rank: int, size: int, device: torch.device, seconds: float) -> Any:
+    """A process group of its own under ``name``."""
+    # Their own options have a timeout for every operation; torch's stubs do not know it.
+    kind: Any = dist.ProcessGroupNCCL if device.type == "cuda" else dist.ProcessGroupGloo
+    options = kind._Options() if device.type == "cpu" else kind.Options()
+    options._timeout = timedelta(seconds=seconds)
+    if device.type == "cpu":
+        options._devices = [kind.create_device(hostname="127.0.0.1")]
+        options._threads = 1
+    return kind(PrefixStore(name, store), rank, size, options)

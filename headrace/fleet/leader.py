@@ -1,0 +1,175 @@
+"""Rank 0 of a model in parts: sends each plan to the other ranks, computes its own part, and starts them again.
+
+To the decoder it is `compute.parallel.Parallel`, to the runner `compute.runner.Followers`. If a rank is lost, the
+operation in progress raises `RunnerLost`, and so does every later one until `restore`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from headrace.compute.memory_plan import RankSize
+from headrace.compute.model.sharding import Place
+from headrace.compute.slots import Ints
+from headrace.core.plan import StepPlan
+from headrace.core.ports import RunnerLost
+from headrace.fleet.collectives import Collectives, connect
+from headrace.fleet.messages import Kind, packed, step_message
+from headrace.fleet.processes import Others, RankFailed
+from headrace.fleet.setup import MemorySetup, ModelSetup
+
+REASON_SECONDS = 2.0
+"""Longest wait for the reason of a broken connection, which the watcher of the processes finds."""
+
+logger = logging.getLogger(__name__)
+
+
+class Leader:
+    """Connects rank 0 to ``others``.
+
+    ``setup`` is that of rank 0, ``vocabulary`` the number of tokens of the whole head. `connect` starts the ranks,
+    `loaded` waits until they have loaded, `allocate` gives them memory. ``plan_bytes`` counts the bytes of messages to
+    one rank.
+    """
+
+    def __init__(self, others: Others, setup: ModelSetup, vocabulary: int, device: torch.device) -> None:
+        self.plan_bytes = 0
+        self.restarts = 0
+        self._others = others
+        self._setup = setup
+        self._vocabulary = vocabulary
+        self._device = device
+        self._collectives: Collectives | None = None
+        self._weight_bytes: list[int] = []
+        self._memory: MemorySetup | None = None
+        self._lost = ""
+        self._told = False  # whether the runner has heard of the loss
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Start the other ranks and let them load; returns when all are connected.
+
+        Raises:
+            RankFailed: a rank could not start or has another model.
+        """
+        self._others.start()
+        try:
+            store = TCPStore(
+                "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+            )
+            place = self._setup.place
+            self._others.send([_asked(Kind.CHECK, self._setup.to_json())] * (place.size - 1))
+            self._others.replies()
+            setups = [
+                self._setup.at(Place(rank, *place[1:]), store.port).to_json() for rank in range(1, place.size)
+            ]
+            self._others.send([_asked(Kind.LOAD, setup) for setup in setups])
+            self._collectives = connect(store, place, self._vocabulary, self._device)
+        except RuntimeError as error:  # torch's for a rank that did not come
+            raise RankFailed(self._others.failure(REASON_SECONDS) or str(error)) from error
+
+    def loaded(self) -> list[int]:
+        """Wait until all ranks have loaded; returns the bytes of the weights of ranks 1, 2, …"""
+        self._weight_bytes = [reply["weight_bytes"] for reply in self._others.replies()]
+        return self._weight_bytes
+
+    def allocate(self, memory: MemorySetup) -> list[RankSize]:
+        """Give all ranks their memory; returns the sizes of ranks 1, 2, …"""
+        self._memory = memory
+        self._others.send([_asked(Kind.ALLOCATE, memory.to_json())] * (self._setup.place.size - 1))
+        replies = self._others.replies()
+        return [
+            RankSize(weights, reply["kv_bytes"])
+            for weights, reply in zip(self._weight_bytes, replies, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._lost, self._told = self._lost or "the ranks were stopped", False
+        self._collectives = None
+        self._others.stop()
+
+    # -- `compute.runner.Followers` ------------------------------------------------------------------
+
+    def restore(self) -> None:
+        if not self._told:
+            return
+        began = time.monotonic()
+        self._collectives = None
+        self.connect()
+        self.loaded()
+        if self._memory is not None:
+            self.allocate(self._memory)
+        self._lost, self._told = "", False
+        self.restarts += 1
+        logger.warning("all ranks run again after %.1f s", time.monotonic() - began)
+
+    def execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
+        if plan.entries or plan.moves or plan.rows:
+            self._send(step_message(plan, tokens, wanted))
+
+    def append(self, slots: Ints, positions: Ints, tokens: Tensor) -> None:
+        self._send(packed(Kind.TOKENS, slots, positions))
+        with self._connected() as collectives:
+            collectives.broadcast(tokens)
+
+    # -- `compute.parallel.Parallel` -----------------------------------------------------------------
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        with self._connected() as collectives:
+            return collectives.all_reduce(x)
+
+    def receive(self, tokens: int, hidden: int, dtype: torch.dtype) -> Tensor:
+        raise NotImplementedError("rank 0 is in the first stage")
+
+    def send(self, residual: Tensor) -> None:
+        with self._connected() as collectives:
+            collectives.send(residual)
+
+    def hidden(self, states: Tensor, wanted: int) -> Tensor:
+        with self._connected() as collectives:
+            return collectives.hidden(states, wanted)
+
+    def logits(self, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
+        self._send(packed(Kind.LOGITS, [len(hidden)]))
+        with self._connected() as collectives:
+            return collectives.logits(hidden, project)
+
+    @property
+    def payload_bytes(self) -> dict[str, int]:
+        """The payload of rank 0's operations since the last start, by kind."""
+        return dict(self._collectives.payload_bytes) if self._collectives is not None else {}
+
+    def _send(self, message: bytes) -> None:
+        with self._connected():
+            self._others.send([message] * (self._setup.place.size - 1))
+            self.plan_bytes += len(message)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Collectives]:
+        """Raise `RunnerLost` for what breaks inside, or if a rank was lost before."""
+        self._lost = self._lost or self._others.failure()
+        if self._lost or self._collectives is None:
+            self._told = True
+            raise RunnerLost(self._lost)
+        try:
+            yield self._collectives
+        except RuntimeError as error:  # of the connections: `processes` knows why
+            first = str(error).partition("\n")[0]
+            self._lost = self._others.failure(REASON_SECONDS) or first
+            self._told = True
+            self._others.stop()
+            raise RunnerLost(self._lost) from error
+
+
+def _asked(kind: Kind, setup: bytes) -> bytes:
+    return kind.to_bytes(4, "little") + setup

@@ -1,0 +1,97 @@
+"""What a rank is told before it can take part: the model and its part of it, and then the sizes of its memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from headrace.compute.model.checkpoint import INDEX
+from headrace.compute.model.sharding import Place
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """Which part of which model a rank loads, and how it computes. dtypes are names of torch's.
+
+    ``port`` is that of rank 0's store on this machine, at which the ranks meet. ``identity`` is `identity` of rank 0.
+    ``threads`` is the number of CPU threads of each rank.
+    """
+
+    place: Place
+    port: int
+    folder: str
+    identity: str
+    dtype: str
+    device: str
+    kernels: str
+    cpu_isa: str | None
+    quantization: str | None
+    dummy_seed: int | None
+    max_model_len: int
+    threads: int
+
+    def at(self, place: Place, port: int) -> ModelSetup:
+        """The same for another rank."""
+        return replace(self, place=place, port=port)
+
+    def to_json(self) -> bytes:
+        """As JSON, for a message."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> ModelSetup:
+        """The inverse of `to_json`."""
+        fields = json.loads(text)
+        return cls(**(fields | {"place": Place(*fields["place"])}))
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySetup:
+    """The sizes of a rank's memory, which are the same on every rank."""
+
+    num_blocks: int
+    block_size: int
+    kv_dtype: str
+    host_blocks: int
+    max_num_seqs: int
+
+    def to_json(self) -> bytes:
+        """As JSON, for a message."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> MemorySetup:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
+def identity(folder: Path) -> str:
+    """What must be equal on all ranks: the version of Headrace, the config, and the list of the weights' files.
+
+    The list is the index of the shards, or the name and size of each file.
+    """
+    digest = hashlib.sha256(f"{version('headrace')} {torch.__version__}".encode())
+    digest.update((folder / "config.json").read_bytes())
+    index = folder / INDEX
+    if index.is_file():
+        digest.update(index.read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size};".encode())
+    return digest.hexdigest()
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """A dtype by its name."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype."""
+    return str(dtype).removeprefix("torch.")

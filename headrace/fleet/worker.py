@@ -1,0 +1,163 @@
+"""One rank other than 0: loads its part of the model, and repeats every step of rank 0 on it.
+
+```
+ rank 0   entries, moves, rows ──message──> slots, pages, layers     as `compute.LocalRunner`, but without sampling
+          states whose logits are wanted ──> part of the head ──> logits
+          sampled tokens ──> slots
+```
+It keeps slots, block tables and pages of its own, so a message carries only what is new. It knows neither requests
+nor sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from headrace.compute.kernels import select
+from headrace.compute.kv import PagedKV
+from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import read_config
+from headrace.compute.model.sharding import Shard, shard_of
+from headrace.compute.model.spec import ModelError
+from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
+from headrace.compute.mover import Mover, move_blocks
+from headrace.compute.sampling.lines import drafted
+from headrace.compute.slots import Ints, Rows, Slots
+from headrace.core.plan import StepPlan
+from headrace.fleet.collectives import connect
+from headrace.fleet.messages import Kind, Words, step_of, unpacked
+from headrace.fleet.setup import MemorySetup, ModelSetup, identity, torch_dtype
+
+STORE_SECONDS = 60.0
+"""Longest wait for rank 0's store."""
+
+
+class Worker:
+    """Answers the messages of rank 0: call `answer` with each, in order."""
+
+    def __init__(self) -> None:
+        self._rank: _Rank | None = None
+        self._memory: _Memory | None = None
+
+    @torch.inference_mode()
+    def answer(self, message: bytes) -> dict[str, Any] | None:
+        """Do what a message asks; returns a reply if rank 0 waits for one.
+
+        Raises:
+            ModelError: the model cannot be loaded, or is not that of rank 0.
+            RuntimeError: another rank was lost.
+        """
+        kind, body = Kind(int.from_bytes(message[:4], "little")), message[4:]
+        match kind:
+            case Kind.CHECK:
+                _check(ModelSetup.from_json(body))
+                return {}
+            case Kind.LOAD:
+                self.close()
+                self._rank = _Rank(ModelSetup.from_json(body))
+                return {"weight_bytes": self._rank.decoder.nbytes}
+            case Kind.ALLOCATE:
+                assert self._rank is not None
+                self._memory = _Memory(self._rank, MemorySetup.from_json(body))
+                return {"kv_bytes": self._memory.kv.nbytes}
+        assert self._memory is not None
+        self._memory.answer(kind, unpacked(message)[1])
+        return None
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._memory is not None:
+            self._memory.close()
+        self._rank = self._memory = None
+
+
+class _Rank:
+    """The rank's part of the model, connected to the others."""
+
+    def __init__(self, setup: ModelSetup) -> None:
+        torch.set_num_threads(setup.threads)
+        self.setup = setup
+        self.device = device_of(setup.device, setup.place.rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.shard = shard_of(parse_config(read_config(Path(setup.folder))), setup.place)
+        store = TCPStore("127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
+        self.collectives = connect(store, setup.place, self.shard.whole.vocab_size, self.device)
+        weights = load_part(setup, self.shard, self.device)
+        kernels = select(setup.kernels, self.device, setup.cpu_isa)
+        self.decoder = Decoder(self.shard, weights, kernels, setup.max_model_len, self.collectives)
+
+
+class _Memory:
+    """Slots and pages, of the sizes that rank 0 chose for all."""
+
+    def __init__(self, rank: _Rank, setup: MemorySetup) -> None:
+        self._rank, spec = rank, rank.shard.spec
+        self.kv = PagedKV(spec, setup.num_blocks, setup.block_size, torch_dtype(setup.kv_dtype), rank.device)
+        self._mover = Mover(self.kv, setup.host_blocks) if setup.host_blocks else None
+        self._slots = Slots(
+            max_num_seqs=setup.max_num_seqs,
+            max_model_len=rank.setup.max_model_len,
+            block_size=setup.block_size,
+            device=rank.device,
+        )
+
+    def answer(self, kind: Kind, arrays: Sequence[Words]) -> None:
+        decoder, collectives = self._rank.decoder, self._rank.collectives
+        if kind is Kind.STEP:
+            self._execute(*step_of(arrays))
+        elif kind is Kind.TOKENS:
+            slots, positions = (array.astype("int64") for array in arrays)
+            tokens = torch.empty(len(slots), dtype=torch.int64, device=self._rank.device)
+            self._slots.append(slots, positions, collectives.broadcast(tokens))
+        elif kind is Kind.LOGITS:
+            (count,) = arrays[0].tolist()
+            collectives.answer_logits(count, decoder.spec.hidden_size, decoder.dtype, decoder.project)
+
+    def _execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
+        for entry, known in zip(plan.entries, tokens, strict=True):
+            self._slots.admit(entry, known)
+        move_blocks(plan.moves, self.kv, self._mover)
+        if not plan.rows:
+            return
+        rows = Rows.of(plan.rows)
+        self._slots.extend(plan.rows)
+        if rows.drafts.any():
+            self._slots.draft(rows, drafted(plan.rows, self._rank.shard.whole.vocab_size))
+        self._rank.decoder.hidden(self._slots.pack(rows, wanted), self.kv)
+
+    def close(self) -> None:
+        if self._mover is not None:
+            self._mover.close()
+
+
+def _check(setup: ModelSetup) -> None:
+    """Raise ModelError unless this rank would compute what rank 0 does."""
+    if identity(Path(setup.folder)) != setup.identity:
+        raise ModelError(
+            f"{setup.folder} has other weights here than on rank 0, or Headrace or torch has another version"
+        )
+
+
+def load_part(setup: ModelSetup, shard: Shard, device: torch.device, *, fp8: bool = False) -> DecoderWeights:
+    """The weights of a rank. ``fp8``: those stored in fp8 stay so, which only a whole model may have.
+
+    Raises:
+        ModelError: they cannot be loaded.
+    """
+    dtype = torch_dtype(setup.dtype)
+    if setup.dummy_seed is not None:
+        return dummy_weights(shard, dtype, device, setup.dummy_seed, setup.quantization)
+    return load_weights(Path(setup.folder), shard, dtype, device, setup.quantization, fp8=fp8)
+
+
+def device_of(kind: str, rank: int) -> torch.device:
+    """The device of a rank: each has a GPU of its own, and all of them share the CPU."""
+    return torch.device("cuda", rank % torch.cuda.device_count()) if kind == "cuda" else torch.device("cpu")

@@ -1,0 +1,62 @@
+"""The process of one rank other than 0: ``headrace.fleet.processes`` starts it with a socket to rank 0.
+
+On the socket it reads messages and writes replies: ``b"."`` each second while it lives, ``b"R"`` and JSON, or ``b"E"``
+and what went wrong before it ends. It ends when rank 0 does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from multiprocessing.connection import Connection
+
+from headrace.compute.device import keep_freed_memory
+from headrace.fleet.worker import Worker
+
+BEAT_SECONDS = 1.0
+"""Time between two signs of life."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Replies:
+    """The socket for replies, shared by the thread that computes and the one that signals life."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, reply: bytes) -> None:
+        with self._lock:
+            self._connection.send_bytes(reply)
+
+    def beat(self) -> None:
+        """Signal life until rank 0 has gone; then end the process, which may wait for another rank."""
+        ended = threading.Event()
+        try:
+            while not ended.wait(BEAT_SECONDS):
+                self.send(b".")
+        except OSError:
+            os._exit(1)
+
+
+def main(descriptor: int) -> None:
+    """Answer the messages that come in on a socket, until it is closed."""
+    connection = Connection(descriptor)
+    replies = _Replies(connection)
+    replies.send(b".")
+    threading.Thread(target=replies.beat, name="headrace-beat", daemon=True).start()
+    keep_freed_memory()
+    worker = Worker()
+    try:
+        while True:
+            reply = worker.answer(connection.recv_bytes())
+            if reply is not None:
+                replies.send(b"R" + json.dumps(reply).encode())
+    except EOFError:
+        os._exit(0)  # threads of the process groups need not be waited for
+    except Exception as error:
+        replies.send(b"E" + f"{type(error).__name__}: {error}".encode())
+        os._exit(1)

@@ -1,0 +1,25 @@
+"""How many first blocks rows have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from headrace.compute.batch import shared_blocks
+
+
+@pytest.mark.parametrize(
+    ("tables", "most", "expected"),
+    [
+        ([[4, 5, 6]], 2, 0),
+        ([[4, 5, 6], [4, 5, 7]], 2, 2),
+        ([[4, 5, 6], [4, 5, 6]], 2, 2),
+        ([[4, 5, 6], [4, 1, 6], [4, 5, 6]], 3, 1),
+        ([[4, 5], [3, 5]], 1, 0),
+        ([[4, 5], [4, 5]], 0, 0),
+    ],
+)
+def test_only_the_blocks_before_the_first_difference_are_shared(
+    tables: list[list[int]], most: int, expected: int
+) -> None:
+    assert shared_blocks(np.array(tables, dtype=np.int32), most) == expected

@@ -1,0 +1,160 @@
+"""A model in parts gives the tokens of one process: all families, formats, caches and drafts, over gloo.
+
+The ranks are threads here, with the workers, messages and process groups of real ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.build.loading import computing
+from headrace.config import ConfigError
+from tests.fleet.runs import answers_of, load
+from tests.fleet.thread_ranks import ThreadRanks
+from tests.oracle.families import CASES, Case
+from tests.oracle.test_quantized import FORMATS, write
+
+
+@pytest.fixture(autouse=True)
+def ranks_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computing, "open_others", ThreadRanks)
+
+
+FAMILIES = (
+    "llama",
+    "llama-all-heads-biases",
+    "mistral",
+    "qwen2-window",
+    "qwen3",
+    "phi3",
+    "phi3-longrope",
+    "gemma2",
+    "gemma3",
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_in_parts(family: str, tmp_path: Path) -> None:
+    CASES[family].build(tmp_path)
+    whole = answers_of(tmp_path)
+    for sizes in ((2, 1), (2, 2)):
+        assert answers_of(tmp_path, *sizes) == whole, sizes
+
+
+def test_ranks_that_have_the_same_kv_head(tmp_path: Path) -> None:
+    CASES["llama"].build(tmp_path)  # two KV heads
+    assert answers_of(tmp_path, 4) == answers_of(tmp_path)
+
+
+def test_stages_of_unequal_length(tmp_path: Path) -> None:
+    CASES["gemma3"].build(tmp_path)  # seven layers
+    whole = answers_of(tmp_path)
+    assert answers_of(tmp_path, 1, 2) == whole
+    assert answers_of(tmp_path, 1, 3) == whole
+
+
+QUANTIZED = (
+    "gptq",
+    "gptq-8",
+    "gptq-whole-rows",
+    "awq",
+    "packed",
+    "packed-8-channel",
+    "float8-channel",
+    "fp8-block",
+)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_stored_formats_are_divided_at_their_groups(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CASES, "llama", Case("llama", {"intermediate_size": 64}))
+    write(tmp_path, *FORMATS[name])
+    assert answers_of(tmp_path, 2) == answers_of(tmp_path)
+
+
+def test_weights_that_are_quantized_while_loading(tmp_path: Path) -> None:
+    Case("qwen3", {"head_dim": 16}).build(tmp_path)
+    whole = answers_of(tmp_path, quantization="int4")
+    assert answers_of(tmp_path, 2, quantization="int4") == whole
+    # Of int8, each rank rounds its part of the activations on its own scale: in a pipeline nothing differs.
+    assert answers_of(tmp_path, 1, 2, quantization="int8") == answers_of(tmp_path, quantization="int8")
+
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {"overlap": 1},
+    {"enable_prefix_caching": False},
+    {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    {"kv_cache_dtype": "int8"},
+    {"kernels": "torch"},
+)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_way_to_run(way: dict[str, Any], tmp_path: Path) -> None:
+    CASES["qwen3"].build(tmp_path)
+    assert answers_of(tmp_path, 2, 2, **way) == answers_of(tmp_path, **way)
+
+
+def test_a_small_pool_with_host_memory_below_it(tmp_path: Path) -> None:
+    """Blocks are evicted to the host memory of every rank, and requests preempted."""
+    CASES["qwen3"].build(tmp_path)
+    blocks, block_bytes = 11, 2 * 3 * 4 * 2 * 16 * 4
+    more = {"kv_offload_bytes": 1 << 18, "max_model_len": 40}
+    whole = answers_of(tmp_path, kv_cache_memory_bytes=blocks * block_bytes, **more)
+    assert answers_of(tmp_path, 2, kv_cache_memory_bytes=blocks * block_bytes // 2, **more) == whole
+
+
+def test_dummy_weights_are_the_same_in_parts(tmp_path: Path) -> None:
+    CASES["llama"].build(tmp_path)
+    assert answers_of(tmp_path, 2, 2, load_format="dummy") == answers_of(tmp_path, load_format="dummy")
+
+
+def test_a_group_that_a_rank_would_split_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, *FORMATS["gptq"])  # 48 inputs in groups of 16
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: .*down_proj.*would split a group of 16"):
+        load(tmp_path, 2)
+
+
+def test_reordered_inputs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, "llama", Case("llama", {"intermediate_size": 64}))
+    write(tmp_path, *FORMATS["gptq-desc-act"])
+    with pytest.raises(ConfigError, match="another order than the activations"):
+        load(tmp_path, 2)
+    assert answers_of(tmp_path, 1, 2) == answers_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more", "message"),
+    [
+        (
+            (3, 1),
+            {},
+            "--tensor-parallel-size 3: it must divide the model's 4 attention heads; sizes that work are 1, 2",
+        ),
+        ((1, 4), {}, "--pipeline-parallel-size 4: the model has 3 layers"),
+        ((2, 1), {"kv_offload_path": "blocks"}, "--kv-offload-path: the disk tier works in one process only"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_loading(
+    sizes: tuple[int, int],
+    more: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    CASES["llama"].build(tmp_path)
+    monkeypatch.setattr(computing, "open_others", None)  # would be called
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, *sizes, **more)
+
+
+def test_a_rank_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["llama"].build(tmp_path)
+    monkeypatch.setattr(computing, "identity", lambda folder: "those of rank 0")
+    with pytest.raises(ConfigError, match="has other weights here than on rank 0"):
+        load(tmp_path, 2)

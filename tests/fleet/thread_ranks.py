@@ -1,0 +1,70 @@
+"""The other ranks of a model as threads of the test's process: the same workers and process groups, without starts."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.fleet.processes import RankFailed
+from headrace.fleet.worker import Worker
+
+
+class ThreadRanks:
+    """`headrace.fleet.processes.Others` as threads; a rank is lost by `lose`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._mail: list[queue.SimpleQueue[bytes | None]] = []
+        self._replies: list[queue.SimpleQueue[dict[str, Any] | Exception]] = []
+        self._threads: list[threading.Thread] = []
+        self._failure = ""
+
+    def start(self) -> None:
+        self.stop()
+        self._failure = ""
+        self._mail = [queue.SimpleQueue() for _ in range(1, self._size)]
+        self._replies = [queue.SimpleQueue() for _ in range(1, self._size)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(mail, replies), daemon=True)
+            for mail, replies in zip(self._mail, self._replies, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        for mail, message in zip(self._mail, messages, strict=True):
+            mail.put(message)
+
+    def replies(self) -> list[dict[str, Any]]:
+        replies = [each.get(timeout=60) for each in self._replies]
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise RankFailed(str(reply)) from reply
+        return [reply for reply in replies if not isinstance(reply, Exception)]
+
+    def failure(self, seconds: float = 0.0) -> str:
+        return self._failure
+
+    def stop(self) -> None:
+        for mail in self._mail:
+            mail.put(None)
+        for thread in self._threads:
+            thread.join(60)
+        self._mail, self._replies, self._threads = [], [], []
+
+    def lose(self, why: str) -> None:
+        self._failure = why
+
+    def _work(self, mail: queue.SimpleQueue[bytes | None], replies: queue.SimpleQueue[Any]) -> None:
+        worker = Worker()
+        try:
+            while (message := mail.get()) is not None:
+                if (reply := worker.answer(message)) is not None:
+                    replies.put(reply)
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            replies.put(error)
+        finally:
+            worker.close()
