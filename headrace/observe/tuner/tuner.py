@@ -10,9 +10,9 @@ noise, because both sides have the same requests. Then, in this order:
                             and at a higher load. The best one that gains enough in this scene, and anything in the
                             one before, is made, and is on probation next.
 
-The settings at the start are returned to at once, without a probation, where they would be better: this is the way
-back when the load rises. A direction that was undone rests for a time that doubles with each failure. An experiment of
-a person freezes the tuner until it has ended.
+The settings at the start are returned to at once, without a probation, where they would be better, and while requests
+mostly wait: this is the way back when the load rises. A direction that was undone rests for a time that doubles with
+each failure. An experiment of a person freezes the tuner until it has ended.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from headrace.observe.tuner.verdict import (
     gain_of,
     is_within,
     judge,
+    waiting_share,
 )
 
 LOADS = (1.0, 1.3)
@@ -57,6 +58,10 @@ LEAST_GAIN = 0.03
 
 MOST_ERROR = math.log(2.0)
 """Error of a rehearsal, as a logarithm, beyond which nothing is changed: it does not describe this engine."""
+
+MOST_WAITING = 0.6
+"""Share of their time that requests wait, beyond which settings return to the start and nothing is tried: a queue that
+grows for minutes hardly shows in the rehearsal of one."""
 
 MOST_STEPS = 2
 """Steps of a setting that one change may take: where a step alone brings nothing, two may."""
@@ -198,8 +203,13 @@ class Tuner:
         errors = errors_of(watched.measured, own)
         if METRIC not in errors:
             return
+        waiting = waiting_share(watched.measured)
         surge = scene.load > LOADS[-1] * max(self._loads, default=math.inf)
         self._loads.append(scene.load)
+        if waiting > MOST_WAITING:
+            self._probation = self._before = None
+            self._return(now, f"requests wait for {waiting:.0%} of their time")
+            return
         if present != self._start:
             if surge:
                 self._probation = None
@@ -216,7 +226,8 @@ class Tuner:
         self._errors = errors
         if abs(errors[METRIC]) > MOST_ERROR:
             self._log(now, f"no change: {METRIC} is {math.exp(errors[METRIC]):.2f} times as rehearsed")
-            self._return(now, "rehearsals are far off")
+            if errors[METRIC] > 0.0:
+                self._return(now, "rehearsals are far off")
         elif self._is_harmful(own, start, errors[METRIC], present):
             self._return(now, "measured worse than the values at the start")
         else:

@@ -34,6 +34,7 @@ class World:
         self.knobs = Knobs(mixed_prefill_ratio=0.7)
         self.values, self.rehearsals = [], 0
         self.load = 1000.0
+        self.waiting = 0.0  # share of the time per token
         self.denser = None  # what rehearsals of a higher load say, if not the same
         self.scenes = {}  # what rehearsals of each scene say, by its beginning
         times = StepTimes() if learns else None
@@ -71,7 +72,9 @@ class World:
     def measure(self, now):
         self.scenes[now - 30] = self.rehearsed
         seconds = self.true(self.ratio) * math.exp(self.rng.gauss(0, self.noise))
-        measured = {METRIC: seconds, "itl_p99_seconds": self.itl(self.ratio), "ttft_p99_seconds": 1.0}
+        between = (1.0 - self.waiting) * seconds
+        measured = {METRIC: seconds, "itl_mean_seconds": between, "itl_p99_seconds": self.itl(self.ratio)}
+        measured["ttft_p99_seconds"] = 1.0
         jobs = [Job(now - 1, int(self.load), 0, 1)]
         return Watched(Scene(now - 30, now, jobs), measured)
 
@@ -168,6 +171,34 @@ def test_settings_that_are_measured_worse_than_the_start_for_several_scenes_are_
     drifts.live(600)
     assert drifts.told("measured worse than the values at the start")
     assert 0.7 in drifts.values[-20:]
+
+
+def test_while_requests_mostly_wait_settings_are_those_at_the_start(world):
+    busy = world(curve(0.1)).live(1800)
+    assert busy.ratio < 0.3
+    busy.waiting = 0.5
+    busy.live(300)
+    assert busy.ratio < 0.3
+    busy.waiting = 0.7
+    busy.live(3 * WINDOW + 1)
+    assert busy.ratio == 0.7
+    assert "requests wait for 70% of their time" in busy.tuner.notes[-1].what
+    left = len(busy.values)
+    busy.live(1800)
+    assert set(busy.values[left:]) == {0.7}
+    busy.waiting = 0.0
+    busy.live(1800)
+    assert busy.ratio < 0.3
+
+
+def test_settings_that_are_far_better_than_rehearsed_are_not_left(world):
+    fast = world(curve(0.1), noise=0.0).live(1800)
+    best = fast.ratio
+    fast.true = lambda ratio: 0.3 * curve(0.1)(ratio)
+    left = len(fast.values)
+    fast.live(600)
+    assert fast.told("0.30 times as rehearsed")
+    assert set(fast.values[left:]) == {best}
 
 
 def test_two_steps_are_taken_where_one_alone_brings_nothing(world):
