@@ -206,9 +206,13 @@ class Tuner:
         waiting = waiting_share(watched.measured)
         surge = scene.load > LOADS[-1] * max(self._loads, default=math.inf)
         self._loads.append(scene.load)
+        self._errors = errors
         if waiting > MOST_WAITING:
             self._probation = self._before = None
-            self._return(now, f"requests wait for {waiting:.0%} of their time")
+            why = f"requests wait for {waiting:.0%} of their time"
+            if present == self._start:
+                self._log(now, f"no change: {why}")
+            self._return(now, why)
             return
         if present != self._start:
             if surge:
@@ -223,7 +227,6 @@ class Tuner:
             yield
             if not self._confirm(probation, watched.measured, errors, Rehearsed(own, before, start), now):
                 return
-        self._errors = errors
         if abs(errors[METRIC]) > MOST_ERROR:
             self._log(now, f"no change: {METRIC} is {math.exp(errors[METRIC]):.2f} times as rehearsed")
             if errors[METRIC] > 0.0:
