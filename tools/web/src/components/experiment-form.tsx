@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, sendJson } from "../api";
 import { number, setting as shown, words } from "../format";
 import type { DryRun, Experiment, ExperimentList, Setting } from "../steering";
-import { Field } from "./field";
+import { Field, NumberField, SelectField } from "./field";
 import { Guards, type Guard } from "./guards";
 import { Panel } from "./panel";
 
@@ -91,6 +91,14 @@ export function ExperimentForm({ known, started, simulated }: Props) {
       return `The dry run has ended: ${words(result.status)}. Its result is below.`;
     });
 
+  const compared = {
+    label: "Treatment",
+    hint: `The value to compare with the present one, ${shown(chosen.value)}. ${bounds(chosen)}`,
+    error: about("treatment"),
+    value: treatment,
+    change: setTreatment,
+  };
+
   return (
     <Panel title="New experiment" wide>
       <form
@@ -101,80 +109,43 @@ export function ExperimentForm({ known, started, simulated }: Props) {
           void start();
         }}
       >
-        <Field label="Setting" hint={chosen.help} error={about("setting")}>
-          {(props) => (
-            <select {...props} value={name} onChange={(event) => (setName(event.currentTarget.value), setTreatment(""))}>
-              {names.map((each) => (
-                <option key={each} value={each}>
-                  {words(each)}
-                </option>
-              ))}
-            </select>
-          )}
-        </Field>
-        <Field
-          label="Treatment"
-          hint={`The value to compare with the present one, ${shown(chosen.value)}. ${bounds(chosen)}`}
-          error={about("treatment")}
-        >
-          {(props) =>
-            chosen.choices ? (
-              <select {...props} value={treatment} onChange={(event) => setTreatment(event.currentTarget.value)}>
-                {chosen.choices.map((each) => (
-                  <option key={each}>{each}</option>
-                ))}
-              </select>
-            ) : (
-              <input
-                {...props}
-                type="number"
-                step="any"
-                required
-                value={treatment}
-                onInput={(event) => setTreatment(event.currentTarget.value)}
-              />
-            )
-          }
-        </Field>
-        <Field label="Design" error={about("unit")}>
-          {(props) => (
-            <select {...props} value={by} onChange={(event) => setUnit(event.currentTarget.value)}>
-              {chosen.units.map((each) => (
-                <option key={each} value={each}>
-                  {DESIGNS[each] ?? each}
-                </option>
-              ))}
-            </select>
-          )}
-        </Field>
-        <Field
+        <SelectField
+          label="Setting"
+          hint={chosen.help}
+          error={about("setting")}
+          value={name}
+          change={(next) => (setName(next), setTreatment(""))}
+          options={names.map((each) => [each, words(each)])}
+        />
+        {chosen.choices ? (
+          <SelectField {...compared} options={chosen.choices.map((each) => [each, each])} />
+        ) : (
+          <NumberField {...compared} />
+        )}
+        <SelectField
+          label="Design"
+          error={about("unit")}
+          value={by}
+          change={setUnit}
+          options={chosen.units.map((each) => [each, DESIGNS[each] ?? each])}
+        />
+        <SelectField
           label="Metric"
           hint={`${known.metrics[decides]!.help} ${known.metrics[decides]!.better === "more" ? "More" : "Less"} is better.`}
           error={about("metric")}
-        >
-          {(props) => (
-            <select {...props} value={decides} onChange={(event) => setMetric(event.currentTarget.value)}>
-              {metrics.map(([each]) => (
-                <option key={each} value={each}>
-                  {words(each)}
-                </option>
-              ))}
-            </select>
-          )}
-        </Field>
+          value={decides}
+          change={setMetric}
+          options={metrics.map(([each]) => [each, words(each)])}
+        />
         {TIMES.map(([each, label, , hint]) => (
-          <Field key={each} label={label} hint={hint} error={about(each)}>
-            {(props) => (
-              <input
-                {...props}
-                type="number"
-                step="any"
-                required
-                value={times[each]}
-                onInput={(event) => setTimes({ ...times, [each]: event.currentTarget.value })}
-              />
-            )}
-          </Field>
+          <NumberField
+            key={each}
+            label={label}
+            hint={hint}
+            error={about(each)}
+            value={times[each]!}
+            change={(next) => setTimes({ ...times, [each]: next })}
+          />
         ))}
         <Field label="Name" hint="Shown in the list; may be empty." error={about("name")}>
           {(props) => (

@@ -1,4 +1,4 @@
-// A labelled control of a form with its hint, and the server's error about it.
+// Labelled controls of a form with their hints, and the server's errors about them.
 
 import type { ComponentChildren } from "preact";
 import { useId } from "preact/hooks";
@@ -39,5 +39,42 @@ export function Field({ label, hint, error, children }: Props) {
         </small>
       )}
     </div>
+  );
+}
+
+type Control = Omit<Props, "children"> & { value: string; change: (value: string) => void };
+
+/** A control that chooses one of some values. */
+export function SelectField({ value, change, options, ...field }: Control & { options: readonly (readonly [string, string])[] }) {
+  return (
+    <Field {...field}>
+      {(props) => (
+        <select {...props} value={value} onChange={(event) => change(event.currentTarget.value)}>
+          {options.map(([each, text]) => (
+            <option key={each} value={each}>
+              {text}
+            </option>
+          ))}
+        </select>
+      )}
+    </Field>
+  );
+}
+
+/** A control for a number, which must be given. */
+export function NumberField({ value, change, ...field }: Control) {
+  return (
+    <Field {...field}>
+      {(props) => (
+        <input
+          {...props}
+          type="number"
+          step="any"
+          required
+          value={value}
+          onInput={(event) => change(event.currentTarget.value)}
+        />
+      )}
+    </Field>
   );
 }

@@ -2,7 +2,7 @@
 
 import { words } from "../format";
 import type { Metric } from "../steering";
-import { Field } from "./field";
+import { NumberField, SelectField } from "./field";
 
 export interface Guard {
   metric: string;
@@ -28,29 +28,18 @@ export function Guards({ guards, metrics, error, change }: Props) {
       <p class="hint">A guard ends the experiment and restores the setting as soon as its metric is worse than allowed.</p>
       {guards.map((guard, at) => (
         <div key={at} class="guard">
-          <Field label={`Guard ${at + 1}`} error={error(guard.metric)}>
-            {(props) => (
-              <select {...props} value={guard.metric} onChange={(event) => set(at, { metric: event.currentTarget.value })}>
-                {metrics.map(([name]) => (
-                  <option key={name} value={name}>
-                    {words(name)}
-                  </option>
-                ))}
-              </select>
-            )}
-          </Field>
-          <Field label={`Guard ${at + 1}: worse by at most (%)`}>
-            {(props) => (
-              <input
-                {...props}
-                type="number"
-                step="any"
-                required
-                value={guard.percent}
-                onInput={(event) => set(at, { percent: event.currentTarget.value })}
-              />
-            )}
-          </Field>
+          <SelectField
+            label={`Guard ${at + 1}`}
+            error={error(guard.metric)}
+            value={guard.metric}
+            change={(metric) => set(at, { metric })}
+            options={metrics.map(([name]) => [name, words(name)])}
+          />
+          <NumberField
+            label={`Guard ${at + 1}: worse by at most (%)`}
+            value={guard.percent}
+            change={(percent) => set(at, { percent })}
+          />
           <button
             type="button"
             class="quiet"
