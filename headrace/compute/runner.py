@@ -23,10 +23,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch
 from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
-from headrace.compute.graphs.body import Ending, Variant
+from headrace.compute.graphs.body import Decoder, Ending, Variant
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
@@ -35,7 +34,7 @@ from headrace.compute.results import Arriving, Launched, Sampled, output_of
 from headrace.compute.sampling.lines import Lines
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
-from headrace.compute.sampling.step_sampling import Head, StepSampling
+from headrace.compute.sampling.step_sampling import StepSampling
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
@@ -44,14 +43,6 @@ from headrace.core.plan import Entry, Move, StepOutput, StepPlan
 LESS_MEMORY = (
     "If this happens often, use a lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs."
 )
-
-
-class Decoder(Head, Protocol):
-    """What the runner needs from a model."""
-
-    def hidden(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
-        """Write the batch's keys and values into ``kv``; return the last states [S, hidden] of the wanted positions."""
-        ...
 
 
 class Followers(Protocol):

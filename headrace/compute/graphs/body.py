@@ -17,6 +17,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.graphs.buffers import Fields, StepBuffers
 from headrace.compute.kv import PagedKV
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.step_sampling import Head
 from headrace.compute.slots import Slots
 
 
@@ -36,18 +37,14 @@ class Variant(NamedTuple):
     verifies: bool
 
 
-class Decoder(Protocol):
-    """What a graph needs from a model; none of it may read the host's memory or wait for the device."""
+class Decoder(Head, Protocol):
+    """What a step needs from a model. Where it is recorded, none of it may read the host's memory or wait for the
+    device.
+    """
 
-    def hidden(self, batch: Batch, kv: PagedKV) -> Tensor: ...
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
-
-    def likeliest(self, logits: Tensor) -> Tensor: ...
-
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor: ...
-
-    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor: ...
+    def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
+        """Write the batch's keys and values into ``kv``; return the last states [S, hidden] of the wanted positions."""
+        ...
 
 
 class StepBody:

@@ -20,6 +20,9 @@ from headrace.compute.sampling.lines import NO_DRAFT, Lines
 from headrace.compute.sampling.sampler import Drawing
 from headrace.compute.slots import Growth, Slots
 
+_ANY_TOKEN = (1.0, 0.0, 0, 1.0, 0.0)
+"""Temperature, min_p, top_k, top_p and random number of a line that is not sampled, as in `Choice`."""
+
 
 class GraphSpec(NamedTuple):
     """Which graphs to record: for at most ``lines`` lines of ``hidden_size`` states.
@@ -169,12 +172,12 @@ class GraphedSteps:
             put(into.first, own[:count] - lines.offsets, own[count:])
             put(into.offsets, lines.offsets, 0)
         if variant.ending is Ending.SAMPLED:
-            choice = (1.0, 0.0, 0, 1.0, 0.0) if drawing is None else drawing.choice
+            choice = _ANY_TOKEN if drawing is None else drawing.choice
             put(into.random, 0 if drawing is None else drawing.random, 0)
             for field, values, rest in zip(
                 (into.temperature, into.min_p, into.top_k, into.top_p, into.uniform),
                 choice,
-                (1.0, 0.0, 0, 1.0, 0.0),
+                _ANY_TOKEN,
                 strict=True,
             ):
                 put(field, values, rest)
