@@ -6,7 +6,6 @@ from headrace.build.drafting import speculation
 from headrace.compute.drafting.head_loading import LoadedHead, load_head
 from headrace.compute.drafting.loading import Beside, LoadedDraft, load_draft
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
-from headrace.config.objects.speculation import HEADS
 
 
 def load_drafting(options: Options, target: Beside) -> LoadedDraft | LoadedHead | None:
@@ -19,7 +18,7 @@ def load_drafting(options: Options, target: Beside) -> LoadedDraft | LoadedHead 
     if config is None or config.model is None:
         return None
     seed = options.model.seed if options.model.load_format == "dummy" else None
-    if not set(config.methods) & set(HEADS):
+    if not config.has_head:
         return load_draft(config, target, seed)
     _check_tiers(options.cache)
     return load_head(config, target, seed)
@@ -40,7 +39,7 @@ def reads_states(plans: SchedulerOptions) -> bool:
         ConfigError: the options ask for both.
     """
     config = speculation(plans)
-    if config is None or not set(config.methods) & set(HEADS):
+    if config is None or not config.has_head:
         return False
     if plans.overlap:
         raise ConfigError(f"--overlap {plans.overlap}: method eagle3 needs the output of a step first; use 0")

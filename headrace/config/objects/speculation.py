@@ -49,6 +49,11 @@ class SpeculativeConfig:
     revision: str | None = None
     quantization: str | None = None
 
+    @property
+    def has_head(self) -> bool:
+        """Whether a head drafts."""
+        return not set(HEADS).isdisjoint(self.methods)
+
 
 def read_speculation(label: str, value: str | Mapping[str, Any]) -> SpeculativeConfig:
     """The configuration of JSON text, or of the object itself; an error names it ``label``.
