@@ -104,7 +104,7 @@ def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
                 steps, seconds = steps + 1, seconds + spent
                 moved = Bytes(*(new - old for new, old in zip(exchange(loaded), before, strict=True)))
                 found = moved if found is None or sum(moved) < sum(found) else found
-        told = formula(loaded, args.rows, sizes, loaded.decoder.dtype.itemsize)
+        by_formula = formula(loaded, args.rows, sizes, loaded.decoder.dtype.itemsize)
         weights = [loaded.ledger.weight_bytes, *(each.weight_bytes for each in loaded.ledger.other_ranks)]
         kv = [loaded.ledger.kv_bytes, *(each.kv_bytes for each in loaded.ledger.other_ranks)]
         print(f"\ntensor {sizes[0]}, pipeline {sizes[1]}")
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
         print("  weights by rank ", ", ".join(f"{each / 2**20:.1f} MiB" for each in weights))
         print("  KV cache by rank", ", ".join(f"{each / 2**20:.1f} MiB" for each in kv))
         if sizes != (1, 1) and found is not None:
-            for name, measured, expected in zip(Bytes._fields, found, told, strict=True):
+            for name, measured, expected in zip(Bytes._fields, found, by_formula, strict=True):
                 print(f"  {name:<8} {measured:>12,} bytes a step, formula {expected:>12,}")
     finally:
         model.close(loaded)

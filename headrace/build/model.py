@@ -20,10 +20,7 @@ from headrace.build.operations.first_requests import answer, groups
 from headrace.build.operations.recording import make_recorded_engine
 from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
-from headrace.compute.device import (
-    DeviceFacts,
-    apart,
-)
+from headrace.compute.device import DeviceFacts, apart
 from headrace.compute.drafting.head_loading import LoadedHead
 from headrace.compute.drafting.loading import LoadedDraft
 from headrace.compute.grammar.compiler import Compiler

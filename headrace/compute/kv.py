@@ -73,9 +73,8 @@ class PagedKV:
         elements, scales = _half_block(spec, block_size, dtype)
         block = (elements + scales,) if scales else (block_size, *heads)
         self.dtype = dtype
-        stored = (
-            torch.int8 if scales else dtype
-        )  # bytes in fp8 are moved as integers, which every operation takes
+        # Bytes in fp8 are moved as integers, which every operation takes.
+        stored = torch.int8 if scales else dtype
         self._pages = untouched_zeros((spec.num_layers, 2, num_blocks, *block), stored, torch.device(device))
         self._block_bytes = self._pages[0, 0, 0].nbytes
         on_cpu = self._pages.device.type == "cpu"

@@ -6,7 +6,7 @@
 ```
 The core and the runner are those of one process; only rank 0 samples. In reading order:
 
-- `setup`: what a rank is told at its start.
+- `setup`: what a rank needs at its start.
 - `messages`: plans as bytes.
 - `collectives`: what ranks exchange within a step, over torch.distributed.
 - `leader`: rank 0.

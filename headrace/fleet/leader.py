@@ -51,7 +51,7 @@ class Leader:
         self._weight_bytes: list[int] = []
         self._memory: MemorySetup | None = None
         self._lost = ""
-        self._told = False  # whether the runner has heard of the loss
+        self._reported = False  # whether the runner has heard of the loss
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -94,14 +94,14 @@ class Leader:
 
     def close(self) -> None:
         """End the other ranks."""
-        self._lost, self._told = self._lost or "the ranks were stopped", False
+        self._lost, self._reported = self._lost or "the ranks were stopped", False
         self._collectives = None
         self._others.stop()
 
     # -- `compute.runner.Followers` ------------------------------------------------------------------
 
     def restore(self) -> None:
-        if not self._told:
+        if not self._reported:
             return
         began = time.monotonic()
         self._collectives = None
@@ -109,7 +109,7 @@ class Leader:
         self.loaded()
         if self._memory is not None:
             self.allocate(self._memory)
-        self._lost, self._told = "", False
+        self._lost, self._reported = "", False
         self.restarts += 1
         logger.warning("all ranks run again after %.1f s", time.monotonic() - began)
 
@@ -159,14 +159,14 @@ class Leader:
         """Raise `RunnerLost` for what breaks inside, or if a rank was lost before."""
         self._lost = self._lost or self._others.failure()
         if self._lost or self._collectives is None:
-            self._told = True
+            self._reported = True
             raise RunnerLost(self._lost)
         try:
             yield self._collectives
         except RuntimeError as error:  # of the connections: `processes` knows why
             first = str(error).partition("\n")[0]
             self._lost = self._others.failure(REASON_SECONDS) or first
-            self._told = True
+            self._reported = True
             self._others.stop()
             raise RunnerLost(self._lost) from error
 

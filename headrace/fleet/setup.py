@@ -1,4 +1,4 @@
-"""What a rank is told before it can take part: the model and its part of it, and then the sizes of its memory."""
+"""What a rank needs before it can take part: the model and its part of it, and then the sizes of its memory."""
 
 from __future__ import annotations
 

@@ -40,9 +40,8 @@ class StepCurve:
         cell[0] += 1.0
         weight = max(NEWEST, 1.0 / cell[0])
         cell[1] += (tokens - cell[1]) * weight
-        cell[2] *= (
-            min(LIMIT, seconds / cell[2]) ** weight
-        )  # geometric: a first step that was slow is soon forgotten
+        # A geometric mean: a first step that was slow is soon forgotten.
+        cell[2] *= min(LIMIT, seconds / cell[2]) ** weight
         self._points = []
 
     def copy(self) -> StepCurve:

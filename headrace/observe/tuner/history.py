@@ -91,9 +91,8 @@ class History:
         live = self._live.get(event.request_id)
         if live is not None and not live.tokens:
             live.known = event.cached_tokens
-            live.done = max(
-                live.done, event.cached_tokens
-            )  # cached before the scene or not: it is not computed
+            # Cached before the scene or not: it is not computed.
+            live.done = max(live.done, event.cached_tokens)
 
     def _chunked(self, event: Chunked, now: float) -> None:
         live = self._live.get(event.request_id)

@@ -329,14 +329,14 @@ class Tuner:
     def _make(self, choice: Choice, measured: Mapping[str, float], now: float) -> None:
         setting, value, gain = choice
         probation = Probation(setting, self._present()[setting], value, self._errors, measured)
-        told = f"{probation}: rehearsed {math.expm1(gain):+.1%} faster"
+        reason = f"{probation}: rehearsed {math.expm1(gain):+.1%} faster"
         if self.mode is Mode.ADVISE:
             if (setting, value) != self._advised:
                 self._advised = (setting, value)
-                self._log(now, f"{told}; not made")
+                self._log(now, f"{reason}; not made")
             return
         self._probation = probation
-        self._change(setting, value, told, now)
+        self._change(setting, value, reason, now)
 
     def _undo(self, probation: Probation, why: str, now: float) -> None:
         self._change(probation.setting, probation.before, f"{probation}: undone, {why}", now)

@@ -71,7 +71,7 @@ class LineEndpoints(Protocol):
 
 
 class _Turns:
-    """One turn at a time, while nobody waits for ``service``."""
+    """One turn at a time, and none while a request of another class is open in ``service``."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
