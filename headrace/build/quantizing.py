@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -240,10 +242,11 @@ def quantize(
             f"{job.scored:,} tokens are too few to measure a model; at least {LEAST_TOKENS:,} are needed: {unless}"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{target.name}.", suffix=".unproved", dir=target.parent
-    ) as folder:
-        unproved = Path(folder) / "model"  # only the owner can read the folder around it
+    # Named before it is made: a signal may end this between the two, and what it interrupts must be removed.
+    folder = target.parent / f".{target.name}.{secrets.token_hex(4)}.unproved"
+    try:
+        folder.mkdir(mode=0o700)
+        unproved = folder / "model"  # only the owner can read the folder around it
         job.write(scheme, method, unproved)
         line = job.measure(unproved, f"{scheme} {method}")
         show(line)
@@ -251,3 +254,5 @@ def quantize(
         if faults and not force:
             raise ConfigError(f"{'; '.join(faults)}: {unless}")
         unproved.rename(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

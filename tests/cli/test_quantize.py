@@ -97,3 +97,17 @@ def test_what_is_half_written_goes_when_it_is_ended(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_only_just_made_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Path.mkdir
+
+    def made_and_ended(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        made(path, mode, parents, exist_ok)
+        if path.suffix == ".unproved":
+            raise SystemExit(143)
+
+    monkeypatch.setattr(Path, "mkdir", made_and_ended)
+    result = CliRunner().invoke(app, ["quantize", "builtin", "--output", str(tmp_path / "few")])
+    assert result.exit_code == 143
+    assert list(tmp_path.iterdir()) == []
