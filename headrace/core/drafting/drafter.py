@@ -6,8 +6,9 @@
 ```
 A proposer is free if its proposals cost next to nothing (a look-up in the text), and costly if they take time on the
 device (a draft model). A proposer that does not help a row rests: twice as long each time, up to a length at which all
-such questions together take a hundredth of the steps' time. So it is asked at every step of a large model, and hardly
-ever at the steps of a small one with many rows.
+such questions together take `ASK_SHARE` of the steps' time. So it is asked at every step of a large model, and hardly
+ever at the steps of a small one with many rows. Long rests of all rows end at the same steps, because the first
+question of a step costs the most, and because few steps should be longer than others.
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, 
 from headrace.core.request import Request
 from headrace.core.request_settings import NO_SETTINGS
 
-CALL_SECONDS, ASK_SECONDS = 100e-6, 30e-6
+CALL_SECONDS, ASK_SECONDS = 80e-6, 12e-6
 """Time of the host to ask at all, and to ask one free proposer for one row and to judge its proposal. Code that runs
 once in dozens of steps finds cold caches, so both are twice what they are in a loop.
 """
 
-ASK_SHARE = 0.01
+ASK_SHARE = 0.005
 """Share of the steps' time that may be spent on proposers that do not help."""
 
-LONGEST_REST = 255
+LONGEST_REST = 511
 """The most steps for which a proposer rests."""
+
+LONG = 32
+"""The shortest rest that is lengthened, so that it ends together with others."""
+
+NOTICED, SELDOM = 0.05, 255
+"""Questions that take a larger share of a step than the first number are asked at one step in so many: the 99th
+percentile of the time between tokens should not be that of such steps.
+"""
 
 UNKNOWN = Proposal((), (), "", Cut.TIMES_UNKNOWN)
 """Says that step times are not known."""
@@ -198,13 +207,15 @@ class BudgetedDrafter:
         return life
 
     def _longest_rest(self, load: StepLoad) -> int:
-        """The rest of all rows at which asking takes `ASK_SHARE` of the time."""
+        """The rest of all rows at which asking takes `ASK_SHARE` of the time, and makes few steps longer."""
         if self._budget.fixed is not None:
             return 0
         assert load.times is not None
-        allowed = ASK_SHARE * load.times.stairs(load.rows, load.contexts, 1)[0]
+        step = load.times.stairs(load.rows, load.contexts, 1)[0]
         asking = CALL_SECONDS + ASK_SECONDS * load.rows * len(self._free)
-        return LONGEST_REST if asking > LONGEST_REST * allowed else int(asking / allowed)
+        if asking > LONGEST_REST * ASK_SHARE * step:
+            return LONGEST_REST
+        return max(int(asking / (ASK_SHARE * step)), SELDOM if asking > NOTICED * step else 0)
 
     def _propose(
         self,
@@ -274,7 +285,10 @@ class BudgetedDrafter:
             return
         last = life.rests.get(source)
         length = min(self._longest, int(usual) if last is None else max(0, 2 * last.length + 1))
-        life.rests[source] = Rest(step + 1 + length, length)
+        end = step + 1 + length
+        if length >= LONG:
+            end += -end % (1 << length.bit_length())
+        life.rests[source] = Rest(end, length)
         self._usual[source] = usual + (length - usual) / USUAL_MEMORY
 
     def _helped(self, life: _Life, source: str) -> None:

@@ -81,8 +81,11 @@ class KnownText:
         """Move over ``count`` tokens, of which not all are as expected."""
         if count > MANY:  # only the end can tell the place: nothing is proposed unless it occurs in the text
             self._place = min(len(self.text), self._place + count - 1)
-            self._strayed = GUESSES
-            self._search(tokens, start, len(tokens))
+            found = self._by_pair(tokens, start, len(tokens))
+            if found is None:
+                self._strayed, self._others = GUESSES + 1, []
+            else:
+                self._go_on_from(found, tokens[-1])
             return
         text = self.text
         for end in range(len(tokens) - count + 1, len(tokens) + 1):
@@ -103,12 +106,15 @@ class KnownText:
 
     def _search(self, tokens: list[int], start: int, end: int) -> None:
         """Find the places where the text may go on after ``tokens[:end]``, the likeliest first."""
-        found = self._by_pair(tokens, start, end) if end - start > 1 else None
+        self._go_on_from(self._by_pair(tokens, start, end) if end - start > 1 else None, tokens[end - 1])
+
+    def _go_on_from(self, found: Continuation | None, token: int) -> None:
+        """The output left the text with ``token``, and its end was ``found`` in the text."""
         long = found is not None and found.agreed >= SURE
         self._agreed = found.agreed if long and found is not None else 0
         self._strayed = 0 if found is not None else self._strayed + 1
         places = [found.place] if long and found is not None else []
-        place, token = self._place, tokens[end - 1]
+        place = self._place
         near = self.text[place : place + NEAR]
         skipped = near.index(token) if token in near else NEAR
         if skipped < CLOSE:  # a few tokens of the text were left out

@@ -2,7 +2,7 @@
 
 ```
  ended ──► waiting outputs ──► index of the scope (tenant, salt, adapter) ──► propose
-           at most CHUNK tokens at a step
+           at most CHUNK tokens at a time
 ```
 The index is `core.cache.partial.continuation_index`: past places vote on each next token, and a proposal ends where the
 chance that all of it is right becomes small, so it is longer the longer the agreement is. Scopes share nothing: neither
@@ -15,6 +15,7 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from headrace.core.block_keys import root_key
 from headrace.core.cache.partial.scoped_indexes import ProposalCounts, ScopedIndexes
@@ -25,11 +26,20 @@ from headrace.core.request import Request
 LEAD = 8
 """Tokens at the end of the prompt that are indexed with an output."""
 
-CHUNK = 512
-"""Tokens after which indexing stops until the next step; an output is indexed as a whole."""
+CHUNK = 128
+"""Tokens indexed at a time: bounds what they add to a step."""
 
 WAITING = 1024
 """Outputs that wait for being indexed; the oldest are dropped."""
+
+
+class _Waiting(NamedTuple):
+    """Tokens of an output to index after ``lead``; ``goes_on``: the part before them has been indexed."""
+
+    scope: bytes
+    output: list[int]
+    lead: tuple[int, ...]
+    goes_on: bool = False
 
 
 class SuffixProposer:
@@ -45,7 +55,7 @@ class SuffixProposer:
     def __init__(self, most: int, max_bytes: int = 64 << 20) -> None:
         self._most = most
         self._indexes = ScopedIndexes(max_bytes)
-        self._outputs: deque[tuple[bytes, list[int], tuple[int, ...]]] = deque(maxlen=WAITING)
+        self._outputs: deque[_Waiting] = deque(maxlen=WAITING)
         self._forgotten: deque[bytes] = deque()
         self.counts: ProposalCounts = self._indexes.counts()
         """Sizes and totals after the last change; may be read from another thread."""
@@ -65,7 +75,7 @@ class SuffixProposer:
         """Index the output, unless the request forbids it."""
         output = tokens[len(request.tokens) :]
         if request.indexed and output:
-            self._outputs.append((scope_of(request), output, request.tokens[-LEAD:]))
+            self._outputs.append(_Waiting(scope_of(request), output, request.tokens[-LEAD:]))
 
     def forget(self, tag: str) -> None:
         """Drop the outputs of the tenant with this cache tag, or all, before the next proposal.
@@ -78,13 +88,16 @@ class SuffixProposer:
         while self._forgotten:
             prefix = self._forgotten.popleft()
             self._indexes.forget(prefix)
-            kept = [each for each in self._outputs if not each[0].startswith(prefix)]
+            kept = [each for each in self._outputs if not each.scope.startswith(prefix)]
             self._outputs = deque(kept, maxlen=WAITING)
         left = CHUNK
         while self._outputs and left > 0:
-            scope, output, lead = self._outputs.popleft()
-            self._indexes.add(scope, output, lead)
-            left -= len(output)
+            scope, output, lead, goes_on = self._outputs.popleft()
+            part, rest = output[:left], output[left:]
+            self._indexes.add(scope, part, lead, goes_on=goes_on)
+            left -= len(part)
+            if rest:
+                self._outputs.appendleft(_Waiting(scope, rest, (*lead, *part)[-LEAD:], goes_on=True))
         self.counts = self._indexes.counts()
 
     def _propose(self, ask: DraftAsk) -> Proposal | None:

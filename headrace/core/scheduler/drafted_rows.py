@@ -12,7 +12,7 @@ known when it is drafted for: its proposal has to begin with them, and only what
 from __future__ import annotations
 
 from itertools import accumulate
-from operator import mul
+from operator import attrgetter, mul
 
 from headrace.core.capacity import blocks_needed
 from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal, StepLoad
@@ -26,6 +26,8 @@ from headrace.core.sequence import Sequence
 
 DRAFT_SHARE = 0.5
 """Share of a step's remaining budget that drafts may take while prompts wait for it."""
+
+_DRAFTS_FROM = attrgetter("drafts_from")
 
 
 class DraftedRows:
@@ -46,9 +48,9 @@ class DraftedRows:
         if self._drafter is None or self._drafter.idle or not step.rows:
             return
         number = step.number
-        due = [row for row, sequence in enumerate(step.sequences) if sequence.drafts_from <= number]
-        if not due:
+        if min(map(_DRAFTS_FROM, step.sequences)) > number:
             return
+        due = [row for row, sequence in enumerate(step.sequences) if sequence.drafts_from <= number]
         budget = int(step.budget * DRAFT_SHARE) if step.prompts else step.budget
         rows, asks = [], []
         for row in due:

@@ -3,7 +3,7 @@ import pytest
 from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
 from headrace.core.drafting import suffix
 from headrace.core.drafting.proposal import DraftAsk, Proposal
-from headrace.core.drafting.suffix import SuffixProposer, scope_of
+from headrace.core.drafting.suffix import CHUNK, SuffixProposer, scope_of
 from headrace.core.request import Request
 
 OUTPUT = list(range(100, 140))
@@ -64,15 +64,19 @@ def test_a_tenant_or_all_can_be_forgotten() -> None:
     assert proposer.nbytes == 0
 
 
-def test_outputs_are_indexed_a_few_tokens_a_step() -> None:
+def test_outputs_are_indexed_a_few_tokens_at_a_time() -> None:
     proposer = SuffixProposer(8)
-    outputs = [list(range(at, at + 400)) for at in (1000, 2000, 3000)]
+    outputs = [list(range(at, at + CHUNK + 1)) for at in (1000, 2000)]
     for output in outputs:
         proposer.ended(request(), [1, 2, 3, *output])
-    propose(proposer, request(), [])
-    assert proposer.counts.outputs == 2  # the second one passes the limit
-    propose(proposer, request(), [])
-    assert proposer.counts.outputs == 3
+    for at, output in enumerate(outputs):
+        assert propose(proposer, request(), output[:-1]) is None, "its last token has not been indexed yet"
+        assert proposer.counts.outputs == at + 1
+    assert propose(proposer, request(), [7, 8, 9]) is None
+    for output in outputs:
+        found = propose(proposer, request(), output[CHUNK - 3 : CHUNK])
+        assert found is not None, "parts are joined"
+        assert found.tokens == (output[CHUNK],)
 
 
 def test_the_indexes_are_bounded() -> None:

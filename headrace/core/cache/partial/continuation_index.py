@@ -88,19 +88,25 @@ class ContinuationIndex:
         """Tokens in the log, including the marks between outputs."""
         return min(self._end, self._size)
 
-    def add(self, output: Sequence[int], lead: Sequence[int] = (), *, max_bytes: int) -> None:
-        """Add one output; ``lead`` are the last tokens of the prompt before it.
+    def add(
+        self, output: Sequence[int], lead: Sequence[int] = (), *, goes_on: bool = False, max_bytes: int
+    ) -> None:
+        """Add one output or a part of it; ``lead`` are the last tokens before it, of the prompt or of the last part.
 
-        The index may use up to ``max_bytes`` for it, and never less than its initial size.
+        It ``goes_on`` if the last call added the part before. The index may use up to ``max_bytes`` for it, and never
+        less than its initial size.
         """
         tokens = (*lead[-GRAM:], *output)
         # After places have been reused, doubling would change their slots.
         while self._end <= self._size < self._end + len(tokens) + 1 and 2 * self.nbytes <= max_bytes:
             self._double()
+        again = len(tokens) - len(output) + 1  # the lead, and the mark that closes the last part
+        if goes_on and again <= self._end % self._size <= self._size - len(output):
+            self._end -= again
         most = self._size // 2
         for start in range(0, len(tokens), most):
             self._write(tokens[max(0, start - GRAM) : start + most])
-        self.outputs += 1
+        self.outputs += not goes_on
 
     def _double(self) -> None:
         """Double the size; each bucket becomes two with the same places, which are compared in any case."""

@@ -43,8 +43,10 @@ class ScopedIndexes:
         self._nbytes = 0
         self._evicted = 0
 
-    def add(self, scope: bytes, output: Sequence[int], lead: Sequence[int] = ()) -> None:
-        """Add the tokens of a finished answer; ``lead`` are the last tokens of the prompt."""
+    def add(
+        self, scope: bytes, output: Sequence[int], lead: Sequence[int] = (), *, goes_on: bool = False
+    ) -> None:
+        """Add the tokens of a finished answer or the next part of them, as `ContinuationIndex.add`."""
         index = self._scopes.get(scope)
         if index is None:
             index = self._open(scope)
@@ -52,7 +54,7 @@ class ScopedIndexes:
                 return
         self._scopes.move_to_end(scope)
         before = index.nbytes
-        index.add(output, lead, max_bytes=self._max_bytes - self._nbytes + before)
+        index.add(output, lead, goes_on=goes_on, max_bytes=self._max_bytes - self._nbytes + before)
         self._nbytes += index.nbytes - before
 
     def propose(self, scope: bytes, context: Sequence[int], max_tokens: int) -> Proposal:

@@ -1,4 +1,5 @@
 import random
+from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -57,6 +58,32 @@ def test_probabilities_fall_with_disagreement_and_follow_what_was_right():
     die = index.propose(text("so I roll: "), 1).probabilities[0]
     rest = index.propose(text("6. The answer"), 1).probabilities[0]
     assert die < 0.6 < 0.9 < rest
+
+
+@given(
+    outputs=st.lists(st.lists(st.integers(0, 3), max_size=40), min_size=1, max_size=6),
+    part=st.integers(1, 9),
+    context=st.lists(st.integers(0, 3), max_size=12),
+)
+def test_parts_of_an_output_are_joined(outputs, part, context):
+    whole, parts = ContinuationIndex(), ContinuationIndex()
+    for output in outputs:
+        whole.add(output, lead=[9, 8], max_bytes=ROOM)
+        for start in range(0, max(1, len(output)), part):
+            lead = [9, 8, *output[:start]]
+            parts.add(output[start : start + part], lead, goes_on=start > 0, max_bytes=ROOM)
+    assert parts.outputs == whole.outputs
+    assert parts.tokens == whole.tokens
+    assert parts._votes(array("I", context)) == whole._votes(array("I", context))
+
+
+def test_parts_that_pass_the_end_of_the_log_are_found():
+    index, output = ContinuationIndex(), list(range(100, 100 + 3 * SMALLEST))
+    for start in range(0, len(output), 50):
+        index.add(output[start : start + 50], output[max(0, start - 8) : start], goes_on=start > 0, max_bytes=0)
+    assert index.outputs == 1
+    for at in range(-SMALLEST // 2, -50):
+        assert index.propose(output[at - 8 : at], 4).tokens[:1] == (output[at],)
 
 
 def test_a_proposal_ends_with_its_output_and_where_it_would_not_pay():
