@@ -149,7 +149,7 @@ def test_a_row_need_not_be_asked_for_until_a_source_is_due_again() -> None:
             chooses.draft([row], StepLoad(16, 16, 0, 1000, QUICK, step))
             due = chooses.asked_from(row.request)
             assert due > step
-    assert asked == [0, 1, 3, 7, 15, 31, 63, 128]
+    assert asked == [0, 1, 3, 7, 15, 31, 63, 128, 256]
     assert len(useless.asked) == len(asked)
 
 
