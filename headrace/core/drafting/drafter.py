@@ -95,7 +95,7 @@ class BudgetedDrafter:
         self._lives: dict[str, _Life] = {}
         self._ended: list[tuple[Request, list[int]]] = []  # requests that have ended since the last `draft`
         self._usual = {each.name: 0.0 for each in proposers}  # the mean length of rests
-        self._longest = 0  # the longest rest at this step
+        self._longest = self._seldom = 0  # the longest rest at this step: the larger of both for free proposers
         self._trials = PaceTrials()
         self._resting_until = 0  # the first step at which drafts may be faster than none
 
@@ -217,15 +217,14 @@ class BudgetedDrafter:
         return life
 
     def _longest_rest(self, load: StepLoad) -> int:
-        """The rest of all rows at which asking takes `ASK_SHARE` of the time, and makes few steps longer."""
+        """The rest of all rows at which asking takes `ASK_SHARE` of the time."""
         if self._budget.fixed is not None:
             return 0
         assert load.times is not None
         step = load.times.stairs(load.rows, load.contexts, 1)[0]
         asking = CALL_SECONDS + ASK_SECONDS * load.rows * len(self._free)
-        if asking > LONGEST_REST * ASK_SHARE * step:
-            return LONGEST_REST
-        return max(int(asking / (ASK_SHARE * step)), SELDOM if asking > NOTICED * step else 0)
+        self._seldom = SELDOM if asking > NOTICED * step else 0
+        return LONGEST_REST if asking > LONGEST_REST * ASK_SHARE * step else int(asking / (ASK_SHARE * step))
 
     def _propose(
         self,
@@ -294,7 +293,8 @@ class BudgetedDrafter:
         if usual is None:  # a costly one rests for all rows together
             return
         last = life.rests.get(source)
-        length = min(self._longest, int(usual) if last is None else max(0, 2 * last.length + 1))
+        longest = max(self._longest, self._seldom)
+        length = min(longest, int(usual) if last is None else max(0, 2 * last.length + 1))
         end = step + 1 + length
         if length >= LONG:
             end += -end % (1 << length.bit_length())
