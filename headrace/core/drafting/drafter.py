@@ -95,7 +95,8 @@ class BudgetedDrafter:
         self._lives: dict[str, _Life] = {}
         self._ended: list[tuple[Request, list[int]]] = []  # requests that have ended since the last `draft`
         self._usual = {each.name: 0.0 for each in proposers}  # the mean length of rests
-        self._longest = self._seldom = 0  # the longest rest at this step: the larger of both for free proposers
+        self._longest = 0  # the longest rest at this step
+        self._seldom = 0  # the longest rest of free proposers, if it is longer
         self._trials = PaceTrials()
         self._resting_until = 0  # the first step at which drafts may be faster than none
 

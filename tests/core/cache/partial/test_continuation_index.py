@@ -80,7 +80,9 @@ def test_parts_of_an_output_are_joined(outputs, part, context):
 def test_parts_that_pass_the_end_of_the_log_are_found():
     index, output = ContinuationIndex(), list(range(100, 100 + 3 * SMALLEST))
     for start in range(0, len(output), 50):
-        index.add(output[start : start + 50], output[max(0, start - 8) : start], goes_on=start > 0, max_bytes=0)
+        index.add(
+            output[start : start + 50], output[max(0, start - 8) : start], goes_on=start > 0, max_bytes=0
+        )
     assert index.outputs == 1
     for at in range(-SMALLEST // 2, -50):
         assert index.propose(output[at - 8 : at], 4).tokens[:1] == (output[at],)
