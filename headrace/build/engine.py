@@ -22,8 +22,10 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import EvictionPolicy
 from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.peer_blocks import PeerBlocks
 from headrace.core.memory.restore import Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers
+from headrace.core.peers import Peers
 from headrace.core.plan import Tier
 from headrace.core.ports import Grammars, Runner
 from headrace.core.prediction.latest_start import LatestStarts
@@ -52,6 +54,15 @@ OVERLAP = {"cpu": 0, "cuda": 1}
 
 DISK_SECONDS = 0.002
 """Latency of a fetch from the disk: the request waits for at least one more step."""
+
+PEER_SECONDS = 0.002
+"""Latency of a fetch from a peer: it is asked first, and the request waits for at least one more step."""
+
+PEER_BYTES_PER_SECOND = 1e9
+"""Assumed bandwidth to peers, until blocks have come from one."""
+
+PEER_BLOCKS = 1 << 16
+"""Blocks that peers are known to hold, at most; they take no memory for content."""
 
 WATERMARK = 100
 """One in this many blocks is left free at the predicted peak."""
@@ -95,6 +106,7 @@ def make_engine(
     drafts: ModelDrafts | None = None,
     forced: ForcedTokens | None = None,
     drafter: Drafter | None = None,
+    peers: Peers | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
@@ -102,6 +114,7 @@ def make_engine(
     store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
     ``grammars`` compile the constraints of structured outputs; without them no request waits for one. ``drafts`` are
     those of a draft model, ``forced`` the tokens that grammars force. ``drafter`` replaces the one of the options.
+    ``peers`` are asked for blocks that are in no tier; it needs ``tiers``.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -110,7 +123,7 @@ def make_engine(
     shares = ShareLedger(classes, weights)
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
     size = cache.block_size
-    lower = _lower_tiers(tiers, size, eviction, predictions.times, events.append) if tiers else None
+    lower = _lower_tiers(tiers, size, eviction, predictions.times, events.append, peers) if tiers else None
     pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
     scheduler = Scheduler(
         pool,
@@ -149,6 +162,7 @@ def _lower_tiers(
     eviction: Callable[[int], EvictionPolicy],
     times: StepTimes,
     tell: Callable[[Event], None],
+    peers: Peers | None,
 ) -> LowerTiers:
     def tier(which: Tier, blocks: int) -> LowerTier:
         return LowerTier(which, blocks, eviction(blocks))
@@ -156,6 +170,8 @@ def _lower_tiers(
     links = {Tier.HOST: Link(0.0, sizes.host_bytes_per_second)}
     if sizes.disk_blocks:
         links[Tier.DISK] = Link(DISK_SECONDS, sizes.disk_bytes_per_second)
+    if peers is not None:
+        links[Tier.PEER] = Link(PEER_SECONDS, PEER_BYTES_PER_SECOND)
     return LowerTiers(
         tier(Tier.HOST, sizes.host_blocks),
         tier(Tier.DISK, sizes.disk_blocks) if sizes.disk_blocks else None,
@@ -163,6 +179,7 @@ def _lower_tiers(
         block_size=block_size,
         block_bytes=sizes.block_bytes,
         tell=tell,
+        peers=PeerBlocks(tier(Tier.PEER, PEER_BLOCKS), peers) if peers is not None else None,
     )
 
 

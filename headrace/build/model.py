@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.loading.computing import Computing, check_parallel, load_computing
 from headrace.build.loading.draft_models import load_drafting, reads_states
+from headrace.build.loading.kv_transfer import OpenTransfer, check_transfer
 from headrace.build.loading.memory import open_memory
 from headrace.build.loading.tiers import OpenTiers
 from headrace.build.operations.first_requests import answer, groups
@@ -73,6 +74,7 @@ class Loaded:
     seconds: dict[str, float]
     tiers: OpenTiers | None = None
     leader: Leader | None = None
+    transfer: OpenTransfer | None = None
 
 
 def load(options: Options, tell: Tell | None = None) -> Loaded:
@@ -99,10 +101,11 @@ class _Text(NamedTuple):
 
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     check_parallel(options, recorded=tell is not None)
+    check_transfer(options, recorded=tell is not None)
     with timed(seconds, "text"):
         text = _load_text(options.model)
     with timed(seconds, "weights"):
-        with_fingerprint = bool(options.cache.kv_offload_path)
+        with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
         computing = load_computing(options.model, text.folder, with_fingerprint=with_fingerprint)
     try:
         with timed(seconds, "weights"):
@@ -133,7 +136,8 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type)
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
-        ledger, tiers, runner, drafts = open_memory(computing, draft, options, knobs, overlap, matchers)
+        memory = open_memory(computing, draft, options, knobs, overlap, matchers)
+    ledger, tiers, runner, transfer = memory.ledger, memory.tiers, memory.runner, memory.transfer
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         plans,
         cache,
@@ -147,9 +151,12 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
         grammars=grammars,
-        drafts=drafts,
+        drafts=memory.drafts,
         forced=matchers.forced,
+        peers=transfer.importer if transfer else None,
     )
+    if transfer is not None:
+        transfer.publish(engine.scheduler.pool, memory.kv)
     # A recording starts with an empty cache: blocks that an earlier process left are not in it.
     recalled = tiers.recall(engine) if tiers and tell is None else ""
     notes = (*computing.notes(), *(tiers.notes if tiers else ()), recalled)
@@ -179,6 +186,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         seconds=seconds,
         tiers=tiers,
         leader=computing.leader,
+        transfer=transfer,
     )
 
 
@@ -227,6 +235,7 @@ def describe(loaded: Loaded) -> list[str]:
         f"computing    {loaded.dtype}{kept}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
         *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
         *loaded.ledger.describe(),
+        *([f"kv transfer  {loaded.transfer.describe()}"] if loaded.transfer else []),
         *(f"note         {note}" for note in loaded.notes),
         f"start-up     {spent}",
     ]
@@ -242,6 +251,8 @@ def warm_up(loaded: Loaded) -> None:
 
 def close(loaded: Loaded) -> str:
     """Close a model whose engine is no longer stepped; returns a note on what is left for the next process."""
+    if loaded.transfer is not None:
+        loaded.transfer.close()
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
     if loaded.leader is not None:

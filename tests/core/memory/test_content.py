@@ -21,7 +21,7 @@ class Mirror:
     def __init__(self) -> None:
         self.blocks: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = {}
 
-    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int]) -> None:
+    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
         assert key not in self.blocks, "a block is told twice"
         self.blocks[key] = (parent, tuple(tokens))
 
@@ -51,7 +51,7 @@ def hold(pool: BlockPool, root: bytes, tokens: Sequence[int], random: Random) ->
 def test_a_listener_mirrors_the_pool(seed: int) -> None:
     random, mirror = Random(seed), Mirror()
     pool = BlockPool(40, SIZE, LeastRecentlyUsed(), lambda event: None)
-    pool.listener = mirror
+    pool.news.listeners.append(mirror)
     tables: list[list[int]] = []
     for _ in range(1500):
         tokens = [random.randrange(2) for _ in range(SIZE * random.randint(1, 5))]
