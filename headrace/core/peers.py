@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 
@@ -49,6 +50,12 @@ class Peers(Protocol):
     def assign(self, block: int, peer: str, key: bytes) -> None:
         """From now on, a move from this block of the tier means ``key`` at ``peer``."""
         ...
+
+
+class AskReason(StrEnum):
+    """Why peers were asked."""
+
+    MISSING = "missing"
 
 
 class PeersAnswered(NamedTuple):

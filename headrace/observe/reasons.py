@@ -15,6 +15,7 @@ from headrace.core.events import (
     PreemptReason,
     SkipReason,
 )
+from headrace.core.peers import AskReason
 from headrace.core.request import RejectReason
 
 TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
@@ -54,6 +55,9 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
     },
     DeclineReason: {
         DeclineReason.QUICKER_TO_COMPUTE: "it is in a lower tier, but computing it is faster than restoring it",
+    },
+    AskReason: {
+        AskReason.MISSING: "these tokens of its prefix are missing here, and pulling them is faster than computing",
     },
     Cut: {
         Cut.WHOLE: "all that was proposed was verified",

@@ -16,6 +16,7 @@ from headrace.fleet.kv_transfer.link import Link
 from headrace.fleet.kv_transfer.port import KVTransfer
 from headrace.fleet.kv_transfer.published import Published
 from headrace.fleet.kv_transfer.shared_memory import SharedMemory
+from headrace.serve.http.generation.kv_fields import KVSharing
 
 OPTION = "--kv-transfer-config"
 
@@ -34,11 +35,6 @@ class OpenTransfer:
     block_bytes: int
     importer: Importer | None
     exporter: Exporter | None = None
-
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """Where the prefix cache is published; None if it is not."""
-        return self.exporter.address if self.exporter else None
 
     def publish(self, pool: BlockPool, kv: PagedKV) -> None:
         """Let peers read the prefix cache, if this server is a producer.
@@ -66,6 +62,14 @@ class OpenTransfer:
             address = f"{config.kv_ip}:{config.kv_port}"
             raise ConfigError(f"{OPTION}: cannot listen at {address}: {error.strerror or error}") from error
         pool.news.listeners.append(published)
+
+    def sharing(self) -> KVSharing:
+        """What requests may ask of it."""
+        peers = self.importer.peers if self.importer else ()
+        if self.exporter is None:
+            return KVSharing(peers=peers)
+        host, port = self.exporter.address
+        return KVSharing(self.config.engine_id or f"{host}:{port}", host, port, peers)
 
     def describe(self) -> str:
         """A line for the terminal."""
