@@ -3,7 +3,7 @@
 - ``speed``: GB/s from one process to another, by size of a block.
 - ``serving``: TTFT and inter-token latency of one prefill and one decode server, compared with one server and with two
   servers that each do both, at several rates. The client does what a proxy does: it asks the prefill server first.
-- ``kills``: a peer is killed while its blocks are pulled; wrong tokens, requests that ended twice or never, lost blocks.
+- ``kills``: a peer is killed while its blocks are pulled: wrong tokens, requests that ended twice or never.
 
 All processes share the cores of one machine.
 """
@@ -73,6 +73,7 @@ def publish(told: Connection, blocks: int, size: int) -> None:
     )
     told.send(exporter.address)
     told.recv()
+    exporter.close()
 
 
 def speed(args: argparse.Namespace) -> None:
@@ -101,9 +102,9 @@ def speed(args: argparse.Namespace) -> None:
             found.append(between - began)
         seconds, total = statistics.median(took[2:]), blocks * size
         find = statistics.median(found[2:]) * 1e3
-        print(
-            f"| {kibibytes:,} | {blocks} | {total / 1e6:.1f} | {seconds * 1e3:.2f} | {total / seconds / 1e9:.2f} | {find:.2f} |"
-        )
+        pace = total / seconds / 1e9
+        shown = f"{total / 1e6:.1f} | {seconds * 1e3:.2f} | {pace:.2f} | {find:.2f}"
+        print(f"| {kibibytes:,} | {blocks} | {shown} |")
         link.close()
         mine.send(None)
         process.join()
@@ -249,9 +250,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def serving(args: argparse.Namespace) -> None:
     """Each arrangement of servers at each rate."""
-    print(
-        "| servers | requests/s | requests | TTFT p50, ms | TTFT p99, ms | ITL p50, ms | ITL p99, ms | cached tokens |"
-    )
+    print("| servers | requests/s | requests | TTFT p50 | TTFT p99 | ITL p50 | ITL p99 | cached tokens |")
     print("|---|---|---|---|---|---|---|---|")
     for which in args.arrangements:
         with servers(which, args) as running:
@@ -296,6 +295,7 @@ def serve_pages(told: Connection, file: str, port: int, identity: dict[str, Any]
     )
     told.send(exporter.address)
     told.recv()
+    exporter.close()
 
 
 def run(loaded: Loaded, requests: Sequence[Request]) -> tuple[dict[str, list[int]], int, int, dict[str, int]]:
@@ -391,6 +391,7 @@ def kills(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    """Run one part."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

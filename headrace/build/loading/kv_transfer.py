@@ -24,6 +24,23 @@ MOST_SLOTS = 512
 """Blocks of one message, at most."""
 
 
+def _transfer(config: KVTransferConfig) -> KVTransfer:
+    """The connector that is named.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    if config.kv_connector == SharedMemory.name:
+        return SharedMemory()
+    try:
+        from headrace.fleet.kv_transfer.nixl import Nixl
+    except ImportError as error:
+        raise ConfigError(
+            f"{OPTION}: {config.kv_connector} needs nixl ({error}); install it with: pip install 'headrace[nixl]'"
+        ) from error
+    return Nixl(config.timeout_seconds)
+
+
 @dataclass(slots=True)
 class OpenTransfer:
     """The exchange of a loaded model. The exporter runs once the model's prefix cache is there."""
@@ -122,7 +139,7 @@ def open_transfer(cache: CacheOptions, identity: Mapping[str, Any], block_bytes:
     if cache.kv_transfer_config is None or cache.kv_transfer_secret is None:
         return None
     config = read_kv_transfer(OPTION, cache.kv_transfer_config)
-    transfer = SharedMemory()
+    transfer = _transfer(config)
     secret = cache.kv_transfer_secret.encode()
     identity = {**identity, "connector": transfer.name}
     links = [

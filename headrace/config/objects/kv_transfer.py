@@ -13,7 +13,7 @@ from headrace.config.objects.readers import Reader, json_object, read_keys, text
 
 EXAMPLE = '{"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv_port": 14579}'
 
-CONNECTORS = ("SharedMemoryConnector",)
+CONNECTORS = ("SharedMemoryConnector", "NixlConnector")
 
 PRODUCER, CONSUMER, BOTH = "kv_producer", "kv_consumer", "kv_both"
 

@@ -10,7 +10,7 @@ it copies a block into the connection's own area, and looks afterwards whether t
 peer that is lost at any moment leaves nothing behind. In reading order:
 
 - `port`: how the bytes of blocks get from one process to another.
-- `shared_memory`: between processes of one machine.
+- `shared_memory`: between processes of one machine. `nixl`: also between machines.
 - `wire`: messages and the handshake.
 - `published`: what can be read here. `exporter`: answers peers.
 - `link`: one peer, as its client sees it. `importer`: all of them.

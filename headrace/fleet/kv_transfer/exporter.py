@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
 """How long a client may take to prove that it knows the secret."""
 
+CLOSE_SECONDS = 2.0
+"""How long the end of a connection is waited for."""
+
 MOST_CONNECTIONS = 256
 
 KEY_BYTES = 32
@@ -53,7 +56,7 @@ class Exporter:
         self._secret = secret
         self._slots = slots
         self._slot_bytes = slot_bytes
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
         self._listening = socket.create_server((host, port))
         self.address: tuple[str, int] = self._listening.getsockname()[:2]
@@ -68,6 +71,9 @@ class Exporter:
             for link in self._open:
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
+            threads = list(self._open.values())
+        for thread in threads:
+            thread.join(CLOSE_SECONDS)
 
     def _accept(self) -> None:
         while True:
@@ -79,8 +85,11 @@ class Exporter:
                 if len(self._open) >= MOST_CONNECTIONS:
                     link.close()
                     continue
-                self._open.add(link)
-            threading.Thread(target=self._serve, args=(link,), name="headrace-kv-peer", daemon=True).start()
+                thread = threading.Thread(
+                    target=self._serve, args=(link,), name="headrace-kv-peer", daemon=True
+                )
+                self._open[link] = thread
+                thread.start()
 
     def _serve(self, link: socket.socket) -> None:
         area = None
@@ -101,11 +110,11 @@ class Exporter:
         except OSError as error:
             logger.debug("a connection of the KV transfer ended: %s", error)
         finally:
-            with self._lock:
-                self._open.discard(link)
-            link.close()
             if area is not None:
                 area.close()
+            with self._lock:
+                del self._open[link]
+            link.close()
 
     def _answer(self, link: socket.socket, area: Area | None) -> None:
         _, body = wire.receive(link)

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -15,6 +15,7 @@ from headrace.fleet.kv_transfer import wire
 from headrace.fleet.kv_transfer.exporter import Exporter
 from headrace.fleet.kv_transfer.importer import Importer
 from headrace.fleet.kv_transfer.link import Link, PeerLost
+from headrace.fleet.kv_transfer.port import KVTransfer
 from headrace.fleet.kv_transfer.published import Published
 from headrace.fleet.kv_transfer.shared_memory import SharedMemory
 
@@ -37,11 +38,21 @@ def content(block: int) -> bytes:
     return bytes((block * 7 + i) % 251 for i in range(BYTES))
 
 
+def connectors() -> Iterator[KVTransfer]:
+    """Those whose packages are installed."""
+    yield SharedMemory()
+    with suppress(ImportError):
+        from headrace.fleet.kv_transfer.nixl import Nixl
+
+        yield Nixl(PATIENCE)
+
+
 class Scene:
     """An exporter of the blocks 0 to 9, and links to it; what is opened is closed at the end."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, transfer: KVTransfer) -> None:
         self._stack = stack
+        self._transfer = transfer
         self.while_copying: Callable[[int], None] = lambda block: None
         self.published = Published(self._copy)
         for number in range(10):
@@ -54,7 +65,7 @@ class Scene:
 
     def exporter(self, port: int = 0, secret: bytes = b"s", **identity: object) -> Exporter:
         exporter = Exporter(
-            SharedMemory(),
+            self._transfer,
             self.published,
             IDENTITY | identity,
             secret,
@@ -70,7 +81,7 @@ class Scene:
         link = Link(
             "127.0.0.1",
             port,
-            SharedMemory(),
+            self._transfer,
             IDENTITY,
             b"s",
             block_bytes=BYTES,
@@ -92,10 +103,10 @@ class Scene:
         return port
 
 
-@pytest.fixture
-def scene() -> Iterator[Scene]:
+@pytest.fixture(params=connectors(), ids=lambda transfer: transfer.name)
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     with ExitStack() as stack:
-        yield Scene(stack)
+        yield Scene(stack, request.param)
 
 
 def read(link: Link, *numbers: int) -> list[bytes | None]:
@@ -261,16 +272,18 @@ def test_a_hung_peer_is_waited_for_once_and_then_left_alone(scene):
 
 
 def test_a_peer_that_is_lost_in_the_middle_fails_what_it_has_not_delivered(scene):
-    exporter = scene.exporter()
-    link = scene.link(exporter.address[1])
+    def break_off(block: int) -> None:
+        if block == 7:
+            raise ConnectionError
+
+    link = scene.link(scene.exporter().address[1])
     importer = scene.importer(link)
     for number in range(10):
         importer.assign(number, link.name, key(number))
-    scene.while_copying = lambda block: block == 7 and exporter.close()
+    scene.while_copying = break_off
     assert pull(importer, *range(10)) == [None] * 10
     assert link.resting
     scene.while_copying = lambda block: None
-    scene.exporter(port=exporter.address[1])
     assert pull(importer, 0) == [None], "it rests"
     scene.now += 100
     assert pull(importer, 0, 9) == [content(0), content(9)], "it has come back"
