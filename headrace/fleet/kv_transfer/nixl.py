@@ -1,7 +1,7 @@
 """Areas read by NIXL (extra ``nixl``): over shared memory, TCP, InfiniBand or RoCE, whatever its UCX backend finds.
 
-The reader reads slots into a stage of its own, which is registered once, and copies them from there. Each connection has
-an agent on both sides, whose progress thread polls: that takes a part of a core.
+The reader reads slots into a stage of its own, which is registered once, and copies them from there. Each connection
+has an agent on both sides, whose progress thread polls: that takes a part of a core.
 """
 
 from __future__ import annotations
