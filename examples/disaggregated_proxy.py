@@ -2,9 +2,9 @@
 
     python examples/disaggregated_proxy.py --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200 --port 8000
 
-See docs/guide/kv-transfer.md for the two servers. It takes them in turn, streams, and passes all headers on, so both
-servers see the same API key and therefore the same tenant. Without a prefill server that answers, the decode server
-computes the prompt itself.
+See docs/guide/kv-transfer.md for the two servers. It takes servers in turn and streams. It passes the headers on that
+name the tenant, so that both servers see the same one. If no prefill server answers, the decode server computes the
+prompt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -22,20 +21,21 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-HANDED_ON = ("authorization", "x-tenant-id", "content-type")
+PASSED_ON = ("authorization", "x-tenant-id", "content-type")
+NOT_FOR_PREFILL = ("stream_options", "max_completion_tokens", "min_tokens", "n", "best_of")
 
 
 class Proxy:
     """Sends each request first to a prefill server, for one token, then to a decode server."""
 
-    def __init__(self, prefill: list[str], decode: list[str]) -> None:
+    def __init__(self, prefill: list[str], decode: list[str], client: httpx.AsyncClient) -> None:
         self._prefill = itertools.cycle(prefill)
         self._decode = itertools.cycle(decode)
-        self._client = httpx.AsyncClient(timeout=600)
+        self._client = client
 
     async def answer(self, request: Request) -> Response:
         body = await request.json()
-        headers = {name: request.headers[name] for name in HANDED_ON if name in request.headers}
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         params = await self._compute_prompt(request.url.path, body, headers)
         if params is not None:
             body = body | {"kv_transfer_params": params}
@@ -56,36 +56,22 @@ class Proxy:
         self, path: str, body: dict[str, Any], headers: dict[str, str]
     ) -> dict[str, Any] | None:
         """What the prefill server says to the decode server; None if there is no answer."""
-        one_token = body | {
-            "max_tokens": 1,
-            "stream": False,
-            "kv_transfer_params": {"do_remote_decode": True},
-        }
-        for name in ("stream_options", "max_completion_tokens", "min_tokens", "n", "best_of"):
-            one_token.pop(name, None)
+        kept = {name: value for name, value in body.items() if name not in NOT_FOR_PREFILL}
+        once = kept | {"max_tokens": 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
         try:
-            answer = await self._client.post(next(self._prefill) + path, json=one_token, headers=headers)
+            answer = await self._client.post(next(self._prefill) + path, json=once, headers=headers)
             answer.raise_for_status()
         except httpx.HTTPError:
             return None
         params: dict[str, Any] | None = answer.json().get("kv_transfer_params")
         return params
 
-    async def close(self) -> None:
-        await self._client.aclose()
 
-
-def make_app(prefill: list[str], decode: list[str]) -> Starlette:
+def make_app(prefill: list[str], decode: list[str], client: httpx.AsyncClient) -> Starlette:
     """The proxy in front of these servers."""
-    proxy = Proxy(prefill, decode)
-
-    @asynccontextmanager
-    async def running(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await proxy.close()
-
+    proxy = Proxy(prefill, decode, client)
     paths = ("/v1/completions", "/v1/chat/completions")
-    return Starlette(routes=[Route(path, proxy.answer, methods=["POST"]) for path in paths], lifespan=running)
+    return Starlette(routes=[Route(path, proxy.answer, methods=["POST"]) for path in paths])
 
 
 if __name__ == "__main__":
@@ -98,4 +84,5 @@ if __name__ == "__main__":
     parser.add_argument("--decode", action="append", required=True, help="URL of a decode server; repeatable")
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args()
-    uvicorn.run(make_app(given.prefill, given.decode), host="127.0.0.1", port=given.port, log_level="warning")
+    app = make_app(given.prefill, given.decode, httpx.AsyncClient(timeout=600))
+    uvicorn.run(app, host="127.0.0.1", port=given.port, log_level="warning")
