@@ -79,13 +79,17 @@ ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """Sizes of the tiers below the device: their blocks, bytes per block, and bandwidth to the device."""
+    """Sizes of the tiers below the device: their blocks, bytes per block, and bandwidth to the device.
+
+    ``peers`` are asked for blocks that are in none of them.
+    """
 
     host_blocks: int
     disk_blocks: int
     block_bytes: int
     host_bytes_per_second: float
     disk_bytes_per_second: float = 0.0
+    peers: Peers | None = None
 
 
 def make_engine(
@@ -106,7 +110,6 @@ def make_engine(
     drafts: ModelDrafts | None = None,
     forced: ForcedTokens | None = None,
     drafter: Drafter | None = None,
-    peers: Peers | None = None,
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
@@ -114,7 +117,6 @@ def make_engine(
     store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
     ``grammars`` compile the constraints of structured outputs; without them no request waits for one. ``drafts`` are
     those of a draft model, ``forced`` the tokens that grammars force. ``drafter`` replaces the one of the options.
-    ``peers`` are asked for blocks that are in no tier; it needs ``tiers``.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -123,7 +125,7 @@ def make_engine(
     shares = ShareLedger(classes, weights)
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
     size = cache.block_size
-    lower = _lower_tiers(tiers, size, eviction, predictions.times, events.append, peers) if tiers else None
+    lower = _lower_tiers(tiers, size, eviction, predictions.times, events.append) if tiers else None
     pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
     scheduler = Scheduler(
         pool,
@@ -162,11 +164,11 @@ def _lower_tiers(
     eviction: Callable[[int], EvictionPolicy],
     times: StepTimes,
     tell: Callable[[Event], None],
-    peers: Peers | None,
 ) -> LowerTiers:
     def tier(which: Tier, blocks: int) -> LowerTier:
         return LowerTier(which, blocks, eviction(blocks))
 
+    peers = sizes.peers
     links = {Tier.HOST: Link(0.0, sizes.host_bytes_per_second)}
     if sizes.disk_blocks:
         links[Tier.DISK] = Link(DISK_SECONDS, sizes.disk_bytes_per_second)

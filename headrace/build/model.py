@@ -110,7 +110,10 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     try:
         with timed(seconds, "weights"):
             draft = load_drafting(options, computing.beside())
-        return _build(options, seconds, tell, _Parts(text, computing, draft))
+        loaded = _build(options, seconds, tell, _Parts(text, computing, draft))
+        if loaded.transfer is not None:
+            loaded.transfer.publish(loaded.engine.scheduler.pool)
+        return loaded
     except BaseException:
         if computing.leader is not None:
             computing.leader.close()
@@ -137,7 +140,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
-    ledger, tiers, runner, transfer = memory.ledger, memory.tiers, memory.runner, memory.transfer
+    ledger, tiers, runner, drafts, transfer = memory
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         plans,
         cache,
@@ -151,12 +154,9 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
         grammars=grammars,
-        drafts=memory.drafts,
+        drafts=drafts,
         forced=matchers.forced,
-        peers=transfer.importer if transfer else None,
     )
-    if transfer is not None:
-        transfer.publish(engine.scheduler.pool, memory.kv)
     # A recording starts with an empty cache: blocks that an earlier process left are not in it.
     recalled = tiers.recall(engine) if tiers and tell is None else ""
     notes = (*computing.notes(), *(tiers.notes if tiers else ()), recalled)

@@ -65,17 +65,8 @@ def hashing_engine(
     events: list[Event] = []
     lower = None
     if host_blocks:
-        lower = LowerTiers(
-            LowerTier(Tier.HOST, host_blocks, CostAwareEviction(host_blocks)),
-            LowerTier(Tier.DISK, disk_blocks, CostAwareEviction(disk_blocks)) if disk_blocks else None,
-            restore or AlwaysRestore(),
-            block_size=block_size,
-            block_bytes=1000,
-            tell=events.append,
-            peers=PeerBlocks(LowerTier(Tier.PEER, PEER_BLOCKS, LeastRecentlyUsed()), peers)
-            if peers
-            else None,
-        )
+        restore = restore or AlwaysRestore()
+        lower = _lower_tiers(host_blocks, disk_blocks, peers, restore, block_size, events)
     eviction = eviction or (CostAwareEviction(num_blocks) if lower else LeastRecentlyUsed())
     pool = BlockPool(num_blocks, block_size, eviction, events.append, lower)
     scheduler = Scheduler(
@@ -105,6 +96,28 @@ def hashing_engine(
     if peers is not None:
         peers.runner = runner
     return Engine(scheduler, runner, events, knobs or Knobs(), overlap), runner
+
+
+def _lower_tiers(
+    host_blocks: int,
+    disk_blocks: int,
+    peers: HashingPeers | None,
+    restore: RestorePolicy,
+    block_size: int,
+    events: list[Event],
+) -> LowerTiers:
+    def tier(which: Tier, blocks: int) -> LowerTier:
+        return LowerTier(which, blocks, CostAwareEviction(blocks))
+
+    return LowerTiers(
+        tier(Tier.HOST, host_blocks),
+        tier(Tier.DISK, disk_blocks) if disk_blocks else None,
+        restore,
+        block_size=block_size,
+        block_bytes=1000,
+        tell=events.append,
+        peers=PeerBlocks(tier(Tier.PEER, PEER_BLOCKS), peers) if peers else None,
+    )
 
 
 @dataclass

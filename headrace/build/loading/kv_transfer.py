@@ -49,11 +49,15 @@ class OpenTransfer:
     transfer: KVTransfer
     identity: Mapping[str, Any]
     secret: bytes
-    block_bytes: int
+    kv: PagedKV
     importer: Importer | None
     exporter: Exporter | None = None
 
-    def publish(self, pool: BlockPool, kv: PagedKV) -> None:
+    @property
+    def block_bytes(self) -> int:
+        return int(self.identity["block_bytes"])
+
+    def publish(self, pool: BlockPool) -> None:
         """Let peers read the prefix cache, if this server is a producer.
 
         Raises:
@@ -62,7 +66,7 @@ class OpenTransfer:
         config = self.config
         if not config.produces:
             return
-        published = Published(kv.copy_out)
+        published = Published(self.kv.copy_out)
         slots = max(1, min(config.kv_buffer_size // self.block_bytes, MOST_SLOTS))
         try:
             self.exporter = Exporter(
@@ -131,7 +135,7 @@ def check_transfer(options: Options, *, recorded: bool) -> None:
         raise ConfigError(f"a scheduler trace cannot be recorded with {OPTION}: it has no blocks of peers")
 
 
-def open_transfer(cache: CacheOptions, identity: Mapping[str, Any], block_bytes: int) -> OpenTransfer | None:
+def open_transfer(cache: CacheOptions, identity: Mapping[str, Any], kv: PagedKV) -> OpenTransfer | None:
     """The exchange that the options ask for, with its connections to peers; None without the option.
 
     ``identity`` is what must be equal for blocks of one server to fit another.
@@ -149,10 +153,10 @@ def open_transfer(cache: CacheOptions, identity: Mapping[str, Any], block_bytes:
             transfer,
             identity,
             secret,
-            block_bytes=block_bytes,
+            block_bytes=identity["block_bytes"],
             timeout=config.timeout_seconds,
         )
         for peer in config.peers
     ]
     importer = Importer(links, config.timeout_seconds) if links else None
-    return OpenTransfer(config, transfer, identity, secret, block_bytes, importer)
+    return OpenTransfer(config, transfer, identity, secret, kv, importer)

@@ -34,12 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 class Memory(NamedTuple):
-    """The memory plan, the pages of the device, the tiers below it, the runner over both, the draft model, and the
-    exchange of blocks with other servers.
-    """
+    """The memory plan, the tiers below the device, the runner over both, the draft model, and the exchange of blocks."""
 
     ledger: MemoryPlan
-    kv: PagedKV
     tiers: OpenTiers | None
     runner: LocalRunner
     drafts: ModelDrafts | None
@@ -77,7 +74,7 @@ def open_memory(
     live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
     ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
-    transfer = open_transfer(cache, identity, ledger.block_bytes)
+    transfer = open_transfer(cache, identity, kv)
     peers = transfer.importer if transfer else None
     tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers)
     leader = computing.leader
@@ -105,7 +102,7 @@ def open_memory(
     captured = runner.capture()
     if captured is not None:
         ledger = replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))
-    return Memory(ledger, kv, tiers, runner, drafts, transfer)
+    return Memory(ledger, tiers, runner, drafts, transfer)
 
 
 def _share_memory(leader: Leader, ledger: MemoryPlan, kv: PagedKV, max_num_seqs: int) -> tuple[RankSize, ...]:

@@ -16,9 +16,10 @@ from headrace.build.engine import TierSizes
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_plan import MemoryPlan
-from headrace.compute.mover import Mover, PeerReader
+from headrace.compute.mover import Mover
 from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
 from headrace.core.engine import Engine
+from headrace.fleet.kv_transfer.importer import Importer
 
 BLOCKS_FILE = "blocks.kv"
 SNAPSHOT_FILE = "snapshot.kv"
@@ -93,7 +94,7 @@ def open_tiers(
     folder: str | None,
     kv: PagedKV,
     identity: Mapping[str, Any],
-    peers: PeerReader | None,
+    peers: Importer | None,
 ) -> tuple[OpenTiers | None, MemoryPlan]:
     """The lower tiers that the memory plan has room for, and the plan with the disk size that is available."""
     if not ledger.host_blocks:
@@ -120,5 +121,6 @@ def open_tiers(
         ledger.block_bytes,
         mover.host_speed(),
         disk.speed.read if disk else 0.0,
+        peers,
     )
     return OpenTiers(mover, sizes, disk, identity, kv.block_size, tuple(notes)), ledger

@@ -28,7 +28,7 @@ class PeerBlocks:
         """Remember the answer to an inquiry; of an earlier one only what is being fetched stays."""
         inquiry.taken = True
         parent, at = inquiry.parent, 0
-        for key in inquiry.keys[: offer.blocks]:
+        for key in inquiry.keys[: min(offer.blocks, self.tier.num_blocks)]:
             tokens = inquiry.tokens[at : at + block_size]
             block = self.tier.find(key, tokens)
             if block is None and key not in self.tier:
