@@ -63,10 +63,8 @@ def hashing_engine(
     ``peers`` need ``host_blocks``.
     """
     events: list[Event] = []
-    lower = None
-    if host_blocks:
-        restore = restore or AlwaysRestore()
-        lower = _lower_tiers(host_blocks, disk_blocks, peers, restore, block_size, events)
+    sizes = host_blocks, disk_blocks, block_size
+    lower = _lower_tiers(*sizes, peers, restore or AlwaysRestore(), events) if host_blocks else None
     eviction = eviction or (CostAwareEviction(num_blocks) if lower else LeastRecentlyUsed())
     pool = BlockPool(num_blocks, block_size, eviction, events.append, lower)
     scheduler = Scheduler(
@@ -101,9 +99,9 @@ def hashing_engine(
 def _lower_tiers(
     host_blocks: int,
     disk_blocks: int,
+    block_size: int,
     peers: HashingPeers | None,
     restore: RestorePolicy,
-    block_size: int,
     events: list[Event],
 ) -> LowerTiers:
     def tier(which: Tier, blocks: int) -> LowerTier:

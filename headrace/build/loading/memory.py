@@ -34,7 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 class Memory(NamedTuple):
-    """The memory plan, the tiers below the device, the runner over both, the draft model, and the exchange of blocks."""
+    """The memory plan, the tiers below the device, the runner over both, the draft model, and the exchange of blocks
+    with other servers.
+    """
 
     ledger: MemoryPlan
     tiers: OpenTiers | None
