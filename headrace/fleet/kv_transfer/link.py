@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from headrace.fleet.kv_transfer import wire
@@ -68,8 +69,13 @@ class Link:
         return self._guarded(FIND, lambda link: self._find(link, keys))
 
     def read(self, keys: Sequence[bytes], targets: Sequence[memoryview]) -> list[bool]:
-        """Fill each target with the block of its key; whether the peer had it. Raises PeerLost."""
-        return self._guarded(READ, lambda link: self._read(link, keys, targets))
+        """Fill each target with the block of its key; whether it has come. After a failure no further one comes."""
+        there: list[bool] = []
+        with suppress(PeerLost):
+            while len(there) < len(keys):
+                at = len(there)
+                there += self._guarded(READ, partial(self._read, keys=keys[at:], targets=targets[at:]))
+        return there + [False] * (len(keys) - len(there))
 
     def close(self) -> None:
         """Close the connections; what waits for an answer fails."""
@@ -107,17 +113,15 @@ class Link:
         return max(0, min(int(answer["held"]), len(keys)))
 
     def _read(self, link: socket.socket, keys: Sequence[bytes], targets: Sequence[memoryview]) -> list[bool]:
-        there: list[bool] = []
-        for at in range(0, len(keys), self._slots):
-            some = keys[at : at + self._slots]
-            wire.send(link, {}, b"".join(some))
-            _, found = wire.receive(link, len(some))
-            if len(found) != len(some) or self._view is None:
-                raise ConnectionError("a message is damaged")
-            slots = [i for i, each in enumerate(found) if each]
-            self._view.read(slots, [targets[at + i] for i in slots])
-            there += map(bool, found)
-        return there
+        """Read as many of the first blocks as there are slots."""
+        some = keys[: self._slots]
+        wire.send(link, {}, b"".join(some))
+        _, found = wire.receive(link, len(some))
+        if len(found) != len(some) or self._view is None:
+            raise ConnectionError("a message is damaged")
+        slots = [i for i, each in enumerate(found) if each]
+        self._view.read(slots, [targets[i] for i in slots])
+        return [bool(each) for each in found]
 
     def _drop(self, purpose: str, problem: str) -> None:
         self._rests_until = self._clock() + REST_SECONDS
