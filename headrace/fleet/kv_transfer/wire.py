@@ -130,7 +130,7 @@ def introduce(
     told = said.get("identity")
     if not hmac.compare_digest(str(said.get("proof")), proof(secret, "exporter", nonces, told)):
         raise PeerRefused("its secret differs (--kv-transfer-secret)")
-    facts = told["facts"]
+    facts = told.get("facts") if isinstance(told, dict) else None
     if not isinstance(facts, dict):
         raise ConnectionError("a message is damaged")
     return facts
