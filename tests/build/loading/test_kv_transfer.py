@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -171,8 +172,8 @@ def test_a_producer_that_evicts_all_the_time_and_then_ends(servers):
                     return
                 run(small.engine, [replace(each, id=f"{again}-{each.id}") for each in turn])
 
-    thread = threading.Thread(target=produce)
-    thread.start()
+    pool = ThreadPoolExecutor(1)
+    produced = pool.submit(produce)
     try:
         pulled = 0
         for number, turn in enumerate(turns):
@@ -186,7 +187,8 @@ def test_a_producer_that_evicts_all_the_time_and_then_ends(servers):
         assert pulled
     finally:
         ended.set()
-        thread.join(60)
+        produced.result(60)
+        pool.shutdown()
         close(puller)
         close(small)
 
