@@ -10,7 +10,15 @@ from headrace.serve.http.generation.kv_fields import KVSharing
 
 PRODUCER = KVSharing("prefill-0", "10.0.0.5", 5000)
 CONSUMER = KVSharing(peers=("10.0.0.5:5000",))
-DECODE_THERE = {"do_remote_decode": True, "do_remote_prefill": False, "remote_block_ids": None}
+DECODE_THERE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""As vLLM's proxies send it."""
 
 
 class Spy(CacheLookup):
