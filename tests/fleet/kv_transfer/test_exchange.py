@@ -271,6 +271,18 @@ def test_a_hung_peer_is_waited_for_once_and_then_left_alone(scene):
     assert asked(importer, 0, peer=link.name).blocks == 0
 
 
+def test_a_slow_peer_fails_what_comes_too_late(scene):
+    released = threading.Event()
+    link = scene.link(scene.exporter().address[1], timeout=0.05)
+    importer = scene.importer(link)
+    for number in range(6):
+        importer.assign(number, link.name, key(number))
+    assert asked(importer, 0).blocks == 1
+    scene.while_copying = lambda block: block == 4 and released.wait(PATIENCE)
+    assert pull(importer, *range(6)) == [content(0), content(1), content(2), None, None, None]
+    released.set()
+
+
 def test_a_peer_that_is_lost_in_the_middle_fails_what_it_has_not_delivered(scene):
     def break_off(block: int) -> None:
         if block == 7:
