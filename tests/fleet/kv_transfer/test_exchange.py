@@ -273,7 +273,7 @@ def test_a_hung_peer_is_waited_for_once_and_then_left_alone(scene):
 
 def test_a_slow_peer_fails_what_comes_too_late(scene):
     released = threading.Event()
-    link = scene.link(scene.exporter().address[1], timeout=0.05)
+    link = scene.link(scene.exporter().address[1], timeout=3.0)  # a busy machine needs time to connect
     importer = scene.importer(link)
     for number in range(6):
         importer.assign(number, link.name, key(number))
