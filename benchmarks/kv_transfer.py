@@ -221,7 +221,7 @@ async def load_servers(
     running: Sequence[Server], separate: bool, rate: float, args: argparse.Namespace
 ) -> list[Answer]:
     """Requests at random times, ``rate`` a second on average; prompts share nothing."""
-    rng, tasks = random.Random(args.seed), []
+    rng, tasks = random.Random(f"{args.seed} {rate} {args.seconds}"), []
     turns = itertools.cycle([server.url for server in running])
     urls = [server.url for server in running]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
