@@ -71,7 +71,7 @@ def publish(told: Connection, blocks: int, size: int) -> None:
     exporter = Exporter(
         SharedMemory(), published, IDENTITY, SECRET, host="127.0.0.1", port=0, slots=slots, slot_bytes=size
     )
-    told.send(exporter.address)
+    told.send(exporter.port)
     told.recv()
     exporter.close()
 
@@ -88,8 +88,7 @@ def speed(args: argparse.Namespace) -> None:
             target=publish, args=(its, blocks, size), daemon=True
         )
         process.start()
-        host, port = mine.recv()
-        link = Link(host, port, SharedMemory(), IDENTITY, SECRET, block_bytes=size, timeout=30)
+        link = Link("127.0.0.1", mine.recv(), SharedMemory(), IDENTITY, SECRET, block_bytes=size, timeout=30)
         targets = [memoryview(bytearray(size)) for _ in range(blocks)]
         keys = [key(number) for number in range(blocks)]
         took, found = [], []
@@ -293,7 +292,7 @@ def serve_pages(told: Connection, file: str, port: int, identity: dict[str, Any]
     exporter = Exporter(
         SharedMemory(), published, identity, SECRET, host="127.0.0.1", port=port, slots=8, slot_bytes=size
     )
-    told.send(exporter.address)
+    told.send(exporter.port)
     told.recv()
     exporter.close()
 

@@ -89,16 +89,16 @@ class OpenTransfer:
         peers = self.importer.peers if self.importer else ()
         if self.exporter is None:
             return KVSharing(peers=peers)
-        host, port = self.exporter.address
+        host, port = self.config.kv_ip, self.exporter.port
         return KVSharing(self.config.engine_id or f"{host}:{port}", host, port, peers)
 
     def describe(self) -> str:
         """A line for the terminal."""
         said = []
         if self.exporter is not None:
-            said.append("publishes blocks at {}:{}".format(*self.exporter.address))
+            said.append(f"publishes blocks at {self.config.kv_ip}:{self.exporter.port}")
         if self.importer is not None:
-            said.append(f"pulls blocks from {', '.join(self.importer.peers) or 'no peer'}")
+            said.append(f"pulls blocks from {', '.join(self.importer.peers)}")
         return f"{self.config.kv_connector} {' and '.join(said)}"
 
     def close(self) -> None:

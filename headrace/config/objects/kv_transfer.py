@@ -34,9 +34,6 @@ class Address:
     host: str
     port: int
 
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
 
 @dataclass(frozen=True, slots=True)
 class KVTransferConfig:

@@ -58,8 +58,9 @@ class Exporter:
         self._slot_bytes = slot_bytes
         self._open: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
-        self._listening = socket.create_server((host, port))
-        self.address: tuple[str, int] = self._listening.getsockname()[:2]
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, port), family=family)
+        self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, name="headrace-kv-exporter", daemon=True).start()
 
     def close(self) -> None:

@@ -48,8 +48,8 @@ def loaded(role: str, peer: Loaded | None = None, blocks: int = 200, **given: ob
 
 def address(server: Loaded) -> tuple[str, int]:
     assert isinstance(server.transfer, OpenTransfer)
-    assert server.transfer.exporter is not None
-    return server.transfer.exporter.address
+    sharing = server.transfer.sharing()
+    return sharing.host, sharing.port
 
 
 def run(engine: Engine, requests: list[Request]) -> list[Event]:

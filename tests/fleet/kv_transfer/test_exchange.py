@@ -147,14 +147,14 @@ def asked(importer: Importer, *numbers: int, peer: str = "") -> Offer:
 
 
 def test_what_is_published_is_found_and_read(scene):
-    link = scene.link(scene.exporter().address[1])
+    link = scene.link(scene.exporter().port)
     assert link.find([key(0), key(1), key(99), key(2)]) == 2
     assert read(link, 1, 99, 0) == [content(1), None, content(0)]
     assert read(link, *range(10)) == [content(block) for block in range(10)], "more than there are slots"
 
 
 def test_a_block_that_changes_while_it_is_copied_is_not_there(scene):
-    link = scene.link(scene.exporter().address[1])
+    link = scene.link(scene.exporter().port)
     scene.while_copying = lambda block: block == 4 and scene.published.removed(key(4))
     assert read(link, 3, 4, 5) == [content(3), None, content(5)]
     scene.while_copying = lambda block: block == 5 and scene.published.stored(None, key(5), (), 5)
@@ -163,7 +163,7 @@ def test_a_block_that_changes_while_it_is_copied_is_not_there(scene):
 
 
 def test_a_reset_cache_holds_nothing(scene):
-    link = scene.link(scene.exporter().address[1])
+    link = scene.link(scene.exporter().port)
     scene.published.cleared()
     assert link.find([key(0)]) == 0
     assert read(link, 0) == [None]
@@ -180,7 +180,7 @@ def test_a_reset_cache_holds_nothing(scene):
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_in_one_line(scene, caplog, differs, line):
-    link = scene.link(scene.exporter(**differs).address[1])
+    link = scene.link(scene.exporter(**differs).port)
     for _ in range(2):
         with pytest.raises(PeerLost):
             link.find([key(0)])
@@ -227,7 +227,7 @@ def test_another_version_of_the_protocol_is_refused(scene):
 def test_nothing_is_told_to_a_client_without_the_secret(scene):
     exporter = scene.exporter()
     for first in ({"proof": "0" * 64, "identity": IDENTITY, "nonce": "1"}, {}, {"proof": None}):
-        with socket.create_connection(exporter.address, timeout=PATIENCE) as client:
+        with socket.create_connection(("127.0.0.1", exporter.port), timeout=PATIENCE) as client:
             greeting, _ = wire.receive(client)
             assert greeting.keys() == {"headrace_kv", "nonce"}
             wire.send(client, first)
@@ -239,17 +239,17 @@ def test_nothing_is_told_to_a_client_without_the_secret(scene):
 @pytest.mark.parametrize("message", [b"\xff" * 8, b"\x03\0\0\0\0\0\0\0{!}", b"\x02\0\0\0\0\0\0\0[]"])
 def test_a_damaged_message_ends_its_connection_alone(scene, message):
     exporter = scene.exporter()
-    with socket.create_connection(exporter.address, timeout=PATIENCE) as client:
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=PATIENCE) as client:
         wire.receive(client)
         client.sendall(message)
         with pytest.raises(ConnectionError):
             wire.receive(client)
-    assert scene.link(exporter.address[1]).find([key(0)]) == 1
+    assert scene.link(exporter.port).find([key(0)]) == 1
 
 
 def test_the_peer_that_holds_most_is_the_answer(scene):
     first, second = scene.exporter(), scene.exporter()
-    importer = scene.importer(scene.link(first.address[1]), scene.link(second.address[1]))
+    importer = scene.importer(scene.link(first.port), scene.link(second.port))
     offer = asked(importer, 0, 1, 99)
     assert offer.blocks == 2
     assert offer.peer in importer.peers
@@ -263,7 +263,7 @@ def test_the_peer_that_holds_most_is_the_answer(scene):
 
 def test_a_hung_peer_is_waited_for_once_and_then_left_alone(scene):
     link = scene.link(scene.silent_server(), timeout=0.05)
-    importer = scene.importer(link, scene.link(scene.exporter().address[1]))
+    importer = scene.importer(link, scene.link(scene.exporter().port))
     assert asked(importer, 0, 1).blocks == 2, "the other one answers"
     importer.assign(1, link.name, key(1))
     assert pull(importer, 1) == [None]
@@ -273,7 +273,7 @@ def test_a_hung_peer_is_waited_for_once_and_then_left_alone(scene):
 
 def test_a_slow_peer_fails_what_comes_too_late(scene):
     released = threading.Event()
-    link = scene.link(scene.exporter().address[1], timeout=3.0)  # a busy machine needs time to connect
+    link = scene.link(scene.exporter().port, timeout=3.0)  # a busy machine needs time to connect
     importer = scene.importer(link)
     for number in range(6):
         importer.assign(number, link.name, key(number))
@@ -288,7 +288,7 @@ def test_a_peer_that_is_lost_in_the_middle_fails_what_it_has_not_delivered(scene
         if block == 7:
             raise ConnectionError
 
-    link = scene.link(scene.exporter().address[1])
+    link = scene.link(scene.exporter().port)
     importer = scene.importer(link)
     for number in range(10):
         importer.assign(number, link.name, key(number))
