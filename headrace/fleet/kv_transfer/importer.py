@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.core.peers import NO_OFFER, Inquiry, Offer
@@ -63,7 +64,7 @@ class Importer:
         self._finders = {name: ThreadPoolExecutor(1, f"headrace-kv-find-{name}") for name in self._links}
         self._readers = {name: ThreadPoolExecutor(1, f"headrace-kv-read-{name}") for name in self._links}
         for name, link in self._links.items():
-            self._finders[name].submit(self._find, link, None)  # says at once if a peer does not fit
+            self._finders[name].submit(self._greet, link)  # says at once if a peer does not fit
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -123,13 +124,18 @@ class Importer:
             for page, ok in zip(pages, there, strict=True):
                 ended(page.number, ok, each)
 
-    def _find(self, link: Link, question: _Question | None) -> None:
+    def _find(self, link: Link, question: _Question) -> None:
         held = 0
         try:
-            if question is None or self._clock() < question.deadline:
-                held = link.find(question.inquiry.keys if question else ())
+            if self._clock() < question.deadline:
+                held = link.find(question.inquiry.keys)
         except PeerLost:
             held = 0
         finally:
-            if question is not None:
-                question.answered(link.name, held, self._clock())
+            question.answered(link.name, held, self._clock())
+
+    def _greet(self, link: Link) -> None:
+        """Open the connections, so that the first request need not wait for them."""
+        with suppress(PeerLost):
+            link.find(())
+            self._readers[link.name].submit(link.prepare)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from headrace.fleet.kv_transfer import wire
-from headrace.fleet.kv_transfer.exporter import FIND, READ
+from headrace.fleet.kv_transfer.exporter import FIND, HANDSHAKE_SECONDS, READ
 from headrace.fleet.kv_transfer.port import CannotAttach, KVTransfer, View
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,8 @@ class PeerLost(Exception):
 class Link:
     """Two connections to the peer at ``host`` and ``port``, opened when needed; one thread may use each.
 
-    ``identity`` is what both servers must have in common. No answer is waited for longer than ``timeout`` seconds.
+    ``identity`` is what both servers must have in common. No answer is waited for longer than ``timeout`` seconds; only
+    to open the connection for blocks takes longer, because memory is registered for it.
     """
 
     def __init__(
@@ -77,6 +78,11 @@ class Link:
                 there += self._guarded(READ, partial(self._read, keys=keys[at:], targets=targets[at:]))
         return there + [False] * (len(keys) - len(there))
 
+    def prepare(self) -> None:
+        """Open the connection for blocks before it is needed."""
+        with suppress(PeerLost):
+            self._guarded(READ, lambda link: None)
+
     def close(self) -> None:
         """Close the connections; what waits for an answer fails."""
         self._closed = True
@@ -95,13 +101,15 @@ class Link:
             raise PeerLost(f"{self.name}: {error}") from error
 
     def _connect(self, purpose: str) -> socket.socket:
-        link = socket.create_connection(self._address, timeout=self._timeout)
+        patience = self._timeout if purpose == FIND else max(self._timeout, HANDSHAKE_SECONDS)
+        link = socket.create_connection(self._address, timeout=patience)
         self._sockets[purpose] = link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         facts = wire.introduce(link, self._secret, self._identity, purpose)
         if purpose == READ:
             self._view = self._transfer.attach(facts["area"], self._block_bytes)
             self._slots = int(facts["slots"])
+            link.settimeout(self._timeout)
         if self._problem:
             logger.info("peer %s of the KV transfer is used again", self.name)
             self._problem = ""
