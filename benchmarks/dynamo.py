@@ -194,6 +194,7 @@ def killed(args: argparse.Namespace, work: Sequence[Work]) -> None:
 
 
 def main() -> None:
+    """Run what the command line asks for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -72,7 +72,9 @@ def open_memory(
     live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
     ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
     fingerprint, layout = computing.fingerprint, computing.kernels.layout
-    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, layout)
+    tiers, ledger = open_tiers(
+        ledger, cache.kv_offload_path, kv, fingerprint, layout, options.server.takeover_timeout
+    )
     leader = computing.leader
     if leader is not None:
         ledger = replace(ledger, other_ranks=_share_memory(leader, ledger, kv, plans.max_num_seqs))

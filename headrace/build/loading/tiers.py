@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.mover import Mover
 from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
 from headrace.core.engine import Engine
+from headrace.serve.takeover import when_free
 
 BLOCKS_FILE = "blocks.kv"
 SNAPSHOT_FILE = "snapshot.kv"
@@ -75,11 +77,17 @@ class OpenTiers:
 
 
 def open_tiers(
-    ledger: MemoryPlan, folder: str | None, kv: PagedKV, fingerprint: str, layout: str
+    ledger: MemoryPlan,
+    folder: str | None,
+    kv: PagedKV,
+    fingerprint: str,
+    layout: str,
+    wait_seconds: float = 0.0,
 ) -> tuple[OpenTiers | None, MemoryPlan]:
     """The lower tiers that the memory plan has room for, and the plan with the disk size that is available.
 
-    ``layout`` describes how the kernels lay out a block.
+    ``layout`` describes how the kernels lay out a block. If another process uses ``folder``, it may take
+    ``wait_seconds`` to end.
     """
     if not ledger.host_blocks:
         return None, ledger
@@ -94,7 +102,8 @@ def open_tiers(
             if room < ledger.disk_blocks:
                 notes.append(f"{path} has room for only {room:,} blocks")
             ledger = replace(ledger, disk_blocks=min(room, ledger.disk_blocks))
-            disk = BlockFile(path / BLOCKS_FILE, ledger.disk_blocks, ledger.block_bytes)
+            take = partial(BlockFile, path / BLOCKS_FILE, ledger.disk_blocks, ledger.block_bytes)
+            disk = when_free(take, wait_seconds, folder)
         except OSError as error:
             notes.append(f"no disk tier in {folder}: {error.strerror or error}")
             disk, ledger = None, replace(ledger, disk_blocks=0)

@@ -23,7 +23,7 @@ from dynamo.llm import ModelInput
 
 from headrace.build.model import close, describe, load, served_name, warm_up
 from headrace.build.operations.kv_events import open_kv_events
-from headrace.build.operations.observability import add_build_info, start_log
+from headrace.build.operations.observability import add_build_info
 from headrace.cli.help import CONTEXT, Command
 from headrace.cli.options import with_options
 from headrace.compute.model.hub import BUILTIN, resolve_folder
