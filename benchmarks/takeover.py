@@ -142,7 +142,7 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = arguments(__doc__ or "", rounds=1)
     parser.add_argument("--signal", choices=("TERM", "KILL"), default="TERM")
-    parser.add_argument("--requests", type=int, default=600)
+    parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--lines", type=int, default=400, help="lines of the batch")
     args = parser.parse_args()

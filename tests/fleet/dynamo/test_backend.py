@@ -18,7 +18,7 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 
 from headrace.config import ConfigError
 from headrace.fleet.dynamo.__main__ import Backend, read_args
-from headrace.fleet.dynamo.backend import HeadraceBackend, Parts
+from headrace.fleet.dynamo.backend import Parts
 
 
 class Context:
@@ -51,7 +51,7 @@ class EngineMetrics:
         self.typed = typed
 
 
-def made(closed: list[str]) -> HeadraceBackend:
+def made(closed: list[str]) -> Backend:
     def open_parts() -> Parts:
         page = MetricsPage()
         parts = Parts(
@@ -68,7 +68,7 @@ def made(closed: list[str]) -> HeadraceBackend:
         parts.answering.service.watch(Metrics(page))
         return parts
 
-    return HeadraceBackend(open_parts)
+    return Backend(open_parts)
 
 
 def test_a_worker_lives_from_start_to_cleanup() -> None:
