@@ -121,6 +121,7 @@ class Wanted(NamedTuple):
     max_devices: int
     seed: int
     speculation: Speculation | None
+    supply: Supply
 
 
 def plan(
@@ -158,7 +159,7 @@ def plan(
     from headrace.build.simulation import shape_of
     from headrace.cli.simulation.simulate import read_calls
     from headrace.lab.plan.capacity import Slo
-    from headrace.lab.plan.report import demand_lines, shape_line, sheet_table, trials_table, verdict_lines
+    from headrace.lab.plan.report import shape_line, sheet_table
     from headrace.lab.plan.supply import Supply
 
     shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
@@ -174,17 +175,10 @@ def plan(
         calls = _at_rate(list(read_calls(trace, workload or [], requests, speedup, seed)), rate)
         supply = Supply(spot_share, spot_price, spot_interruptions, failures, recovery)
         slo = Slo(slo_ttft, slo_tpot, attainment)
-        wanted = Wanted(calls, slo, routing, max_devices, seed, speculation)
-        demand, verdict = _search(shape, devices, precision, wanted)
-        document |= {
-            "demand": _without_prompts(demand),
-            "slo": dataclasses.asdict(slo),
-            "verdict": _verdict(verdict, supply),
-        }
-        lines += [*demand_lines(demand, slo)]
-        if verdict.tried:
-            lines += [trials_table(verdict)]
-        lines += verdict_lines(verdict, demand, supply)
+        wanted = Wanted(calls, slo, routing, max_devices, seed, speculation, supply)
+        fleet, told = _fleet(shape, devices, precision, wanted)
+        document |= fleet
+        lines += told
     if as_json:
         print(json.dumps(document, indent=1))
     else:
@@ -258,6 +252,24 @@ def _sheet(
         for degree in degrees(shape, device)
     ]
     return next((each for each in sheets if each.fits), sheets[0])
+
+
+def _fleet(
+    shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
+) -> tuple[dict[str, Any], list[Any]]:
+    """The cheapest fleet as parts of the document, and as lines."""
+    from headrace.lab.plan.report import demand_lines, trials_table, verdict_lines
+
+    demand, verdict = _search(shape, devices, precision, wanted)
+    document = {
+        "demand": _without_prompts(demand),
+        "slo": dataclasses.asdict(wanted.slo),
+        "verdict": _verdict(verdict, wanted.supply),
+    }
+    lines: list[Any] = [*demand_lines(demand, wanted.slo)]
+    if verdict.tried:
+        lines += [trials_table(verdict)]
+    return document, [*lines, *verdict_lines(verdict, demand, wanted.supply)]
 
 
 def _search(

@@ -21,7 +21,7 @@ from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGrou
 from dynamo.common.utils.runtime import parse_endpoint
 from dynamo.llm import ModelInput
 
-from headrace.build.model import close, describe, load, served_name, warm_up
+from headrace.build.model import Loaded, close, describe, load, served_name, warm_up
 from headrace.build.operations.kv_events import open_kv_events
 from headrace.build.operations.observability import add_build_info
 from headrace.cli.help import CONTEXT, Command
@@ -132,27 +132,10 @@ def open_parts(options: Options) -> Parts:
     loaded = load(options)
     events = open_kv_events(loaded, replace(options, observability=observability))
     warm_up(loaded)
-    ledger, knobs = loaded.ledger, loaded.engine.knobs
-    page = MetricsPage()
-    add_build_info(page, loaded)
-    config = {"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)}
-    metrics = Metrics(
-        page,
-        clock_offset=time.time() - time.monotonic(),
-        cache_config=config,
-        phase_seconds=lambda: loaded.runner.seconds,
-    )
-    server = options.server
-    service = Service(
-        loaded.engine,
-        Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
-        watchers=(metrics,),
-        meter=QuotaMeter(loaded.tenants, loaded.name),
-        interrupt=loaded.runner.bell,
-    )
+    ledger, page = loaded.ledger, MetricsPage()
 
     answering = Answering(
-        service,
+        _make_service(loaded, options, page),
         loaded.tokenizer,
         max_model_len=ledger.max_model_len,
         vocab_size=loaded.spec.vocab_size,
@@ -175,11 +158,30 @@ def open_parts(options: Options) -> Parts:
         name=loaded.name,
         source=_source(options.model.model),
         max_num_seqs=options.scheduler.max_num_seqs,
-        max_num_batched_tokens=knobs.batched_tokens,
+        max_num_batched_tokens=loaded.engine.knobs.batched_tokens,
         metrics=page,
         kv_endpoint=None if events is None else events.endpoint,
-        drain_seconds=server.drain_timeout,
+        drain_seconds=options.server.drain_timeout,
         close=end,
+    )
+
+
+def _make_service(loaded: Loaded, options: Options, page: MetricsPage) -> Service:
+    """The service of a loaded model, whose metrics are on ``page``."""
+    ledger, server = loaded.ledger, options.server
+    add_build_info(page, loaded)
+    metrics = Metrics(
+        page,
+        clock_offset=time.time() - time.monotonic(),
+        cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
+        phase_seconds=lambda: loaded.runner.seconds,
+    )
+    return Service(
+        loaded.engine,
+        Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
+        watchers=(metrics,),
+        meter=QuotaMeter(loaded.tenants, loaded.name),
+        interrupt=loaded.runner.bell,
     )
 
 
