@@ -14,6 +14,9 @@ from headrace.lab.plan.shapes import ModelShape
 from headrace.lab.plan.sheet import BATCHES, Decode, Sheet
 from headrace.lab.plan.supply import ON_DEMAND, Supply
 
+STEADY_SHARE = 0.9
+"""Share of the demanded tokens per second below which a simulation was too short, as it begins and ends empty."""
+
 
 def shape_line(shape: ModelShape, sheets: Sequence[Sheet]) -> str:
     """The model in a line."""
@@ -93,6 +96,7 @@ def verdict_lines(verdict: Verdict, demand: Demand, supply: Supply = ON_DEMAND) 
         f" {1e6 * fleet.dollars_per_hour / tokens_per_hour:.3f} $ per million output tokens at this load",
         f"settings  {flags}",
         f"expected  {trial_text(trial)}",
+        *_shortness(trial, demand),
         *(
             []
             if supply == ON_DEMAND
@@ -102,6 +106,17 @@ def verdict_lines(verdict: Verdict, demand: Demand, supply: Supply = ON_DEMAND) 
                 f" {1e6 * dollars / tokens_per_hour:.3f} $ per million output tokens"
             ]
         ),
+    ]
+
+
+def _shortness(trial: Trial, demand: Demand) -> list[str]:
+    """A warning if the requests were too few for a steady state: then they hardly wait for each other."""
+    wanted = demand.requests_per_second * demand.output_tokens
+    if trial.output_tokens_per_second >= STEADY_SHARE * wanted:
+        return []
+    return [
+        f"warning   {trial.output_tokens_per_second:,.0f} of {wanted:,.0f} tokens/s: the simulated requests end before"
+        " queues can form; use more --requests"
     ]
 
 
