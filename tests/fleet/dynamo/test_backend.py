@@ -149,3 +149,12 @@ def test_the_command_line_has_dynamos_options_and_ours() -> None:
 def test_an_option_that_cannot_work_is_named(given: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_args(("builtin", *given))
+
+
+def test_help_lists_dynamos_options_and_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_args(["--help-all"])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert "--discovery-backend" in shown
+    assert "--max-num-batched-tokens" in shown
