@@ -23,6 +23,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "max_thinking_tokens": (),
+    "prompt_logprobs": (),
 }
 """Options that are not supported, with the values that ask for nothing."""
 
@@ -69,7 +70,7 @@ def read_request(body: Mapping[str, Any]) -> WorkerRequest:
     sampling, stops = _given(body, "sampling_options"), _given(body, "stop_conditions")
     output = _given(body, "output_options")
     for name, neutral in NEUTRAL.items():
-        value = sampling.get(name, stops.get(name))
+        value = (sampling | stops | output).get(name)
         if value is not None and value not in neutral:
             raise InvalidParameter(name, f"{name} is not supported")
     choices = sampling.get("n", 1)
@@ -79,10 +80,10 @@ def read_request(body: Mapping[str, Any]) -> WorkerRequest:
         raise InvalidParameter("best_of", "best_of is not supported: it must equal n")
     values: dict[str, Any] = {name: sampling[name] for name in SAMPLING if name in sampling}
     values |= {name: stops[name] for name in ("max_tokens", "min_tokens", "ignore_eos") if name in stops}
-    values |= {name: output[name] for name in ("logprobs", "prompt_logprobs") if name in output}
     hidden = (*stops.get("stop_token_ids", ()), *stops.get("stop_token_ids_hidden", ()))
     params = SamplingParams(
         **values,
+        logprobs=output.get("logprobs"),
         stop_token_ids=tuple(dict.fromkeys(hidden)),
         structured_outputs=_guided(sampling.get("guided_decoding")),  # type: ignore[arg-type]
     )

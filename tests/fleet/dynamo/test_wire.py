@@ -101,6 +101,7 @@ def test_guided_decoding_is_a_constraint(guided: dict[str, object], kind: Constr
         ({"sampling_options": {"top_p": 2.0}}, "top_p"),
         ({"stop_conditions": {"max_thinking_tokens": 5}}, "max_thinking_tokens"),
         ({"stop_conditions": {"max_tokens": 0}}, "max_tokens"),
+        ({"output_options": {"prompt_logprobs": 1}}, "prompt_logprobs"),
         ({"multi_modal_data": {"image": "x"}}, "multi_modal_data"),
         ({"prefill_result": {"a": 1}}, "prefill_result"),
         ({"sampling_options": {"guided_decoding": {"json": {}, "regex": "a"}}}, "structured_outputs"),
