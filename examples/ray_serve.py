@@ -16,6 +16,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
+import ray
 from ray import serve
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import (
     PrefixCacheAffinityRouter,
@@ -108,6 +109,7 @@ def main() -> None:
                 f" tokens cached, {len(parts) - 1} parts"
             )
     serve.shutdown()
+    ray.shutdown()
 
 
 if __name__ == "__main__":

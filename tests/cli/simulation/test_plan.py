@@ -129,8 +129,8 @@ LARGE = ("qwen3-0.6b", "--device", "H100-SXM", "--workload", CHAT, "--requests",
 
 
 def test_a_fleet_of_hundreds_is_planned_from_a_sample():
-    plan = told(*LARGE, "--rate", 100_000)
-    assert plan["demand"]["requests_per_second"] == pytest.approx(100_000)
+    plan = told(*LARGE, "--rate", 1_000_000)
+    assert plan["demand"]["requests_per_second"] == pytest.approx(1_000_000)
     best = plan["verdict"]["best"]
     assert best["replicas"] > 100
     assert plan["verdict"]["supply"]["replicas"] == best["replicas"], "nothing fails unless a flag says so"
@@ -140,10 +140,10 @@ def test_a_fleet_of_hundreds_is_planned_from_a_sample():
 
 
 def test_spot_machines_need_a_reserve_and_cost_less():
-    text = run(*LARGE, "--rate", 100_000, "--spot-share", 0.5, "--spot-price", 0.4, "--failures", 0.01)
+    text = run(*LARGE, "--rate", 1_000_000, "--spot-share", 0.5, "--spot-price", 0.4, "--failures", 0.01)
     (line,) = [line for line in text.splitlines() if line.startswith("to run")]
     assert "50 % on spot machines" in line
-    plan = told(*LARGE, "--rate", 100_000, "--spot-share", 0.5, "--failures", 0.01)["verdict"]
+    plan = told(*LARGE, "--rate", 1_000_000, "--spot-share", 0.5, "--failures", 0.01)["verdict"]
     assert plan["supply"]["replicas"] > plan["best"]["replicas"]
 
 
