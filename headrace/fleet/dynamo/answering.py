@@ -1,4 +1,4 @@
-"""Answers Dynamo's requests from a service: one request of the engine per choice, its events as chunks.
+"""Answers Dynamo's requests from a service: one request of the engine for each, its events as chunks.
 
 It does not import Dynamo; `backend` gives it to Dynamo's runtime.
 """
@@ -57,7 +57,7 @@ class Answering:
         self._answers: dict[str, Answer] = {}
 
     async def generate(self, body: Mapping[str, Any], name: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the tokens of each choice as they come, and its end. ``name`` identifies the request.
+        """Yield the tokens as they come, and the end. ``name`` identifies the request.
 
         Raises:
             InvalidParameter, UnusableConstraint: the request cannot be served.
@@ -67,10 +67,10 @@ class Answering:
         asked = read_request(body)
         if asked.params.structured_outputs is not None:
             await asyncio.to_thread(self._check, asked.params.structured_outputs)
-        requests = self._requests(asked, name)
-        if problem := why_never(requests[0], self.max_model_len, self.num_blocks, self.block_size):
+        request = self._request(asked, name)
+        if problem := why_never(request, self.max_model_len, self.num_blocks, self.block_size):
             raise InvalidParameter("token_ids", problem)
-        answer = self._answers[name] = self.service.open(requests)
+        answer = self._answers[name] = self.service.open([request])
         try:
             async for chunk in self._chunks(asked, answer):
                 yield chunk
@@ -90,37 +90,32 @@ class Answering:
             logger.warning("%d requests were cut off", self.service.open_requests())
             self.service.close_all()
 
-    def _requests(self, asked: WorkerRequest, name: str) -> list[Request]:
-        """One request of the engine for each choice."""
+    def _request(self, asked: WorkerRequest, name: str) -> Request:
         wrong = next((token for token in asked.tokens if not 0 <= token < self._vocab_size), None)
         if wrong is not None:
             raise InvalidParameter("token_ids", f"token id {wrong}: ids are 0 to {self._vocab_size - 1}")
-        seed = secrets.randbits(SEED_BITS) if asked.params.seed is None else asked.params.seed
-        return [
-            Request(
-                id=f"{name}-{index}",
-                tokens=asked.tokens,
-                params=asked.params,
-                arrived=self.service.now(),
-                priority=asked.priority,
-                salt=asked.salt,
-                seed=seed + index,
-                eos_token_ids=self.tokenizer.eos_token_ids | asked.end_tokens,
-            )
-            for index in range(asked.choices)
-        ]
+        return Request(
+            id=name,
+            tokens=asked.tokens,
+            params=asked.params,
+            arrived=self.service.now(),
+            priority=asked.priority,
+            salt=asked.salt,
+            seed=secrets.randbits(SEED_BITS) if asked.params.seed is None else asked.params.seed,
+            eos_token_ids=self.tokenizer.eos_token_ids | asked.end_tokens,
+        )
 
     async def _chunks(self, asked: WorkerRequest, answer: Answer) -> AsyncGenerator[dict[str, Any], None]:
         while not answer.exhausted:
-            for index, event in await answer.read():
+            for _, event in await answer.read():
                 if isinstance(event, Emitted):
                     wanted = asked.params.logprobs
-                    yield token_chunk(index, event.tokens, event.logprobs, self._text, wanted)
+                    yield token_chunk(event.tokens, event.logprobs, self._text, wanted)
                 elif isinstance(event, Finished):
                     if event.reason not in REASONS:
                         raise RequestFailed(event.message or str(event.reason))
-                    cached = answer.cached_tokens[index]
-                    yield final_chunk(index, event.reason, len(asked.tokens), cached, event.output_tokens)
+                    (cached,) = answer.cached_tokens
+                    yield final_chunk(event.reason, len(asked.tokens), cached, event.output_tokens)
 
     def _text(self, token: int) -> str:
         return self.tokenizer.decode([token])

@@ -81,7 +81,7 @@ class HeadraceBackend(LLMEngine):  # type: ignore[misc]
     async def generate(
         self, request: Mapping[str, Any], context: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the tokens of each choice as they come, and its end.
+        """Yield the tokens as they come, and the end.
 
         Raises:
             InvalidArgument: the request cannot be served.

@@ -20,6 +20,8 @@ SAMPLING = (
 """Sampling options that have the same name and meaning in both."""
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),  # Dynamo ends the stream of a request with its first choice
+    "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "max_thinking_tokens": (),
@@ -32,9 +34,6 @@ FOREIGN = ("multi_modal_data", "prefill_result", "bootstrap_info", "encoder_resu
 
 GUIDED = ("json", "regex", "choice", "grammar", "structural_tag")
 
-MOST_CHOICES = 128
-"""The largest ``n``, as in OpenAI's API."""
-
 REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -44,7 +43,7 @@ REASONS = {
 
 
 class WorkerRequest(NamedTuple):
-    """A request of Dynamo: ``choices`` outputs of ``tokens``.
+    """A request of Dynamo.
 
     ``priority`` is lower for what runs sooner. ``end_tokens`` end the output beside those of the model. Requests
     share cached prefixes only with those of the same ``salt``.
@@ -52,7 +51,6 @@ class WorkerRequest(NamedTuple):
 
     tokens: tuple[int, ...]
     params: SamplingParams
-    choices: int
     priority: int
     salt: str
     end_tokens: frozenset[int]
@@ -72,12 +70,7 @@ def read_request(body: Mapping[str, Any]) -> WorkerRequest:
     for name, neutral in NEUTRAL.items():
         value = (sampling | stops | output).get(name)
         if value is not None and value not in neutral:
-            raise InvalidParameter(name, f"{name} is not supported")
-    choices = sampling.get("n", 1)
-    if not isinstance(choices, int) or not 1 <= choices <= MOST_CHOICES:
-        raise InvalidParameter("n", f"n must be between 1 and {MOST_CHOICES}, got {choices!r}")
-    if sampling.get("best_of", choices) != choices:
-        raise InvalidParameter("best_of", "best_of is not supported: it must equal n")
+            raise InvalidParameter(name, f"{name} {value!r} is not supported by this worker")
     values: dict[str, Any] = {name: sampling[name] for name in SAMPLING if name in sampling}
     values |= {name: stops[name] for name in ("max_tokens", "min_tokens", "ignore_eos") if name in stops}
     hidden = (*stops.get("stop_token_ids", ()), *stops.get("stop_token_ids_hidden", ()))
@@ -90,7 +83,6 @@ def read_request(body: Mapping[str, Any]) -> WorkerRequest:
     return WorkerRequest(
         tokens=tuple(body["token_ids"]),
         params=params,
-        choices=choices,
         priority=-int(_given(body, "routing").get("priority", 0)),  # Dynamo's higher numbers run sooner
         salt=str(_given(_given(body, "extra_args"), "nvext").get("cache_salt", "")),
         end_tokens=frozenset(body.get("eos_token_ids") or ()),
@@ -110,14 +102,13 @@ def _guided(guided: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def token_chunk(
-    index: int,
     tokens: Sequence[int],
     logprobs: Sequence[TokenLogprob],
     text: Callable[[int], str],
     alternatives: int | None,
 ) -> dict[str, Any]:
-    """Tokens of one choice; ``alternatives`` is the number of those that were asked for (None: no probabilities)."""
-    chunk: dict[str, Any] = {"token_ids": list(tokens), "index": index}
+    """Tokens of an output; ``alternatives`` is the number of those that were asked for (None: no probabilities)."""
+    chunk: dict[str, Any] = {"token_ids": list(tokens), "index": 0}
     if alternatives is not None and logprobs:
         chunk["log_probs"] = [each.logprob for each in logprobs]
         chunk["top_logprobs"] = [_ranked(each, alternatives, text) for each in logprobs]
@@ -137,15 +128,15 @@ def _ranked(chosen: TokenLogprob, alternatives: int, text: Callable[[int], str])
     ]
 
 
-def final_chunk(index: int, reason: FinishReason, prompt: int, cached: int, output: int) -> dict[str, Any]:
-    """The end of one choice; ``prompt``, ``cached`` and ``output`` count its tokens.
+def final_chunk(reason: FinishReason, prompt: int, cached: int, output: int) -> dict[str, Any]:
+    """The end of an output; ``prompt``, ``cached`` and ``output`` count its tokens.
 
     Raises:
         KeyError: ``reason`` is an error, which Dynamo learns as an exception.
     """
     return {
         "token_ids": [],
-        "index": index,
+        "index": 0,
         "finish_reason": REASONS[reason],
         "completion_usage": {
             "prompt_tokens": prompt,

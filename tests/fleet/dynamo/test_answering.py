@@ -35,18 +35,6 @@ def test_a_request_gets_its_tokens_and_one_end() -> None:
     asyncio.run(run())
 
 
-def test_choices_have_their_own_index_and_seed() -> None:
-    async def run() -> None:
-        async with answering() as worker:
-            _, chunks = await collected(worker.generate(body(n=2), "a"))
-            for index in (0, 1):
-                mine = [token for c in chunks if c["index"] == index for token in c["token_ids"]]
-                assert mine == expected_tokens((1, 2, 3), 1 + index, 5, frozenset())
-            assert sum("finish_reason" in chunk for chunk in chunks) == 2
-
-    asyncio.run(run())
-
-
 def test_a_repeated_prompt_reports_cached_tokens_and_a_salt_separates() -> None:
     async def run() -> None:
         async with answering() as worker:

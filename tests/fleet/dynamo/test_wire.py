@@ -13,7 +13,7 @@ FRONTEND = {
     "token_ids": [5, 6, 7],
     "model": "builtin",
     "sampling_options": {
-        "n": 2,
+        "n": 1,
         "best_of": None,
         "temperature": 0.5,
         "top_p": 0.9,
@@ -47,7 +47,6 @@ FRONTEND = {
 def test_a_whole_request_is_read() -> None:
     asked = read_request(FRONTEND)
     assert asked.tokens == (5, 6, 7)
-    assert asked.choices == 2
     assert asked.priority == -4, "Dynamo's higher priorities run sooner, our lower ones"
     assert asked.salt == "acme"
     assert asked.end_tokens == {2}
@@ -70,7 +69,7 @@ def test_a_whole_request_is_read() -> None:
 
 def test_what_is_not_given_has_its_default() -> None:
     asked = read_request({"token_ids": [1], "sampling_options": None})
-    assert asked == ((1,), SamplingParams(), 1, 0, "", frozenset())
+    assert asked == ((1,), SamplingParams(), 0, "", frozenset())
 
 
 @pytest.mark.parametrize(
@@ -95,8 +94,7 @@ def test_guided_decoding_is_a_constraint(guided: dict[str, object], kind: Constr
     [
         ({"sampling_options": {"use_beam_search": True}}, "use_beam_search"),
         ({"sampling_options": {"length_penalty": 0.5}}, "length_penalty"),
-        ({"sampling_options": {"n": 0}}, "n"),
-        ({"sampling_options": {"n": 129}}, "n"),
+        ({"sampling_options": {"n": 2}}, "n"),
         ({"sampling_options": {"best_of": 3}}, "best_of"),
         ({"sampling_options": {"top_p": 2.0}}, "top_p"),
         ({"stop_conditions": {"max_thinking_tokens": 5}}, "max_thinking_tokens"),
@@ -115,9 +113,9 @@ def test_what_is_not_supported_is_refused_by_name(more: dict[str, object], field
 
 def test_probabilities_come_with_the_chosen_token_first() -> None:
     chosen = TokenLogprob(7, -1.5, 2, ((3, -0.5), (7, -1.5), (9, -3.0)))
-    chunk = token_chunk(1, (7,), (chosen,), str, 2)
+    chunk = token_chunk((7,), (chosen,), str, 2)
     assert chunk["token_ids"] == [7]
-    assert chunk["index"] == 1
+    assert chunk["index"] == 0
     assert chunk["log_probs"] == [-1.5]
     assert chunk["top_logprobs"] == [
         [
@@ -125,7 +123,7 @@ def test_probabilities_come_with_the_chosen_token_first() -> None:
             {"rank": 1, "token_id": 3, "token": "3", "logprob": -0.5},
         ]
     ]
-    assert token_chunk(0, (7,), (), str, None) == {"token_ids": [7], "index": 0}
+    assert token_chunk((7,), (), str, None) == {"token_ids": [7], "index": 0}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_probabilities_come_with_the_chosen_token_first() -> None:
     ],
 )
 def test_an_end_has_its_reason_and_usage(reason: FinishReason, name: str) -> None:
-    chunk = final_chunk(0, reason, 10, 8, 3)
+    chunk = final_chunk(reason, 10, 8, 3)
     assert chunk["finish_reason"] == name
     assert chunk["completion_usage"] == {
         "prompt_tokens": 10,

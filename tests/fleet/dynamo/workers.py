@@ -48,6 +48,6 @@ def body(*tokens: int, max_tokens: int = 5, **sampling: Any) -> dict[str, Any]:
 
 
 async def collected(chunks: AsyncIterator[dict[str, Any]]) -> tuple[list[int], list[dict[str, Any]]]:
-    """The tokens of the only choice, and all chunks."""
+    """The tokens of an output, and all chunks."""
     seen = [chunk async for chunk in chunks]
     return [token for chunk in seen for token in chunk["token_ids"]], seen
