@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import typer
@@ -50,8 +50,8 @@ ENDPOINT = "backend.generate"
 LOCAL_EVENTS = '{"endpoint": "tcp://127.0.0.1:*"}'
 """KV events of a worker that is given no address: any free port, which Dynamo's part of the process connects to."""
 
-WITHOUT_HTTP = ("otlp_traces_endpoint", "usage_file")
-"""Options of observability that need the HTTP server."""
+OF_SERVERS = {each.name for each in fields(ObservabilityOptions)} - {"kv_events_config"}
+"""Options of observability that a worker has not: its logs and traces are Dynamo's."""
 
 
 class Backend(HeadraceBackend):
@@ -102,11 +102,10 @@ def read_args(argv: Sequence[str]) -> tuple[DynamoRuntimeConfig, Options]:
     if not found:  # --help
         raise SystemExit(0)
     options = found[0]
-    for name in WITHOUT_HTTP:
-        if getattr(options.observability, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} needs headrace serve; a Dynamo worker has no HTTP server"
-            )
+    for name in sorted(OF_SERVERS & options.chosen):
+        raise ConfigError(
+            f"--{name.replace('_', '-')} is an option of headrace serve; logs of a Dynamo worker are Dynamo's"
+        )
     runtime = DynamoRuntimeConfig.from_cli_args(known)
     runtime.validate()
     path = runtime.endpoint or f"{runtime.namespace}.{ENDPOINT}"
@@ -133,7 +132,6 @@ def open_parts(options: Options) -> Parts:
     events = open_kv_events(loaded, replace(options, observability=observability))
     warm_up(loaded)
     ledger, page = loaded.ledger, MetricsPage()
-
     answering = Answering(
         _make_service(loaded, options, page),
         loaded.tokenizer,

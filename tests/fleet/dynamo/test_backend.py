@@ -143,7 +143,7 @@ def test_the_command_line_has_dynamos_options_and_ours() -> None:
     ("given", "words"),
     [
         (("--max-num-seqs", "0"), "max-num-seqs"),
-        (("--usage-file", "x.db"), "--usage-file needs headrace serve"),
+        (("--usage-file", "x.db"), "--usage-file is an option of headrace serve"),
     ],
 )
 def test_an_option_that_cannot_work_is_named(given: tuple[str, ...], words: str) -> None:
