@@ -93,7 +93,6 @@ class BudgetedDrafter:
         self.seconds: dict[str, float] = {}
         """Time that the last `draft` has spent in costly proposers, by request."""
         self._lives: dict[str, _Life] = {}
-        self._ended: list[tuple[Request, list[int]]] = []  # requests that have ended since the last `draft`
         self._usual = {each.name: 0.0 for each in proposers}  # the mean length of rests
         self._longest = 0  # the longest rest at this step
         self._seldom = 0  # the longest rest of free proposers, if it is longer
@@ -103,7 +102,6 @@ class BudgetedDrafter:
     def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
         step = load.step
-        self._drop_ended()
         if (
             load.times is None and self._budget.fixed is None
         ):  # not even asked: that would lengthen what is measured
@@ -193,21 +191,13 @@ class BudgetedDrafter:
         """Nothing: `draft` and `ended` compare every proposal, verified or not, with the tokens that came."""
 
     def ended(self, request: Request, tokens: list[int]) -> None:
-        """Note that a request has ended: the next `draft` learns from its last proposals and drops its state.
-
-        Many requests may end at one step, and a step that asks takes longer anyway.
-        """
-        self._ended.append((request, tokens))
-
-    def _drop_ended(self) -> None:
-        for request, tokens in self._ended:
-            life = self._lives.pop(request.id, None)
-            if life is not None:
-                life.settle(request, tokens, self._acceptance)
-            self._acceptance.ended(request.id)
-            for proposer in self.proposers:
-                proposer.ended(request, tokens)
-        self._ended.clear()
+        """Learn from the last proposals of a request, and drop its state."""
+        life = self._lives.pop(request.id, None)
+        if life is not None:
+            life.settle(request, tokens, self._acceptance)
+        self._acceptance.ended(request.id)
+        for proposer in self.proposers:
+            proposer.ended(request, tokens)
 
     def _life(self, ask: DraftAsk) -> _Life:
         life = self._lives.get(ask.request.id)

@@ -111,7 +111,6 @@ def test_the_last_proposal_of_a_request_is_learned_from() -> None:
     for each in range(60):
         request = Request(str(each), (1,))
         chooses.draft([DraftAsk(request, [1], 4)], load(1))
-        assert len(source.ends) == each, "an end is noted, and handled when the drafter is asked again"
         chooses.ended(request, [1, 2])
     (draft,) = chooses.draft([ask("new")], load(1, times(token=0.01)))
     assert draft is not None

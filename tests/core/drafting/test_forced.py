@@ -102,5 +102,4 @@ def test_the_end_of_a_request_is_told_to_both() -> None:
     first = ForcedFirst(forced, drafter(free))
     first.ended(Request("a", (1,)), [1, 2])
     assert forced.quiet
-    first.draft([], load(1))
     assert free.ends == ["a"]
