@@ -9,6 +9,7 @@ numbers. All decoding rows are two sums, so a step costs microseconds however ma
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -43,11 +44,25 @@ class Scene(NamedTuple):
         tokens = sum(job.prompt + job.output for job in self.jobs if job.arrived > self.began)
         return tokens / (self.ended - self.began)
 
-    def denser(self, times: float) -> Scene:
-        """The same requests at so many times the load."""
-        began = self.began
-        jobs = [job._replace(arrived=began + (job.arrived - began) / times) for job in self.jobs]
-        return Scene(began, began + (self.ended - began) / times, jobs)
+
+def following(scenes: Sequence[Scene], left: Sequence[Job], load: float, seconds: float) -> Scene:
+    """What follows in ``seconds`` if the requests of ``scenes`` arrive again, each scene at this ``load``.
+
+    ``left`` is open at its beginning.
+    """
+    now, end = scenes[-1].ended, scenes[-1].ended + seconds
+    jobs = list(left)
+    for scene in itertools.cycle(scenes):
+        if now >= end:
+            break
+        slower = scene.load / load
+        jobs += [
+            job._replace(arrived=now + (job.arrived - scene.began) * slower)
+            for job in scene.jobs
+            if job.arrived > scene.began
+        ]
+        now += (scene.ended - scene.began) * slower
+    return Scene(scenes[-1].ended, now, jobs)
 
 
 class Outcome(NamedTuple):
@@ -62,6 +77,7 @@ class Outcome(NamedTuple):
     open_seconds: float
     ttft_p99: float
     itl_p99: float
+    steps: int
 
 
 class Rehearsal:
@@ -88,11 +104,14 @@ class Rehearsal:
         self._tokens = 0  # generated within the scene
         self._first: list[float] = []
         self._steps: list[tuple[float, int]] = []  # seconds and decoding rows of each step
+        self._arriving = deque(scene.jobs)
 
-    def run(self) -> Outcome:
-        """Run all jobs to their end."""
-        arriving = deque(self._scene.jobs)
+    def run(self, most_steps: float = math.inf) -> Outcome | None:
+        """Go on for so many steps; None if jobs are still open then."""
+        arriving, last = self._arriving, self._step + most_steps
         while arriving or self._waiting or self._prefilling or self._decoding:
+            if self._step >= last:
+                return None
             while arriving and arriving[0].arrived <= self._now:
                 self._arrive(arriving.popleft())
             if self._startable() or self._prefilling or self._decoding:
@@ -104,6 +123,7 @@ class Rehearsal:
             self._open,
             _p99([(each, 1) for each in self._first]),
             _p99(self._steps),
+            self._step,
         )
 
     def _arrive(self, job: Job) -> None:
