@@ -51,6 +51,6 @@ def test_late_steering_sees_events_half_a_minute_later():
 
 
 def test_the_share_of_the_oracle_counts_time_that_is_saved():
-    row = Row("x", 0.2, 0.125, 0.1, 1.0, 1.0, 1, 0, [])
+    row = Row("x", 0.2, 0.125, 0.1, 1.0, 1.0, 1, 0, 0.0, [])
     assert row.share == pytest.approx(0.75)
     assert math.isnan(row._replace(oracle=0.199).share)

@@ -96,7 +96,7 @@ class Tuner:
         knobs: Callable[[], Knobs],
         times: StepTimes | None,
         mode: Mode,
-        window_seconds: float = 30.0,
+        window_seconds: float = 20.0,
     ) -> None:
         self.mode = mode
         self.notes: list[Note] = []
@@ -126,7 +126,7 @@ class Tuner:
     def tick(self, now: float, *, frozen: bool) -> Change | None:
         """Advance to ``now``; the change that is due, if any. ``frozen``: an experiment runs.
 
-        One call rehearses once at most, which takes some milliseconds, so the caller is not held up.
+        One call rehearses some hundred steps at most, in some milliseconds, so the caller is not held up.
         """
         if not self._pending and self.mode is not Mode.OFF:
             if frozen:
