@@ -1,4 +1,4 @@
-"""A rehearsal: the requests of a scene run once more through a model of the scheduler, with other knobs.
+"""A rehearsal: the requests of a scene run through a model of the scheduler, with other knobs.
 
 The model has the scheduler's own bounds of a step. They depend on the step times that the engine has learnt, so it
 learns too, from a copy of them; how long a step really takes is the engine's measured curve. It decodes first, and
@@ -9,7 +9,6 @@ numbers. All decoding rows are two sums, so a step costs microseconds however ma
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -43,26 +42,6 @@ class Scene(NamedTuple):
         """Tokens per second of the jobs that arrived, prompts and outputs."""
         tokens = sum(job.prompt + job.output for job in self.jobs if job.arrived > self.began)
         return tokens / (self.ended - self.began)
-
-
-def following(scenes: Sequence[Scene], left: Sequence[Job], load: float, seconds: float) -> Scene:
-    """What follows in ``seconds`` if the requests of ``scenes`` arrive again, each scene at this ``load``.
-
-    ``left`` is open at its beginning.
-    """
-    now, end = scenes[-1].ended, scenes[-1].ended + seconds
-    jobs = list(left)
-    for scene in itertools.cycle(scenes):
-        if now >= end:
-            break
-        slower = scene.load / load
-        jobs += [
-            job._replace(arrived=now + (job.arrived - scene.began) * slower)
-            for job in scene.jobs
-            if job.arrived > scene.began
-        ]
-        now += (scene.ended - scene.began) * slower
-    return Scene(scenes[-1].ended, now, jobs)
 
 
 class Outcome(NamedTuple):

@@ -33,14 +33,7 @@ from headrace.observe.tuner.forecast import SCENES, Forecaster
 from headrace.observe.tuner.history import History, Watched
 from headrace.observe.tuner.rehearsal import Outcome
 from headrace.observe.tuner.steps import Range
-from headrace.observe.tuner.verdict import (
-    GUARDS,
-    METRIC,
-    Probation,
-    Rehearsed,
-    errors_of,
-    judge,
-)
+from headrace.observe.tuner.verdict import GUARDS, METRIC, Probation, Rehearsed, errors_of, judge
 
 MOST_REHEARSED = 10_000
 """Steps of a rehearsal of what is to come, about: with fast steps it is shorter."""
