@@ -1,4 +1,4 @@
-"""Which change is best for what is to come, by rehearsals; generators that yield after some milliseconds of work."""
+"""Which change is best for what is to come, by rehearsals; generators that yield after a millisecond of work."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MOST_STEPS = 3
 NO_EFFECT = 1e-3
 """Rehearsed gain up to which a setting does not bind; more of the same is not rehearsed."""
 
-PART_STEPS = 500
-"""Steps that are rehearsed at a time, in some milliseconds."""
+PART_STEPS = 50
+"""Steps that are rehearsed at a time, in less than a millisecond."""
 
 Way = tuple[str, bool]
 """A setting, and whether it is raised."""

@@ -38,8 +38,12 @@ from headrace.observe.tuner.verdict import GUARDS, METRIC, Probation, Rehearsed,
 MOST_REHEARSED = 10_000
 """Steps of a rehearsal of what is to come, about: with fast steps it is shorter."""
 
-PAUSE_SECONDS = 0.02
-"""Time between two parts of rehearsals, which the engine has for itself."""
+PAUSE_SECONDS = 0.01
+"""Time between two parts of rehearsals. Parts are short, because Python runs one thread at a time, so a step of the
+engine may wait for one."""
+
+MOST_PARTS = 10
+"""Parts that are caught up with if the last look is long ago."""
 
 SCENE_WINDOWS = 3
 """Windows of a scene."""
@@ -119,7 +123,7 @@ class Tuner:
     def tick(self, now: float, *, frozen: bool) -> Change | None:
         """Advance to ``now``; the change that is due, if any. ``frozen``: an experiment runs.
 
-        One call rehearses some hundred steps at most, in some milliseconds, so the caller is not held up.
+        One call rehearses some tens of steps, in a millisecond, so the caller is not held up.
         """
         if not self._pending and self.mode is not Mode.OFF:
             if frozen:
@@ -160,13 +164,21 @@ class Tuner:
                 self._then = times.copy()
             if watched and times and then and times.ready and times.curve.known:
                 then.curve = times.curve  # how long steps take is known better now
-                self._thinking = self._think(watched, then, times, now)
+                self._thinking, self._go_on_at = self._think(watched, then, times, now), now
         if self._thinking is not None and now >= self._go_on_at:
+            parts = int((now - self._go_on_at) / PAUSE_SECONDS) + 1
             self._go_on_at = now + PAUSE_SECONDS
-            try:
-                next(self._thinking)
-            except StopIteration:
+            self._go_on(min(parts, MOST_PARTS), now)
+
+    def _go_on(self, parts: int, now: float) -> None:
+        """Rehearse so many parts."""
+        for _ in range(parts):
+            if self._thinking is not None and next(self._thinking, False) is False:
                 self._thinking = None
+                if (
+                    now >= self._look_at
+                ):  # a scene longer than the others would take longer to rehearse, and so on
+                    self._in_scene, self._look_at = False, now
 
     # -- decisions ---------------------------------------------------------------------------------
 
