@@ -24,7 +24,7 @@ PRESENT_SCENES = 2
 MEMORY_SECONDS = 3600.0
 """How long loads are remembered."""
 
-SOON, LATER = 1.05, 1.15
+SOON, LATER = 1.15, 1.3
 """Times the present load: what values must be good for to stay, and what changes must be good for to be made."""
 
 

@@ -51,7 +51,7 @@ def test_what_is_left_is_open_at_the_beginning_and_does_not_come_again():
 
 def test_a_steady_load_may_rise_a_little_and_all_loads_last_equally_long():
     made = forecaster(1200, 1200, 1200).forecast([], 5)
-    assert [each.load for each in made] == pytest.approx([1200, 1260, 1380], rel=0.01)
+    assert [each.load for each in made] == pytest.approx([1200, 1380, 1560], rel=0.01)
     assert all(each.ended - each.began == pytest.approx(300.0, abs=60.0) for each in made)
 
 
@@ -65,4 +65,4 @@ def test_a_load_that_fell_slowly_is_expected_to_rise_slowly():
 
 
 def test_loads_are_forgotten_after_an_hour():
-    assert loads(3000, 3000, *[1000] * 60)[1:] == pytest.approx([1050, 1150], rel=0.01)
+    assert loads(3000, 3000, *[1000] * 60)[1:] == pytest.approx([1150, 1300], rel=0.01)
