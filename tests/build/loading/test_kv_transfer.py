@@ -118,12 +118,14 @@ def test_tokens_are_equal_and_what_a_peer_computed_is_cached(servers):
 
 
 def test_blocks_that_were_pulled_can_be_pulled_again(servers):
-    _, consumer, _ = servers
+    producer, consumer, _ = servers
     requests = prompts(1)
+    run(producer.engine, requests)
+    expected = texts(run(consumer.engine, requests))
     third = loaded("kv_consumer", consumer)
     try:
         events = run(third.engine, requests)
-        assert texts(events) == texts(run(consumer.engine, requests))
+        assert texts(events) == expected
         assert sum(event.blocks for event in events if isinstance(event, Pulled)) > 20
     finally:
         close(third)
