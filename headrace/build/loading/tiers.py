@@ -20,6 +20,7 @@ from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.mover import Mover
 from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
 from headrace.core.engine import Engine
+from headrace.fleet.kv_transfer.importer import Importer
 from headrace.serve.takeover import when_free
 
 BLOCKS_FILE = "blocks.kv"
@@ -76,18 +77,31 @@ class OpenTiers:
         return f"{count} blocks are saved on disk for the next run"
 
 
+def block_identity(kv: PagedKV, block_bytes: int, fingerprint: str, layout: str) -> Mapping[str, Any]:
+    """What must be equal in two processes for the content of blocks to mean the same.
+
+    ``layout`` describes how the kernels lay out a block.
+    """
+    return {
+        "fingerprint": fingerprint,
+        "dtype": str(kv.dtype).removeprefix("torch."),
+        "block_size": kv.block_size,
+        "block_bytes": block_bytes,
+        "layout": layout,
+    }
+
+
 def open_tiers(
     ledger: MemoryPlan,
     folder: str | None,
     kv: PagedKV,
-    fingerprint: str,
-    layout: str,
+    identity: Mapping[str, Any],
+    peers: Importer | None,
     wait_seconds: float = 0.0,
 ) -> tuple[OpenTiers | None, MemoryPlan]:
     """The lower tiers that the memory plan has room for, and the plan with the disk size that is available.
 
-    ``layout`` describes how the kernels lay out a block. If another process uses ``folder``, it may take
-    ``wait_seconds`` to end.
+    If another process uses ``folder``, it may take ``wait_seconds`` to end.
     """
     if not ledger.host_blocks:
         return None, ledger
@@ -107,19 +121,13 @@ def open_tiers(
         except OSError as error:
             notes.append(f"no disk tier in {folder}: {error.strerror or error}")
             disk, ledger = None, replace(ledger, disk_blocks=0)
-    mover = Mover(kv, ledger.host_blocks, disk)
+    mover = Mover(kv, ledger.host_blocks, disk, peers)
     sizes = TierSizes(
         ledger.host_blocks,
         ledger.disk_blocks,
         ledger.block_bytes,
         mover.host_speed(),
         disk.speed.read if disk else 0.0,
+        peers,
     )
-    identity = {
-        "fingerprint": fingerprint,
-        "dtype": str(kv.dtype).removeprefix("torch."),
-        "block_size": kv.block_size,
-        "block_bytes": ledger.block_bytes,
-        "layout": layout,
-    }
     return OpenTiers(mover, sizes, disk, identity, kv.block_size, tuple(notes)), ledger
