@@ -27,7 +27,7 @@ def runner_of(device: FakeDevice | None) -> LocalRunner:
     model = decoder("triton")
     spec = None
     if device is not None:
-        spec = GraphSpec(device, 3, True, model.spec.hidden_size, model.dtype)
+        spec = GraphSpec(device, 3, True, model.spec.hidden_size, model.dtype, 2, 8)
     runner = LocalRunner(
         model,
         PagedKV(model.spec, 16, BLOCK, torch.float32, DEVICE),
