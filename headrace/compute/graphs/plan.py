@@ -15,8 +15,7 @@ GRAPHED_KERNELS = frozenset({"triton"})
 """Backends that launch a decode step without arrays of the host; torch's attention builds some for each step."""
 
 TILE_LINES = 32
-"""Heads of queries, times tokens, that attention computes together for a row with drafts, and reads its keys for once.
-More would not fit beside a second program on a processor, and keys are shared between few programs then."""
+"""Heads of queries times tokens, for which attention reads the keys of a row once: an estimate, not measured."""
 
 GRAPH_BYTES = 1 << 20
 """Memory of a recorded graph besides what it computes in: an estimate."""
@@ -49,7 +48,8 @@ def plan_graphs(decoder: Decoder, rows: int, drafts: int | None) -> Graphs:
         row_tokens,
         MOST_LINES,
     )
-    return Graphs(spec, _graph_bytes(decoder, lines, drafting) + rows * decoder.spec.vocab_size * 4)
+    counts = (rows + 1) * decoder.spec.vocab_size * 4
+    return Graphs(spec, _graph_bytes(decoder, lines, drafting) + counts)
 
 
 def _graph_bytes(decoder: Decoder, lines: int, drafts: bool) -> int:

@@ -59,7 +59,7 @@ def test_few_sizes_have_graphs_for_shared_prefixes_too() -> None:
     assert few_sizes(graph_sizes(40)) == (2, 4, 8, 16, 24, 32, 40)
     for lines in range(2, MOST_LINES + 1):
         size = next(each for each in few_sizes(graph_sizes(MOST_LINES)) if each >= lines)
-        assert size <= max(8, lines * 1.5)
+        assert size < 2 * lines
         assert few_sizes(graph_sizes(lines))[-1] == graph_sizes(lines)[-1]
 
 
