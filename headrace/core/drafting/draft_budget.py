@@ -84,10 +84,16 @@ NONE = Choice(0, Cut.NOTHING_PROPOSED)
 
 
 class DraftBudget:
-    """Chooses the drafted tokens of a step; with ``fixed``, that many a row as long as the step has room."""
+    """Chooses the drafted tokens of a step.
 
-    def __init__(self, fixed: int | None = None) -> None:
+    Args:
+        fixed: tokens a row as long as the step has room; None: as many as pay.
+        margin: what a token must be worth, as a multiple of its time.
+    """
+
+    def __init__(self, fixed: int | None = None, margin: float = MARGIN) -> None:
         self.fixed = fixed
+        self._margin = margin
 
     def choose(self, offers: Sequence[Offer], load: StepLoad) -> list[Choice]:
         """One choice for each offer."""
@@ -97,7 +103,7 @@ class DraftBudget:
             return [NONE] * len(offers)
         if load.times is None:
             return [Choice(0, Cut.TIMES_UNKNOWN) if offer.survivals else NONE for offer in offers]
-        return _Choosing(offers, load, load.times).choices()
+        return _Choosing(offers, load, load.times, self._margin).choices()
 
 
 def _fixed(offers: Sequence[Offer], budget: int, most: int) -> list[Choice]:
@@ -122,9 +128,10 @@ def _fixed(offers: Sequence[Offer], budget: int, most: int) -> list[Choice]:
 class _Choosing:
     """The choice of one step while it is made."""
 
-    def __init__(self, offers: Sequence[Offer], load: StepLoad, times: StepTimes) -> None:
+    def __init__(self, offers: Sequence[Offer], load: StepLoad, times: StepTimes, margin: float) -> None:
         self._offers = offers
         self._load = load
+        self._margin = margin
         _, _, self._token, self._context = times.coefficients
         most = sum([len(offer.survivals) for offer in offers])
         self._stairs = times.stairs(load.rows, load.contexts, most)
@@ -156,7 +163,7 @@ class _Choosing:
         """Whether one token costs more than all are worth."""
         rows, stairs = self._load.rows, self._stairs
         every = sum([sum(offer.survivals[offer.ahead :]) for offer in self._offers])
-        return (rows + every / MARGIN) * stairs[0] <= rows * stairs[1]
+        return (rows + every / self._margin) * stairs[0] <= rows * stairs[1]
 
     def _relative_worth(self) -> list[float]:
         """By row: what a token is worth relative to one of mean context, at equal survival.
@@ -174,7 +181,7 @@ class _Choosing:
     def _best(self) -> int:
         """How many tokens make the tokens per second largest, the most worthy ones first."""
         survivals, seconds = self._ordered()
-        gains = accumulate(survivals, initial=self._load.rows * MARGIN)
+        gains = accumulate(survivals, initial=self._load.rows * self._margin)
         if seconds[0] <= 0:
             return len(survivals)
         ratios = list(map(truediv, gains, seconds))

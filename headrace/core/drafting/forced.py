@@ -23,6 +23,10 @@ from headrace.core.request import Request
 SOURCE = "grammar"
 """The source of these proposals."""
 
+MARGIN = 2.0
+"""A forced token must be worth this multiple of its time. It always comes, so what counts is the time that it saves,
+and where that is little, a step is only made longer for the other rows."""
+
 UNTIMED = 32
 """The most tokens of a row before the times of steps are known."""
 
@@ -57,7 +61,7 @@ class ForcedFirst:
         self.seconds: Mapping[str, float] = {}
         """As `Drafter.seconds`."""
         self._forced = forced
-        self._budget = DraftBudget()
+        self._budget = DraftBudget(margin=MARGIN)
         self._untimed = DraftBudget(UNTIMED)
 
     @property

@@ -63,8 +63,8 @@ def test_before_step_times_are_known_a_run_is_verified_up_to_a_limit() -> None:
     assert len(draft.tokens) == UNTIMED
 
 
-@pytest.mark.parametrize(("fixed", "worth"), [(0.02, True), (0.0, False)])
-def test_where_a_token_costs_as_much_in_any_step_nothing_is_gained(fixed: float, worth: bool) -> None:
+@pytest.mark.parametrize(("fixed", "worth"), [(0.1, True), (0.02, False), (0.0, False)])
+def test_where_a_token_costs_nearly_as_much_in_any_step_little_is_gained(fixed: float, worth: bool) -> None:
     asks = [ask("a"), *(ask(f"r{number}") for number in range(31))]
     draft = ForcedFirst(Forced(a=(1, 2, 3))).draft(asks, load(32, times(fixed=fixed)))[0]
     assert draft is not None
