@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from headrace.compute import batch
 from headrace.compute.batch import Batch
 from headrace.compute.graphs import steps
+from headrace.compute.graphs.body import Variant
 from headrace.compute.graphs.sizes import MOST_LINES, few_sizes, graph_sizes
 from headrace.compute.graphs.steps import GraphSpec
 from headrace.compute.kv import PagedKV
@@ -14,7 +18,7 @@ from headrace.compute.runner import LocalRunner
 from headrace.core.events import Finished
 from headrace.core.plan import StepPlan
 from headrace.core.request import FinishReason, Request, SamplingParams
-from tests.compute.fakes import FakeKV, entry, greedy, row
+from tests.compute.fakes import BLOCK, FakeKV, entry, greedy, row
 from tests.compute.graphs.fake_device import FakeDevice
 from tests.compute.graphs.lives import MAX_LEN, VOCAB, OpaqueDecoder, Shape, engine_of, watch
 
@@ -128,7 +132,7 @@ def test_a_step_without_memory_fails_its_requests_and_the_next_one_is_computed(
     runner, decoder = make(FakeDevice(room=0))
     runner.capture()
 
-    def full(batch: Batch, kv: FakeKV) -> torch.Tensor:
+    def full(given: Batch, kv: FakeKV) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nMore.")
 
     plan = StepPlan(0, (entry(1, PROMPT),), (), (row(1, 0, 5, (3, 4)),))
@@ -149,11 +153,11 @@ def test_an_engine_goes_on_after_a_step_without_memory(monkeypatch: pytest.Monke
     decoder = runner._decoder
     hidden, left = decoder.hidden, [1]
 
-    def full_once(batch: Batch, kv: PagedKV) -> torch.Tensor:
+    def full_once(given: Batch, kv: PagedKV) -> torch.Tensor:
         if left:
             left.pop()
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return hidden(batch, kv)
+        return hidden(given, kv)
 
     monkeypatch.setattr(decoder, "hidden", full_once)
     params, now = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), 0.0
@@ -168,6 +172,38 @@ def test_an_engine_goes_on_after_a_step_without_memory(monkeypatch: pytest.Monke
         FinishReason.LENGTH
     ]
     assert "out of memory" in ends["r0"].message
+
+
+@pytest.mark.parametrize("least", [BLOCK, 2 * BLOCK])
+def test_rows_with_the_same_first_block_take_a_graph_that_reads_it_once(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If that is worth it: here they share one block."""
+    for name in ("LEAST_SHARED", "LEAST_SPARED", "SHARED_TILE"):
+        monkeypatch.setattr(batch, name, least)
+    runner, _ = make(FakeDevice(), lines=2)
+    runner.capture()
+    graphs = runner._graphs
+    assert graphs is not None
+    launch, used = graphs.launch, []
+
+    def noted(variant: Variant, *rest: Any) -> None:
+        used.append(variant.shares)
+        launch(variant, *rest)
+
+    monkeypatch.setattr(graphs, "launch", noted)
+    other = (*PROMPT[:BLOCK], 30)
+    plans = [
+        StepPlan(0, (entry(0, PROMPT),), (), (row(0, 0, 5, (3, 1)),)),
+        StepPlan(1, (entry(2, other, (3,)),), (), (row(2, 4, 1, (5,)), row(0, 5, 1))),
+        StepPlan(2, (), (), (row(2, 5, 1), row(0, 6, 1))),
+    ]
+    for plan in plans:
+        runner.launch(plan, 0.0)
+    tokens = [runner.collect().tokens for _ in plans]
+    assert [each[0][0] for each in tokens[1:]] == greedy(other, 2, VOCAB)
+    assert [each[-1][0] for each in tokens] == greedy_of(3)
+    assert used == [least == BLOCK] * 2
 
 
 def prompts_in_two_chunks(runner: LocalRunner) -> list[tuple[tuple[int, ...], ...]]:
