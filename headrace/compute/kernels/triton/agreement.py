@@ -20,12 +20,13 @@ from headrace.compute.batch import Batch
 from headrace.compute.kernels import HeadShape, Kernels, Pages
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
+from headrace.compute.kernels.triton.quantized import MOST_FP8_ROWS, MOST_INTEGER_ROWS, MOST_ROWS
 from headrace.compute.quantization.weight import FP8, QuantizedWeight, pack_halves
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.penalties import IN_PROMPT, Penalty
 
-TOLERANCE = {torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Differences that are rounding, as parts of a result's largest magnitude; torch may use TF32 for float32."""
 
 _BLOCK, _WIDTH, _VOCAB = 16, 128, 600
@@ -220,8 +221,9 @@ def _weight(draw: _Draw, kind: str) -> QuantizedWeight:
 def _products(draw: _Draw, fp8: bool) -> Iterator[tuple[str, Call]]:
     """Each kind of quantized weight, with few rows and with more of them than the kernel takes."""
     bias = draw.numbers(_WIDTH)
-    for kind in ("W4A16", "W4A8", "W8A16", "W8A8", *(("W8A8 fp8",) if fp8 else ())):
-        weight, few, many = _weight(draw, kind), draw.numbers(3, _WIDTH), draw.numbers(257, _WIDTH)
+    most = {"W4A16": MOST_ROWS, "W8A16": MOST_ROWS, "W4A8": MOST_ROWS, "W8A8": MOST_INTEGER_ROWS}
+    for kind, rows in (most | ({"W8A8 fp8": MOST_FP8_ROWS} if fp8 else {})).items():
+        weight, few, many = _weight(draw, kind), draw.numbers(3, _WIDTH), draw.numbers(rows + 1, _WIDTH)
 
         def call(kernels: Kernels, weight: Any = weight, given: Any = (few, many)) -> Sequence[Tensor]:
             prepared = kernels.prepare_linear(weight)
