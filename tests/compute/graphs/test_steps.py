@@ -15,8 +15,9 @@ from headrace.compute.graphs.sizes import MOST_LINES, few_sizes, graph_sizes
 from headrace.compute.graphs.steps import GraphSpec
 from headrace.compute.kv import PagedKV
 from headrace.compute.runner import LocalRunner
+from headrace.compute.sampling.penalties import IN_PROMPT
 from headrace.core.events import Finished
-from headrace.core.plan import StepPlan
+from headrace.core.plan import Row, StepPlan
 from headrace.core.request import FinishReason, Request, SamplingParams
 from tests.compute.fakes import BLOCK, FakeKV, entry, greedy, row
 from tests.compute.graphs.fake_device import FakeDevice
@@ -172,6 +173,30 @@ def test_an_engine_goes_on_after_a_step_without_memory(monkeypatch: pytest.Monke
         FinishReason.LENGTH
     ]
     assert "out of memory" in ends["r0"].message
+
+
+def test_penalties_count_the_tokens_that_count() -> None:
+    """A row with a right draft and a wrong one: the token behind the wrong one is void."""
+    first = greedy_of(2)
+    penalized = {"presence_penalty": 0.01, "repetition_penalty": 1.01}
+    outcomes = []
+    for room in (1 << 30, 0):
+        device = FakeDevice(room)
+        runner, _ = make(device, lines=4, drafts=True)
+        runner.capture()
+        drafts = (first[1], (greedy_of(3)[2] + 1) % VOCAB, 3)
+        plans = [
+            StepPlan(0, (entry(0, PROMPT, **penalized),), (), (row(0, 0, 5, (3, 1, 4)),)),
+            StepPlan(1, (), (), (Row(0, 5, 4, (), True, drafts),)),
+        ]
+        for plan in plans:
+            runner.launch(plan, 0.0)
+        tokens = [runner.collect().tokens[0] for _ in plans]
+        assert len(tokens[1]) == 2
+        outcomes.append((tokens, runner._sampling.counts[-1].tolist()))
+        assert sum(count % IN_PROMPT for count in outcomes[-1][1]) == 3
+        assert device.replays == (1 if room else 0)
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("least", [BLOCK, 2 * BLOCK])
