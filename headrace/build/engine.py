@@ -22,8 +22,10 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import EvictionPolicy
 from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.peer_blocks import PeerBlocks
 from headrace.core.memory.restore import Link, RestoreIfFaster
 from headrace.core.memory.tiers import LowerTiers
+from headrace.core.peers import Peers
 from headrace.core.plan import Tier
 from headrace.core.ports import Grammars, Runner
 from headrace.core.prediction.latest_start import LatestStarts
@@ -53,6 +55,15 @@ OVERLAP = {"cpu": 0, "cuda": 1}
 DISK_SECONDS = 0.002
 """Latency of a fetch from the disk: the request waits for at least one more step."""
 
+PEER_SECONDS = 0.002
+"""Latency of a fetch from a peer: it is asked first, and the request waits for at least one more step."""
+
+PEER_BYTES_PER_SECOND = 1e9
+"""Assumed bandwidth to peers, until blocks have come from one."""
+
+PEER_BLOCKS = 1 << 16
+"""Blocks that peers are known to hold, at most; they take no memory for content."""
+
 WATERMARK = 100
 """One in this many blocks is left free at the predicted peak."""
 
@@ -68,13 +79,17 @@ ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """Sizes of the tiers below the device: their blocks, bytes per block, and bandwidth to the device."""
+    """Sizes of the tiers below the device: their blocks, bytes per block, and bandwidth to the device.
+
+    ``peers`` are asked for blocks that are in none of them.
+    """
 
     host_blocks: int
     disk_blocks: int
     block_bytes: int
     host_bytes_per_second: float
     disk_bytes_per_second: float = 0.0
+    peers: Peers | None = None
 
 
 def make_engine(
@@ -153,9 +168,12 @@ def _lower_tiers(
     def tier(which: Tier, blocks: int) -> LowerTier:
         return LowerTier(which, blocks, eviction(blocks))
 
+    peers = sizes.peers
     links = {Tier.HOST: Link(0.0, sizes.host_bytes_per_second)}
     if sizes.disk_blocks:
         links[Tier.DISK] = Link(DISK_SECONDS, sizes.disk_bytes_per_second)
+    if peers is not None:
+        links[Tier.PEER] = Link(PEER_SECONDS, PEER_BYTES_PER_SECOND)
     return LowerTiers(
         tier(Tier.HOST, sizes.host_blocks),
         tier(Tier.DISK, sizes.disk_blocks) if sizes.disk_blocks else None,
@@ -163,6 +181,7 @@ def _lower_tiers(
         block_size=block_size,
         block_bytes=sizes.block_bytes,
         tell=tell,
+        peers=PeerBlocks(tier(Tier.PEER, PEER_BLOCKS), peers) if peers is not None else None,
     )
 
 

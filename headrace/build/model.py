@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
 from headrace.build.loading.computing import Computing, check_parallel, load_computing
 from headrace.build.loading.draft_models import load_drafting, reads_states
+from headrace.build.loading.kv_transfer import OpenTransfer, check_transfer
 from headrace.build.loading.memory import open_memory
 from headrace.build.loading.tiers import OpenTiers
 from headrace.build.operations.first_requests import answer, groups
@@ -73,6 +74,7 @@ class Loaded:
     seconds: dict[str, float]
     tiers: OpenTiers | None = None
     leader: Leader | None = None
+    transfer: OpenTransfer | None = None
 
 
 def load(options: Options, tell: Tell | None = None) -> Loaded:
@@ -99,15 +101,19 @@ class _Text(NamedTuple):
 
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     check_parallel(options, recorded=tell is not None)
+    check_transfer(options, recorded=tell is not None)
     with timed(seconds, "text"):
         text = _load_text(options.model)
     with timed(seconds, "weights"):
-        with_fingerprint = bool(options.cache.kv_offload_path)
+        with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
         computing = load_computing(options.model, text.folder, with_fingerprint=with_fingerprint)
     try:
         with timed(seconds, "weights"):
             draft = load_drafting(options, computing.beside())
-        return _build(options, seconds, tell, _Parts(text, computing, draft))
+        loaded = _build(options, seconds, tell, _Parts(text, computing, draft))
+        if loaded.transfer is not None:
+            loaded.transfer.publish(loaded.engine.scheduler.pool)
+        return loaded
     except BaseException:
         if computing.leader is not None:
             computing.leader.close()
@@ -133,7 +139,8 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type)
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
-        ledger, tiers, runner, drafts = open_memory(computing, draft, options, knobs, overlap, matchers)
+        memory = open_memory(computing, draft, options, knobs, overlap, matchers)
+    ledger, tiers, runner, drafts, transfer = memory
     engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
         plans,
         cache,
@@ -179,6 +186,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         seconds=seconds,
         tiers=tiers,
         leader=computing.leader,
+        transfer=transfer,
     )
 
 
@@ -227,6 +235,7 @@ def describe(loaded: Loaded) -> list[str]:
         f"computing    {loaded.dtype}{kept}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
         *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
         *loaded.ledger.describe(),
+        *([f"kv transfer  {loaded.transfer.describe()}"] if loaded.transfer else []),
         *(f"note         {note}" for note in loaded.notes),
         f"start-up     {spent}",
     ]
@@ -242,6 +251,8 @@ def warm_up(loaded: Loaded) -> None:
 
 def close(loaded: Loaded) -> str:
     """Close a model whose engine is no longer stepped; returns a note on what is left for the next process."""
+    if loaded.transfer is not None:
+        loaded.transfer.close()
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
     loaded.runner.close()
     if loaded.leader is not None:

@@ -328,7 +328,7 @@ def _make_status(
 
 def _make_model(loaded: Loaded, options: Options) -> ServedModel:
     loaded.grammars.prepare()
-    return ServedModel(
+    model = ServedModel(
         loaded.name,
         loaded.tokenizer,
         loaded.template,
@@ -341,6 +341,9 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         aliases=(options.model.model,),
         grammars=loaded.grammars,
     )
+    if loaded.transfer is not None:
+        model.sharing = loaded.transfer.sharing()
+    return model
 
 
 def _make_pages(

@@ -135,6 +135,18 @@ class PagedKV:
         (index,) = upload(self.device, np.array(blocks, dtype=np.int64))
         return self._pages.index_select(2, index).movedim(2, 0).contiguous().unbind()
 
+    def copy_out(self, block: int, target: memoryview) -> None:
+        """Copy one block's bytes, in the order of `block_shape`, while steps run; for any thread.
+
+        Whether the block kept its content meanwhile is for the caller to find out.
+        """
+        place = np.frombuffer(target, dtype=np.uint8)
+        if self._bytes is not None:
+            page = self._bytes[:, :, block]
+            np.copyto(place.reshape(page.shape), page)
+        else:
+            np.copyto(place, self._pages[:, :, block].contiguous().view(torch.uint8).flatten().cpu().numpy())
+
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Tensor]) -> None:
         """Fill distinct blocks with contents in `block_shape`, from any device."""
         if self.device.type == "cpu":

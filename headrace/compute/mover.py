@@ -1,12 +1,12 @@
-"""The mover: copies blocks between device, host and disk.
+"""The mover: copies blocks between device, host and disk, and from peers.
 
 ```
  device <──copies in order, on a stream of their own──> host pages (pinned on CUDA)
                                                           │  one thread reads, one writes
-                                                        block file ──> arrivals
+                                                        block file, peers ──> arrivals
 ```
-Moves of a step run one after the other, before the step's rows. Copies to and from the disk only start in their turn;
-arrivals report their end. On CUDA all copies are queued on one side stream. It need not wait for rows in flight,
+Moves of a step run one after the other, before the step's rows. Copies to and from disk and peers only start in their
+turn; arrivals report their end. On CUDA all copies are queued on one side stream. It need not wait for rows in flight,
 because nothing that they still use is moved, and the step's own rows wait for it.
 """
 
@@ -16,10 +16,11 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,18 +35,39 @@ WAIT_SECONDS = 0.05
 PROBE_BLOCKS = 16
 
 
+class PeerReader(Protocol):
+    """Reads blocks from other servers."""
+
+    def pull(
+        self,
+        blocks: Sequence[int],
+        targets: Sequence[memoryview],
+        ready: Callable[[], None],
+        ended: Callable[[int, bool, float], None],
+    ) -> None:
+        """Begin to fill each target with the block of the tier that has this number; it returns at once.
+
+        On threads of its own, it calls ``ready`` before the first write, and ``ended(i, ok, seconds)`` once a block.
+        """
+        ...
+
+
 class Mover:
-    """Host pages in addition to those of the device, and a file on disk.
+    """Host pages in addition to those of the device, a file on disk, and peers.
 
     Args:
         kv: the pages of the device.
         host_blocks: number of pages of the host; on CUDA they are pinned.
         disk: the block file, if there is a disk tier.
+        peers: reads from other servers, if there are any.
     """
 
-    def __init__(self, kv: PagedKV, host_blocks: int, disk: BlockFile | None = None) -> None:
+    def __init__(
+        self, kv: PagedKV, host_blocks: int, disk: BlockFile | None = None, peers: PeerReader | None = None
+    ) -> None:
         self._kv = kv
         self._disk = disk
+        self._peers = peers
         self._cuda = kv.device.type == "cuda"
         shape = (host_blocks, *kv.block_shape)
         self._host = (
@@ -74,7 +96,7 @@ class Mover:
             torch.cuda.current_stream(self._kv.device).wait_stream(self._side)
 
     def arrivals(self, *, wait: bool = False) -> tuple[Arrival, ...]:
-        """The copies to and from the disk that have ended since the last call; with ``wait``, waits briefly for one."""
+        """The copies to and from disk and peers that have ended since the last call; ``wait`` waits briefly for one."""
         with self._news:
             if wait and not self._arrived:
                 self._news.wait(WAIT_SECONDS)
@@ -127,23 +149,43 @@ class Mover:
             case Tier.DISK, Tier.HOST:
                 for move in moves:
                     self._begin(self._reader, move, self._host[move.target])
+            case Tier.PEER, Tier.HOST if self._peers is not None:
+                self._pull(self._peers, moves)
             case _:
                 raise ValueError(f"blocks are not moved from {source_tier} to {target_tier}")
 
     def _begin(self, thread: ThreadPoolExecutor, move: Move, page: Tensor) -> None:
         """Let a thread copy between a host page and the disk, after the work queued for that page is done."""
-        queued = None
-        if self._side is not None:
-            queued = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            queued.record(self._side)
-        thread.submit(self._copy, move, page, queued)
+        thread.submit(self._copy, move, page, self._queued())
+
+    def _queued(self) -> torch.cuda.Event | None:
+        """What has to be waited for before pages of the host may be used."""
+        if self._side is None:
+            return None
+        queued = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        queued.record(self._side)
+        return queued
+
+    def _pull(self, peers: PeerReader, moves: list[Move]) -> None:
+        """Begin to copy blocks from peers to pages of the host."""
+        queued = self._queued()
+        targets = [_content(self._host[move.target]) for move in moves]
+
+        def ready() -> None:
+            if queued is not None:
+                queued.synchronize()
+
+        def ended(i: int, ok: bool, seconds: float) -> None:
+            self._arrive(Arrival(moves[i], ok, seconds))
+
+        peers.pull([move.source for move in moves], targets, ready, ended)
 
     def _copy(self, move: Move, page: Tensor, queued: torch.cuda.Event | None) -> None:
         ok, began = False, time.perf_counter()
         try:
             if queued is not None:
                 queued.synchronize()
-            content = memoryview(page.view(torch.uint8).numpy().data).cast("B")
+            content = _content(page)
             began = time.perf_counter()
             if self._disk is not None and move.target_tier is Tier.DISK:
                 self._disk.write(move.target, content)
@@ -154,9 +196,17 @@ class Mover:
         except OSError:
             ok = False  # full, broken or damaged: the arrival reports it, and the core computes
         finally:
-            with self._news:
-                self._arrived.append(Arrival(move, ok, time.perf_counter() - began))
-                self._news.notify()
+            self._arrive(Arrival(move, ok, time.perf_counter() - began))
+
+    def _arrive(self, arrival: Arrival) -> None:
+        with self._news:
+            self._arrived.append(arrival)
+            self._news.notify()
+
+
+def _content(page: Tensor) -> memoryview:
+    """The bytes of a page of the host."""
+    return memoryview(page.view(torch.uint8).numpy().data).cast("B")
 
 
 def move_blocks(moves: Sequence[Move], kv: PagedKV, mover: Mover | None) -> None:

@@ -156,6 +156,20 @@ class CacheOptions:
         int,
         Field(ge=1, description="Disk space for KV blocks in --kv-offload-path.", json_schema_extra=BYTES),
     ] = 16 << 30
+    kv_transfer_config: Annotated[
+        str | None,
+        Field(
+            description="JSON object with vLLM's keys: exchange KV blocks with other servers, as a kv_producer, "
+            "kv_consumer or kv_both (default: none)."
+        ),
+    ] = None
+    kv_transfer_secret: Annotated[
+        str | None,
+        Field(
+            description="Secret that all servers of --kv-transfer-config know. Set HEADRACE_KV_TRANSFER_SECRET instead "
+            "of the flag."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,6 @@ ADVICE = {
     "swap_space": "give the host memory for evicted KV blocks with --kv-offload-bytes 4GiB",
     "cpu_offload_gb": "weights stay on the device. Store them in fewer bits with --quantization int8 or int4; "
     "evicted KV blocks can go to host memory with --kv-offload-bytes",
-    "kv_transfer_config": "prefill and decode run in one server. Leave the option out; for a KV cache in host memory "
-    "or on disk see --kv-offload-bytes and --kv-offload-path",
     "num_gpu_blocks_override": "set the size of the KV cache with --kv-cache-memory-bytes 2GiB",
     "trust_remote_code": "Headrace never runs code of a model repository. Leave the option out; "
     "docs/guide/models.md lists the supported model families",

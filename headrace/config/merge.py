@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from headrace.config.errors import ConfigError
 from headrace.config.foreign import model_advice
 from headrace.config.objects.kv_events import kv_events_text
+from headrace.config.objects.kv_transfer import kv_transfer_text
 from headrace.config.objects.speculation import speculation_text
 from headrace.config.parts import PARTS, Options, Source
 from headrace.config.profiles import PROFILES
@@ -20,10 +21,14 @@ from headrace.config.validation import parse_value
 LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")
 """Options that may be given several times."""
 
-SECRETS = ("api_key", "admin_key", "metrics_key", "response_cache_secret")
+SECRETS = ("api_key", "admin_key", "metrics_key", "response_cache_secret", "kv_transfer_secret")
 """Options whose values no error may show, because errors end up in logs."""
 
-OBJECTS = {"speculative_config": speculation_text, "kv_events_config": kv_events_text}
+OBJECTS = {
+    "speculative_config": speculation_text,
+    "kv_events_config": kv_events_text,
+    "kv_transfer_config": kv_transfer_text,
+}
 """Options whose values are JSON objects, and what checks them."""
 
 

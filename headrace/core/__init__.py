@@ -10,6 +10,7 @@ Read in this order:
 - `request_settings`: settings that each request carries.
 - `constraint`: what the text of an answer must look like.
 - `embedding`: inputs of embedding models, and which are computed together. `embedding_events`: their events.
+- `peers`: other servers that hold blocks, and what happened with them.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: who is next. `memory`: paged KV memory.
 - `prediction`: step times and output lengths. `cache`: decisions of the response caches.

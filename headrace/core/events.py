@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from headrace.core.embedding_events import Embedded, EmbeddingSlice
+from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.plan import Row, Tier, TokenLogprob
 from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, Slo
 
@@ -42,6 +43,7 @@ class SkipReason(StrEnum):
     RESTORING = "restoring"
     NOT_IDLE = "not_idle"
     GRAMMAR_COMPILING = "grammar_compiling"
+    ASKING_PEERS = "asking_peers"
 
 
 class ChunkReason(StrEnum):
@@ -99,7 +101,7 @@ class MoveReason(StrEnum):
     """Why a block's content was copied to another tier.
 
     Down: evicted from the device; worth storing on disk; saved when the engine ends. Up: fetched from the disk for a
-    waiting request; restored for one that starts.
+    waiting request; restored for one that starts. From peers, blocks are fetched too.
     """
 
     EVICTED = "evicted"
@@ -245,7 +247,7 @@ class Evicted(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Blocks were copied between tiers, for a request if it is named; to or from the disk, the copy has started."""
+    """Blocks were copied between tiers, for a request if it is named; of disk and peers, the copy has started."""
 
     source: Tier
     target: Tier
@@ -371,6 +373,8 @@ Event = (
     | Evicted
     | Moved
     | TransferFailed
+    | PeersAnswered
+    | Pulled
     | RestoreDeclined
     | Finished
     | Stepped

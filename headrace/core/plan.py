@@ -42,8 +42,8 @@ class Tier(StrEnum):
 class Move(NamedTuple):
     """Copy the keys and values of a whole block, all layers, from ``source`` to ``target``.
 
-    A copy to or from the disk only starts in its turn; an `Arrival` reports its end. Until then neither block takes
-    part in another move.
+    A copy to or from the disk, or from a peer, only starts in its turn; an `Arrival` reports its end. Until then
+    neither block takes part in another move.
     """
 
     source: int
@@ -53,7 +53,7 @@ class Move(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A copy to or from the disk has ended; ``ok`` is false if the target does not hold the content of the source."""
+    """A copy to or from disk or peers has ended; ``ok`` is false if the target has not got the source's content."""
 
     move: Move
     ok: bool
@@ -134,8 +134,8 @@ class StepOutput(NamedTuple):
     the row's drafts until the first that is not the token sampled at its place. ``logprobs[i]`` has one
     entry per sampled token. ``prompt_logprobs[i]`` has one entry per computed position ``p``, scoring token ``p + 1``
     of the prompt. ``failures[i]`` says why row ``i`` alone could not be computed; its slot counts as having sampled a
-    token, because its next row may be in flight. ``arrivals`` are the copies to and from the disk, of this step or
-    any before, that have ended since the last output.
+    token, because its next row may be in flight. ``arrivals`` are the copies to and from disk and peers, of this step
+    or any before, that have ended since the last output.
 
     ``broken_off``: a request arrived during an ``idle`` plan after which no other plan was launched, so the plan was
     interrupted. Entries and moves are done and the blocks of its rows are in the tables, but no row has been

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.events import Finished, PromptScored, SkipReason
+from headrace.core.peers import Inquiry
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 
@@ -60,6 +61,7 @@ class Sequence:
         "ends",
         "epoch",
         "finish_length",
+        "inquiry",
         "keys",
         "last_step",
         "late",
@@ -131,7 +133,8 @@ class Sequence:
         self.registered = 0  # full blocks of the table that are in the prefix cache
         self.promised = 0  # full blocks of the prompt that it announced to compute
         self.wanted = 0  # full blocks that the pool should retain while it waits
-        self.restore_by = math.inf  # how long it waits for blocks from the disk
+        self.restore_by = math.inf  # how long it waits for blocks from disk and peers
+        self.inquiry: Inquiry | None = None  # what peers were asked for it while it waits
         self.cached_tokens = 0  # prompt tokens found in the cache at first admission, as reported in usage
         self.scored = 0  # prompt positions whose log-probabilities have been emitted
         self.skips = 0

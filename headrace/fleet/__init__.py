@@ -11,4 +11,5 @@ The core and the runner are those of one process; only rank 0 samples. In readin
 - `collectives`: what ranks exchange within a step, over torch.distributed.
 - `leader`: rank 0.
 - `worker`: any other rank. `worker_process`: its process. `processes`: starts and watches these.
+- `kv_transfer`: KV blocks between servers, each with the whole model.
 """

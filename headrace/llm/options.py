@@ -63,6 +63,12 @@ class LLMOptions(TypedDict, total=False):
     """Folder on a disk for the most valuable KV blocks, which survive a restart (default: none)."""
     kv_offload_disk_bytes: int | str
     """Disk space for KV blocks in --kv-offload-path."""
+    kv_transfer_config: str | None
+    """JSON object with vLLM's keys: exchange KV blocks with other servers, as a kv_producer, kv_consumer or
+    kv_both (default: none)."""
+    kv_transfer_secret: str | None
+    """Secret that all servers of --kv-transfer-config know. Set HEADRACE_KV_TRANSFER_SECRET instead of the
+    flag."""
     profile: Literal["interactive", "balanced", "throughput"]
     """Preset of policies and limits: low latency, a balance, or most tokens per second. Options that are also
     given override it."""

@@ -34,6 +34,7 @@ from headrace.core.events import (
     TransferFailed,
     Verified,
 )
+from headrace.core.peers import PeersAnswered, Pulled
 from headrace.observe.cache_ledger import CacheLedger, Sizes, free
 from headrace.observe.cost.prices import TokenPrices
 from headrace.observe.drafts.ledger import DraftLedger
@@ -157,6 +158,8 @@ class Metrics:
             Moved: tiers.moved,
             RestoreDeclined: tiers.declined,
             TransferFailed: tiers.failed,
+            PeersAnswered: tiers.answered,
+            Pulled: tiers.pulled,
             Verified: drafts.verified,
             DraftDeclined: drafts.declined,
             DraftedStep: drafts.stepped,

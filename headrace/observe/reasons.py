@@ -15,6 +15,7 @@ from headrace.core.events import (
     PreemptReason,
     SkipReason,
 )
+from headrace.core.peers import AskReason
 from headrace.core.request import RejectReason
 
 TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
@@ -28,7 +29,8 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
         SkipReason.NO_BUDGET: "the token budget of the step, or the prompt budget of its service class, is used up",
         SkipReason.BATCH_NOT_READY: "static batching: its batch is incomplete, or the previous batch has not ended",
         SkipReason.PREFIX_IN_FLIGHT: "another request is computing its prefix, which it will share",
-        SkipReason.RESTORING: "blocks of its prefix are being restored from host memory or disk",
+        SkipReason.RESTORING: "blocks of its prefix are being restored from host memory, disk or a peer",
+        SkipReason.ASKING_PEERS: "peers are asked for blocks of its prefix that are missing here",
         SkipReason.NOT_IDLE: "it runs in idle time only, and the server is not idle",
         SkipReason.GRAMMAR_COMPILING: "the grammar of its structured output is being compiled",
         SkipReason.STEP_FULL: "one more request would make steps slower than running requests' latency targets allow",
@@ -53,6 +55,9 @@ TEXTS: Mapping[type[StrEnum], Mapping[Any, str]] = {
     },
     DeclineReason: {
         DeclineReason.QUICKER_TO_COMPUTE: "it is in a lower tier, but computing it is faster than restoring it",
+    },
+    AskReason: {
+        AskReason.MISSING: "these tokens of its prefix are missing here, and pulling them is faster than computing",
     },
     Cut: {
         Cut.WHOLE: "all that was proposed was verified",

@@ -28,6 +28,7 @@ from headrace.core.events import (
     TurnedAway,
     Verified,
 )
+from headrace.core.peers import AskReason, PeersAnswered
 from headrace.core.request import FinishReason
 from headrace.observe.drafts.record import DraftingRecord
 from headrace.observe.reasons import reason_text
@@ -160,6 +161,12 @@ class RequestBook:
             if event.request_id:
                 record = self._live[event.request_id]
                 record.note(now, "moved", event.reason, tier=event.source.value, blocks=event.blocks)
+        elif isinstance(event, PeersAnswered):
+            record = self._live[event.request_id]
+            asked, held = event.asked_tokens, event.held_tokens
+            record.note(
+                now, "peers_asked", AskReason.MISSING, peer=event.peer, asked_tokens=asked, held_tokens=held
+            )
         elif isinstance(event, RestoreDeclined):
             self._live[event.request_id].note(now, "not_restored", event.reason, tokens=event.tokens)
         elif isinstance(event, Finished):

@@ -12,6 +12,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.peer_blocks import PeerBlocks
 from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
@@ -24,9 +25,13 @@ from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
 from headrace.core.scheduler.holds import HoldPolicy
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, VictimPolicy
+from headrace.testing.hashing_peers import HashingPeers
 from headrace.testing.hashing_runner import HashingRunner
 
 EventT = TypeVar("EventT")
+
+PEER_BLOCKS = 16
+"""Few, so that answers of peers replace each other."""
 
 
 def hashing_engine(
@@ -51,19 +56,15 @@ def hashing_engine(
     eviction: EvictionPolicy | None = None,
     holds: HoldPolicy | None = None,
     drafter: Drafter | None = None,
+    peers: HashingPeers | None = None,
 ) -> tuple[Engine, HashingRunner]:
-    """A small engine and its runner: first come, first served, unless other policies are given."""
+    """A small engine and its runner: first come, first served, unless other policies are given.
+
+    ``peers`` need ``host_blocks``.
+    """
     events: list[Event] = []
-    lower = None
-    if host_blocks:
-        lower = LowerTiers(
-            LowerTier(Tier.HOST, host_blocks, CostAwareEviction(host_blocks)),
-            LowerTier(Tier.DISK, disk_blocks, CostAwareEviction(disk_blocks)) if disk_blocks else None,
-            restore or AlwaysRestore(),
-            block_size=block_size,
-            block_bytes=1000,
-            tell=events.append,
-        )
+    sizes = host_blocks, disk_blocks, block_size
+    lower = _lower_tiers(*sizes, peers, restore or AlwaysRestore(), events) if host_blocks else None
     eviction = eviction or (CostAwareEviction(num_blocks) if lower else LeastRecentlyUsed())
     pool = BlockPool(num_blocks, block_size, eviction, events.append, lower)
     scheduler = Scheduler(
@@ -83,9 +84,38 @@ def hashing_engine(
         drafter=drafter,
     )
     runner = HashingRunner(
-        num_blocks, block_size, max_num_seqs, host_blocks=host_blocks, disk_blocks=disk_blocks
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        host_blocks=host_blocks,
+        disk_blocks=disk_blocks,
+        peer_blocks=PEER_BLOCKS if peers else 0,
     )
+    if peers is not None:
+        peers.runner = runner
     return Engine(scheduler, runner, events, knobs or Knobs(), overlap), runner
+
+
+def _lower_tiers(
+    host_blocks: int,
+    disk_blocks: int,
+    block_size: int,
+    peers: HashingPeers | None,
+    restore: RestorePolicy,
+    events: list[Event],
+) -> LowerTiers:
+    def tier(which: Tier, blocks: int) -> LowerTier:
+        return LowerTier(which, blocks, CostAwareEviction(blocks))
+
+    return LowerTiers(
+        tier(Tier.HOST, host_blocks),
+        tier(Tier.DISK, disk_blocks) if disk_blocks else None,
+        restore,
+        block_size=block_size,
+        block_bytes=1000,
+        tell=events.append,
+        peers=PeerBlocks(tier(Tier.PEER, PEER_BLOCKS), peers) if peers else None,
+    )
 
 
 @dataclass

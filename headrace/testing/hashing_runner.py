@@ -79,8 +79,8 @@ def expected_tokens(
 class HashingRunner:
     """A `core.ports.Runner` over hashed pages.
 
-    Requests named in ``poison`` fail at their next row. A copy to or from the disk ends ``disk_steps`` launches after
-    it began; ``breaks`` says of each whether it fails. ``interrupts`` says which background steps are broken off.
+    Requests named in ``poison`` fail at their next row. A copy to or from disk or peers ends ``disk_steps`` launches
+    after it began; ``breaks`` says of each whether it fails. ``interrupts`` says which background steps are broken off.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class HashingRunner:
         *,
         host_blocks: int = 0,
         disk_blocks: int = 0,
+        peer_blocks: int = 0,
         disk_steps: int = 2,
     ) -> None:
         self.block_size = block_size
@@ -99,6 +100,7 @@ class HashingRunner:
             Tier.DEVICE: self.pages,
             Tier.HOST: [[0] * block_size for _ in range(host_blocks)],
             Tier.DISK: [[0] * block_size for _ in range(disk_blocks)],
+            Tier.PEER: [[0] * block_size for _ in range(peer_blocks)],
         }
         self.disk_steps = disk_steps
         self.breaks: Callable[[Move], bool] = lambda move: False
@@ -192,7 +194,7 @@ class HashingRunner:
         }
         assert (move.target_tier, move.target) not in busy, "a block is written while it is copied"
         source = self.tiers[move.source_tier][move.source]
-        if Tier.DISK in (move.source_tier, move.target_tier):
+        if {Tier.DISK, Tier.PEER} & {move.source_tier, move.target_tier}:
             assert (move.source_tier, move.source) not in busy, "a block is copied twice at once"
             self.tiers[move.target_tier][move.target] = [-1] * self.block_size  # nothing until it has arrived
             self._transfers.append((self._launches + self.disk_steps, move))

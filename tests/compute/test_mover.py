@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,41 @@ def test_a_way_that_is_not_there_is_refused() -> None:
 
 def test_the_host_speed_is_measured_on_the_pages_that_are_there() -> None:
     assert Mover(numbered(2), 1).host_speed() > 0
+
+
+class Peers:
+    """Sends the content of a block, or nothing, on a thread."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def pull(
+        self,
+        blocks: Sequence[int],
+        targets: Sequence[memoryview],
+        ready: Callable[[], None],
+        ended: Callable[[int, bool, float], None],
+    ) -> None:
+        def send() -> None:
+            ready()
+            for i, block in enumerate(blocks):
+                if block != 9:
+                    targets[i][:] = self._content
+                ended(i, block != 9, 0.5)
+
+        threading.Thread(target=send).start()
+
+
+def test_blocks_of_peers_arrive_in_pages_of_the_host() -> None:
+    kv = numbered()
+    sent = whole(kv, 3)
+    content = bytearray(sent.nbytes)
+    kv.copy_out(3, memoryview(content))
+    mover = Mover(kv, 3, peers=Peers(bytes(content)))
+    came, lost = Move(7, 1, Tier.PEER, HOST), Move(9, 2, Tier.PEER, HOST)
+    mover.move([came, lost])
+    assert landed(mover, 2) == [Arrival(came, True, 0.5), Arrival(lost, False, 0.5)]
+    mover.move([up(1, 0)])
+    assert torch.equal(whole(kv, 0), sent)
+    with pytest.raises(ValueError, match="not moved from peer to host"):
+        Mover(kv, 3).move([came])

@@ -26,6 +26,7 @@ from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
 from headrace.testing.drafters import LyingDrafter, hashed_truth
 from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_peers import HashingPeers
 from headrace.testing.hashing_runner import VOCAB, expected_tokens, grammar_of, seed_of
 
 
@@ -75,6 +76,11 @@ def _drafter(seed: int) -> LyingDrafter | None:
     if rng.random() < 0.4:
         return None
     return LyingDrafter(hashed_truth, seed, VOCAB, fails=rng.randint(1, 30) if rng.random() < 0.1 else None)
+
+
+def _peers(seed: int) -> HashingPeers | None:
+    rng = random.Random(seed + 4)  # its own, like that of `Compiling`
+    return HashingPeers(lambda: rng.choice([0, 0, 1, 5])) if rng.random() < 0.6 else None
 
 
 def check_drafts_change_nothing(seed: int) -> int:
@@ -132,6 +138,7 @@ def run(seed: int, *, drafts: bool = True) -> Record:
         restore=rng.choice([AlwaysRestore(), Fickle()]),
         holds=Compiling(seed) if seed % 3 == 0 else None,
         drafter=(drafter := _drafter(seed) if drafts else None),
+        peers=(peers := _peers(seed) if host else None),
     )
     runner.disk_steps = rng.randint(0, 5)
     breaking = rng.choice([0.0, 0.0, 0.3])
@@ -145,6 +152,9 @@ def run(seed: int, *, drafts: bool = True) -> Record:
     prefixes = [
         tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, max_model_len // 2))) for _ in range(3)
     ]
+    if peers is not None:
+        peers.hold(prefixes[0], block_size, "a")
+        peers.hold(prefixes[1], block_size)
     shapes = random.Random(seed + 3)  # its own, like that of `Compiling`
     now = 0.0
     for number in range(rng.randint(1, 40 if host else 14)):
@@ -171,6 +181,8 @@ def run(seed: int, *, drafts: bool = True) -> Record:
         engine.submit(request, now)
         for _ in range(rng.randint(0, 4)):
             now += 0.001
+            if peers is not None:
+                peers.tick()
             record.fold(engine.step(now))
             engine.check_books()
         chance = rng.random()
@@ -183,6 +195,8 @@ def run(seed: int, *, drafts: bool = True) -> Record:
             disturbed.add(victim)
         elif chance < 0.23:
             engine.reset_prefix_cache()
+    if peers is not None:
+        peers.answer_all()
     drain(engine, record, now, max_steps=20_000)
     engine.check_books()
     _check_ends(requests, disturbed, record, max_model_len)

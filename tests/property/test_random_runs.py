@@ -15,6 +15,7 @@ from headrace.core.events import (
     TransferFailed,
     Verified,
 )
+from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.request import FinishReason
 from tests.property.random_runs import check_drafts_change_nothing, run
 
@@ -47,7 +48,8 @@ def test_random_lives_reach_every_corner():
     events = [event for seed in range(300) for event in run(seed).events]
     told = {type(event) for event in events}
     assert told >= {Admitted, Chunked, Evicted, Preempted, RestoreDeclined, Skipped, TransferFailed}
-    assert told >= {DraftingFailed, Verified}
+    assert told >= {DraftingFailed, Verified, PeersAnswered, Pulled}
+    assert {bool(event.failed) for event in events if isinstance(event, Pulled)} == {True, False}
     verified = [event for event in events if isinstance(event, Verified)]
     assert {event.drafted - event.accepted for event in verified} >= set(range(4)), "drafts of one kind only"
     reasons = {event.reason for event in events if hasattr(event, "reason")}

@@ -27,6 +27,7 @@ CORE_FLOORS = (
         "capacity",
         "embedding",
         "embedding_events",
+        "peers",
     },
     {"tenancy"},
     {"sequence"},

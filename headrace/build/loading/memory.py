@@ -11,7 +11,8 @@ import torch
 from headrace.build.drafting import ModelDrafts, speculation
 from headrace.build.loading.computing import Computing
 from headrace.build.loading.draft_models import reads_states
-from headrace.build.loading.tiers import OpenTiers, open_tiers
+from headrace.build.loading.kv_transfer import OpenTransfer, open_transfer
+from headrace.build.loading.tiers import OpenTiers, block_identity, open_tiers
 from headrace.compute.device import device_facts
 from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.drafting.head_loading import LoadedHead
@@ -33,12 +34,15 @@ logger = logging.getLogger(__name__)
 
 
 class Memory(NamedTuple):
-    """The memory plan, the tiers below the device, the runner over both, and the draft model."""
+    """The memory plan, the tiers below the device, the runner over both, the draft model, and the exchange of blocks
+    with other servers.
+    """
 
     ledger: MemoryPlan
     tiers: OpenTiers | None
     runner: LocalRunner
     drafts: ModelDrafts | None
+    transfer: OpenTransfer | None
 
 
 def open_memory(
@@ -71,8 +75,10 @@ def open_memory(
     kv = PagedKV(computing.shard.spec, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
     live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
     ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
-    fingerprint, layout = computing.fingerprint, computing.kernels.layout
-    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, fingerprint, layout)
+    identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
+    transfer = open_transfer(cache, identity, kv)
+    peers = transfer.importer if transfer else None
+    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers)
     leader = computing.leader
     if leader is not None:
         ledger = replace(ledger, other_ranks=_share_memory(leader, ledger, kv, plans.max_num_seqs))
@@ -98,7 +104,7 @@ def open_memory(
     captured = runner.capture()
     if captured is not None:
         ledger = replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))
-    return Memory(ledger, tiers, runner, drafts)
+    return Memory(ledger, tiers, runner, drafts, transfer)
 
 
 def _share_memory(leader: Leader, ledger: MemoryPlan, kv: PagedKV, max_num_seqs: int) -> tuple[RankSize, ...]:

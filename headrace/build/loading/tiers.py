@@ -19,6 +19,7 @@ from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.mover import Mover
 from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
 from headrace.core.engine import Engine
+from headrace.fleet.kv_transfer.importer import Importer
 
 BLOCKS_FILE = "blocks.kv"
 SNAPSHOT_FILE = "snapshot.kv"
@@ -74,13 +75,28 @@ class OpenTiers:
         return f"{count} blocks are saved on disk for the next run"
 
 
-def open_tiers(
-    ledger: MemoryPlan, folder: str | None, kv: PagedKV, fingerprint: str, layout: str
-) -> tuple[OpenTiers | None, MemoryPlan]:
-    """The lower tiers that the memory plan has room for, and the plan with the disk size that is available.
+def block_identity(kv: PagedKV, block_bytes: int, fingerprint: str, layout: str) -> Mapping[str, Any]:
+    """What must be equal in two processes for the content of blocks to mean the same.
 
     ``layout`` describes how the kernels lay out a block.
     """
+    return {
+        "fingerprint": fingerprint,
+        "dtype": str(kv.dtype).removeprefix("torch."),
+        "block_size": kv.block_size,
+        "block_bytes": block_bytes,
+        "layout": layout,
+    }
+
+
+def open_tiers(
+    ledger: MemoryPlan,
+    folder: str | None,
+    kv: PagedKV,
+    identity: Mapping[str, Any],
+    peers: Importer | None,
+) -> tuple[OpenTiers | None, MemoryPlan]:
+    """The lower tiers that the memory plan has room for, and the plan with the disk size that is available."""
     if not ledger.host_blocks:
         return None, ledger
     disk, notes = None, []
@@ -98,19 +114,13 @@ def open_tiers(
         except OSError as error:
             notes.append(f"no disk tier in {folder}: {error.strerror or error}")
             disk, ledger = None, replace(ledger, disk_blocks=0)
-    mover = Mover(kv, ledger.host_blocks, disk)
+    mover = Mover(kv, ledger.host_blocks, disk, peers)
     sizes = TierSizes(
         ledger.host_blocks,
         ledger.disk_blocks,
         ledger.block_bytes,
         mover.host_speed(),
         disk.speed.read if disk else 0.0,
+        peers,
     )
-    identity = {
-        "fingerprint": fingerprint,
-        "dtype": str(kv.dtype).removeprefix("torch."),
-        "block_size": kv.block_size,
-        "block_bytes": ledger.block_bytes,
-        "layout": layout,
-    }
     return OpenTiers(mover, sizes, disk, identity, kv.block_size, tuple(notes)), ledger

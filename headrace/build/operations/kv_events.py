@@ -50,5 +50,5 @@ def open_kv_events(loaded: Loaded, options: Options) -> Publisher | None:
         )
     except AddressFailed as failed:
         raise ConfigError(f"{OPTION}: {failed}") from failed
-    pool.listener = changes
+    pool.news.listeners.append(changes)
     return publisher

@@ -2,4 +2,5 @@
 
 - `readers`: how an object and the values of its keys are read.
 - `speculation`: ``--speculative-config``. `kv_events`: ``--kv-events-config``.
+  `kv_transfer`: ``--kv-transfer-config``.
 """

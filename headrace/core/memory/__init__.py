@@ -6,7 +6,8 @@
 - `eviction`: eviction order and policies.
 - `retention`: retention priority that a request asked for.
 - `prefix_hit`: the result of a prefix lookup.
-- `tiers`: host memory and disk below the device. `lower_tier`: one of them.
+- `tiers`: host memory, disk and peers below the device. `lower_tier`: one of them.
+- `peer_blocks`: blocks that other servers hold.
 - `restore`: fetch from a lower tier or compute again.
 - `fence`: blocks that a launched step may still write to.
 """

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.core.block_keys import chained_key
 from headrace.core.events import Event, Evicted, EvictReason
-from headrace.core.memory.content import ContentListener
+from headrace.core.memory.content import ContentNews
 from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.memory.lower_tier import Held
 from headrace.core.memory.prefix_hit import PrefixHit
@@ -59,7 +59,7 @@ class BlockPool:
         self._children: dict[tuple[bytes, int], Block] = {}  # the newest of equal parent and first token
         self._promised: dict[bytes, int] = {}
         self._wanted: dict[bytes, int] = {}
-        self.listener: ContentListener | None = None
+        self.news = ContentNews()
 
     def full_blocks(self) -> list[Block]:
         """All full blocks in the prefix cache."""
@@ -195,8 +195,7 @@ class BlockPool:
                 block.key = key
                 block.wanted = key in wanted
                 by_key[key] = block
-                if self.listener:
-                    self.listener.stored(parent if start or at else None, key, block.tokens)
+                self.news.stored(parent if start or at else None, key, block.tokens, block_id)
             parent = key
             at += size
 
@@ -235,8 +234,7 @@ class BlockPool:
         block.older = block.newer = None
         if block.key is not None:
             del self._by_key[block.key]
-            if self.listener:
-                self.listener.removed(block.key)
+            self.news.removed(block.key, block.id)
         block.forget()
 
     def match(
@@ -246,7 +244,7 @@ class BlockPool:
         tokens: Sequence[int],
         limit: int,
         *,
-        from_disk: bool = True,
+        may_wait: bool = True,
     ) -> PrefixHit:
         """The longest cached prefix of ``tokens[:limit]``, token-exact.
 
@@ -255,7 +253,7 @@ class BlockPool:
             keys: chained keys of the full blocks of ``tokens``.
             tokens: the known tokens of the sequence.
             limit: tokens that may come from the cache (one less than known: the last one must be computed).
-            from_disk: whether there is time to fetch content that is not in the host tier.
+            may_wait: whether there is time to fetch content that is not in the host tier.
         """
         size = self.block_size
         shared: list[int] = []
@@ -270,7 +268,7 @@ class BlockPool:
         declined = 0
         if self.lower:
             following = keys[len(shared) : limit // size]
-            below, declined = self.lower.find(following, tokens, len(shared) * size, from_disk=from_disk)
+            below, declined = self.lower.find(following, tokens, len(shared) * size, may_wait=may_wait)
             parent = following[len(below) - 1] if below else parent
         start = (len(shared) + len(below)) * size
         rest = tuple(tokens[start : min(start + size, limit)])
@@ -289,12 +287,13 @@ class BlockPool:
         """Fill held blocks, one for each of ``hit.below``, from the host tier; they are cached at once."""
         if self.lower is None:
             return
-        for start, (held, target) in enumerate(zip(hit.below, targets, strict=True), len(hit.blocks)):
-            content = self.lower.bring_up(held, target)
-            self.register(target, content.parent, content.tokens, content.key, start=start)
-            block = self._blocks[target]
-            block.hits, block.chain = content.hits, content.chain
-            block.retention, block.seconds = content.retention, content.seconds
+        with self.news.restoring():
+            for start, (held, target) in enumerate(zip(hit.below, targets, strict=True), len(hit.blocks)):
+                content = self.lower.bring_up(held, target)
+                self.register(target, content.parent, content.tokens, content.key, start=start)
+                block = self._blocks[target]
+                block.hits, block.chain = content.hits, content.chain
+                block.retention, block.seconds = content.retention, content.seconds
 
     def leading(self, keys: Sequence[bytes]) -> int:
         """Number of leading blocks of a chain that are cached or being computed, found by bisection.
@@ -369,8 +368,7 @@ class BlockPool:
         for block in self._blocks:
             if block.tokens:
                 self._forget(block)
-        if self.listener:
-            self.listener.cleared()
+        self.news.cleared()
         if idle:
             self._tell(Evicted(tuple(block.id for block in idle), EvictReason.RESET))
 

@@ -19,13 +19,15 @@ from headrace.core.memory.lower_tier import Saved
 from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
 from headrace.core.memory.retention import block_retention
-from headrace.core.plan import Arrival, Move
+from headrace.core.memory.tiers import LowerTiers
+from headrace.core.peers import Inquiry
+from headrace.core.plan import Arrival, Move, StepPlan, Tier
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 
 RESTORE_SECONDS = 5.0
-"""How long a request waits for its blocks from the disk; then it computes the missing ones."""
+"""How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
 
 
 class BlockTables:
@@ -37,7 +39,7 @@ class BlockTables:
         self._fence = Fence()
         self._lower = pool.lower
         self._now = -math.inf
-        self.restoring = False  # whether a sequence waits for the disk in this step
+        self.restoring = False  # whether a sequence waits for disk or peers in this step
 
     def advance(self, now: float) -> None:
         """A step is being planned at ``now``."""
@@ -50,7 +52,7 @@ class BlockTables:
         return self._lower.take_moves() if self._lower else []
 
     def arrived(self, arrivals: tuple[Arrival, ...]) -> None:
-        """Copies from or to the disk have ended."""
+        """Copies from or to disk and peers have ended."""
         if self._lower:
             self._lower.arrived(arrivals)
 
@@ -70,7 +72,7 @@ class BlockTables:
 
     @property
     def under_way(self) -> int:
-        """Number of copies to or from the disk that have started and not ended."""
+        """Number of copies to or from disk and peers that have started and not ended."""
         return self._lower.under_way if self._lower else 0
 
     def want(self, sequence: Sequence) -> None:
@@ -108,7 +110,8 @@ class BlockTables:
     def look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
         """The cached prefix of a sequence, or the reason to wait for more.
 
-        The reason is that a running sequence computes its next block, or that a copy from the disk is under way.
+        The reason is that a running sequence computes its next block, that peers are asked for blocks that are missing
+        here, or that a copy from disk or peers is under way.
 
         Raises:
             PolicyFailed: the restore policy failed.
@@ -123,18 +126,35 @@ class BlockTables:
             return NO_HIT
         keys = sequence.full_keys(self.pool.block_size)
         limit, patient = sequence.known - 1, self._now < sequence.restore_by
-        hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, from_disk=patient)
+        hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=patient)
         if hit.full < len(keys) and self.pool.promised(keys[hit.full]):
             return SkipReason.PREFIX_IN_FLIGHT
+        if self._lower and self._lower.has_peers and patient:
+            inquiry = sequence.inquiry or self._ask(self._lower, sequence, hit)
+            if inquiry.answer is None:
+                return SkipReason.ASKING_PEERS
+            if self._lower.take(inquiry, sequence.request.id):
+                hit = self.pool.match(sequence.root, keys, sequence.tokens, limit)
         if self._lower:
             self._lower.claim(hit.below)
         if self._lower and not hit.is_ready:
             sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
-            if self._lower.fetch(hit.below):
+            if self._lower.fetch(hit.below, sequence.request.id):
                 self.restoring = True
                 return SkipReason.RESTORING
-            hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, from_disk=False)
+            hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=False)
         return hit
+
+    def _ask(self, lower: LowerTiers, sequence: Sequence, hit: PrefixHit) -> Inquiry:
+        """Ask peers for the whole blocks of a sequence that are missing here."""
+        size, first = self.pool.block_size, hit.full
+        end = first if hit.declined else max(first, (sequence.known - 1) // size)
+        keys = sequence.full_keys(size)
+        parent = keys[first - 1] if first else sequence.root
+        tokens = sequence.tokens[first * size : end * size]
+        sequence.inquiry = Inquiry(sequence.request.peer, parent, keys[first:end], tokens)
+        lower.ask(sequence.inquiry)
+        return sequence.inquiry
 
     def fresh_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
         """Number of blocks to allocate for the known tokens of a sequence, in addition to shared ones."""
@@ -155,6 +175,7 @@ class BlockTables:
             moves += self.take_moves()
         self.unwant(sequence)
         sequence.restore_by = math.inf
+        sequence.inquiry = None
         sequence.registered = hit.full
         sequence.planned = sequence.computed = hit.tokens(self.pool.block_size)
         if self.caching:
@@ -207,10 +228,11 @@ class BlockTables:
             for block, (priority, seconds) in zip(sequence.table, kept, strict=False):
                 self.pool.keep(block, priority, seconds)
 
-    def lift(self, committed: int) -> None:
-        """Free the tables that waited for the commit of this step."""
-        for table in self._fence.lift(committed):
+    def committed(self, plan: StepPlan) -> None:
+        """Free the tables that waited for the commit of this step; what its moves restored has come."""
+        for table in self._fence.lift(plan.step):
             self.pool.release(table)
+        self.pool.news.came(move.target for move in plan.moves if move.target_tier is Tier.DEVICE)
 
     def check(self, running: list[Sequence]) -> None:
         """Raise AssertionError unless the pool's references are those of the tables."""

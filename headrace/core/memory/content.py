@@ -1,9 +1,10 @@
-"""The port through which others hear what the prefix cache of the device holds, such as routers."""
+"""The port through which others hear what the prefix cache of the device holds, such as routers and peers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 
 class ContentListener(Protocol):
@@ -12,14 +13,70 @@ class ContentListener(Protocol):
     It is called on the engine's thread within a step, so every method must return at once.
     """
 
-    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int]) -> None:
-        """A block was added: its key and tokens, and the key of the block before it; None if a sequence begins here."""
+    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
+        """A block was added, and its content can be read: its key, its tokens and its id, and the key of the block
+        before it; None if a sequence begins here.
+        """
         ...
 
     def removed(self, key: bytes) -> None:
-        """A block lost its content."""
+        """A block lost its content: from now on, a step may write to it."""
         ...
 
     def cleared(self) -> None:
         """All blocks lost their content."""
         ...
+
+
+class _Stored(NamedTuple):
+    parent: bytes | None
+    key: bytes
+    tokens: Sequence[int]
+    block: int
+
+
+class ContentNews:
+    """Passes the news of a pool on to its listeners. Blocks that are being restored are news when they have come."""
+
+    def __init__(self) -> None:
+        self.listeners: list[ContentListener] = []
+        self._restoring = False
+        self._coming: dict[int, _Stored] = {}
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """What is stored meanwhile will only be there after the moves of the step that is being planned."""
+        self._restoring = True
+        try:
+            yield
+        finally:
+            self._restoring = False
+
+    def came(self, blocks: Iterable[int]) -> None:
+        """These blocks have been filled by moves."""
+        for block in blocks:
+            if (news := self._coming.pop(block, None)) is not None:
+                self._tell(news)
+
+    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
+        if not self.listeners:
+            return
+        news = _Stored(parent, key, tokens, block)
+        if self._restoring:
+            self._coming[block] = news
+        else:
+            self._tell(news)
+
+    def removed(self, key: bytes, block: int) -> None:
+        if self._coming.pop(block, None) is None:
+            for listener in self.listeners:
+                listener.removed(key)
+
+    def cleared(self) -> None:
+        self._coming.clear()
+        for listener in self.listeners:
+            listener.cleared()
+
+    def _tell(self, news: _Stored) -> None:
+        for listener in self.listeners:
+            listener.stored(*news)

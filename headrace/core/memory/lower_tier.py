@@ -93,8 +93,8 @@ class LowerTier:
             self._order.add(block, content.due)
 
     def adopt(self, saved: Saved) -> None:
-        """Register content that this block already holds from an earlier process."""
-        block = self._new(saved.block)
+        """Register content that a blank or unused block already holds, here or at a peer."""
+        block = self.blocks.get(saved.block) or self._new(saved.block)
         block.key, block.parent, block.tokens = saved.key, saved.parent, saved.tokens
         self._by_key[saved.key] = block
         self._order.add(block)

@@ -105,9 +105,9 @@ class RestoreIfFaster:
         return tokens * token + context * tokens * (start + tokens / 2)
 
     def observe(self, tier: Tier, seconds: float) -> None:
-        """Observe that a block has come from ``tier`` in ``seconds``."""
+        """Observe that a block has come from ``tier`` in ``seconds``, without the latency until its copy began."""
         link = self.links[tier]
-        pace = self._block_bytes / max(seconds - link.seconds, 1e-9)
+        pace = self._block_bytes / max(seconds, 1e-9)
         self.links[tier] = link._replace(
             bytes_per_second=1 / ((1 - NEWS) / link.bytes_per_second + NEWS / pace)
         )

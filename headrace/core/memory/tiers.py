@@ -3,37 +3,41 @@
 ```
  device ──evicted──> host ──worth it──> disk
    ^                  | ^                 |
-   └──── restored ────┘ └──── fetched ────┘       down: one step at a time; up: disk only by way of the host
+   └──── restored ────┘ ├──── fetched ────┘       down: one step at a time; up: disk and peers by way of the host
+                        └──── fetched ──── peers
 ```
 Copies between device and host are moves that run in order before a step's rows, so both ends may be used at once.
-Copies to and from the disk take longer. They start as moves too; until their `Arrival` both ends are pinned and the
-target is not ready. A block has the same key in every tier, and its tokens are compared in every tier.
+Copies to and from the disk, and from peers, take longer. They start as moves too; until their `Arrival` both ends are
+pinned and the target is not ready. A block has the same key in every tier, and its tokens are compared in every tier.
 
-This file tracks keys and block ids; the runner copies the bytes. Without a disk, the host is the only lower tier.
+This file tracks keys and block ids; the runner copies the bytes. The host is always there, disk and peers may be.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from headrace.core.events import Event, Moved, MoveReason, RestoreDeclined, TransferFailed
 from headrace.core.memory.eviction import Block
 from headrace.core.memory.lower_tier import Held, LowerTier, Saved
+from headrace.core.memory.peer_blocks import PeerBlocks
 from headrace.core.memory.restore import RestoreFailed, RestorePolicy
+from headrace.core.peers import Inquiry, PeersAnswered, Pulled
 from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import DEFAULT_RETENTION
 
 MAX_TRANSFERS = 512
-"""The most copies to or from the disk under way at once: each pins two blocks."""
+"""The most copies to or from disk and peers under way at once: each pins two blocks."""
 
 WRITE_SHARE = 4
 """Writes may use 1/4 of `MAX_TRANSFERS`, and of the host's blocks; twice as many for blocks worth more."""
 
 
 class LowerTiers:
-    """Host and disk together: stores evicted blocks, finds them, restores them.
+    """Host, disk and peers together: stores evicted blocks, finds them, restores them.
 
     ``block_bytes`` is the size of a block's keys and values. Moves collect until `take_moves`; they must run in their
     order.
@@ -48,10 +52,13 @@ class LowerTiers:
         block_size: int,
         block_bytes: int,
         tell: Callable[[Event], None],
+        peers: PeerBlocks | None = None,
     ) -> None:
         self.host = host
         self.disk = disk
-        self._tiers = (host,) if disk is None else (host, disk)
+        self._peers = peers
+        self._far = tuple(tier for tier in (disk, peers.tier if peers else None) if tier is not None)
+        self._tiers = (host, *self._far)
         self._restore = restore
         self._block_size = block_size
         self._block_bytes = block_bytes
@@ -64,7 +71,7 @@ class LowerTiers:
 
     @property
     def under_way(self) -> int:
-        """Number of copies to or from the disk that have started and not ended."""
+        """Number of copies to or from disk and peers that have started and not ended."""
         return len(self._under_way)
 
     def take_moves(self) -> list[Move]:
@@ -169,11 +176,11 @@ class LowerTiers:
     # -- up ----------------------------------------------------------------------------------------
 
     def find(
-        self, keys: Sequence[bytes], tokens: Sequence[int], start: int, *, from_disk: bool
+        self, keys: Sequence[bytes], tokens: Sequence[int], start: int, *, may_wait: bool
     ) -> tuple[tuple[Held, ...], int]:
         """The blocks of ``keys`` that are faster to fetch, and how many more are in lower tiers.
 
-        ``start`` is the position of the first one in ``tokens``. Without ``from_disk``, content that is not in the
+        ``start`` is the position of the first one in ``tokens``. Without ``may_wait``, content that is not in the
         host tier yet counts as missing.
 
         Raises:
@@ -181,7 +188,7 @@ class LowerTiers:
         """
         found: list[Held] = []
         for key in keys[: self.host.num_blocks]:
-            held = self._held(key, tokens[start : start + self._block_size], from_disk)
+            held = self._held(key, tokens[start : start + self._block_size], may_wait)
             if held is None:
                 break
             found.append(held)
@@ -201,16 +208,36 @@ class LowerTiers:
         """Number of leading blocks of a chain that are in lower tiers, found by bisection."""
         return bisect_left(keys, True, key=lambda key: not any(key in tier for tier in self._tiers))
 
-    def _held(self, key: bytes, tokens: Sequence[int], from_disk: bool) -> Held | None:
+    def _held(self, key: bytes, tokens: Sequence[int], may_wait: bool) -> Held | None:
         block = self.host.find(key, tokens)
-        if block is not None and (from_disk or self.host.is_ready(block)):
+        if block is not None and (may_wait or self.host.is_ready(block)):
             return Held(Tier.HOST, block.id, self.host.is_ready(block))
-        if self.disk is None or not from_disk:
-            return None
-        block = self.disk.find(key, tokens)
-        if block is None or not self.disk.is_ready(block):
-            return None
-        return Held(Tier.DISK, block.id, ready=True)
+        for tier in self._far if may_wait else ():
+            block = tier.find(key, tokens)
+            if block is not None and tier.is_ready(block):
+                return Held(tier.tier, block.id, ready=True)
+        return None
+
+    @property
+    def has_peers(self) -> bool:
+        return self._peers is not None
+
+    def ask(self, inquiry: Inquiry) -> None:
+        """Ask peers for blocks that are missing here, unless computing them is faster."""
+        if inquiry.keys and not self._pays(Tier.HOST, Tier.PEER, len(inquiry.keys)):
+            inquiry.keys = ()
+        if self._peers is not None:
+            self._peers.ask(inquiry)
+
+    def take(self, inquiry: Inquiry, request_id: str) -> bool:
+        """Take in what peers have answered; whether there are blocks that were not known."""
+        offer = inquiry.answer
+        if self._peers is None or offer is None or inquiry.taken:
+            return False
+        self._peers.take(inquiry, offer, self._block_size)
+        asked, size = len(inquiry.keys), self._block_size
+        self._tell(PeersAnswered(request_id, offer.peer, asked * size, offer.blocks * size, offer.seconds))
+        return offer.blocks > 0
 
     def claim(self, below: Iterable[Held]) -> None:
         """Pin the host blocks that a waiting request will start with, while a step is planned.
@@ -224,19 +251,25 @@ class LowerTiers:
                 self.host.pin(block)
                 self._claimed.append(block)
 
-    def fetch(self, below: Iterable[Held]) -> bool:
-        """Start copies from the disk to the host; whether any copy to the host is under way now."""
+    def fetch(self, below: Iterable[Held], request_id: str = "") -> bool:
+        """Start copies from disk and peers to the host; whether any copy to the host is under way now."""
         coming = False
+        begun: Counter[Tier] = Counter()
         for held in below:
-            if held.tier is Tier.DISK and self.disk is not None and len(self._under_way) < MAX_TRANSFERS:
-                source = self.disk.blocks[held.block]
+            if held.tier is not Tier.HOST and len(self._under_way) < MAX_TRANSFERS:
+                tier = self._tier(held.tier)
+                source = tier.blocks[held.block]
                 target = self.host.make_room()
                 if target is None:
                     break
                 self.host.put(target, source, filling=True)
-                self.disk.pin(source)
-                self._begin(Move(source.id, target.id, Tier.DISK, Tier.HOST), MoveReason.FETCHED)
-            coming = coming or held.tier is Tier.DISK or not held.ready
+                tier.pin(source)
+                self._start(Move(source.id, target.id, held.tier, Tier.HOST))
+                begun[held.tier] += 1
+            coming = coming or held.tier is not Tier.HOST or not held.ready
+        for each, count in begun.items():
+            size = count * self._block_bytes
+            self._tell(Moved(each, Tier.HOST, count, size, MoveReason.FETCHED, request_id))
         return coming and bool(self._under_way)
 
     def hold(self, below: Iterable[Held]) -> None:
@@ -264,16 +297,22 @@ class LowerTiers:
     # -- completed copies --------------------------------------------------------------------------
 
     def arrived(self, arrivals: Iterable[Arrival]) -> None:
-        """Copies to or from the disk have ended, with or without success."""
+        """Copies to or from disk and peers have ended, with or without success."""
+        arrivals = tuple(arrivals)
+        pulled = [arrival for arrival in arrivals if arrival.move.source_tier is Tier.PEER]
+        if pulled:
+            came = sum(arrival.ok for arrival in pulled)
+            seconds = sum(arrival.seconds for arrival in pulled)
+            self._tell(Pulled(came, len(pulled) - came, came * self._block_bytes, seconds))
         for arrival in arrivals:
             move = arrival.move
             self._under_way.discard(move)
             to_disk = move.target_tier is Tier.DISK
             target_tier = self._tier(move.target_tier)
             target = target_tier.blocks[move.target]
-            if arrival.ok and move.source_tier is Tier.DISK:
+            if arrival.ok and not to_disk:
                 with suppress(Exception):  # a policy that cannot learn from it only predicts worse
-                    self._restore.observe(Tier.DISK, arrival.seconds)
+                    self._restore.observe(move.source_tier, arrival.seconds)
             if arrival.ok and target.key is not None:
                 target_tier.filled(target)
             else:
@@ -284,7 +323,8 @@ class LowerTiers:
                 self._let_go(self._tier(move.source_tier), move.source, lost=not (arrival.ok or to_disk))
             if not arrival.ok:
                 self._writable = self._writable and not to_disk  # no more writes to a full or broken disk
-                self._tell(TransferFailed(move.source_tier, move.target_tier))
+                if move.source_tier is not Tier.PEER:  # which `Pulled` counts
+                    self._tell(TransferFailed(move.source_tier, move.target_tier))
 
     def _let_go(self, tier: LowerTier, block_id: int, *, lost: bool) -> None:
         block = tier.blocks[block_id]
@@ -332,3 +372,8 @@ class LowerTiers:
     def _begin(self, move: Move, reason: MoveReason) -> None:
         self._under_way.add(move)
         self._move(move, reason)
+
+    def _start(self, move: Move) -> None:
+        """Begin a copy whose event comes with those of others."""
+        self._under_way.add(move)
+        self._moves.append(move)

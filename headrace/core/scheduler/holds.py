@@ -13,7 +13,7 @@ from headrace.core.sequence import Sequence
 HOLD_SECONDS = 0.001
 """How long the engine rests before it asks again, where nothing runs and a waiting request is held."""
 
-HOLDS = frozenset({SkipReason.GRAMMAR_COMPILING})
+HOLDS = frozenset({SkipReason.GRAMMAR_COMPILING, SkipReason.ASKING_PEERS})
 """The reasons that end outside the engine: it must ask again, since no step of its own changes them."""
 
 

@@ -332,7 +332,7 @@ class Scheduler:
         else:
             self._commit_rows(step, output)
             self._drafted.stepped(step)
-        self.pages.lift(plan.step)
+        self.pages.committed(plan)
         self.pages.arrived(output.arrivals)
         self._collected = step if computed else None
         if computed:

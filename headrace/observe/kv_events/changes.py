@@ -40,7 +40,7 @@ class Changes:
         self._changes: deque[Change] = deque()
         self.lost = 0
 
-    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int]) -> None:
+    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
         self._add(Stored(parent, key, tuple(tokens)))
 
     def removed(self, key: bytes) -> None:

@@ -71,6 +71,7 @@ WITHHELD = (
     "salt",
     "seed",
     "affinity",
+    "peer",
     "eos_token_ids",
     "call_format",
     "settings",

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.core.ports import Grammars
 from headrace.serve.http.errors import invalid, model_not_found
+from headrace.serve.http.generation.kv_fields import NO_SHARING
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.http.tools.dialect import Dialect
@@ -70,6 +71,8 @@ class ServedModel:
         self.cost = cost
         self.prompts = prompts or PromptPolicy()
         self.dialect = dialect or Dialect(template)
+        self.sharing = NO_SHARING
+        """This server's part in the exchange of KV blocks with others."""
         self.streams = TextStreams(tokenizer)
         self._special = {
             token: text for token in tokenizer.special_token_ids if (text := tokenizer.token(token))

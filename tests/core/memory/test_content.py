@@ -8,8 +8,13 @@ from random import Random
 import pytest
 
 from headrace.core.block_keys import chained_keys, root_key
+from headrace.core.events import Moved, MoveReason
 from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.content import ContentNews
 from headrace.core.memory.eviction import LeastRecentlyUsed
+from headrace.testing.engines import Record, drain, hashing_engine
+from headrace.testing.hashing_runner import HashingRunner
+from headrace.testing.requests import make_request
 
 SIZE = 4
 ROOTS = [root_key("", ""), root_key("tenant", "")]
@@ -21,7 +26,7 @@ class Mirror:
     def __init__(self) -> None:
         self.blocks: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = {}
 
-    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int]) -> None:
+    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
         assert key not in self.blocks, "a block is told twice"
         self.blocks[key] = (parent, tuple(tokens))
 
@@ -51,7 +56,7 @@ def hold(pool: BlockPool, root: bytes, tokens: Sequence[int], random: Random) ->
 def test_a_listener_mirrors_the_pool(seed: int) -> None:
     random, mirror = Random(seed), Mirror()
     pool = BlockPool(40, SIZE, LeastRecentlyUsed(), lambda event: None)
-    pool.listener = mirror
+    pool.news.listeners.append(mirror)
     tables: list[list[int]] = []
     for _ in range(1500):
         tokens = [random.randrange(2) for _ in range(SIZE * random.randint(1, 5))]
@@ -69,3 +74,53 @@ def test_a_listener_mirrors_the_pool(seed: int) -> None:
         assert tokens_told == block.tokens
         assert (parent is None) == (block.parent in ROOTS)
         assert parent is None or parent == block.parent
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_restored_block_is_news_when_its_content_has_come(overlap: int) -> None:
+    """The pool finds it at once, because moves run before rows; others read at any time."""
+    engine, runner = hashing_engine(num_blocks=8, max_model_len=32, host_blocks=40, overlap=overlap)
+    mirror, record = ReadingMirror(runner), Record()
+    engine.scheduler.pool.news.listeners.append(mirror)
+    story = tuple(range(100, 117))
+    for number in range(4):
+        engine.submit(make_request(f"story{number}", story, max_tokens=2), 0.0)
+        drain(engine, record)
+        engine.submit(make_request(f"other{number}", tuple(range(900 * number, 900 * number + 25))), 0.0)
+        drain(engine, record)
+    assert any(isinstance(event, Moved) and event.reason is MoveReason.RESTORED for event in record.events)
+    assert mirror.read > 20
+
+
+def test_a_restored_block_that_is_lost_before_its_content_came_is_no_news() -> None:
+    news, mirror = ContentNews(), Mirror()
+    news.listeners.append(mirror)
+    with news.restoring():
+        news.stored(None, b"a", (1,), 5)
+        news.stored(b"a", b"b", (2,), 6)
+    news.removed(b"b", 6)
+    assert not mirror.blocks
+    news.came([5, 6, 7])
+    assert mirror.blocks.keys() == {b"a"}
+    news.removed(b"a", 5)
+    with news.restoring():
+        news.stored(None, b"a", (1,), 5)
+    news.cleared()
+    news.came([5])
+    assert not mirror.blocks
+
+
+class ReadingMirror(Mirror):
+    """Reads each block at the moment at which it hears of it, as a peer might."""
+
+    def __init__(self, runner: HashingRunner) -> None:
+        super().__init__()
+        self._runner = runner
+        self._contents: dict[bytes, list[int]] = {}
+        self.read = 0
+
+    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
+        super().stored(parent, key, tokens, block)
+        content = list(self._runner.pages[block])
+        assert self._contents.setdefault(key, content) == content, "the content has not come yet"
+        self.read += 1

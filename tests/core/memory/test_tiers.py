@@ -242,12 +242,12 @@ def test_the_disk_outlives_the_host_and_its_blocks_come_up_by_way_of_it():
     (held,) = scene.match(1, 1).below
     assert held == Held(DISK, moves[1].target, ready=True)
     assert not scene.match(1, 1).is_ready
-    assert scene.match(1, 1, from_disk=False).full == 0
+    assert scene.match(1, 1, may_wait=False).full == 0
     assert scene.lower.fetch([held])
     (fetch,) = scene.lower.take_moves()
     assert fetch[2:] == (DISK, HOST)
     assert scene.match(1, 1).below == (Held(HOST, fetch.target, ready=False),)
-    assert scene.match(1, 1, from_disk=False).full == 0, "it is not there yet"
+    assert scene.match(1, 1, may_wait=False).full == 0, "it is not there yet"
     assert scene.lower.fetch(scene.match(1, 1).below), "it is on its way"
     assert not scene.lower.take_moves(), "and is not asked for twice"
     scene.land([fetch])

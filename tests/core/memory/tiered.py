@@ -43,8 +43,8 @@ class Scene:
             keys.append(chained_key(keys[-1], tokens[i : i + SIZE]))
         return keys[1:]
 
-    def match(self, *tokens: int, from_disk: bool = True) -> PrefixHit:
-        return self.pool.match(self.root, self.keys(tokens), tokens, len(tokens), from_disk=from_disk)
+    def match(self, *tokens: int, may_wait: bool = True) -> PrefixHit:
+        return self.pool.match(self.root, self.keys(tokens), tokens, len(tokens), may_wait=may_wait)
 
     def run(self, *tokens: int) -> list[Move]:
         """One short life of a request: what it shares, what comes up, what it computes; its moves."""

@@ -64,7 +64,7 @@ def test_a_subscriber_receives_numbered_batches() -> None:
         socket.setsockopt(zmq.RCVTIMEO, 20)
         received = []
         while len(received) < 2:  # until the subscription has arrived, nothing is received
-            changes.stored(None, A, [1, 2])
+            changes.stored(None, A, [1, 2], 0)
             try:
                 received.append(socket.recv_multipart())
             except zmq.Again:
@@ -79,7 +79,7 @@ def test_a_subscriber_receives_numbered_batches() -> None:
 def test_batches_are_sent_again_from_a_number_on() -> None:
     changes = Changes(100)
     with published(changes) as publisher:
-        changes.stored(None, A, [1, 2])
+        changes.stored(None, A, [1, 2], 0)
         wait_for_batches(publisher, 1)
         changes.removed(A)
         wait_for_batches(publisher, 2)
@@ -93,9 +93,9 @@ def test_batches_are_sent_again_from_a_number_on() -> None:
 def test_only_the_last_batches_are_kept() -> None:
     changes = Changes(100)
     with published(changes, kept=1) as publisher:
-        changes.stored(None, A, [1, 2])
+        changes.stored(None, A, [1, 2], 0)
         wait_for_batches(publisher, 1)
-        changes.stored(A, B, [3, 4])
+        changes.stored(A, B, [3, 4], 0)
         while (number := replayed(publisher, 0)[0][0]) == 0:
             pass
         assert number == 1
@@ -113,7 +113,7 @@ def test_a_malformed_request_is_ignored(caplog: pytest.LogCaptureFixture) -> Non
 def test_losses_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     changes = Changes(2)
     for number in range(5):
-        changes.stored(None, bytes([number]), [number])
+        changes.stored(None, bytes([number]), [number], 0)
     with published(changes) as publisher:
         wait_for_batches(publisher, 1)
     assert "events of the prefix cache were lost" in caplog.text

@@ -90,6 +90,7 @@ WAYS: Mapping[str, Way] = {
     "retention": Way.INERT,
     "prompt_cache_key": Way.INERT,
     "prompt_cache_retention": Way.INERT,
+    "kv_transfer_params": Way.INERT,  # a cached answer needs no blocks of another server
     "prediction": Way.INERT,
     "session_id": Way.INERT,
     "agent_hint": Way.INERT,

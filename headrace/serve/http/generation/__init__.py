@@ -1,6 +1,6 @@
 """What all endpoints that generate text share.
 
-- `fields`, `scheduling_fields`, `unsupported`: request fields. `sampling`: fields to sampling parameters.
+- `fields`, `scheduling_fields`, `kv_fields`, `unsupported`: request fields. `sampling`: fields to sampling parameters.
 - `caller`: the client of a call.
 - `call`: one API call in progress. `choices`: the answer of one sequence while it grows.
 - `serving`: what every dialect's endpoints are made of.

@@ -27,6 +27,7 @@ from headrace.serve.http.errors import aborted, invalid, not_cached, of_finish, 
 from headrace.serve.http.generation.caller import COST_HEADER, Caller
 from headrace.serve.http.generation.choices import Choice
 from headrace.serve.http.generation.fields import Generation
+from headrace.serve.http.generation.kv_fields import retained
 from headrace.serve.http.generation.scheduling_fields import Scheduling, retentions, scheduling_of
 from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.model import ServedModel
@@ -40,11 +41,6 @@ from headrace.serve.text.stream import Texts
 logger = logging.getLogger(__name__)
 
 SEED_BITS = 63
-
-MARKED_RETENTION = 60
-"""The priority of prompts whose callers ask that they be kept; what nobody spoke for has 35."""
-
-KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
 
 
 class Answers(Protocol):
@@ -357,13 +353,14 @@ def _request(
     session: SessionOf | None,
 ) -> Request:
     """What all requests of one prompt have in common."""
-    kept = (KEPT_FOR_A_DAY,) if body.prompt_cache_retention == "24h" else ()
+    kept = retained(body.kv_transfer_params, body.prompt_cache_retention)
     if session is not None and model.prompts.sessions is not None:
         kept = (*kept, session.retention)
     who = tenant_of_call(caller, body)
     return Request(
         id="",
         tenant=who,
+        peer=model.sharing.peer(body.kv_transfer_params),
         affinity=f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
         salt=cache_scope(caller, body),
         tokens=prompt.tokens,

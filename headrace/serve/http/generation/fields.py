@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 
 from headrace.serve.http.cache.wire import CacheDirectiveFields
+from headrace.serve.http.generation.kv_fields import KVTransferParams
 from headrace.serve.http.generation.scheduling_fields import SchedulingFields
 from headrace.serve.http.structured import StructuredBody
 from headrace.serve.http.wire import Wire, wrong_type, wrong_value
@@ -141,6 +142,9 @@ class Generation(StructuredBody, SchedulingFields):
     )
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
         None, description="24h: the computed prompt is evicted later than others', for a day."
+    )
+    kv_transfer_params: KVTransferParams | None = Field(
+        None, description="Compute the prompt for another server, or pull it from one."
     )
     return_token_ids: bool | None = None
     include_cost: bool | None = Field(None, description="Add `cost` and `cost_details` to `usage`.")

@@ -69,6 +69,9 @@ def check_stream(body: Generation) -> None:
         raise invalid("stream_options needs stream to be true", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs cannot be streamed", "prompt_logprobs")
+    asked = body.kv_transfer_params
+    if asked is not None and asked.do_remote_decode and body.stream:
+        raise invalid("kv_transfer_params.do_remote_decode cannot be streamed", "kv_transfer_params")
 
 
 def truncated(tokens: list[int], body: Generation, model: ServedModel, answer: int) -> list[int]:

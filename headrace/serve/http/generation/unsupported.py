@@ -22,7 +22,6 @@ _ANYWHERE: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "return_tokens_as_token_ids": (False,),
     "repetition_detection": (),
-    "kv_transfer_params": (),
     "store": (False,),
     "safety_identifier": (),
 }

@@ -71,6 +71,7 @@ class Writer(ABC):
     def __init__(self, call: Call, body: Generation) -> None:
         self._call = call
         self._token_ids = bool(body.return_token_ids)
+        self._asked = body.kv_transfer_params
         options = body.stream_options
         self._include_usage = options is not None and options.include_usage
         self._continuous_usage = options is not None and options.continuous_usage_stats
@@ -132,7 +133,7 @@ class Writer(ABC):
 
     def _extra(self) -> dict[str, Any]:
         """Fields of a whole answer beside its choices."""
-        return {}
+        return self._call.model.sharing.answer(self._asked)
 
     def _event(self, choice: Choice, inner: str) -> bytes:
         """The chunk of one choice, whose object ends with ``inner``."""

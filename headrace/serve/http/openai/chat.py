@@ -12,7 +12,6 @@ from headrace.core.request import Retention
 from headrace.serve.http import structured
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.generation.call import (
-    MARKED_RETENTION,
     Answers,
     Call,
     Prompt,
@@ -22,6 +21,7 @@ from headrace.serve.http.generation.call import (
 )
 from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
+from headrace.serve.http.generation.kv_fields import MARKED_RETENTION
 from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
 from headrace.serve.http.generation.sampling import (
     UNLIMITED,
@@ -281,7 +281,7 @@ class ChatWriter(Writer):
 
     def _extra(self) -> dict[str, Any]:
         prompt = self._call.prompts[0]
-        extra: dict[str, Any] = {"prompt_token_ids": prompt.tokens} if self._token_ids else {}
+        extra = super()._extra() | ({"prompt_token_ids": prompt.tokens} if self._token_ids else {})
         if self._prompt_top is not None:
             entries = prompt_entries(prompt.tokens, self._call.prompt_scores[0])
             extra["prompt_logprobs"] = prompt_logprobs(self._call.model, entries, self._prompt_top)

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.core.request import Retention
 from headrace.serve.cache.lookup import CacheLookup
-from headrace.serve.http.generation.call import MARKED_RETENTION
+from headrace.serve.http.generation.kv_fields import MARKED_RETENTION
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "hi"}

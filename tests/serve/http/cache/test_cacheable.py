@@ -85,6 +85,7 @@ OTHER = {
     "prediction": {"type": "content", "content": "x"},
     "request_id": "mine",
     "metadata": {"a": "b"},
+    "kv_transfer_params": {"do_remote_decode": False},
 }
 WITH = {
     "stream_options": {"stream": True},

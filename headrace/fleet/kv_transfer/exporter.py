@@ -1,0 +1,129 @@
+"""The exporter: answers peers that ask for blocks, on a thread for each of their connections."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from headrace.fleet.kv_transfer import wire
+from headrace.fleet.kv_transfer.port import Area, KVTransfer
+from headrace.fleet.kv_transfer.published import Published
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 5.0
+"""How long a client may take to prove that it knows the secret."""
+
+CLOSE_SECONDS = 2.0
+"""How long the end of a connection is waited for."""
+
+MOST_CONNECTIONS = 256
+
+KEY_BYTES = 32
+
+FIND, READ = "find", "read"
+"""What a connection is for: which leading keys are held, or their blocks."""
+
+
+class Exporter:
+    """Listens at ``host`` and ``port`` (0: any that is free) until `close`.
+
+    ``slots`` of ``slot_bytes`` is the area of each connection that reads blocks.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        transfer: KVTransfer,
+        published: Published,
+        identity: Mapping[str, Any],
+        secret: bytes,
+        *,
+        host: str,
+        port: int,
+        slots: int,
+        slot_bytes: int,
+    ) -> None:
+        self._transfer = transfer
+        self._published = published
+        self._identity = identity
+        self._secret = secret
+        self._slots = slots
+        self._slot_bytes = slot_bytes
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, port), family=family)
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, name="headrace-kv-exporter", daemon=True).start()
+
+    def close(self) -> None:
+        """Close all connections; no block is read afterwards."""
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        with self._lock:
+            for link in self._open:
+                with suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)
+            threads = list(self._open.values())
+        for thread in threads:
+            thread.join(CLOSE_SECONDS)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._listening.accept()
+            except OSError:
+                return
+            with self._lock:
+                if len(self._open) >= MOST_CONNECTIONS:
+                    link.close()
+                    continue
+                thread = threading.Thread(
+                    target=self._serve, args=(link,), name="headrace-kv-peer", daemon=True
+                )
+                self._open[link] = thread
+                thread.start()
+
+    def _serve(self, link: socket.socket) -> None:
+        area = None
+        try:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            link.settimeout(HANDSHAKE_SECONDS)
+            said = wire.accept(link, self._secret, self._identity)
+            if said.get("purpose") == READ:
+                area = self._transfer.register(self._slots, self._slot_bytes)
+            facts = {"slots": self._slots, "area": area.describe() if area else None}
+            wire.welcome(link, self._secret, said["nonces"], self._identity, facts)
+            link.settimeout(None)
+            while True:
+                self._answer(link, area)
+        except wire.PeerRefused as refused:
+            logger.warning("a client of the KV transfer was refused: %s", refused)
+        except OSError as error:
+            logger.debug("a connection of the KV transfer ended: %s", error)
+        finally:
+            if area is not None:
+                area.close()
+            with self._lock:
+                del self._open[link]
+            link.close()
+
+    def _answer(self, link: socket.socket, area: Area | None) -> None:
+        _, body = wire.receive(link)
+        keys = [body[at : at + KEY_BYTES] for at in range(0, len(body), KEY_BYTES)]
+        if area is None:
+            wire.send(link, {"held": self._published.leading(keys)})
+            return
+        if len(keys) > area.slots:
+            raise ConnectionError(f"{len(keys)} blocks are asked for, the area has {area.slots} slots")
+        there = bytes(self._published.read(key, area.slot(i)) for i, key in enumerate(keys))
+        wire.send(link, {}, there)

@@ -1,0 +1,141 @@
+"""The importer: asks peers what they hold, and pulls blocks from them, on two threads for each peer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple
+
+from headrace.core.peers import NO_OFFER, Inquiry, Offer
+from headrace.fleet.kv_transfer.link import Link, PeerLost
+
+
+class _Place(NamedTuple):
+    """Where a block of the tier is."""
+
+    peer: str
+    key: bytes
+
+
+class _Page(NamedTuple):
+    """A block that is pulled: its number among those that were asked for together, and where it goes."""
+
+    number: int
+    key: bytes
+    target: memoryview
+
+
+class _Question:
+    """An inquiry until all peers that were asked have answered; the one that holds most is the answer."""
+
+    def __init__(self, inquiry: Inquiry, peers: int, deadline: float, began: float) -> None:
+        self.inquiry = inquiry
+        self.deadline = deadline
+        self._began = began
+        self._left = peers
+        self._best = NO_OFFER
+        self._lock = threading.Lock()
+
+    def answered(self, peer: str, blocks: int, now: float) -> None:
+        with self._lock:
+            if blocks > self._best.blocks:
+                self._best = Offer(peer, blocks)
+            self._left -= 1
+            if not self._left:
+                self.inquiry.answer = self._best._replace(seconds=now - self._began)
+
+
+class Importer:
+    """`core.peers.Peers` and `compute.mover.PeerReader` over ``links``.
+
+    An inquiry that could not be sent within ``timeout`` seconds is not sent.
+    """
+
+    def __init__(
+        self, links: Sequence[Link], timeout: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._links: Mapping[str, Link] = {link.name: link for link in links}
+        self._timeout = timeout
+        self._clock = clock
+        self._places: dict[int, _Place] = {}
+        self._finders = {name: ThreadPoolExecutor(1, f"headrace-kv-find-{name}") for name in self._links}
+        self._readers = {name: ThreadPoolExecutor(1, f"headrace-kv-read-{name}") for name in self._links}
+        for name, link in self._links.items():
+            self._finders[name].submit(self._greet, link)  # says at once if a peer does not fit
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The names of the peers: their addresses."""
+        return tuple(self._links)
+
+    def ask(self, inquiry: Inquiry) -> None:
+        now = self._clock()
+        asked = [
+            link
+            for name, link in self._links.items()
+            if not link.resting and (not inquiry.peer or name == inquiry.peer)
+        ]
+        if not asked:
+            inquiry.answer = NO_OFFER
+        question = _Question(inquiry, len(asked), now + self._timeout, now)
+        for link in asked:
+            self._finders[link.name].submit(self._find, link, question)
+
+    def assign(self, block: int, peer: str, key: bytes) -> None:
+        self._places[block] = _Place(peer, key)
+
+    def pull(
+        self,
+        blocks: Sequence[int],
+        targets: Sequence[memoryview],
+        ready: Callable[[], None],
+        ended: Callable[[int, bool, float], None],
+    ) -> None:
+        by_peer: dict[str, list[_Page]] = {}
+        for i, (block, target) in enumerate(zip(blocks, targets, strict=True)):
+            peer, key = self._places[block]
+            by_peer.setdefault(peer, []).append(_Page(i, key, target))
+        for peer, pages in by_peer.items():
+            self._readers[peer].submit(self._read, self._links[peer], pages, ready, ended)
+
+    def close(self) -> None:
+        """End the connections and the threads; what is under way fails."""
+        for link in self._links.values():
+            link.close()
+        for pool in (*self._finders.values(), *self._readers.values()):
+            pool.shutdown()
+
+    def _read(
+        self,
+        link: Link,
+        pages: Sequence[_Page],
+        ready: Callable[[], None],
+        ended: Callable[[int, bool, float], None],
+    ) -> None:
+        there, began = [False] * len(pages), self._clock()
+        try:
+            ready()
+            there = link.read([page.key for page in pages], [page.target for page in pages])
+        finally:
+            each = (self._clock() - began) / len(pages)
+            for page, ok in zip(pages, there, strict=True):
+                ended(page.number, ok, each)
+
+    def _find(self, link: Link, question: _Question) -> None:
+        held = 0
+        try:
+            if self._clock() < question.deadline:
+                held = link.find(question.inquiry.keys)
+        except PeerLost:
+            held = 0
+        finally:
+            question.answered(link.name, held, self._clock())
+
+    def _greet(self, link: Link) -> None:
+        """Open the connections, so that the first request need not wait for them."""
+        with suppress(PeerLost):
+            link.find(())
+            self._readers[link.name].submit(link.prepare)
