@@ -8,6 +8,9 @@ Each load is measured in several rounds, the loads in turn, and each figure is t
 machine is not equally fast in all minutes, so a pulse of fixed work, made up too, is timed before and after each round:
 a round is simulated at the pace that its pulses had beside the simulated pulse. How far the real rounds lie from each
 other, and what others took of the machine meanwhile, is shown beside the errors.
+
+``--replicas 2`` does the same with several servers that get the requests in turn. Set ``OMP_NUM_THREADS`` so that they
+do not share cores.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,7 +41,7 @@ from headrace.cli.bench.targets import make_server_target
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
-from headrace.lab.bench.record import Target
+from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import Summary, median
 from headrace.lab.calibration.values import Calibration
@@ -84,8 +88,9 @@ def main() -> None:
     )
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--replicas", type=int, default=1)
     args = parser.parse_args()
-    with _model(args) as model:
+    with _model(args) as model, ExitStack() as stack:
         args.model = model
         given = options(
             {
@@ -98,25 +103,27 @@ def main() -> None:
         )
         flags = ["--max-num-seqs", str(args.max_num_seqs), "--max-model-len", str(args.max_model_len)]
         flags += ["--load-format", given.model.load_format]
-        with server(args, *flags) as running:
-            calibration = measure(given, running.url)
-            say(describe(calibration))
-            simulate = partial(_simulate, given, calibration)
-            pulse = Pulse(_target("pulse", running), args.max_num_seqs, simulate)
-            watched = Watched(_target("server", running), [running.pid])
-            work = _work(args)
-            closed = _target("closed", running, args.max_num_seqs)
-            most = run_target(closed, _paced(work, math.inf)).summary.requests_per_second
-            say(f"capacity in a closed loop: {most:.2f} requests per second")
-            paced = {load: _paced(work, load * most) for load in LOADS}
-            rounds: dict[float, list[Round]] = {load: [] for load in LOADS}
-            pulse.beat()
-            for _ in range(args.rounds):
-                for load in LOADS:
-                    run = run_target(watched, paced[load])
-                    rounds[load].append(Round(run, pulse.pace()))
+        running = [stack.enter_context(server(args, *flags)) for _ in range(args.replicas)]
+        calibration = measure(given, running[0].url)
+        say(describe(calibration))
+        simulate = partial(_simulate, given, calibration, args.replicas)
+        pulse = Pulse(_target("pulse", running), args.replicas * args.max_num_seqs, simulate)
+        watched = Watched(_target("server", running), [each.pid for each in running])
+        work = _work(args)
+        closed = _target("closed", running, args.max_num_seqs)
+        most = run_target(closed, _paced(work, math.inf)).summary.requests_per_second
+        say(f"capacity in a closed loop: {most:.2f} requests per second")
+        paced = {load: _paced(work, load * most) for load in LOADS}
+        rounds: dict[float, list[Round]] = {load: [] for load in LOADS}
+        pulse.beat()
+        for _ in range(args.rounds):
+            for load in LOADS:
+                run = run_target(watched, paced[load])
+                rounds[load].append(Round(run, pulse.pace()))
     simulated = {
-        load: [_simulate(given, calibration.at(each.pace), paced[load]) for each in rounds[load]]
+        load: [
+            _simulate(given, calibration.at(each.pace), args.replicas, paced[load]) for each in rounds[load]
+        ]
         for load in LOADS
     }
     compared = {f"{load:g}": _compare(rounds[load], simulated[load]) for load in LOADS}
@@ -166,13 +173,40 @@ def _work(args: argparse.Namespace) -> list[Work]:
     return list(replayed(small, Synthesis(VOCABULARY, args.seed)))
 
 
-def _target(name: str, running: Server, concurrency: int | None = None) -> Target:
-    """The server; a run finds nothing in its prefix cache, as a simulated one does."""
+class Turns:
+    """Several servers as one target: they get the requests in turn."""
 
-    def forget() -> None:
-        httpx.post(f"{running.url}/reset_prefix_cache", timeout=30.0, trust_env=False).raise_for_status()
+    def __init__(self, name: str, targets: Sequence[Target]) -> None:
+        self.name = name
+        self.completed = 0
+        self._targets = targets
 
-    return make_server_target(name, running.url, "", "", EACH_TOKEN, concurrency, forget)
+    def run(self, work: Sequence[Work]) -> list[Record]:
+        count = len(self._targets)
+        with ThreadPoolExecutor(count) as pool:
+            runs = [pool.submit(each.run, work[i::count]) for i, each in enumerate(self._targets)]
+        shares = [run.result() for run in runs]
+        self.completed = len(work)
+        return [shares[i % count][i // count] for i in range(len(work))]
+
+    def facts(self) -> dict[str, Any]:
+        return {"replicas": len(self._targets)}
+
+    def close(self) -> None:
+        """Nothing is held between runs."""
+
+
+def _target(name: str, running: Sequence[Server], concurrency: int | None = None) -> Target:
+    """The servers; a run finds nothing in their prefix caches, as a simulated one does."""
+
+    def forget(url: str) -> None:
+        httpx.post(f"{url}/reset_prefix_cache", timeout=30.0, trust_env=False).raise_for_status()
+
+    targets = [
+        make_server_target(name, each.url, "", "", EACH_TOKEN, concurrency, partial(forget, each.url))
+        for each in running
+    ]
+    return targets[0] if len(targets) == 1 else Turns(name, targets)
 
 
 def _paced(work: Sequence[Work], rate: float) -> list[Work]:
@@ -182,9 +216,9 @@ def _paced(work: Sequence[Work], rate: float) -> list[Work]:
     return [dataclasses.replace(each, arrival=each.arrival * stretch) for each in work]
 
 
-def _simulate(given: Options, calibration: Calibration, work: Sequence[Work]) -> Summary:
+def _simulate(given: Options, calibration: Calibration, replicas: int, work: Sequence[Work]) -> Summary:
     machine = calibrated_machine(calibration, given.cache, given.model.max_model_len)
-    fleet = make_fleet(given.scheduler, given.cache, machine)
+    fleet = make_fleet(given.scheduler, given.cache, machine, replicas=replicas, routing="round-robin")
     fleet.warm_up(from_work(_paced(work, math.inf)))  # the server has seen such work too
     fleet.run(from_work(work, fleet.now))
     return outcome(fleet.tally, {}).summary

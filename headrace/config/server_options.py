@@ -155,6 +155,15 @@ class ServerOptions:
             json_schema_extra=SECONDS,
         ),
     ] = 30.0
+    takeover_timeout: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Time to wait at start-up for a folder of --kv-offload-path or --batch-path that another "
+            "process still uses, such as the one that this server replaces.",
+            json_schema_extra=SECONDS,
+        ),
+    ] = 0.0
     metrics_prefix: Annotated[
         str,
         Field(

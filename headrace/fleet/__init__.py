@@ -1,5 +1,7 @@
 """One model on several devices: a process per rank, each with a part of the model (tensor and pipeline parallel).
 
+`dynamo` is about several replicas instead: a worker of NVIDIA Dynamo.
+
 ```
  rank 0: engine, runner, part 0 ──plans as bytes──> rank 1: part 1 · rank 2: part 2 · …
                         └────── sums, states, logits, tokens (gloo or NCCL) ──────┘

@@ -63,13 +63,13 @@ class MetricsPage:
 
     def render(self) -> bytes:
         """Render the page in Prometheus' text format."""
-        for measure in self._before:
-            measure()
         page: bytes = generate_latest(self._registry)
         return page
 
     def collect(self) -> Iterator[Metric]:
         """All families and their aliases, for prometheus-client's registry."""
+        for measure in self._before:
+            measure()
         for counters in self.counters:
             yield from self._with_aliases(counter_family(counters, self._constant))
         for gauges in self.gauges:

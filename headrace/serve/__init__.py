@@ -3,6 +3,7 @@
 - `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
 - `step_watch`: attaches a fold while somebody reads it.
 - `health_watch`: logs stalls. `systemd`: notifies systemd.
+- `takeover`: waits for a folder that the previous process still holds.
 - `usage_file`: adds what was used to a file.
 - `experiments`: runs experiments and the tuner. `sessions`: retains the computed prompts of sessions.
 - `quota_meter`: counts usage against limits. `admission_rate`: admissions per second. `auth`: API keys.

@@ -163,6 +163,32 @@ def test_batch(running, tmp_path):
     assert results.read_text() == first
 
 
+@pytest.mark.parametrize("path", ["examples/ray_serve.py", "examples/ray_data.py"])
+def test_ray_examples_are_valid_without_ray(path):
+    compile((ROOT / path).read_text(), path, "exec")
+
+
+def test_ray_serve_keeps_prefixes_on_their_replicas():
+    pytest.importorskip("ray.serve", reason="ray[serve] is not installed")
+    lines = re.findall(r"(\w+) (\d): replica (\w+), (\d+) of \d+ prompt", run("examples/ray_serve.py"))
+    assert len(lines) == 8
+    assert all(int(cached) > 0 for _, number, _, cached in lines if number != "0")
+
+
+def test_ray_data_answers_each_row_once(tmp_path):
+    pytest.importorskip("ray.data", reason="ray[data] is not installed")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"id": i, "prompt": f"Once {i}"}) + "\n" for i in range(40)))
+    run("examples/ray_data.py", str(prompts), str(tmp_path / "answers"), "--max-tokens", "4")
+    rows = [
+        json.loads(line)
+        for path in (tmp_path / "answers").iterdir()
+        for line in path.read_text().splitlines()
+    ]
+    assert sorted(row["id"] for row in rows) == list(range(40))
+    assert all(row["output_tokens"] for row in rows)
+
+
 def test_every_example_is_listed_and_run_here():
     page = (EXAMPLES / "README.md").read_text()
     here = Path(__file__).read_text()

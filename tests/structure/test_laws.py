@@ -31,6 +31,9 @@ MAX_LINES = 500
 
 
 def room_of(path: Path) -> str:
+    """The room of a file; a room's ``__main__`` is a program, which stands on the roof."""
+    if path.name == "__main__.py":
+        return "__main__"
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 

@@ -78,7 +78,8 @@ def open_memory(
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
     transfer = open_transfer(cache, identity, kv)
     peers = transfer.importer if transfer else None
-    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers)
+    wait = options.server.takeover_timeout
+    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, wait)
     leader = computing.leader
     if leader is not None:
         ledger = replace(ledger, other_ranks=_share_memory(leader, ledger, kv, plans.max_num_seqs))

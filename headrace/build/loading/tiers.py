@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from headrace.compute.mover import Mover
 from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
 from headrace.core.engine import Engine
 from headrace.fleet.kv_transfer.importer import Importer
+from headrace.serve.takeover import when_free
 
 BLOCKS_FILE = "blocks.kv"
 SNAPSHOT_FILE = "snapshot.kv"
@@ -95,8 +97,12 @@ def open_tiers(
     kv: PagedKV,
     identity: Mapping[str, Any],
     peers: Importer | None,
+    wait_seconds: float = 0.0,
 ) -> tuple[OpenTiers | None, MemoryPlan]:
-    """The lower tiers that the memory plan has room for, and the plan with the disk size that is available."""
+    """The lower tiers that the memory plan has room for, and the plan with the disk size that is available.
+
+    If another process uses ``folder``, it may take ``wait_seconds`` to end.
+    """
     if not ledger.host_blocks:
         return None, ledger
     disk, notes = None, []
@@ -110,7 +116,8 @@ def open_tiers(
             if room < ledger.disk_blocks:
                 notes.append(f"{path} has room for only {room:,} blocks")
             ledger = replace(ledger, disk_blocks=min(room, ledger.disk_blocks))
-            disk = BlockFile(path / BLOCKS_FILE, ledger.disk_blocks, ledger.block_bytes)
+            take = partial(BlockFile, path / BLOCKS_FILE, ledger.disk_blocks, ledger.block_bytes)
+            disk = when_free(take, wait_seconds, folder)
         except OSError as error:
             notes.append(f"no disk tier in {folder}: {error.strerror or error}")
             disk, ledger = None, replace(ledger, disk_blocks=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -16,7 +17,7 @@ from headrace.cli.simulation.speculation import read_speculation, with_speculati
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.lab.forced_acceptance import Speculation
     from headrace.lab.plan.capacity import Settings, Slo
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from headrace.lab.plan.roofline import Precision, Replica
     from headrace.lab.plan.search import Fleet, Trial, Verdict
     from headrace.lab.plan.shapes import ModelShape
+    from headrace.lab.plan.supply import Supply
     from headrace.lab.workload.call import Call
+
+SUPPLY = "Failures and spot machines"
 
 Devices = Annotated[
     list[str] | None,
@@ -72,6 +76,42 @@ MaxDevices = Annotated[
 ]
 
 
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        help="Requests per second that the fleet must serve: the workload is made that much denser (default: those "
+        "of the workload).",
+        rich_help_panel=flags.WORKLOAD,
+    ),
+]
+SpotShare = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of replicas on spot machines, 0 to 1.", rich_help_panel=SUPPLY),
+]
+SpotPrice = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="Price of a spot machine, as a share of its usual price.", rich_help_panel=SUPPLY
+    ),
+]
+SpotInterruptions = Annotated[
+    float,
+    typer.Option(min=0, help="Times per hour that a spot machine is taken away.", rich_help_panel=SUPPLY),
+]
+Failures = Annotated[
+    float, typer.Option(min=0, help="Failures per hour of a replica.", rich_help_panel=SUPPLY)
+]
+Recovery = Annotated[
+    float,
+    typer.Option(
+        parser=duration,
+        metavar="DURATION",
+        help="Time until a lost replica serves again.",
+        rich_help_panel=SUPPLY,
+    ),
+]
+
+
 class Wanted(NamedTuple):
     """What a fleet is searched for."""
 
@@ -81,6 +121,7 @@ class Wanted(NamedTuple):
     max_devices: int
     seed: int
     speculation: Speculation | None
+    supply: Supply
 
 
 def plan(
@@ -102,6 +143,12 @@ def plan(
     attainment: Attainment = 0.95,
     routing: flags.Routing = "least-loaded",
     max_devices: MaxDevices = 64,
+    rate: Rate = None,
+    spot_share: SpotShare = 0.0,
+    spot_price: SpotPrice = 0.4,
+    spot_interruptions: SpotInterruptions = 0.05,
+    failures: Failures = 0.0,
+    recovery: Recovery = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show what devices can do for a model, and find the cheapest fleet that meets latency targets under a workload.
@@ -112,7 +159,8 @@ def plan(
     from headrace.build.simulation import shape_of
     from headrace.cli.simulation.simulate import read_calls
     from headrace.lab.plan.capacity import Slo
-    from headrace.lab.plan.report import demand_lines, shape_line, sheet_table, trials_table, verdict_lines
+    from headrace.lab.plan.report import shape_line, sheet_table
+    from headrace.lab.plan.supply import Supply
 
     shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
     speculation = read_speculation(acceptance, draft_cost)
@@ -124,23 +172,29 @@ def plan(
     }
     lines: list[Any] = [shape_line(shape, sheets), sheet_table(sheets)]
     if trace is not None or workload:
-        calls = list(read_calls(trace, workload or [], requests, speedup, seed))
+        calls = _at_rate(list(read_calls(trace, workload or [], requests, speedup, seed)), rate)
+        supply = Supply(spot_share, spot_price, spot_interruptions, failures, recovery)
         slo = Slo(slo_ttft, slo_tpot, attainment)
-        wanted = Wanted(calls, slo, routing, max_devices, seed, speculation)
-        demand, verdict = _search(shape, devices, precision, wanted)
-        document |= {
-            "demand": _without_prompts(demand),
-            "slo": dataclasses.asdict(slo),
-            "verdict": _verdict(verdict),
-        }
-        lines += [*demand_lines(demand, slo)]
-        if verdict.tried:
-            lines += [trials_table(verdict)]
-        lines += verdict_lines(verdict, demand)
+        wanted = Wanted(calls, slo, routing, max_devices, seed, speculation, supply)
+        fleet, told = _fleet(shape, devices, precision, wanted)
+        document |= fleet
+        lines += told
     if as_json:
         print(json.dumps(document, indent=1))
     else:
         show(*lines)
+
+
+def _at_rate(calls: list[Call], rate: float | None) -> list[Call]:
+    """The workload, made as much denser as ``rate`` asks for."""
+    from headrace.lab.workload.reshape import speedup
+
+    if rate is None:
+        return calls
+    if not 0 < rate < float("inf"):
+        raise ConfigError(f"--rate {rate:g}: expected a number of requests per second above 0")
+    until = max((call.arrival for call in calls), default=0.0)
+    return list(speedup(calls, rate * until / len(calls))) if until else calls
 
 
 def _precision(weights: str, kv: str) -> Precision:
@@ -200,6 +254,24 @@ def _sheet(
     return next((each for each in sheets if each.fits), sheets[0])
 
 
+def _fleet(
+    shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
+) -> tuple[dict[str, Any], list[Any]]:
+    """The cheapest fleet as parts of the document, and as lines."""
+    from headrace.lab.plan.report import demand_lines, trials_table, verdict_lines
+
+    demand, verdict = _search(shape, devices, precision, wanted)
+    document = {
+        "demand": _without_prompts(demand),
+        "slo": dataclasses.asdict(wanted.slo),
+        "verdict": _verdict(verdict, wanted.supply),
+    }
+    lines: list[Any] = [*demand_lines(demand, wanted.slo)]
+    if verdict.tried:
+        lines += [trials_table(verdict)]
+    return document, [*lines, *verdict_lines(verdict, demand, wanted.supply)]
+
+
 def _search(
     shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
 ) -> tuple[Any, Verdict]:
@@ -227,9 +299,11 @@ def _confirm(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Tr
     from headrace.config import CacheOptions, SchedulerOptions
     from headrace.core.request import Slo as RequestSlo
     from headrace.lab.plan.report import fleet_text
+    from headrace.lab.plan.sample import error_bound, simulated_replicas
     from headrace.lab.plan.search import Trial
     from headrace.lab.simulate.outcome import outcome
     from headrace.lab.simulate.requests import from_calls
+    from headrace.lab.workload.reshape import speedup
     from headrace.lab.workload.synthesis import Synthesis
 
     slo = wanted.slo
@@ -244,32 +318,46 @@ def _confirm(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Tr
         plans = with_speculation(plans, wanted.speculation)
         cache = CacheOptions(block_size=settings.block_size)
         machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
+        sample = simulated_replicas(fleet.replicas)
         simulated = make_fleet(
             *(plans, cache, machine),
-            replicas=fleet.replicas,
+            replicas=sample,
             routing=wanted.routing,
             speculation=wanted.speculation,
+            with_rows=True,
         )
         targets = RequestSlo(slo.ttft, slo.tpot)
-        simulated.run(from_calls(wanted.calls, Synthesis(seed=wanted.seed), slo=targets))
+        calls = speedup(wanted.calls, sample / fleet.replicas)
+        simulated.run(from_calls(calls, Synthesis(seed=wanted.seed), slo=targets))
         result = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})
         summary = result.summary
         return Trial(
             attained=(summary.goodput or 0.0) * summary.seconds / summary.requests,
             ttft_p95=summary.ttft.p95,
             tpot_p95=summary.tpot.p95,
-            output_tokens_per_second=summary.output_tokens_per_second,
+            output_tokens_per_second=summary.output_tokens_per_second * fleet.replicas / sample,
             preemptions=result.facts["preemptions"],
+            error=error_bound([_met(row, slo) for row in sorted(simulated.tally.rows, key=_arrival)]),
         )
 
     return confirm
+
+
+def _arrival(row: Mapping[str, Any]) -> float:
+    return float(row["arrived_seconds"])
+
+
+def _met(row: Mapping[str, Any], slo: Slo) -> bool:
+    """Whether a simulated request met both targets; one without a second token has no TPOT to miss."""
+    tpot = row.get("tpot_seconds") or 0.0
+    return "ttft_seconds" in row and row["ttft_seconds"] <= slo.ttft and tpot <= slo.tpot
 
 
 def _without_prompts(demand: Any) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(demand).items() if name != "prompts"}
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: Verdict, supply: Supply) -> dict[str, Any]:
     def fleet(each: Fleet) -> dict[str, Any]:
         return {
             "device": each.replica.device.name,
@@ -279,8 +367,13 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
             **each.settings._asdict(),
         }
 
+    total = supply.replicas(verdict.best.replicas) if verdict.best else 0
     return {
         "best": fleet(verdict.best) if verdict.best else None,
-        "tried": [fleet(each) | trial._asdict() for each, trial in verdict.tried],
+        "supply": dataclasses.asdict(supply) | {"replicas": total},
+        "tried": [
+            fleet(each) | trial._asdict() | {"error": None if math.isinf(trial.error) else trial.error}
+            for each, trial in verdict.tried
+        ],
         "refused": list(verdict.refused),
     }

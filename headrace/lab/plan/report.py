@@ -12,6 +12,10 @@ from headrace.lab.plan.demand import Demand
 from headrace.lab.plan.search import Fleet, Trial, Verdict
 from headrace.lab.plan.shapes import ModelShape
 from headrace.lab.plan.sheet import BATCHES, Decode, Sheet
+from headrace.lab.plan.supply import ON_DEMAND, Supply
+
+STEADY_SHARE = 0.9
+"""Share of the demanded tokens per second below which a simulation was too short, as it begins and ends empty."""
 
 
 def shape_line(shape: ModelShape, sheets: Sequence[Sheet]) -> str:
@@ -77,12 +81,14 @@ def demand_lines(demand: Demand, slo: Slo) -> list[str]:
     ]
 
 
-def verdict_lines(verdict: Verdict, demand: Demand) -> list[str]:
-    """The cheapest fleet, or the reasons why there is none, as lines."""
+def verdict_lines(verdict: Verdict, demand: Demand, supply: Supply = ON_DEMAND) -> list[str]:
+    """The cheapest fleet with its reserve, or the reasons why there is none, as lines."""
     if verdict.best is None or verdict.trial is None:
         return ["no fleet meets the latency targets:", *(f"  {reason}" for reason in verdict.refused)]
     fleet, trial = verdict.best, verdict.trial
     tokens_per_hour = 3600 * demand.requests_per_second * demand.output_tokens
+    total = supply.replicas(fleet.replicas)
+    dollars = total * fleet.replica.dollars_per_hour * supply.price
     flags = f"--max-num-seqs {fleet.settings.max_num_seqs}"
     flags += f" --max-num-batched-tokens {fleet.settings.max_num_batched_tokens}"
     return [
@@ -90,6 +96,27 @@ def verdict_lines(verdict: Verdict, demand: Demand) -> list[str]:
         f" {1e6 * fleet.dollars_per_hour / tokens_per_hour:.3f} $ per million output tokens at this load",
         f"settings  {flags}",
         f"expected  {trial_text(trial)}",
+        *_shortness(trial, demand),
+        *(
+            []
+            if supply == ON_DEMAND
+            else [
+                f"to run    {total:,} replicas ({100 * supply.spot_share:g} % on spot machines), of which"
+                f" {supply.away(total):.1f} are away on average: {dollars:,.2f} $ per hour,"
+                f" {1e6 * dollars / tokens_per_hour:.3f} $ per million output tokens"
+            ]
+        ),
+    ]
+
+
+def _shortness(trial: Trial, demand: Demand) -> list[str]:
+    """A warning if the requests were too few for a steady state: then they hardly wait for each other."""
+    wanted = demand.requests_per_second * demand.output_tokens
+    if trial.output_tokens_per_second >= STEADY_SHARE * wanted:
+        return []
+    return [
+        f"warning   {trial.output_tokens_per_second:,.0f} of {wanted:,.0f} tokens/s: the simulated requests end before"
+        " queues can form; use more --requests"
     ]
 
 
@@ -101,6 +128,7 @@ def trials_table(verdict: Verdict) -> Table:
         "step tokens",
         "$ per hour",
         "within SLO",
+        "error",
         "TTFT p95 s",
         "TPOT p95 ms",
         "preemptions",
@@ -112,6 +140,7 @@ def trials_table(verdict: Verdict) -> Table:
             str(fleet.settings.max_num_batched_tokens),
             f"{fleet.dollars_per_hour:.2f}",
             f"{100 * trial.attained:.1f} %",
+            _error(trial),
             f"{trial.ttft_p95:.3f}",
             _milliseconds(trial.tpot_p95),
             str(trial.preemptions),
@@ -123,15 +152,20 @@ def fleet_text(fleet: Fleet) -> str:
     """A fleet as text."""
     replica = fleet.replica
     each = "" if replica.degree == 1 else f" of {replica.degree} devices"
-    return f"{fleet.replicas} x {replica.device.name}{each}"
+    return f"{fleet.replicas:,} x {replica.device.name}{each}"
 
 
 def trial_text(trial: Trial) -> str:
     """The figures of a simulation as text."""
     return (
-        f"{100 * trial.attained:.1f} % of the requests within SLO, TTFT p95 {trial.ttft_p95:.3f} s,"
+        f"{100 * trial.attained:.1f} % ({_error(trial)}) of the requests within SLO, TTFT p95 {trial.ttft_p95:.3f} s,"
         f" TPOT p95 {_milliseconds(trial.tpot_p95)} ms, {trial.output_tokens_per_second:,.0f} tokens/s"
     )
+
+
+def _error(trial: Trial) -> str:
+    """The sampling error of the share within SLO, in percentage points."""
+    return "unknown" if math.isinf(trial.error) else f"± {100 * trial.error:.1f}"
 
 
 def _milliseconds(seconds: float) -> str:

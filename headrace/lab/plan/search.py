@@ -28,6 +28,9 @@ from headrace.lab.plan.shapes import ModelShape
 DEGREES = (1, 2, 4, 8)
 BATCHED_TOKENS = (512, 2048, 8192)
 
+GRAIN = 64
+"""Large fleets are searched in steps of this part of their size, which is finer than estimates of speed are."""
+
 ROUNDING = 1e-9
 """Tolerance for a share that was computed from rates: far less than one request of a billion."""
 
@@ -57,13 +60,18 @@ class Fleet(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Result of simulating a fleet: the share of requests within the targets, and latencies."""
+    """Result of simulating a fleet: the share of requests within the targets, and latencies.
+
+    ``error`` is half the width of the 95 % confidence interval of ``attained``: the error of a limited number of
+    requests, not of the device's speed.
+    """
 
     attained: float
     ttft_p95: float
     tpot_p95: float
     output_tokens_per_second: float
     preemptions: int
+    error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +171,13 @@ def _fewest(
     confirm: Callable[[Fleet], Trial],
     tried: list[tuple[Fleet, Trial]],
 ) -> tuple[Fleet, Trial] | None:
-    """The fewest replicas from ``start`` to ``most`` that meet the targets, by exponential search."""
-    failed, passed, stride = start - 1, 0, 1
+    """The fewest replicas from ``start`` to ``most`` that meet the targets, by exponential search.
+
+    Of hundreds of replicas, the result is the fewest within one of `GRAIN`.
+    """
+    failed, passed, stride = start - 1, 0, max(1, start // GRAIN)
     found: tuple[Fleet, Trial] | None = None
-    while found is None or passed - failed > 1:
+    while found is None or passed - failed > max(1, passed // GRAIN):
         replicas = (passed + failed) // 2 if found else min(most, failed + stride)
         fleet = Fleet(candidate.replica, candidate.settings, replicas)
         trial = confirm(fleet)

@@ -23,7 +23,8 @@ class Contents:
     """The folder; it is made where it is missing, and locked.
 
     Raises:
-        OSError: it cannot be used, or another server uses it.
+        BlockingIOError: another server uses it.
+        OSError: it cannot be used.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,9 +36,9 @@ class Contents:
         self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 (closed by close)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             self._lock.close()
-            raise OSError(f"another server uses {self.folder}") from error
+            raise BlockingIOError(f"another server uses {self.folder}") from error
 
     @property
     def database(self) -> Path:

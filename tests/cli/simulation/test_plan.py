@@ -123,3 +123,30 @@ def test_drafts_make_a_fleet_cheaper():
     assert first[0]["drafts"] == 0 < first[1]["drafts"]
     assert first[1]["tokens_per_second"] > 2 * first[0]["tokens_per_second"]
     assert "drafts)" in run("llama-3.1-8b", "--acceptance", "0.8", "--draft-cost", "0.1")
+
+
+LARGE = ("qwen3-0.6b", "--device", "H100-SXM", "--workload", CHAT, "--requests", 60, "--max-devices", 10_000)
+
+
+def test_a_fleet_of_hundreds_is_planned_from_a_sample():
+    plan = told(*LARGE, "--rate", 1_000_000)
+    assert plan["demand"]["requests_per_second"] == pytest.approx(1_000_000)
+    best = plan["verdict"]["best"]
+    assert best["replicas"] > 100
+    assert plan["verdict"]["supply"]["replicas"] == best["replicas"], "nothing fails unless a flag says so"
+    trial = plan["verdict"]["tried"][0]
+    assert trial["error"] is not None
+    assert trial["output_tokens_per_second"] > 1_000_000, "of the whole fleet, not of the sample"
+
+
+def test_spot_machines_need_a_reserve_and_cost_less():
+    text = run(*LARGE, "--rate", 1_000_000, "--spot-share", 0.5, "--spot-price", 0.4, "--failures", 0.01)
+    (line,) = [line for line in text.splitlines() if line.startswith("to run")]
+    assert "50 % on spot machines" in line
+    plan = told(*LARGE, "--rate", 1_000_000, "--spot-share", 0.5, "--failures", 0.01)["verdict"]
+    assert plan["supply"]["replicas"] > plan["best"]["replicas"]
+
+
+def test_a_rate_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match="--rate 0"):
+        run(*LARGE, "--rate", 0)

@@ -14,6 +14,7 @@ from headrace.lab.plan.roofline import Replica, chunk, decoding
 from headrace.lab.plan.search import Fleet, Trial, Verdict
 from headrace.lab.plan.shapes import SHAPES
 from headrace.lab.plan.sheet import sheet
+from headrace.lab.plan.supply import Supply
 
 EIGHT_B = SHAPES["llama-3.1-8b"]
 SETTINGS = Settings(256, 2048)
@@ -73,6 +74,26 @@ def test_a_verdict_in_words():
     assert "97.0 %" in lines[2]
     assert "97.0 %" in text_of(trials_table(Verdict(fleet, trial, ((fleet, trial),), ())))
     assert verdict_lines(Verdict(None, None, (), ("too slow",)), demand)[1] == "  too slow"
+
+
+def test_a_simulation_that_was_too_short_is_said():
+    demand = Demand(2.0, 1000, 500, 100, 1050, 1100, (1000,))
+    fleet = Fleet(REPLICA, Settings(32, 2048), 2)
+    for tokens, said in ((200.0, False), (181.0, False), (170.0, True)):
+        trial = Trial(1.0, 0.5, 0.02, tokens, 0)
+        lines = verdict_lines(Verdict(fleet, trial, ((fleet, trial),), ()), demand)
+        assert any(line.startswith("warning   170 of 200 tokens/s") for line in lines) == said
+
+
+def test_a_reserve_has_its_own_line_and_cost():
+    demand = Demand(2.0, 1000, 500, 100, 1050, 1100, (1000,))
+    fleet, trial = Fleet(REPLICA, Settings(32, 2048), 2), Trial(1.0, 0.5, 0.02, 200.0, 0, 0.012)
+    supply = Supply(spot_share=0.5, spot_price=0.4, failures=0.01)
+    lines = verdict_lines(Verdict(fleet, trial, ((fleet, trial),), ()), demand, supply)
+    assert "100.0 % (± 1.2)" in lines[2]
+    total = supply.replicas(2)
+    assert lines[-1].startswith(f"to run    {total} replicas (50 % on spot machines)")
+    assert f"{total * 2.99 * 0.7:.2f} $ per hour" in lines[-1]
 
 
 def test_answers_of_one_token_have_no_time_per_token_to_show():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from starlette.routing import Route
@@ -15,6 +16,7 @@ from headrace.serve.http.batch.batches import BatchRoutes
 from headrace.serve.http.batch.files import Files
 from headrace.serve.http.batch.line_runner import LineEndpoints, LineRunner
 from headrace.serve.service import Service
+from headrace.serve.takeover import when_free
 
 
 class BatchApi:
@@ -50,7 +52,8 @@ def open_batches(
         options.batch_file_bytes, server.max_body_bytes, options.batch_max_lines, options.batch_concurrency
     )
     try:
-        batches = Batches(Path(options.batch_path), runner, limits, bounds, time.time)
+        take = partial(Batches, Path(options.batch_path), runner, limits, bounds, time.time)
+        batches = when_free(take, server.takeover_timeout, options.batch_path)
     except OSError as error:
         raise ConfigError(f"--batch-path: {error}") from error
     return BatchApi(batches, model, runner.endpoints)
