@@ -245,14 +245,14 @@ def _sampling(draw: _Draw) -> Iterator[tuple[str, Call]]:
     words[0, 9] = 1 << 12  # token 300
     counts = draw.integers(0, 3, rows, _VOCAB, dtype=torch.int32)
     counts[:, ::3] += IN_PROMPT
-    places = np.arange(2)
+    scores, places = draw.numbers(rows, _VOCAB, dtype=torch.float32), np.arange(2)
     factors = (np.full(2, 1.3), np.full(2, 0.5), np.full(2, 0.25))
     penalty = Penalty(places, places + 1, *factors, np.array([7, 300]), places * 0, places * 2)
     offsets = torch.arange(12, device=draw.device) % 4
     first, given = torch.arange(12, device=draw.device) - offsets, draw.integers(-1, 2, 2, 12)
 
     def penalized(kernels: Kernels) -> Sequence[Tensor]:
-        changed = logits.clone()
+        changed = scores.clone()
         kernels.penalize(changed, counts, penalty)
         return [changed]
 

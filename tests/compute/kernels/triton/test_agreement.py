@@ -91,7 +91,7 @@ def test_wrong_kernels_are_named_and_torch_is_used(
         elementwise.rope_write: {"eps": 9.0},
         elementwise.gated: {"SILU": False},
         linear.multiply: {"BIAS": False},
-        sampling.penalize: {"IN_PROMPT": 1 << 29},
+        sampling.penalize: {"IN_PROMPT": 2},
         sampling.accept: {"offsets": torch.zeros(12, dtype=torch.int64)},
     }
     plant(monkeypatch, changes)
