@@ -92,7 +92,6 @@ def test_wrong_kernels_are_named_and_torch_is_used(
         elementwise.gated: {"SILU": False},
         linear.multiply: {"BIAS": False},
         sampling.penalize: {"IN_PROMPT": 2},
-        sampling.accept: {"offsets": torch.zeros(12, dtype=torch.int64)},
     }
     plant(monkeypatch, changes)
     said = warning(gpu, caplog)
@@ -107,7 +106,6 @@ def test_wrong_kernels_are_named_and_torch_is_used(
         "product W4A16",
         "product W8A8",
         "penalties",
-        "accepted drafts",
         "all layers of W8A8",
     ):
         assert f"{name}: another result than torch's" in said
