@@ -15,6 +15,9 @@ from pathlib import Path
 
 import torch
 
+from headrace.compute import batch
+from headrace.compute.graphs.body import Ending
+from tests.compute.fakes import BLOCK
 from tests.compute.graphs.lives import compare
 
 SHARD = 100
@@ -35,7 +38,11 @@ def live(first: int, count: int, traced: int) -> Counter[str]:
         sums.update(
             requests=len(outcome.ends),
             tokens=sum(map(len, outcome.tokens.values())),
-            replays=outcome.replays,
+            replays=outcome.graphs.total(),
+            shared=sum(count for variant, count in outcome.graphs.items() if variant.shares),
+            penalized=sum(
+                count for variant, count in outcome.graphs.items() if variant.ending is Ending.PENALIZED
+            ),
             preempted=outcome.preempted,
             accepted=outcome.accepted,
         )
@@ -53,6 +60,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("bench-results/graph_lives.json"))
     args = parser.parse_args()
     torch.set_num_threads(1)
+    batch.LEAST_SHARED = batch.LEAST_SPARED = batch.SHARED_TILE = BLOCK  # prefixes are short here
     began = time.monotonic()
     sums = Counter(json.loads(args.output.read_text()) if args.output.exists() else {})
     while sums["lives"] < args.lives and time.monotonic() - began < args.seconds:

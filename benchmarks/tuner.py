@@ -7,7 +7,7 @@ The figure is the time per generated token as clients see it, in milliseconds, i
 tuner has had time to work. The oracle is the best point of a grid of fixed settings on the requests of that third. The
 share of its gain that the tuner reaches is shown where the oracle gains 2 % or more. `whole` and `worst tenth` are
 started over tuned for the whole run and for its worst tenth: above 1 the tuner was faster. `changes` counts all changes
-of settings, and `turns` those that reverse the change before.
+of settings, and `turns` those that reverse the change before. `CPU` is the tuner's processor time per virtual time.
 
 | load | what it is |
 |---|---|
@@ -25,6 +25,7 @@ import argparse
 import itertools
 import math
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -121,13 +122,16 @@ class NoisyDevice:
 
 
 class Recorded(Steering):
-    """Steering that keeps its changes: the setting, and whether it was raised."""
+    """Steering that keeps its changes, as setting and whether it was raised, and the processor time that it took."""
 
     changes: list[tuple[str, bool]]
+    cpu_seconds = 0.0
 
     def tick(self, now: float) -> Change | None:
         """Keep the change that is due."""
+        began = time.thread_time()
         change = super().tick(now)
+        self.cpu_seconds += time.thread_time() - began
         if change is not None:
             before = self.present()[change.setting]
             self.changes = [*getattr(self, "changes", []), (change.setting, float(change.value) > before)]
@@ -148,11 +152,12 @@ class Late(Recorded):
 
 
 class Ran(NamedTuple):
-    """Arrival, time and tokens of each request; the tuner's log; and its changes, as setting and direction."""
+    """Arrival, time and tokens of each request; the tuner's log, its changes as setting and direction, its CPU time."""
 
     requests: list[tuple[float, float, int]]
     log: list[str]
     changes: list[tuple[str, bool]]
+    cpu_seconds: float
 
     def latency(self, low: float, high: float) -> float:
         """Seconds per generated token of the requests that arrived in a part of the run."""
@@ -183,9 +188,9 @@ def run(load: Load, calls: Sequence[Call], plans: SchedulerOptions, mode: Mode) 
         if row.get("e2e_seconds") is not None
     ]
     if not made:
-        return Ran(rows, [], [])
+        return Ran(rows, [], [], 0.0)
     log = [f"{note.at:7.0f} s  {note.what}" for note in made[0].tuner.notes]
-    return Ran(rows, log, getattr(made[0], "changes", []))
+    return Ran(rows, log, getattr(made[0], "changes", []), made[0].cpu_seconds)
 
 
 class Row(NamedTuple):
@@ -199,6 +204,7 @@ class Row(NamedTuple):
     worst: float
     changes: int
     turns: int
+    cpu: float
     log: list[str]
 
     @property
@@ -226,6 +232,7 @@ def row(load: Load, hours: float, plans: SchedulerOptions) -> Row:
         min(before.latency(*each) / after.latency(*each) for each in cuts),
         len(after.changes),
         turns,
+        after.cpu_seconds / end,
         after.log,
     )
 
@@ -261,10 +268,9 @@ def main() -> None:
     traces = {"azure": args.azure, "servegen": args.servegen}
     loads = [Load(name) for name in RATES] + [Load(name, file) for name, file in traces.items() if file]
     chosen = [each for each in loads if not args.only or each.name in args.only]
-    print(
-        "| load | start ms | tuned ms | oracle ms | share of oracle's gain | whole | worst tenth | changes | turns |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    figures = "start ms | tuned ms | oracle ms | share of oracle's gain | whole | worst tenth | changes | turns | CPU"
+    print(f"| load | {figures} |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     with ProcessPoolExecutor(args.jobs) as pool:
         for each in pool.map(row, chosen, itertools.repeat(args.hours), itertools.repeat(plans)):
             share = "-" if math.isnan(each.share) else f"{each.share:.0%}"
@@ -273,7 +279,13 @@ def main() -> None:
                 f"{1e3 * each.tuned:.2f}",
                 f"{1e3 * each.oracle:.2f}",
             )
-            rest = (f"{each.whole:.3f}", f"{each.worst:.3f}", str(each.changes), str(each.turns))
+            rest = (
+                f"{each.whole:.3f}",
+                f"{each.worst:.3f}",
+                str(each.changes),
+                str(each.turns),
+                f"{each.cpu:.1%}",
+            )
             print("| " + " | ".join((each.load, *cells, share, *rest)) + " |", flush=True)
             if args.log:
                 print("\n".join(each.log))

@@ -4,7 +4,7 @@
 
 Requests arrive at random times, at a share of the rate that the engine sustains with its own settings. First the tuner
 is off, then it is on, and then the same requests arrive as in the beginning. Printed are the time per generated token
-of each part, and the tuner's log.
+of each part, the processor time of the tuner, and its log.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import asyncio
 import random
 import time
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import httpx
 
 from headrace.build.server import build_app
 from headrace.config import options
+from headrace.observe.experiments.conductor import Change
+from headrace.observe.tuner.tuner import Tuner
 
 SLOTS, WINDOW = 16, 4.0
 WORDS = (
@@ -70,6 +73,22 @@ async def part(api: httpx.AsyncClient, rate: float, seconds: float, seed: int) -
     return sum(each.seconds for each in served) / sum(each.tokens for each in served)
 
 
+class Timed:
+    """Measures the processor time that the tuner takes."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._tick = Tuner.tick
+
+    def tick(self, tuner: Tuner, now: float, *, frozen: bool) -> Change | None:
+        """One call of `Tuner.tick`."""
+        began = time.thread_time()
+        try:
+            return self._tick(tuner, now, frozen=frozen)
+        finally:
+            self.seconds += time.thread_time() - began
+
+
 async def sustained(api: httpx.AsyncClient) -> float:
     """Requests per second of clients that send request after request, one for each slot."""
     rng, count, until = random.Random(0), 0, time.perf_counter() + WARM_SECONDS
@@ -100,8 +119,11 @@ async def serve(start: dict[str, Any], share: float, seconds: float) -> None:
         await sustained(api)
         before = await part(api, rate, seconds, seed=1)
         (await api.post("/v1/tuner", json={"mode": "on"})).raise_for_status()
-        during = await part(api, rate, 1.5 * seconds, seed=2)
-        after = await part(api, rate, seconds, seed=1)
+        began, timed = time.perf_counter(), Timed()
+        with patch.object(Tuner, "tick", lambda tuner, now, *, frozen: timed.tick(tuner, now, frozen=frozen)):
+            during = await part(api, rate, 1.5 * seconds, seed=2)
+            after = await part(api, rate, seconds, seed=1)
+        cost = timed.seconds / (time.perf_counter() - began)
         report = (await api.get("/v1/tuner")).json()
     print(
         f"{rate:.1f} requests/s; ms per token: default settings {1e3 * right:.1f}, wrong ones {1e3 * before:.1f}, "
@@ -109,6 +131,7 @@ async def serve(start: dict[str, Any], share: float, seconds: float) -> None:
     print(
         f"while tuning {1e3 * during:.1f}, then {1e3 * after:.1f}; {before / after:.2f} times as fast as at the start"
     )
+    print(f"the tuner takes {cost:.2%} of a core")
     print({name: each["value"] for name, each in report["settings"].items()}, report["measured_to_rehearsed"])
     for line in report["log"]:
         print(f"{line['at']:7.1f} s  {line['what']}")

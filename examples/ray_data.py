@@ -51,7 +51,7 @@ def main() -> None:
         fn_constructor_args=(args.model, args.max_tokens),
         concurrency=args.workers,
         batch_size=args.batch_size,
-        num_cpus=1,
+        num_cpus=0.5,  # in Ray's account: the tasks that read and write need CPUs beside the engines
     )
     answered.write_json(args.answers)
     print(f"{ray.data.read_json(args.answers).count()} answers in {args.answers}")

@@ -66,12 +66,13 @@ def attend(
     windowed: bool = False,
     capped: bool = False,
     prefix: int = 0,
+    tabled: bool = True,
     dtype: str = "bf16",
 ) -> Case:
     """Attention of a Llama-3.1-8B, whose four heads of queries share one of keys, unless said otherwise."""
     shape = shape_of(kind, 4, head_dim, 2, Target("", 132, shared))
     constants = {"KV_HEADS": 8, "GROUP": 4, "D": head_dim, "BLOCK_D": power(head_dim), "PAGE": 16}
-    tabled = kind != "decode" and not prefix
+    tabled = tabled and kind != "decode" and not prefix
     constants |= {"ROWS": shape.rows, "KEYS": shape.keys, "TABLED": tabled, "WINDOWED": windowed}
     constants |= {"CAPPED": capped, "SCALED": scaled, "SPLIT": split, "PREFIX": prefix}
     constants["DOT"] = {"bf16": tl.bfloat16, "fp16": tl.float16}[dtype]
@@ -79,7 +80,7 @@ def attend(
     scales = "*fp32" if scaled else f"*{pages}"
     types = {"queries": f"*{dtype}", "out": out, "sums": out, "keys": f"*{pages}", "values": f"*{pages}"}
     types |= {"key_scales": scales, "value_scales": scales, "scale": "fp32", "cap": "fp32"}
-    types |= dict.fromkeys(("tiles", "starts", "contexts", "tables"), "*i32")
+    types |= dict.fromkeys(("tiles", "starts", "contexts", "tables", "common"), "*i32")
     return Case(attention.attend, types, constants, {"num_warps": shape.warps, "num_stages": shape.stages})
 
 
@@ -124,7 +125,7 @@ def cases(shared: int) -> dict[str, Case]:
     added = {"parts": "*fp32", "row_scales": "*fp32", "bias": "*bf16", "out": "*bf16"}
     added |= {"sums": "*i32", "scales": "*fp32"}
     penalized = {"logits": "*fp32", "counts": "*i32"}
-    penalized |= dict.fromkeys(("rows", "lanes", "drafts"), "*i64")
+    penalized |= dict.fromkeys(("rows", "lanes", "drafts", "begins", "ends"), "*i64")
     penalized |= dict.fromkeys(("repetition", "presence", "frequency"), "*fp64")
     accepted = dict.fromkeys(("drawn", "drafts", "first", "offsets"), "*i64") | {"out": "*i1"}
     expanded = {"values": "*u8", "scales": "*fp32", "zeros": "*i8", "out": "*bf16"}
@@ -134,6 +135,7 @@ def cases(shared: int) -> dict[str, Case]:
         "attend, decode, split, int8": attend("decode", shared, split=True, pages="i8", scaled=True),
         "attend, decode, split, fp8": attend("decode", shared, split=True, pages="fp8e4nv", scaled=True),
         "attend, decode, heads of 256": attend("decode", shared, head_dim=256, windowed=True, capped=True),
+        "attend, decode of drafts, split": attend("mixed", shared, split=True, tabled=False),
         "attend, decode, behind a prefix": attend("decode", shared, split=True, prefix=2),
         "attend, prefill, prefix of many rows": attend("prefill", shared, split=True, prefix=1),
         "attend, mixed": attend("mixed", shared),

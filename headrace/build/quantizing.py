@@ -164,7 +164,7 @@ class Quantizing:
 
     def _reader(self, weights: DecoderWeights, kv_dtype: torch.dtype | None = None) -> Reader:
         longest = max(map(len, self.measured))
-        return Reader(self.spec, weights, select("auto", self.device), longest, kv_dtype)
+        return Reader(self.spec, weights, select("auto", self.device, dtype=self.dtype), longest, kv_dtype)
 
     def _line(
         self, name: str, plain: Reader, weights: DecoderWeights, kv_dtype: torch.dtype | None = None

@@ -76,7 +76,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
     from headrace.compute.kernels import KernelsUnavailable, select
 
     device = resolve_device("auto")
-    for name in ("cpp", "torch"):
+    for name in ("cpp", "triton", "torch"):
         try:
             isa = select(name, device).isa
             verdict = f"ready: {isa}" if isa else "ready"

@@ -48,8 +48,10 @@ class Batch:
         contexts: ``context_lens``, on the host.
         decode_rows: number of rows at the front that have exactly one token.
         block_size: tokens per block.
-        shared_blocks: how many first blocks all rows have in common, none of them the last of a row; or 0 if it was
-            not looked for.
+        most_tokens: where only the device knows how many tokens a row has (a graph), the most of any row: then
+            ``lengths`` and ``contexts`` are limits, and all rows count as ``decode_rows``. Else 1.
+        shared: int32 [1], the first keys that all rows have in common and that are read once for all of them, as
+            `worth_sharing` found; None: each row reads all of its keys.
         bell: interrupts the forward pass when it is set; None if it must not be interrupted.
         taps: hidden states to return, or None.
     """
@@ -65,9 +67,24 @@ class Batch:
     contexts: tuple[int, ...]
     decode_rows: int
     block_size: int
-    shared_blocks: int = 0
+    most_tokens: int = 1
+    shared: Tensor | None = None
     bell: StepInterrupt | None = None
     taps: Taps | None = None
+
+
+LEAST_SHARED = 256
+LEAST_SPARED = 8192
+"""Shared keys, and the keys that sharing saves, that are worth two more launches: an estimate, not measured."""
+
+SHARED_TILE = 64
+"""Shared keys are read in whole tiles, of which this is the largest."""
+
+
+def worth_sharing(keys: int, tokens: int) -> int:
+    """How many of the first ``keys`` that ``tokens`` of a step have in common are to be read once; 0: none."""
+    whole = keys // SHARED_TILE * SHARED_TILE
+    return whole if whole >= LEAST_SHARED and whole * (tokens - 1) >= LEAST_SPARED else 0
 
 
 def shared_blocks(tables: np.ndarray[tuple[int, ...], np.dtype[np.int32]], most: int) -> int:

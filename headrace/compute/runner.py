@@ -31,7 +31,7 @@ from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.results import Arriving, Launched, Sampled, output_of
-from headrace.compute.sampling.lines import Lines
+from headrace.compute.sampling.lines import Lines, drawn_at, every_token
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
 from headrace.compute.sampling.step_sampling import StepSampling
@@ -116,7 +116,6 @@ class LocalRunner:
         )
         if head is not None:
             head.bind(self._slots)
-        self._graphs = None if graphs is None else GraphedSteps(graphs, decoder, kv, self._slots)
         self._sampling = StepSampling(
             decoder,
             self._slots,
@@ -125,7 +124,11 @@ class LocalRunner:
             most_logits=max_num_seqs,  # as sized at start-up
             matchers=matchers,
             append=self._append,
+            graphs=graphs is not None,
         )
+        self._graphs = None
+        if graphs is not None:
+            self._graphs = GraphedSteps(graphs, decoder, kv, self._slots, self._sampling.counts)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-runner") if background else None
         self._launched: deque[Future[Launched]] = deque()
 
@@ -194,22 +197,32 @@ class LocalRunner:
     def _step(self, plan: StepPlan, rows: Rows, known: Sequence[Ints], began: float) -> Launched:
         lines = self._sampling.lines_of(plan.rows, rows)
         if self._graphs is not None:
-            drawing = self._sampling.drawing(lines)
-            variant = self._variant(plan, rows, lines, drawing)
+            drawing, shared = self._sampling.drawing(lines), self._slots.shared_keys(rows)
+            variant = self._variant(self._graphs, plan, rows, lines, drawing, shared)
             if variant is not None:
-                return self._replay(self._graphs, variant, plan, rows, lines, drawing, began)
+                return self._replay(self._graphs, variant, plan, rows, lines, drawing, shared, began)
             self._graphs.join()
         return self._compute(plan, rows, lines, known, began)
 
-    def _variant(self, plan: StepPlan, rows: Rows, lines: Lines, drawing: Drawing | None) -> Variant | None:
-        """The graph that computes a step; None if a row computes more than it draws from, or may be interrupted."""
-        whole = len(lines.rows) == rows.length.sum() and not self._sampling.spans(rows).any()
-        if self._graphs is None or not whole or (self._breakable and plan.idle):
+    def _variant(
+        self,
+        graphs: GraphedSteps,
+        plan: StepPlan,
+        rows: Rows,
+        lines: Lines,
+        drawing: Drawing | None,
+        shared: int,
+    ) -> Variant | None:
+        """The graph that computes a step; None if there is none, prompts are scored, or the step may be interrupted."""
+        if self._sampling.spans(rows).any() or (self._breakable and plan.idle):
             return None
-        ending = Ending.STATES
+        tokens, ending = int(rows.length.sum()), Ending.STATES
+        if tokens > len(lines.rows):  # some compute more than they draw from
+            return graphs.find(tokens, ending, True, shared > 0) if graphs.suits(rows) else None
         if drawing is not None:
-            ending = Ending.SAMPLED if drawing.random.any() else Ending.LIKELIEST
-        return self._graphs.find(len(lines.rows), ending, lines.verifies)
+            drawn = Ending.SAMPLED if drawing.random.any() else Ending.LIKELIEST
+            ending = drawn if drawing.penalties is None else Ending.PENALIZED
+        return graphs.find(tokens, ending, lines.verifies, shared > 0)
 
     def _replay(
         self,
@@ -219,19 +232,25 @@ class LocalRunner:
         rows: Rows,
         lines: Lines,
         drawing: Drawing | None,
+        shared: int,
         began: float,
     ) -> Launched:
         """Compute a step by a graph, and draw its tokens if the graph does not."""
         growth = self._slots.grow(plan.rows)
         self._slots.check(rows)
         failures = self._sampling.failures(plan.rows)
+        tokens, computing, sampled = int(rows.length.sum()), lines, None
+        if tokens > len(lines.rows):
+            computing = every_token(rows, self._sampling.drafts_of(plan.rows))
         prepared = time.perf_counter()
-        graphs.launch(variant, lines, growth, drawing)
+        graphs.launch(variant, computing, growth, drawing, shared)
         computed, forward = time.perf_counter(), self.seconds["forward"]
         arriving: Arriving
         if variant.ending is Ending.STATES:
             arriving = download = Download(self._device)
-            sampled = self._sampling.sample(graphs.states(len(lines.rows)), lines, failures, download)
+            hidden = self._lines(graphs.states(tokens), np.arange(tokens), drawn_at(rows, lines))
+            if len(lines.rows):
+                sampled = self._sampling.sample(hidden, lines, failures, download)
             download.seal()
         else:
             arriving = graphs.fetch(variant, len(lines.rows))
@@ -253,10 +272,7 @@ class LocalRunner:
         if self._ahead is not None:
             self._ahead.begin(self._slots.reached)
         last = np.cumsum(rows.length) - 1
-        sampled_at = last[lines.rows]
-        if lines.verifies:
-            sampled_at += lines.offsets - rows.drafts[lines.rows]
-        wanted = sampled_at
+        wanted = sampled_at = drawn_at(rows, lines)
         spans = self._sampling.spans(rows)
         scored_at = np.repeat(last + 1 - rows.length, spans) + ramps(spans) if spans.size else spans
         if scored_at.size:

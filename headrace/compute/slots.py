@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch, shared_blocks
+from headrace.compute.batch import Batch, shared_blocks, worth_sharing
 from headrace.compute.step_interrupt import StepInterrupt
 from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Row
@@ -149,12 +149,13 @@ class Slots:
         if (rows.end > np.minimum(self.max_model_len, self._blocks[rows.slot] * self.block_size)).any():
             raise ValueError("a row exceeds the blocks of its slot or the context")
 
-    def _common(self, slots: Ints, shortest: int) -> int:
-        """How many blocks before their last all ``slots`` have in common; a CPU does not ask."""
-        if self.device.type == "cpu":
+    def shared_keys(self, rows: Rows) -> int:
+        """How many first keys of all rows are to be read once for all of them; a CPU does not ask."""
+        if self._shared:
             return 0
-        most = (shortest - 1) // self.block_size
-        return shared_blocks(self._host_tables[slots, : most + 1], most)
+        most = int(rows.start.min()) // self.block_size
+        blocks = shared_blocks(self._host_tables[rows.slot, : most + 1], most)
+        return worth_sharing(blocks * self.block_size, int(rows.length.sum()))
 
     def table(self, slot: int) -> Blocks:
         """The blocks of a slot, on the host."""
@@ -190,7 +191,9 @@ class Slots:
         positions = np.repeat(rows.start - starts[:-1], rows.length) + np.arange(starts[-1])
         owners = np.repeat(rows.slot, rows.length)
         places = self.places(owners, positions)
-        positions_, slot_mapping, starts_, end_, logits_at, places_, slots_ = upload(
+        longer = np.flatnonzero(rows.length != 1)
+        shared = 0 if longer.size else self.shared_keys(rows)
+        positions_, slot_mapping, starts_, end_, logits_at, places_, slots_, shared_ = upload(
             self.device,
             positions,
             self.mapping(owners, positions),
@@ -199,6 +202,7 @@ class Slots:
             logits_indices,
             places,
             rows.slot,
+            np.array([shared], dtype=np.int32),
         )
         columns = -(-int(end.max()) // self.block_size)
         if self._shared:  # numpy takes elements faster
@@ -209,7 +213,6 @@ class Slots:
         else:
             tokens = self.tokens.view(-1).index_select(0, places_)
             tables = self.tables[:, :columns].index_select(0, slots_)
-        longer = np.flatnonzero(rows.length != 1)
         return Batch(
             tokens=tokens,
             positions=positions_,
@@ -222,7 +225,7 @@ class Slots:
             contexts=tuple(end.tolist()),
             decode_rows=int(longer[0]) if longer.size else len(end),
             block_size=self.block_size,
-            shared_blocks=self._common(rows.slot, int(end.min())) if longer.size == 0 else 0,
+            shared=shared_ if shared else None,
             bell=bell,
         )
 

@@ -70,8 +70,8 @@ class ModelOptions:
     kernels: Annotated[
         Literal["auto", "torch", "cpp", "triton"],
         Field(
-            description="Kernel backend; auto takes cpp on a CPU and torch on a GPU. triton is for GPUs; it is chosen "
-            "by name only, because it has been tested in Triton's interpreter but not on a GPU."
+            description="Kernel backend; auto takes cpp on a CPU, and on a GPU triton if a check at start finds that "
+            "it computes what torch does, else torch. triton has been tested in its interpreter, not on a GPU yet."
         ),
     ] = "auto"
     cpu_isa: Annotated[

@@ -203,7 +203,7 @@ class TuningOptions:
             description="Length of one measured window of the tuner; it should hold at least some tens of requests.",
             json_schema_extra=SECONDS,
         ),
-    ] = 30.0
+    ] = 20.0
 
     experiments_file: Annotated[
         str | None,

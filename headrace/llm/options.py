@@ -30,8 +30,8 @@ class LLMOptions(TypedDict, total=False):
     device: Literal["auto", "cpu", "cuda"]
     """Device to compute on; auto takes a GPU if there is one."""
     kernels: Literal["auto", "torch", "cpp", "triton"]
-    """Kernel backend; auto takes cpp on a CPU and torch on a GPU. triton is for GPUs; it is chosen by name
-    only, because it has been tested in Triton's interpreter but not on a GPU."""
+    """Kernel backend; auto takes cpp on a CPU, and on a GPU triton if a check at start finds that it computes
+    what torch does, else torch. triton has been tested in its interpreter, not on a GPU yet."""
     cpu_isa: Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"]
     """Instruction set of the cpp kernels; auto takes the best that the processor has."""
     tensor_parallel_size: int

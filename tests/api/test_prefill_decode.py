@@ -28,7 +28,7 @@ COMMON = {
 
 
 def example() -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "disaggregated_proxy.py"
+    path = Path(__file__).parents[2] / "examples/disaggregated_proxy.py"
     spec = importlib.util.spec_from_file_location("disaggregated_proxy", path)
     assert spec is not None
     assert spec.loader is not None

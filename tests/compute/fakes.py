@@ -90,8 +90,11 @@ class FakeDecoder:
                 out[line] = torch.nan
                 continue
             assert starts[row + 1] - 1 - index == int(batch.context_lens[row]) - 1 - position
-            places = [
-                int(batch.block_tables[row, p // batch.block_size]) * batch.block_size + p % batch.block_size
+            shared = 0 if batch.shared is None else int(batch.shared)
+            assert shared <= position + 1
+            places = [  # shared keys are read through the first row's table
+                int(batch.block_tables[row * (p >= shared), p // batch.block_size]) * batch.block_size
+                + p % batch.block_size
                 for p in range(position + 1)
             ]
             seen = kv.pages[places]

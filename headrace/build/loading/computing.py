@@ -22,7 +22,7 @@ from headrace.compute.device import (
     return_freed_memory,
 )
 from headrace.compute.drafting.loading import Beside
-from headrace.compute.kernels import Kernels, check_fp8, select
+from headrace.compute.kernels import HeadShape, Kernels, check_fp8, select
 from headrace.compute.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.memory_plan import ModelSize, check_room
 from headrace.compute.model.decoder import Decoder
@@ -195,7 +195,9 @@ def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
     tables = sum(rope.position_bytes for rope in spec.ropes)
     devices = 1 if device.type == "cpu" else place.size
     check_room(facts, int(spec.num_parameters * each / devices), tables, length)
-    kernels = select(model.kernels, device, None if model.cpu_isa == "auto" else model.cpu_isa)
+    heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+    isa = None if model.cpu_isa == "auto" else model.cpu_isa
+    kernels = select(model.kernels, device, isa, dtype=choice.dtype, heads=heads)
     check_fp8(kernels, "quantization", model.quantization)
     check_fp8(kernels, "kv-cache-dtype", model.kv_cache_dtype)
     return _Choices(spec, length, device, facts, choice, kernels)

@@ -77,8 +77,7 @@ def open_memory(
     ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
     transfer = open_transfer(cache, identity, kv)
-    peers = transfer.importer if transfer else None
-    wait = options.server.takeover_timeout
+    peers, wait = transfer.importer if transfer else None, options.server.takeover_timeout
     tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, wait)
     leader = computing.leader
     if leader is not None:

@@ -37,7 +37,7 @@ def read_causal_model(name: str, folder: Path, options: ModelOptions) -> Embeddi
     weights = load_weights(folder, spec, choice.dtype, device, plain_name=_plain_name)
     weights.head = weights.embedding[:1]  # no logits are computed, so no copy of the table is prepared
     most = _max_tokens(sentence, spec.max_positions)
-    decoder = Decoder(spec, weights, select(options.kernels, device), most)
+    decoder = Decoder(spec, weights, select(options.kernels, device, dtype=choice.dtype), most)
     return share_decoder(name, folder, decoder, most)
 
 

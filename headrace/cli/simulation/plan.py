@@ -348,9 +348,10 @@ def _arrival(row: Mapping[str, Any]) -> float:
 
 
 def _met(row: Mapping[str, Any], slo: Slo) -> bool:
-    """Whether a simulated request met both targets; one without a second token has no TPOT to miss."""
-    tpot = row.get("tpot_seconds") or 0.0
-    return "ttft_seconds" in row and row["ttft_seconds"] <= slo.ttft and tpot <= slo.tpot
+    """Whether a simulated request met both targets: a failed one has no TTFT, and a single token no TPOT to miss."""
+    ttft = float(row.get("ttft_seconds", math.inf))
+    tpot = float(row.get("tpot_seconds") or 0.0)
+    return ttft <= slo.ttft and tpot <= slo.tpot
 
 
 def _without_prompts(demand: Any) -> dict[str, Any]:

@@ -17,24 +17,31 @@ from headrace.compute.batch import Batch
 from headrace.compute.graphs.buffers import Fields, StepBuffers
 from headrace.compute.kv import PagedKV
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.sampling.step_sampling import Head
 from headrace.compute.slots import Slots
 
 
 class Ending(StrEnum):
-    """How a graph ends: with likeliest tokens, with sampled ones, or with states from which tokens are drawn later."""
+    """How a graph ends: with likeliest tokens, with sampled ones, with ones that are penalized first and counted then,
+    or with states from which tokens are drawn later.
+    """
 
     LIKELIEST = "likeliest"
     SAMPLED = "sampled"
+    PENALIZED = "penalized"
     STATES = "states"
 
 
 class Variant(NamedTuple):
-    """What distinguishes one graph from another; ``verifies``: its rows may have drafts."""
+    """What distinguishes one graph from another; ``verifies``: its rows may have drafts, ``shares``: they begin with
+    the same keys, which are read once.
+    """
 
     size: int
     ending: Ending
     verifies: bool
+    shares: bool = False
 
 
 class Decoder(Head, Protocol):
@@ -48,9 +55,23 @@ class Decoder(Head, Protocol):
 
 
 class StepBody:
-    """The work of all graphs of at most ``most`` lines."""
+    """The work of all graphs of at most ``most`` lines, of which a row of attention has at most ``row_tokens``.
 
-    def __init__(self, decoder: Decoder, kv: PagedKV, slots: Slots, buffers: StepBuffers, most: int) -> None:
+    ``counts`` are those of penalties.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: PagedKV,
+        slots: Slots,
+        buffers: StepBuffers,
+        counts: Tensor,
+        most: int,
+        row_tokens: int,
+    ) -> None:
+        self._counts = counts
+        self._row_tokens = row_tokens
         self._decoder = decoder
         self._kv = kv
         self._slots = slots
@@ -61,7 +82,8 @@ class StepBody:
     def buffers(self) -> Sequence[Tensor]:
         """Everything that graphs share with the host or with each other, the model's weights apart."""
         slots = self._slots
-        return *self._buffers.all(), slots.tokens, slots.tables, self._starts, self._order, self._kv.pages
+        shared = (*self._buffers.all(), slots.tokens, slots.tables, self._kv.pages, self._counts)
+        return *shared, self._starts, self._order
 
     def addresses(self) -> tuple[int, ...]:
         """Where the buffers are: a graph reads and writes there, whatever they are later."""
@@ -69,34 +91,52 @@ class StepBody:
 
     def run(self, variant: Variant) -> None:
         """Compute one step on the buffers."""
-        size, ending, verifies = variant
+        size, ending, verifies, _ = variant
         given = self._buffers.given[size]
         tokens = self._slots.tokens.view(-1)
         self._slots.tables.view(-1).index_copy_(0, given.table_places, given.table_blocks)
-        if verifies:
-            _put(tokens, given.places + 1, given.drafts)
-        hidden = self._decoder.hidden(self._batch(given, size), self._kv)
+        if verifies:  # behind a known token is the next one of the row, not a draft
+            behind = given.places + 1
+            _put(tokens, behind, torch.where(given.drafts < 0, tokens.index_select(0, behind), given.drafts))
+        hidden = self._decoder.hidden(self._batch(given, variant), self._kv)
         if ending is Ending.STATES:
             self._buffers.states[:size].copy_(hidden)
             return
         logits = self._decoder.logits(hidden)
+        if ending is Ending.PENALIZED:
+            logits = logits.float()
+            self._decoder.penalize(logits, self._counts, self._penalty(given, variant))
         drawn = self._decoder.likeliest(logits)
-        if ending is Ending.SAMPLED:
+        if ending is not Ending.LIKELIEST:
             sampled = self._decoder.choose(logits, _choice(given))
             drawn = torch.where(given.random != 0, sampled, drawn)
         out = self._buffers.out
         out[:size].copy_(drawn)
         _put(tokens, given.places + 1, drawn)
+        counted = given.counted
         if verifies:
-            out[size : 2 * size].copy_(self._decoder.accept(drawn, given.drafts, given.first, given.offsets))
+            # A token that does not count for the row does not count for penalties.
+            counting = out[size : 2 * size]
+            counting.copy_(self._decoder.accept(drawn, given.drafts, given.first, given.offsets))
+            counted = counted * counting
+        if ending is Ending.PENALIZED:
+            lanes = given.lanes * self._counts.shape[1]
+            self._counts.view(-1).index_add_(0, lanes + drawn.clamp(min=0), counted.to(self._counts.dtype))
 
-    def _batch(self, given: Fields[Tensor], size: int) -> Batch:
-        slots = self._slots
+    def _penalty(self, given: Fields[Any], variant: Variant) -> Penalty:
+        """The penalties of all lines, before each of which its row's drafts have been."""
+        order: Any = self._order[: variant.size]
+        begins = given.first if variant.verifies else order
+        numbers = (given.repetition, given.presence, given.frequency)
+        return Penalty(order, given.lanes, *numbers, given.drafts, begins, order)
+
+    def _batch(self, given: Fields[Tensor], variant: Variant) -> Batch:
+        slots, size = self._slots, variant.size
         return Batch(
             tokens=slots.tokens.view(-1).index_select(0, given.places),
             positions=given.positions,
             slot_mapping=given.mapping,
-            query_starts=self._starts[: size + 1],
+            query_starts=given.starts if variant.verifies else self._starts[: size + 1],
             context_lens=given.contexts,
             block_tables=slots.tables.index_select(0, given.slots),
             logits_indices=self._order[:size],
@@ -105,6 +145,8 @@ class StepBody:
             contexts=(slots.max_model_len,) * size,
             decode_rows=size,
             block_size=slots.block_size,
+            most_tokens=self._row_tokens if variant.verifies else 1,
+            shared=given.shared if variant.shares else None,
         )
 
 

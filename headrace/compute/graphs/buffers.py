@@ -28,16 +28,20 @@ _RING = 4
 
 
 class Fields(NamedTuple, Generic[ArrayT]):
-    """The inputs of N lines, [N] each: arrays on the host, tensors on the device.
+    """The inputs of N lines, [N] each unless said otherwise: arrays on the host, tensors on the device.
 
     Always: ``places`` int64 of their tokens in the slots' buffer; ``positions`` int64; ``mapping`` int64, where keys
-    and values are written (-1: nowhere); ``slots`` int64; ``contexts`` int32, the keys that they attend to;
-    ``table_places`` int64 and ``table_blocks`` int32, new blocks of the tables.
+    and values are written (-1: nowhere); ``table_places`` int64 and ``table_blocks`` int32, new blocks of the tables.
+    Of at most N rows of attention: ``slots`` int64, and ``contexts`` int32, the keys that the row's last line attends
+    to.
 
-    With drafts, as in `Lines`: ``drafts``, ``first`` and ``offsets`` int64.
+    With drafts, as in `Lines`: ``drafts``, ``first`` and ``offsets`` int64; and ``starts`` int32 [N + 1], where each
+    row of attention begins. Otherwise each line is a row.
+
+    With a shared prefix: ``shared`` int32 [1], its keys.
 
     If any is sampled, as in `Choice`: ``temperature``, ``min_p``, ``top_p``, ``uniform`` float64, ``top_k`` int64;
-    and ``random`` int64, which are sampled.
+    and ``random`` int64, which are sampled. If any is penalized: the fields of `LinePenalties`.
     """
 
     places: ArrayT
@@ -56,10 +60,17 @@ class Fields(NamedTuple, Generic[ArrayT]):
     top_p: ArrayT
     uniform: ArrayT
     random: ArrayT
+    starts: ArrayT
+    shared: ArrayT
+    lanes: ArrayT
+    repetition: ArrayT
+    presence: ArrayT
+    frequency: ArrayT
+    counted: ArrayT
 
 
-_FLOATS = frozenset(("temperature", "min_p", "top_p", "uniform"))
-_SMALL = frozenset(("contexts", "table_blocks"))
+_FLOATS = frozenset(("temperature", "min_p", "top_p", "uniform", "repetition", "presence", "frequency"))
+_SMALL = frozenset(("contexts", "table_blocks", "starts", "shared"))
 
 
 def width(lines: int) -> int:
@@ -77,7 +88,8 @@ def fields(words: ArrayT, lines: int, view: Callable[[Any, str], Any]) -> Fields
     parts, each = [], width(lines)
     for number, name in enumerate(Fields._fields):
         kind = "float64" if name in _FLOATS else "int32" if name in _SMALL else "int64"
-        parts.append(view(words[number * each : (number + 1) * each], kind)[:lines])  # type: ignore[index]
+        count = {"starts": lines + 1, "shared": 1}.get(name, lines)
+        parts.append(view(words[number * each : (number + 1) * each], kind)[:count])  # type: ignore[index]
     return Fields(*parts)
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from headrace.compute.graphs.body import Ending
 from headrace.compute.graphs.recorder import CudaRecorder
-from headrace.compute.graphs.sizes import MOST_LINES, graph_sizes
+from headrace.compute.graphs.sizes import MOST_LINES, few_sizes, graph_sizes
 from headrace.compute.graphs.steps import Captured, GraphSpec
 from headrace.compute.model.decoder import Decoder
 from headrace.core.capacity import activation_bytes
 
 GRAPHED_KERNELS = frozenset({"triton"})
 """Backends that launch a decode step without arrays of the host; torch's attention builds some for each step."""
+
+TILE_LINES = 32
+"""Heads of queries times tokens, for which attention reads the keys of a row once: an estimate, not measured."""
 
 GRAPH_BYTES = 1 << 20
 """Memory of a recorded graph besides what it computes in: an estimate."""
@@ -33,23 +37,35 @@ def plan_graphs(decoder: Decoder, rows: int, drafts: int | None) -> Graphs:
     if not recordable:
         return Graphs(None)
     lines, drafting = min(MOST_LINES, rows * (1 + (drafts or 0))), drafts is not None
-    spec = GraphSpec(CudaRecorder(decoder.device), lines, drafting, decoder.spec.hidden_size, decoder.dtype)
-    return Graphs(spec, _graph_bytes(decoder, lines, drafting))
+    most = max(1, TILE_LINES // (decoder.spec.num_heads // decoder.spec.num_kv_heads))
+    row_tokens = most if drafts is None else min(most, 1 + drafts)
+    spec = GraphSpec(
+        CudaRecorder(decoder.device),
+        lines,
+        drafting,
+        decoder.spec.hidden_size,
+        decoder.dtype,
+        row_tokens,
+        MOST_LINES,
+    )
+    counts = (rows + 1) * decoder.spec.vocab_size * 4
+    return Graphs(spec, _graph_bytes(decoder, lines, drafting) + counts)
 
 
 def _graph_bytes(decoder: Decoder, lines: int, drafts: bool) -> int:
     """Memory to keep for graphs: that of the largest step, in which all others compute too, and each one's own."""
-    sizes = graph_sizes(lines)
+    sizes, few = graph_sizes(lines), few_sizes(graph_sizes(MOST_LINES))
+    graphs = (len(sizes) + len(few_sizes(sizes))) * (2 * len(Ending) if drafts else len(Ending) + 1)
     step = activation_bytes(
         hidden_size=decoder.spec.hidden_size,
         intermediate_size=decoder.spec.intermediate_size,
         vocab_size=decoder.spec.vocab_size,
         itemsize=decoder.dtype.itemsize,
-        max_num_batched_tokens=sizes[-1],
+        max_num_batched_tokens=MOST_LINES,
         max_num_seqs=0,  # a graph samples from its logits as they are, without a copy
     )
-    step += sizes[-1] * decoder.spec.vocab_size * 4
-    return step + len(sizes) * (6 if drafts else 4) * GRAPH_BYTES
+    step += 2 * sizes[-1] * decoder.spec.vocab_size * 4  # and those that are penalized in float32
+    return step + (graphs + len(few)) * GRAPH_BYTES
 
 
 def describe_graphs(captured: Captured) -> str:

@@ -12,22 +12,27 @@ import numpy as np
 import torch
 
 from headrace.compute.graphs.body import Decoder, Ending, StepBody, Variant
-from headrace.compute.graphs.buffers import Fetched, Staging, StepBuffers
+from headrace.compute.graphs.buffers import Fetched, Fields, Staging, StepBuffers
 from headrace.compute.graphs.recorder import Recorder
-from headrace.compute.graphs.sizes import graph_sizes
+from headrace.compute.graphs.sizes import MOST_KEYS_AGAIN, few_sizes, graph_sizes
 from headrace.compute.kv import PagedKV
 from headrace.compute.sampling.lines import NO_DRAFT, Lines
 from headrace.compute.sampling.sampler import Drawing
-from headrace.compute.slots import Growth, Slots
+from headrace.compute.slots import Growth, Rows, Slots
 
 _ANY_TOKEN = (1.0, 0.0, 0, 1.0, 0.0)
 """Temperature, min_p, top_k, top_p and random number of a line that is not sampled, as in `Choice`."""
 
+_NO_PENALTY = (0, 1.0, 0.0, 0.0, 0)
+"""Lane, repetition, presence and frequency of a line without penalties, which is not counted: see `LinePenalties`."""
+
 
 class GraphSpec(NamedTuple):
-    """Which graphs to record: for at most ``lines`` lines of ``hidden_size`` states.
+    """Which graphs to record: for at most ``lines`` lines of ``hidden_size`` states, after which tokens are drawn, and
+    for steps with prompts of at most ``tokens``.
 
-    ``drafts`` says whether a drafter proposes tokens.
+    ``drafts`` says whether a drafter proposes tokens. Attention reads the keys of a row of many tokens once for
+    ``row_tokens`` of them.
     """
 
     recorder: Recorder
@@ -35,6 +40,8 @@ class GraphSpec(NamedTuple):
     drafts: bool
     hidden_size: int
     dtype: torch.dtype
+    row_tokens: int
+    tokens: int
 
 
 class Captured(NamedTuple):
@@ -53,23 +60,27 @@ class Captured(NamedTuple):
 class GraphedSteps:
     """The graphs of one runner, over its slots and pages."""
 
-    def __init__(self, spec: GraphSpec, decoder: Decoder, kv: PagedKV, slots: Slots) -> None:
+    def __init__(
+        self, spec: GraphSpec, decoder: Decoder, kv: PagedKV, slots: Slots, counts: torch.Tensor
+    ) -> None:
+        self._row_tokens = spec.row_tokens
         self._recorder = spec.recorder
-        self._sizes = graph_sizes(spec.lines)
+        self._drawing = graph_sizes(spec.lines)
+        self._sizes = sorted({*self._drawing, *few_sizes(graph_sizes(max(spec.tokens, spec.lines)))})
         self._drafts = spec.drafts
         most = self._sizes[-1]
         self._slots = slots
         self._buffers = StepBuffers(spec.recorder, slots.device, self._sizes, spec.hidden_size, spec.dtype)
-        self._body = StepBody(decoder, kv, slots, self._buffers, most)
+        self._body = StepBody(decoder, kv, slots, self._buffers, counts, most, spec.row_tokens)
         self._replays: dict[Variant, Callable[[], None]] = {}
-        self._held: tuple[int, ...] = ()
+        self._held: dict[tuple[Any, ...], list[int]] = {}
         self._addresses: tuple[int, ...] = ()
 
     @torch.inference_mode()
     def capture(self) -> Captured:
         """Record all graphs that the device has memory for, before the first step."""
         began, used = time.perf_counter(), self._recorder.used_bytes()
-        problem, held = "", []
+        problem = ""
         for size in reversed(self._sizes):
             replays = {}
             self._stage_padding(size)
@@ -80,31 +91,45 @@ class GraphedSteps:
                 problem = problem or f"{size} lines: {str(error).splitlines()[0]}"
                 continue
             self._replays |= replays
-            held.append(size)
-        self._held = tuple(reversed(held))
+        for variant in sorted(self._replays, key=lambda variant: variant.size):
+            self._held.setdefault(variant[1:], []).append(variant.size)
         self._addresses = self._body.addresses()
         return Captured(
             len(self._replays),
-            max(held, default=0),
+            max((variant.size for variant in self._replays), default=0),
             max(0, self._recorder.used_bytes() - used),
             time.perf_counter() - began,
             problem,
         )
 
-    def find(self, lines: int, ending: Ending, verifies: bool) -> Variant | None:
-        """The smallest graph that computes so many lines; None if there is none."""
-        at = bisect_left(self._held, lines)
-        if at == len(self._held):
-            return None
-        variant = Variant(self._held[at], ending, verifies)
-        return variant if variant in self._replays else None
+    def find(self, lines: int, ending: Ending, verifies: bool, shares: bool) -> Variant | None:
+        """The smallest graph that computes so many lines, if possible one for rows that share keys if they do; None if
+        there is none.
+        """
+        held = self._held.get((ending, verifies, shares), [])
+        at = bisect_left(held, lines)
+        if at < len(held):
+            return Variant(held[at], ending, verifies, shares)
+        return self.find(lines, ending, verifies, False) if shares else None
+
+    def suits(self, rows: Rows) -> bool:
+        """Whether rows of any length may be computed by a graph, which reads their keys every few tokens."""
+        again = (rows.length - 1) // self._row_tokens * rows.end
+        return bool(again.sum() <= MOST_KEYS_AGAIN)
 
     def join(self) -> None:
         """Let operations of torch from now on come after the replays."""
         self._recorder.join()
 
-    def launch(self, variant: Variant, lines: Lines, growth: Growth | None, drawing: Drawing | None) -> None:
-        """Queue a step: its inputs, and a replay of the graph.
+    def launch(
+        self,
+        variant: Variant,
+        lines: Lines,
+        growth: Growth | None,
+        drawing: Drawing | None,
+        shared: int,
+    ) -> None:
+        """Queue a step whose rows share so many keys: its inputs, and a replay of the graph.
 
         Raises:
             RuntimeError: a buffer is not where it was when the graph was recorded, which would read other memory.
@@ -116,7 +141,7 @@ class GraphedSteps:
             self._slots.send(growth)
             growth = None
         staging = self._buffers.stage()
-        self._fill(staging, variant, lines, growth, drawing)
+        self._fill(staging, variant, lines, growth, drawing, shared)
         self._buffers.send(staging, variant.size)
         self._replays[variant]()
 
@@ -130,37 +155,53 @@ class GraphedSteps:
         return self._buffers.states[:lines]
 
     def _variants(self, size: int) -> Iterator[Variant]:
-        """The graphs of a size. Without a drafter only grammars draft, and their tokens are drawn from states."""
-        for ending in Ending:
-            yield Variant(size, ending, verifies=False)
-            if self._drafts or ending is Ending.STATES:
-                yield Variant(size, ending, verifies=True)
+        """The graphs of a size. Without a drafter only grammars draft, and their tokens are drawn from states, as those
+        of a step with prompts are: it may have more tokens than are ever drawn.
+        """
+        if size not in self._drawing:
+            yield Variant(size, Ending.STATES, verifies=True)
+            return
+        for shares in (False, True)[: 1 + (size in few_sizes(self._drawing))]:
+            for ending in Ending:
+                yield Variant(size, ending, False, shares)
+                if self._drafts or ending is Ending.STATES:
+                    yield Variant(size, ending, True, shares)
 
     def _stage_padding(self, size: int) -> None:
         """Fill the buffers with lines that do nothing, on which recording may run."""
         none = np.zeros(0, dtype=np.int64)
         staging = self._buffers.stage()
-        variant = Variant(size, Ending.SAMPLED, verifies=True)  # its inputs are those of all others, too
-        self._fill(staging, variant, Lines(none, none, none, none, none, False), None, None)
+        variant = Variant(size, Ending.PENALIZED, verifies=True)  # its inputs are those of all others, too
+        self._fill(staging, variant, Lines(none, none, none, none, none, False), None, None, 0)
         self._buffers.send(staging, size)
 
     def _fill(
-        self, staging: Staging, variant: Variant, lines: Lines, growth: Growth | None, drawing: Drawing | None
+        self,
+        staging: Staging,
+        variant: Variant,
+        lines: Lines,
+        growth: Growth | None,
+        drawing: Drawing | None,
+        shared: int,
     ) -> None:
         """Write the inputs of a step, and behind them padding of the spare slot."""
         slots, count = self._slots, len(lines.rows)
         into = staging.fields(variant.size)
         spare, before = len(slots.tokens) - 1, lines.positions - 1
 
-        def put(field: np.ndarray[tuple[int, ...], np.dtype[np.generic]], values: Any, rest: Any) -> None:
-            field[:count] = values
-            field[count:] = rest
-
-        put(into.places, slots.places(lines.slots, before), spare * (slots.max_model_len + 1))
-        put(into.positions, before, 0)
-        put(into.mapping, slots.mapping(lines.slots, before), -1)
-        put(into.slots, lines.slots, spare)
-        put(into.contexts, lines.positions, 0)
+        into.shared[0] = shared
+        _put(into.places, slots.places(lines.slots, before), spare * (slots.max_model_len + 1))
+        _put(into.positions, before, 0)
+        _put(into.mapping, slots.mapping(lines.slots, before), -1)
+        last = np.arange(count)
+        if variant.verifies:
+            first = np.flatnonzero(lines.offsets % self._row_tokens == 0)
+            last = np.append(first[1:], count)[: first.size] - 1
+            # Behind them, each line of padding is a row of its own, and what is left of the rows is empty.
+            rest = np.minimum(count + np.arange(len(into.starts) - first.size), variant.size)
+            _put(into.starts, first, rest)
+        _put(into.slots, lines.slots[last], spare)
+        _put(into.contexts, lines.positions[last], 0)
         grown = 0 if growth is None else len(growth.blocks)
         into.table_places[grown:] = spare * slots.max_blocks
         into.table_blocks[grown:] = 0
@@ -168,16 +209,29 @@ class GraphedSteps:
             into.table_places[:grown], into.table_blocks[:grown] = growth
         if variant.verifies:
             own = np.arange(variant.size)
-            put(into.drafts, lines.drafts, NO_DRAFT)
-            put(into.first, own[:count] - lines.offsets, own[count:])
-            put(into.offsets, lines.offsets, 0)
-        if variant.ending is Ending.SAMPLED:
-            choice = _ANY_TOKEN if drawing is None else drawing.choice
-            put(into.random, 0 if drawing is None else drawing.random, 0)
-            for field, values, rest in zip(
-                (into.temperature, into.min_p, into.top_k, into.top_p, into.uniform),
-                choice,
-                _ANY_TOKEN,
-                strict=True,
-            ):
-                put(field, values, rest)
+            _put(into.drafts, lines.drafts, NO_DRAFT)
+            _put(into.first, own[:count] - lines.offsets, own[count:])
+            _put(into.offsets, lines.offsets, 0)
+        if variant.ending in (Ending.SAMPLED, Ending.PENALIZED):
+            _put_drawing(into, drawing, variant.ending is Ending.PENALIZED)
+
+
+def _put(field: np.ndarray[tuple[int, ...], np.dtype[np.generic]], values: Any, rest: Any) -> None:
+    """Write the ``values`` of lines or rows, and ``rest`` behind them."""
+    field[: len(values)] = values
+    field[len(values) :] = rest
+
+
+def _put_drawing(into: Fields[Any], drawing: Drawing | None, penalized: bool) -> None:
+    """Write how tokens are drawn; without ``drawing``, those of padding."""
+    nothing: tuple[Any, ...] = ((),) * 5
+    _put(into.random, () if drawing is None else drawing.random, 0)
+    fields = (into.temperature, into.min_p, into.top_k, into.top_p, into.uniform)
+    values = nothing if drawing is None else drawing.choice
+    for field, value, rest in zip(fields, values, _ANY_TOKEN, strict=True):
+        _put(field, value, rest)
+    if penalized:
+        fields = (into.lanes, into.repetition, into.presence, into.frequency, into.counted)
+        values = nothing if drawing is None or drawing.penalties is None else drawing.penalties
+        for field, value, rest in zip(fields, values, _NO_PENALTY, strict=True):
+            _put(field, value, rest)

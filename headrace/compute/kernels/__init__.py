@@ -16,6 +16,7 @@ sequences or schedules.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -31,6 +32,8 @@ from headrace.compute.sampling.penalties import Penalty
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.stack import Stack
+
+logger = logging.getLogger(__name__)
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -248,17 +251,28 @@ def _triton(device: torch.device, isa: str | None) -> Kernels:
 
 _BACKENDS: dict[str, Callable[[torch.device, str | None], Kernels]] = {
     "cpp": _cpp,
-    "torch": _torch,
     "triton": _triton,
+    "torch": _torch,
 }
 """In the order in which "auto" tries them. Each creates its kernels for a device and an instruction set, or raises
-`KernelsUnavailable`. Those in Triton have not run on a GPU yet, so they are only chosen by name."""
+`KernelsUnavailable`."""
+
+_ANY_HEADS = HeadShape(8, 2, 128)
 
 
-def select(name: str, device: torch.device, isa: str | None = None) -> Kernels:
+def select(
+    name: str,
+    device: torch.device,
+    isa: str | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    heads: HeadShape = _ANY_HEADS,
+) -> Kernels:
     """The backend called ``name``, or with "auto" the fastest that works on ``device``.
 
-    ``isa`` is the instruction set to use, which the "auto" backend must support; None: the best.
+    ``isa`` is the instruction set to use, which the "auto" backend must support; None: the best. "auto" takes the
+    Triton kernels on a GPU where they agree with torch's operations, for ``heads`` of ``dtype``: see
+    `triton.agreement`.
 
     Raises:
         KernelsUnavailable: the name is unknown, or the backend does not work here.
@@ -268,13 +282,29 @@ def select(name: str, device: torch.device, isa: str | None = None) -> Kernels:
             known = ", ".join(sorted(_BACKENDS))
             raise KernelsUnavailable(f"kernels '{name}' do not exist; use auto or one of: {known}")
         return _BACKENDS[name](device, isa)
-    for make in _BACKENDS.values():
+    tried = {key: make for key, make in _BACKENDS.items() if key != "triton" or device.type != "cpu"}
+    for key, make in tried.items():
         try:
-            return make(device, isa)
-        except KernelsUnavailable:
+            kernels = make(device, isa)
+            if key == "triton":
+                _check(kernels, device, dtype, heads)
+        except KernelsUnavailable as error:
             if isa is not None:  # no slower backend supports it either
                 raise
+            if key == "triton":
+                logger.warning("%s. Torch's operations compute instead, which is slower", error)
+        else:
+            return kernels
     raise KernelsUnavailable(f"no kernels work on {device}")
+
+
+def _check(kernels: Kernels, device: torch.device, dtype: torch.dtype, heads: HeadShape) -> None:
+    """Raise KernelsUnavailable if the Triton kernels give something else than torch's operations."""
+    from headrace.compute.kernels.triton.agreement import disagreement
+
+    wrong = disagreement(kernels, dtype, heads, device)
+    if wrong:
+        raise KernelsUnavailable(f"kernels 'triton' do not work on this device: {wrong}")
 
 
 def check_fp8(kernels: Kernels, option: str, value: str | None) -> None:

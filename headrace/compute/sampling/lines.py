@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from headrace.compute.slots import Rows, ramps
 from headrace.compute.transfer import upload
 from headrace.core.plan import Row
 
@@ -74,6 +75,20 @@ class Lines(NamedTuple):
         if drawn.device.type == "cpu":  # small arrays take numpy a fraction of the time
             return torch.from_numpy(counting_of(drawn.numpy(), *known))
         return accept(drawn, *upload(drawn.device, *known))
+
+
+def drawn_at(rows: Rows, lines: Lines) -> Ints:
+    """The packed tokens of ``rows`` after which the tokens of ``lines`` are drawn, int64 [L]."""
+    return (np.cumsum(rows.length) - 1 - rows.drafts)[lines.rows] + lines.offsets
+
+
+def every_token(rows: Rows, drafts: Ints) -> Lines:
+    """All tokens of ``rows`` as lines, whether tokens are drawn from them or not; ``drafts`` are those of all rows."""
+    at, offsets = np.repeat(np.arange(rows.length.size), rows.length), ramps(rows.length)
+    expected = np.full(at.size, NO_DRAFT, dtype=np.int64)
+    last = rows.length[at] - 1
+    expected[(offsets < last) & (offsets >= last - rows.drafts[at])] = drafts
+    return Lines(at, rows.slot[at], rows.start[at] + offsets + 1, offsets, expected, True)
 
 
 def counting_of(drawn: Any, drafts: Any, first: Any, offsets: Any) -> Any:

@@ -16,10 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from headrace.compute.slots import ramps
 from headrace.compute.transfer import upload
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Reals = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 TOKENS_AT_ONCE = 1 << 18
 """Tokens of histories processed at once; about 60 bytes each. A single row may have more."""
@@ -28,9 +30,11 @@ IN_PROMPT = 1 << 30
 
 
 class Penalty(NamedTuple):
-    """The penalties of P rows, as arrays on the host: ``rows`` of logits and ``lanes`` of counts, int64 [P].
+    """The penalties of P rows, as arrays on the host, or all on the device: ``rows`` of logits and ``lanes`` of counts,
+    int64 [P].
 
-    ``drafts`` int64 [P, K] are tokens before the row that are not among its counts, and other numbers than tokens.
+    Of ``drafts`` int64 [N], those from ``begins`` to ``ends`` int64 [P] are tokens before a row that are not among its
+    counts, or other numbers than tokens.
     """
 
     rows: Ints
@@ -38,7 +42,21 @@ class Penalty(NamedTuple):
     repetition: Reals
     presence: Reals
     frequency: Reals
-    drafts: Ints | None
+    drafts: Ints
+    begins: Ints
+    ends: Ints
+
+
+class LinePenalties(NamedTuple):
+    """The penalties of all L lines of a step: neutral numbers and lane 0 where ``counted`` int64 [L] is 0, otherwise 1:
+    then the line's token is counted, too.
+    """
+
+    lanes: Ints
+    repetition: Reals
+    presence: Reals
+    frequency: Reals
+    counted: Ints
 
 
 Penalize = Callable[[torch.Tensor, torch.Tensor, Penalty], None]
@@ -46,14 +64,17 @@ Penalize = Callable[[torch.Tensor, torch.Tensor, Penalty], None]
 
 def penalize(logits: torch.Tensor, counts: torch.Tensor, penalty: Penalty) -> None:
     """Penalize rows of ``logits`` float32 [S, V] in place by ``counts`` int32 [lanes, V]; see `Penalties.apply`."""
-    numbers = (penalty.repetition, penalty.presence, penalty.frequency)
-    drafts = np.zeros(0, dtype=np.int64) if penalty.drafts is None else penalty.drafts.reshape(-1)
-    rows, lanes, *factors, ahead = upload(logits.device, penalty.rows, penalty.lanes, *numbers, drafts)
+    ahead = penalty.ends - penalty.begins
+    lines, drafts = np.repeat(np.arange(ahead.size), ahead), np.repeat(penalty.begins, ahead) + ramps(ahead)
+    drafts = penalty.drafts[drafts]
+    known = penalty[:5]
+    rows, lanes, *factors, lines_, drafts_ = upload(
+        logits.device, *known, lines[drafts >= 0], drafts[drafts >= 0]
+    )
     repetition, presence, frequency = (each.to(logits.dtype).unsqueeze(1) for each in factors)
     seen = counts.index_select(0, lanes)
-    output, tokens = seen & (IN_PROMPT - 1), torch.arange(counts.shape[1], device=counts.device)
-    for column in ahead.view(len(rows), -1).unbind(1):
-        output += column.unsqueeze(1) == tokens
+    output = seen & (IN_PROMPT - 1)
+    output.index_put_((lines_, drafts_), output.new_ones(()), accumulate=True)
     said = logits.index_select(0, rows)
     repeated = torch.where(said > 0, said / repetition, said * repetition)
     said = torch.where((output > 0) | (seen >= IN_PROMPT), repeated, said)
@@ -64,19 +85,43 @@ class Penalties:
     """How often each token occurs in the output of a slot (int32 [lanes, V]), and the penalties from these counts.
 
     ``history`` int32 [slots, width] is the device's buffer of all tokens. ``by_counts`` is `penalize` or a kernel for
-    it; None: penalties go through the history.
+    it; None: penalties go through the history. With ``fixed`` there is a lane for each slot from the start, and
+    ``counts`` stay where they are.
     """
 
-    def __init__(self, history: torch.Tensor, vocab_size: int, by_counts: Penalize | None = None) -> None:
+    def __init__(
+        self,
+        history: torch.Tensor,
+        vocab_size: int,
+        by_counts: Penalize | None = None,
+        *,
+        fixed: bool = False,
+    ) -> None:
         self._history = history
         self._by_counts = by_counts
-        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=history.device)
+        lanes = len(history) if fixed else 0
+        self.counts = torch.zeros(lanes, vocab_size, dtype=torch.int32, device=history.device)
+        self.fixed = fixed
         self._lane: dict[int, int] = {}
-        self._free: list[int] = []
+        self._free = list(range(lanes))
 
     def __len__(self) -> int:
         """Number of slots with counts."""
         return len(self._lane)
+
+    def lines(
+        self, slots: Ints, penalized: Flags, repetition: Reals, presence: Reals, frequency: Reals
+    ) -> LinePenalties:
+        """The penalties of the lines of ``slots`` [L], of which some are ``penalized``; all arguments are [L]."""
+        lanes = np.zeros(slots.size, dtype=np.int64)
+        lanes[penalized] = self._lanes(slots[penalized])
+        return LinePenalties(
+            lanes,
+            np.where(penalized, repetition, 1.0),
+            np.where(penalized, presence, 0.0),
+            np.where(penalized, frequency, 0.0),
+            penalized.astype(np.int64),
+        )
 
     def admit(self, slot: int, prompt: Ints, output: Ints) -> None:
         """Start a slot's counts from its prompt and the output tokens known so far."""
@@ -84,7 +129,7 @@ class Penalties:
             if not self._free:
                 self._grow()
             self._lane[slot] = self._free.pop()
-        counts = self._counts[self._lane[slot]].zero_()
+        counts = self.counts[self._lane[slot]].zero_()
         (tokens,) = upload(counts.device, output)
         if self._by_counts is not None:
             (given,) = upload(counts.device, prompt)
@@ -103,9 +148,9 @@ class Penalties:
         """
         (lanes,) = upload(tokens.device, self._lanes(slots))
         if counting is None:
-            self._counts[lanes, tokens] += 1
+            self.counts[lanes, tokens] += 1
         else:
-            self._counts.index_put_((lanes, tokens), counting.to(self._counts.dtype), accumulate=True)
+            self.counts.index_put_((lanes, tokens), counting.to(self.counts.dtype), accumulate=True)
 
     def apply(
         self,
@@ -127,8 +172,10 @@ class Penalties:
         """
         if self._by_counts is not None:
             lanes = self._lanes(slots)
-            penalty = Penalty(rows, lanes, repetition, presence, frequency, drafts)
-            self._by_counts(logits, self._counts, penalty)
+            each = 0 if drafts is None else drafts.shape[1]
+            flat, begins = lanes if drafts is None else drafts.reshape(-1), np.arange(rows.size) * each
+            factors = (repetition, presence, frequency)
+            self._by_counts(logits, self.counts, Penalty(rows, lanes, *factors, flat, begins, begins + each))
             return
         numbers = (rows, slots, self._lanes(slots), repetition, presence, frequency)
         parts = np.flatnonzero(np.diff(np.cumsum(lengths) // TOKENS_AT_ONCE)) + 1
@@ -148,7 +195,7 @@ class Penalties:
         begins, rows, slots, lanes, factor, once, each = spread
         tokens = self._history[slots, torch.arange(total, device=logits.device) - begins].long()
         # A token that occurs twice is written twice, with the same value.
-        said, counts = logits[rows, tokens], self._counts[lanes, tokens]
+        said, counts = logits[rows, tokens], self.counts[lanes, tokens]
         if drafts is not None:
             (ahead,) = upload(logits.device, drafts.reshape(-1))
             ahead = ahead.view(drafts.shape).repeat_interleave(lengths_, dim=0, output_size=total)
@@ -161,7 +208,7 @@ class Penalties:
         return np.array([self._lane[slot] for slot in slots.tolist()], dtype=np.int64)
 
     def _grow(self) -> None:
-        lanes, vocab_size = self._counts.shape
+        lanes, vocab_size = self.counts.shape
         added = max(4, lanes)
-        self._counts = torch.cat([self._counts, self._counts.new_zeros(added, vocab_size)])
+        self.counts = torch.cat([self.counts, self.counts.new_zeros(added, vocab_size)])
         self._free.extend(range(lanes + added - 1, lanes - 1, -1))

@@ -21,7 +21,7 @@ from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.constraints import Constraints, Rowed, checked
 from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED, likeliest
 from headrace.compute.sampling.generator import uniforms
-from headrace.compute.sampling.penalties import Penalize, Penalties
+from headrace.compute.sampling.penalties import LinePenalties, Penalize, Penalties
 from headrace.compute.transfer import upload
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
@@ -90,13 +90,15 @@ def _features(params: SamplingParams, made: Constraints) -> Feature:
 
 
 class Drawing(NamedTuple):
-    """How lines are drawn that need nothing but the likeliest token or a sampled one.
+    """How lines are drawn that need nothing but penalties, and the likeliest token or a sampled one.
 
     ``random`` bool [L] says which are sampled. ``choice`` is that of all lines, with neutral values for the others.
+    ``penalties`` are those of all lines; None: there are none.
     """
 
     random: Flags
     choice: Choice
+    penalties: LinePenalties | None = None
 
 
 Pick = Callable[[torch.Tensor], torch.Tensor]
@@ -108,7 +110,8 @@ class Sampler:
 
     ``history`` int32 [slots, width] is the device's buffer of all tokens (`Slots.tokens`); only bad words and
     penalties read it. ``pick``, ``choose`` and ``restrict`` are `draw.likeliest`, `choice.choose` and
-    `allowed.restrict`, or equivalents that also accept logits of fewer bits. ``penalize`` as in `Penalties`.
+    `allowed.restrict`, or equivalents that also accept logits of fewer bits. ``penalize`` and ``fixed`` as in
+    `Penalties`.
     """
 
     def __init__(
@@ -119,6 +122,8 @@ class Sampler:
         choose: Choose = choice.choose,
         restrict: Restrict = restrict,
         penalize: Penalize | None = None,
+        *,
+        fixed: bool = False,
     ) -> None:
         self._restrict = restrict
         self._pick = pick
@@ -128,7 +133,7 @@ class Sampler:
         self._features = np.zeros(len(history), dtype=np.int64)
         self._numbers = np.zeros(len(history), dtype=_NUMBERS)
         self._constraints: dict[int, Constraints] = {}
-        self._penalties = Penalties(history, vocab_size, penalize)
+        self._penalties = Penalties(history, vocab_size, penalize, fixed=fixed)
 
     def admit(self, entry: Entry) -> Ints:
         """A sequence takes a slot; returns its tokens, checked.
@@ -165,14 +170,25 @@ class Sampler:
         """Whether any slot has penalties: only they read drafts."""
         return bool(self._penalties)
 
+    @property
+    def counts(self) -> torch.Tensor:
+        """How often each slot's output has each token: see `Penalties`."""
+        return self._penalties.counts
+
     def drawing(self, slots: Ints, positions: Ints) -> Drawing | None:
         """How the tokens at ``positions`` int64 [L] of ``slots`` int64 [L] are drawn; None if a line needs more than
         `Drawing` holds.
         """
         features = self._wanted(slots, positions)
-        if (features & ~_RANDOM).any():
+        held = _RANDOM | _PENALTIES if self._penalties.fixed else _RANDOM
+        if (features & ~held).any():
             return None
-        random = features != 0
+        random, penalized = features & _RANDOM != 0, features & _PENALTIES != 0
+        penalties = None
+        if penalized.any():
+            numbers = self._numbers[slots]
+            factors = (numbers[name] for name in ("repetition", "presence", "frequency"))
+            penalties = self._penalties.lines(slots, penalized, *factors)
         temperature, min_p, top_k, top_p, uniform = self._choice(slots, positions)
         choice = Choice(
             np.where(random, temperature, 1.0),
@@ -181,7 +197,7 @@ class Sampler:
             np.where(random, top_p, 1.0),
             uniform,
         )
-        return Drawing(random, choice)
+        return Drawing(random, choice, penalties)
 
     def sample(
         self,

@@ -60,7 +60,8 @@ class Head(Protocol):
 class StepSampling:
     """The sampling of all slots. At most ``most_logits`` rows of logits exist at once; ``append`` stores drawn tokens.
 
-    The time of computing logits is added to ``seconds["forward"]``.
+    With ``graphs`` the counts of penalties stay where they are, so that graphs can read and write them. The time of
+    computing logits is added to ``seconds["forward"]``.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class StepSampling:
         most_logits: int,
         matchers: Matchers | None,
         append: Callable[[Ints, Ints, torch.Tensor], None],
+        graphs: bool,
     ) -> None:
         self._seconds = seconds
         self._head = head
@@ -82,15 +84,20 @@ class StepSampling:
         self._most_logits = most_logits
         self._matchers = matchers
         # A CPU finds the few tokens of a row's own sequence faster than it reads a whole row of counts.
-        penalize = None if slots.device.type == "cpu" else head.penalize
+        penalize = None if slots.device.type == "cpu" and not graphs else head.penalize
         self._sampler = Sampler(
-            slots.tokens, vocab_size, head.likeliest, head.choose, head.restrict, penalize
+            slots.tokens, vocab_size, head.likeliest, head.choose, head.restrict, penalize, fixed=graphs
         )
         self._refused: dict[int, str] = {}
         # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
         self._top = np.full(len(slots.tokens), -1, dtype=np.int64)
         self._prompt_top = np.full(len(slots.tokens), -1, dtype=np.int64)
         self._prompt_end = np.zeros(len(slots.tokens), dtype=np.int64)
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """The counts of penalties: see `Penalties`."""
+        return self._sampler.counts
 
     def admit(self, entry: Entry) -> Ints:
         """A sequence takes a slot; returns its tokens, or zeros if the request is invalid."""

@@ -66,7 +66,7 @@ class Steering:
         knobs: Callable[[], Knobs],
         make_id: Callable[[], str],
         mode: Mode = Mode.OFF,
-        window_seconds: float = 30.0,
+        window_seconds: float = 20.0,
         requests: Requests | None = None,
         times: StepTimes | None = None,
     ) -> None:

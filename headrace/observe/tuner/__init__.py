@@ -2,7 +2,9 @@
 
 - `steps`: how far each setting may go, and in what steps.
 - `history`: the requests of the last windows, and what was measured in them.
-- `rehearsal`: the same requests once more through a model of the scheduler, with other settings.
+- `forecast`: what is to come: the requests of the last minutes once more, at loads that may come.
+- `rehearsal`: requests through a model of the scheduler, with other settings.
+- `chooser`: which change is best for what is to come.
 - `verdict`: how a change is judged.
 - `tuner`: which change is made, and which is undone.
 """

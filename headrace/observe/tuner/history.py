@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -27,10 +27,11 @@ class _Live:
 
 
 class Watched(NamedTuple):
-    """A scene, and the metrics that were measured in it by name."""
+    """A scene, the metrics that were measured in it by name, and what is left of its requests at its end."""
 
     scene: Scene
     measured: Mapping[str, float]
+    left: Sequence[Job]
 
 
 class History:
@@ -75,12 +76,15 @@ class History:
             return None
         # how long the open requests will become is not known: as long as those that ended
         lengths = cycle([each.tokens for each in ended])
-        jobs = [
-            _job(each, each.tokens if each.ended else max(each.tokens + 1, next(lengths)))
-            for each in self._scene
-            if not each.ended or each.tokens > each.before
-        ]
-        return Watched(Scene(began, now, jobs), measured)
+        jobs, left = [], []
+        for each in self._scene:
+            if each.ended and each.tokens > each.before:
+                jobs.append(_job(each, each.tokens))
+            elif not each.ended:
+                length = max(each.tokens + 1, next(lengths))
+                jobs.append(_job(each, length))
+                left.append(_left(each, length, now))
+        return Watched(Scene(began, now, jobs), measured, left)
 
     def _arrived(self, event: Arrived, now: float) -> None:
         live = self._live[event.request_id] = _Live(now, event.prompt_tokens)
@@ -115,3 +119,10 @@ def _job(live: _Live, length: int) -> Job:
     if live.before:
         return Job(live.arrived, 0, live.prompt + live.before, length - live.before)
     return Job(live.arrived, max(1, live.prompt - live.done), live.done, length)
+
+
+def _left(live: _Live, length: int, now: float) -> Job:
+    """What is left of it ``now``."""
+    if live.tokens:
+        return Job(now, 0, live.prompt + live.tokens, length - live.tokens)
+    return Job(now, max(1, live.prompt - live.known), live.known, length)

@@ -1,4 +1,4 @@
-"""A rehearsal: the requests of a scene run once more through a model of the scheduler, with other knobs.
+"""A rehearsal: the requests of a scene run through a model of the scheduler, with other knobs.
 
 The model has the scheduler's own bounds of a step. They depend on the step times that the engine has learnt, so it
 learns too, from a copy of them; how long a step really takes is the engine's measured curve. It decodes first, and
@@ -43,12 +43,6 @@ class Scene(NamedTuple):
         tokens = sum(job.prompt + job.output for job in self.jobs if job.arrived > self.began)
         return tokens / (self.ended - self.began)
 
-    def denser(self, times: float) -> Scene:
-        """The same requests at so many times the load."""
-        began = self.began
-        jobs = [job._replace(arrived=began + (job.arrived - began) / times) for job in self.jobs]
-        return Scene(began, began + (self.ended - began) / times, jobs)
-
 
 class Outcome(NamedTuple):
     """How a rehearsal went.
@@ -62,6 +56,7 @@ class Outcome(NamedTuple):
     open_seconds: float
     ttft_p99: float
     itl_p99: float
+    steps: int
 
 
 class Rehearsal:
@@ -88,11 +83,14 @@ class Rehearsal:
         self._tokens = 0  # generated within the scene
         self._first: list[float] = []
         self._steps: list[tuple[float, int]] = []  # seconds and decoding rows of each step
+        self._arriving = deque(scene.jobs)
 
-    def run(self) -> Outcome:
-        """Run all jobs to their end."""
-        arriving = deque(self._scene.jobs)
+    def run(self, most_steps: float = math.inf) -> Outcome | None:
+        """Go on for so many steps; None if jobs are still open then."""
+        arriving, last = self._arriving, self._step + most_steps
         while arriving or self._waiting or self._prefilling or self._decoding:
+            if self._step >= last:
+                return None
             while arriving and arriving[0].arrived <= self._now:
                 self._arrive(arriving.popleft())
             if self._startable() or self._prefilling or self._decoding:
@@ -104,6 +102,7 @@ class Rehearsal:
             self._open,
             _p99([(each, 1) for each in self._first]),
             _p99(self._steps),
+            self._step,
         )
 
     def _arrive(self, job: Job) -> None:

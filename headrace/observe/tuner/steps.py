@@ -30,7 +30,7 @@ class Range(NamedTuple):
 
 
 FACTORS: Mapping[str, float] = {
-    "mixed_prefill_ratio": 2.5,
+    "mixed_prefill_ratio": 1.6,
     "max_num_batched_tokens": 2.0,
     "max_running": 1.5,
     "static_batch_timeout": 2.0,

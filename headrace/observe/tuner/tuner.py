@@ -6,18 +6,18 @@ noise, because both sides have the same requests. Then, in this order:
 
     a change on probation   gain = what the rehearsal says the change brings - what the error has risen since.
                             Below zero, or beyond a guard: it is undone, and its direction rests.
-    otherwise               rehearse each setting one and two steps up and down, and the settings at the start, at this
-                            and at a higher load. The best one that gains enough in this scene, and anything in the
-                            one before, is made, and is on probation next.
+    the present values      rehearse what is to come: the requests of the last scenes, at the present load and at one
+                            that may come soon. Where the values at the start are better, settings return to them, or go
+                            only a part of the way if that is better still.
+    otherwise               rehearse each setting some steps up and down. The best change that gains enough, also at a
+                            load that may come later, is made, and is on probation next.
 
-The settings at the start are returned to at once, without a probation, where they would be better, and while requests
-mostly wait: this is the way back when the load rises. A direction that was undone rests for a time that doubles with
-each failure. An experiment of a person freezes the tuner until it has ended.
+A direction that was undone rests for a time that doubles with each failure. An experiment of a person freezes the tuner
+until it has ended.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -27,47 +27,29 @@ from typing import Any, NamedTuple
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.observe.experiments.conductor import Change
-from headrace.observe.steering.settings import Setting, Value, changed
+from headrace.observe.steering.settings import Setting, Value
+from headrace.observe.tuner.chooser import LEAST_GAIN, Choice, Chooser, Way
+from headrace.observe.tuner.forecast import SCENES, Forecaster
 from headrace.observe.tuner.history import History, Watched
-from headrace.observe.tuner.rehearsal import Outcome, Rehearsal, Scene
+from headrace.observe.tuner.rehearsal import Outcome
 from headrace.observe.tuner.steps import Range
-from headrace.observe.tuner.verdict import (
-    GUARDS,
-    METRIC,
-    Probation,
-    Rehearsed,
-    errors_of,
-    gain_of,
-    is_within,
-    judge,
-    waiting_share,
-)
+from headrace.observe.tuner.verdict import GUARDS, METRIC, Probation, Rehearsed, errors_of, judge
 
-LOADS = (1.0, 1.3)
-"""Changes are chosen for the sum over these multiples of the present load: what is best just below saturation can be
-far worse just above it, and the next scene may have more load. Where it has even more, settings return to the start."""
+MOST_REHEARSED = 10_000
+"""Steps of a rehearsal of what is to come, about: with fast steps it is shorter."""
 
-LOAD_SCENES = 5
-"""Scenes whose highest load the next one is compared with, so that bursts are not taken for another load."""
+PAUSE_SECONDS = 0.01
+"""Time between two parts of rehearsals. Parts are short, because Python runs one thread at a time, so a step of the
+engine may wait for one."""
+
+MOST_PARTS = 10
+"""Parts that are caught up with if the last look is long ago."""
 
 SCENE_WINDOWS = 3
 """Windows of a scene."""
 
-LEAST_GAIN = 0.03
-"""Rehearsed gain from which on a change is made; smaller ones are not worth a change."""
-
 MOST_ERROR = math.log(2.0)
 """Error of a rehearsal, as a logarithm, beyond which nothing is changed: it does not describe this engine."""
-
-MOST_WAITING = 0.6
-"""Share of their time that requests wait, beyond which settings return to the start and nothing is tried: a queue that
-grows for minutes hardly shows in the rehearsal of one."""
-
-MOST_STEPS = 2
-"""Steps of a setting that one change may take: where a step alone brings nothing, two may."""
-
-NO_EFFECT = 1e-3
-"""Rehearsed gain up to which a setting does not bind; more of the same is not rehearsed."""
 
 SMOOTHING = 0.3
 """Weight of the newest scene in smoothed errors."""
@@ -96,14 +78,6 @@ class Note(NamedTuple):
     what: str
 
 
-class Choice(NamedTuple):
-    """A change that a rehearsal prefers; ``gain`` is a difference of logarithms."""
-
-    setting: str
-    value: Value
-    gain: float
-
-
 class Tuner:
     """Decides on changes of ``settings`` within ``ranges``; ``knobs`` returns the engine's present ones.
 
@@ -119,36 +93,37 @@ class Tuner:
         knobs: Callable[[], Knobs],
         times: StepTimes | None,
         mode: Mode,
-        window_seconds: float = 30.0,
+        window_seconds: float = 20.0,
     ) -> None:
         self.mode = mode
         self.notes: list[Note] = []
         self.history = History()
-        self._settings, self._ranges = settings, dict(ranges)
+        self._ranges = dict(ranges)
         self._start = {name: start[name] for name in ranges}
-        self._knobs, self._times = knobs, times
-        self._slots = int(settings["max_running"].high)
+        slots = int(settings["max_running"].high)
+        self._chooser = Chooser(settings, self._ranges, self._start, knobs, slots)
+        self._times = times
         self._window_seconds = window_seconds
         self._pending: deque[Change] = deque()
         self._probation: Probation | None = None
         self._errors: dict[str, float] = {}  # of the last scene
         self._kept: float | None = None  # smoothed gain over the start, as measured
         self._start_error: float | None = None  # smoothed error with the settings at the start
-        self._before: Scene | None = None
-        self._loads: deque[float] = deque(maxlen=LOAD_SCENES)
         self._thinking: Generator[None, None, None] | None = None
         self._advised: tuple[str, Value] | None = None  # what has been reported last
         self._in_scene = False
-        self._look_at = -math.inf
-        self._rest: dict[tuple[str, bool], float] = {}  # seconds of the next rest
-        self._resting: dict[tuple[str, bool], float] = {}  # until when
+        self._forecaster = Forecaster(SCENE_WINDOWS * window_seconds)
+        self._then: StepTimes | None = None  # what had been learnt when the scene began
+        self._look_at = self._go_on_at = -math.inf
+        self._rest: dict[Way, float] = {}  # seconds of the next rest
+        self._resting: dict[Way, float] = {}  # until when
 
     # -- time --------------------------------------------------------------------------------------
 
     def tick(self, now: float, *, frozen: bool) -> Change | None:
         """Advance to ``now``; the change that is due, if any. ``frozen``: an experiment runs.
 
-        One call rehearses once at most, which takes some milliseconds, so the caller is not held up.
+        One call rehearses some tens of steps, in a millisecond, so the caller is not held up.
         """
         if not self._pending and self.mode is not Mode.OFF:
             if frozen:
@@ -163,7 +138,7 @@ class Tuner:
             return -math.inf
         if self.mode is Mode.OFF:
             return math.inf
-        return -math.inf if self._thinking is not None else self._look_at
+        return self._look_at if self._thinking is None else self._go_on_at
 
     def set_mode(self, mode: Mode, now: float) -> None:
         """Change the mode; a change that is not confirmed is undone."""
@@ -176,7 +151,7 @@ class Tuner:
 
     def _forget(self, now: float) -> None:
         """Begin anew: what was measured or made last is not compared with anything."""
-        self._probation = self._thinking = self._before = None
+        self._probation = self._thinking = None
         self._in_scene, self._look_at = False, now
 
     def _advance(self, now: float) -> None:
@@ -184,47 +159,45 @@ class Tuner:
             watched = self.history.close(now) if self._in_scene else None
             self.history.open(now)
             self._in_scene, self._look_at = True, now + SCENE_WINDOWS * self._window_seconds
-            times = self._times
-            if watched is not None and times is not None and times.ready and times.curve.known:
-                self._thinking = self._think(watched, times, now)
-        if self._thinking is not None:
-            try:
-                next(self._thinking)
-            except StopIteration:
+            times, then = self._times, self._then
+            if times is not None:
+                self._then = times.copy()
+            if watched and times and then and times.ready and times.curve.known:
+                then.curve = times.curve  # how long steps take is known better now
+                self._thinking, self._go_on_at = self._think(watched, then, times, now), now
+        if self._thinking is not None and now >= self._go_on_at:
+            parts = int((now - self._go_on_at) / PAUSE_SECONDS) + 1
+            self._go_on_at = now + PAUSE_SECONDS
+            self._go_on(min(parts, MOST_PARTS), now)
+
+    def _go_on(self, parts: int, now: float) -> None:
+        """Rehearse so many parts."""
+        for _ in range(parts):
+            if self._thinking is not None and next(self._thinking, False) is False:
                 self._thinking = None
+                if (
+                    now >= self._look_at
+                ):  # a scene longer than the others would take longer to rehearse, and so on
+                    self._in_scene, self._look_at = False, now
 
     # -- decisions ---------------------------------------------------------------------------------
 
-    def _think(self, watched: Watched, times: StepTimes, now: float) -> Generator[None, None, None]:
-        """Decide at the end of a scene; yields between rehearsals."""
-        scene, present = watched.scene, self._present()
-        own = start = self._rehearse(scene, times)
-        yield
+    def _think(
+        self, watched: Watched, then: StepTimes, times: StepTimes, now: float
+    ) -> Generator[None, None, None]:
+        """Decide at the end of a scene; yields between parts of rehearsals. ``then`` was learnt before the scene."""
+        scene, present = watched.scene, self._chooser.present
+        self._forecaster.add(scene)
+        own = start = yield from self._chooser.rehearse(scene, then)
         errors = errors_of(watched.measured, own)
         if METRIC not in errors:
             return
-        waiting = waiting_share(watched.measured)
-        surge = scene.load > LOADS[-1] * max(self._loads, default=math.inf)
-        self._loads.append(scene.load)
         self._errors = errors
-        if waiting > MOST_WAITING:
-            self._probation = self._before = None
-            why = f"requests wait for {waiting:.0%} of their time"
-            if present == self._start:
-                self._log(now, f"no change: {why}")
-            self._return(now, why)
-            return
         if present != self._start:
-            if surge:
-                self._probation = None
-                self._return(now, "the load is higher than what the values were chosen for")
-                return
-            start = self._rehearse(scene, times, self._start)
-            yield
+            start = yield from self._chooser.rehearse(scene, then, self._start)
         probation, self._probation = self._probation, None
         if probation is not None:
-            before = self._rehearse(scene, times, {probation.setting: probation.before})
-            yield
+            before = yield from self._chooser.rehearse(scene, then, {probation.setting: probation.before})
             if not self._confirm(probation, watched.measured, errors, Rehearsed(own, before, start), now):
                 return
         if abs(errors[METRIC]) > MOST_ERROR:
@@ -233,16 +206,16 @@ class Tuner:
                 self._return(now, "rehearsals are far off")
         elif self._is_harmful(own, start, errors[METRIC], present):
             self._return(now, "measured worse than the values at the start")
-        else:
-            own = yield from self._foresee(scene, times, {})
-            start = yield from self._foresee(scene, times, self._start)
-            choice = yield from self._best(scene, times, own, start, now)
-            back = gain_of(own, start)
-            if back > 0.0 and (choice is None or back >= choice.gain):
-                self._return(now, f"rehearsed {math.expm1(back):+.1%} faster at the start's values")
-            elif choice is not None:
-                self._make(choice, watched.measured, now)
-            self._before = scene
+        elif self._forecaster.ready:
+            scenes = max(1, min(SCENES, MOST_REHEARSED // own.steps))
+            forecast = self._forecaster.forecast(watched.left, scenes)
+            decision = yield from self._chooser.decide(
+                forecast, times, lambda way: self._resting.get(way, -math.inf) > now
+            )
+            if decision.choice is not None:
+                self._make(decision.choice, decision.why, watched.measured, now)
+            elif decision.why:
+                self._return(now, decision.why)
 
     def _confirm(
         self,
@@ -276,66 +249,19 @@ class Tuner:
         self._kept = gain if self._kept is None else self._kept + SMOOTHING * (gain - self._kept)
         return self._kept < -LEAST_GAIN
 
-    def _best(
-        self, scene: Scene, times: StepTimes, own: Outcome, start: Outcome, now: float
-    ) -> Generator[None, None, Choice | None]:
-        """The change of a setting that gains most, of those that gain enough here and anything in the scene before."""
-        found, present = [], self._present()
-        for name, up in itertools.product(self._ranges, (True, False)):
-            value = present[name]
-            for _ in range(MOST_STEPS if self._resting.get((name, up), -math.inf) <= now else 0):
-                following = self._ranges[name].step(value, up)
-                if following is None:
-                    break
-                value = following
-                outcome = yield from self._foresee(scene, times, {name: value})
-                gain = gain_of(own, outcome)
-                if is_within(outcome, own, start) and gain > LEAST_GAIN:
-                    found.append(Choice(name, value, gain))
-                if gain < -LEAST_GAIN or abs(gain) < NO_EFFECT:
-                    break
-        for choice in sorted(found, key=lambda each: -each.gain):
-            if (yield from self._held_before(choice, times)):
-                return choice
-        return None
-
-    def _held_before(self, choice: Choice, times: StepTimes) -> Generator[None, None, bool]:
-        """Whether a change would also have gained in the scene before."""
-        if self._before is None:
-            return False
-        own = yield from self._foresee(self._before, times, {})
-        outcome = yield from self._foresee(self._before, times, {choice.setting: choice.value})
-        return gain_of(own, outcome) > 0.0
-
-    def _foresee(
-        self, scene: Scene, times: StepTimes, values: Mapping[str, Value]
-    ) -> Generator[None, None, Outcome]:
-        """The outcome of a scene; all jobs are open as long as at all of `LOADS` together."""
-        outcomes = []
-        for load in LOADS:
-            outcomes.append(self._rehearse(scene.denser(load), times, values))
-            yield
-        return outcomes[0]._replace(open_seconds=sum(each.open_seconds for each in outcomes))
-
-    def _rehearse(self, scene: Scene, times: StepTimes, values: Mapping[str, Value] | None = None) -> Outcome:
-        knobs = self._knobs()
-        for name, value in (values or {}).items():
-            knobs = changed(self._settings, knobs, name, value)
-        static = "static_batch_timeout" in self._settings
-        return Rehearsal(scene, knobs, times, self._slots, static=static).run()
-
     # -- deeds -------------------------------------------------------------------------------------
 
-    def _make(self, choice: Choice, measured: Mapping[str, float], now: float) -> None:
+    def _make(self, choice: Choice, why: str, measured: Mapping[str, float], now: float) -> None:
+        """Make a change; on probation, unless the present value has to be left (``why``)."""
         setting, value, gain = choice
-        probation = Probation(setting, self._present()[setting], value, self._errors, measured)
-        reason = f"{probation}: rehearsed {math.expm1(gain):+.1%} faster"
+        probation = Probation(setting, self._chooser.present[setting], value, self._errors, measured)
+        reason = f"{probation}: {why or f'rehearsed {math.expm1(gain):+.1%} faster'}"
         if self.mode is Mode.ADVISE:
             if (setting, value) != self._advised:
                 self._advised = (setting, value)
                 self._log(now, f"{reason}; not made")
             return
-        self._probation = probation
+        self._probation = None if why else probation
         self._change(setting, value, reason, now)
 
     def _undo(self, probation: Probation, why: str, now: float) -> None:
@@ -343,18 +269,17 @@ class Tuner:
 
     def _return(self, now: float, why: str) -> None:
         """All settings back to their values at the start."""
-        for name, value in self._present().items():
+        for name, value in self._chooser.present.items():
             if value != self._start[name] and self.mode is Mode.ON:
                 self._change(
                     name, self._start[name], f"{name} {value:g} -> {self._start[name]:g}: {why}", now
                 )
 
     def _change(self, setting: str, value: Value, why: str, now: float) -> None:
-        """Ask for a change. The next scene begins a window later: what the old value left behind has settled."""
+        """Ask for a change; the next scene begins with it."""
         self._log(now, why)
         self._pending.append(Change(setting, value, f"tuner: {why}"))
-        self._before = None
-        self._in_scene, self._look_at = False, now + self._window_seconds
+        self._in_scene, self._look_at = False, now
 
     def _log(self, now: float, what: str) -> None:
         self.notes = [*self.notes[-(MOST_NOTES - 1) :], Note(now, what)]
@@ -363,7 +288,7 @@ class Tuner:
 
     def report(self) -> dict[str, Any]:
         """Mode, settings with their bounds, the change on probation and the audit log, as JSON."""
-        present, probation = self._present(), self._probation
+        present, probation = self._chooser.present, self._probation
         error = self._errors.get(METRIC)
         return {
             "object": "tuner",
@@ -378,7 +303,3 @@ class Tuner:
             "probation": None if probation is None else str(probation),
             "log": [{"at": note.at, "what": note.what} for note in self.notes],
         }
-
-    def _present(self) -> dict[str, Value]:
-        knobs = self._knobs()
-        return {name: getattr(knobs, self._settings[name].field) for name in self._ranges}

@@ -106,12 +106,6 @@ def errors_of(measured: Mapping[str, float], own: Outcome) -> dict[str, float]:
     }
 
 
-def waiting_share(measured: Mapping[str, float]) -> float:
-    """The share of their time that requests wait for their first token; 0 if it is not known."""
-    between, open_seconds = measured.get("itl_mean_seconds", math.inf), measured.get(METRIC, 0.0)
-    return max(0.0, 1.0 - between / open_seconds) if open_seconds > 0.0 else 0.0
-
-
 def gain_of(own: Outcome, other: Outcome) -> float:
     """How much faster the same jobs end, as a difference of logarithms."""
     return math.log(own.open_seconds / other.open_seconds)

@@ -7,6 +7,7 @@ stale table, a wrong slot, a token of another step or padding that writes somewh
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
+from headrace.compute.graphs.body import Variant
 from headrace.compute.graphs.steps import GraphSpec
 from headrace.compute.runner import LocalRunner
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import Penalty, penalize
 from headrace.core.drafting.proposal import DraftAsk, Drafter
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished, Preempted, Verified
@@ -57,6 +60,10 @@ class OpaqueDecoder(FakeDecoder):
             out.copy_(super().likeliest(logits))
         return out
 
+    def penalize(self, logits: torch.Tensor, counts: torch.Tensor, penalty: Penalty) -> None:
+        with untraced():
+            penalize(logits, counts, Penalty(*(np.array(each) for each in penalty)))
+
     def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
         out = torch.empty(len(logits), dtype=torch.int64)
         with untraced():
@@ -74,6 +81,8 @@ class Shape(NamedTuple):
     prefix_caching: bool
     lines: int
     room: int
+    row_tokens: int = 3
+    tokens: int = 8
 
 
 class Act(NamedTuple):
@@ -84,13 +93,13 @@ class Act(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Tokens and ends by request, and what happened on the way."""
+    """Tokens and ends by request, and what happened on the way: ``graphs`` counts the replays of each."""
 
     tokens: dict[str, tuple[int, ...]]
     ends: dict[str, Finished]
     preempted: int
     accepted: int
-    replays: int
+    graphs: Counter[Variant]
 
 
 def shape_of(rng: random.Random) -> Shape:
@@ -104,6 +113,8 @@ def shape_of(rng: random.Random) -> Shape:
         prefix_caching=rng.random() < 0.7,
         lines=rng.choice([seqs, 2 * seqs, 4 * seqs]),
         room=1 << 30 if rng.random() < 0.8 else rng.randint(0, 12),
+        row_tokens=rng.randint(1, 4),
+        tokens=rng.choice([1, 16, 32]),
     )
 
 
@@ -118,6 +129,7 @@ def _params(rng: random.Random) -> SamplingParams:
         (0.2, "top_p", rng.uniform(0.3, 1.0)),
         (0.1, "min_p", 0.05),
         (0.15, "presence_penalty", 1.1),
+        (0.1, "repetition_penalty", 1.4),
         (0.1, "logprobs", rng.randint(0, 2)),
         (0.1, "bad_words", ((3,), (4, 5))),
         (0.1, "min_tokens", rng.randint(0, given["max_tokens"])),
@@ -154,7 +166,9 @@ def engine_of(
     decoder, kv = OpaqueDecoder(), FakeKV(shape.blocks)
     spec = None
     if device is not None:
-        spec = GraphSpec(device, shape.lines, drafter is not None, VOCAB, torch.float32)
+        spec = GraphSpec(
+            device, shape.lines, drafter is not None, VOCAB, torch.float32, shape.row_tokens, shape.tokens
+        )
     runner = LocalRunner(
         decoder,  # type: ignore[arg-type]
         kv,  # type: ignore[arg-type]
@@ -204,6 +218,15 @@ def run(
     """Live one life to its end; the books are checked after each step."""
     engine, runner, _ = engine_of(shape, device, drafter)
     prepare(engine, runner)
+    used: Counter[Variant] = Counter()
+    if runner._graphs is not None:
+        launch = runner._graphs.launch
+
+        def counted(variant: Variant, *rest: Any) -> None:
+            used.update((variant,))
+            launch(variant, *rest)
+
+        runner._graphs.launch = counted  # type: ignore[method-assign]
     seen: list[Event] = []
     now, left = 0.0, list(reversed(acts))
     while left or engine.wake_at(now) is not None:
@@ -226,7 +249,7 @@ def run(
         {event.request_id: event for event in seen if isinstance(event, Finished)},
         sum(isinstance(event, Preempted) for event in seen),
         sum(event.accepted for event in seen if isinstance(event, Verified)),
-        device.replays if device else 0,
+        used,
     )
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from headrace.compute import batch
 from headrace.compute.graphs import buffers
-from headrace.compute.graphs.body import StepBody
+from headrace.compute.graphs.body import Ending, StepBody, Variant
 from headrace.compute.graphs.steps import GraphedSteps
 from headrace.compute.runner import LocalRunner
 from headrace.compute.slots import Slots
 from headrace.core.engine import Engine
+from tests.compute.fakes import BLOCK
 from tests.compute.graphs.lives import OpaqueDecoder, compare
 
 LIVES = 60
@@ -21,10 +25,19 @@ PLANTED = 25
 """Lives in which a planted bug must show."""
 
 
+@pytest.fixture(autouse=True)
+def _short_prefixes_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LEAST_SHARED", "LEAST_SPARED", "SHARED_TILE"):
+        monkeypatch.setattr(batch, name, BLOCK)
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_random_lives(part: int) -> None:
     outcomes = [compare(seed, traced=seed % 4 == 0) for seed in range(part, LIVES, 4)]
-    assert sum(outcome.replays for outcome in outcomes) > 10 * len(outcomes)
+    graphs = sum((outcome.graphs for outcome in outcomes), Counter[Variant]())
+    assert graphs.total() > 10 * len(outcomes)
+    assert {variant.ending for variant in graphs} == set(Ending)
+    assert {variant.verifies for variant in graphs} == {False, True}
     assert sum(outcome.preempted for outcome in outcomes) > 0
     assert sum(outcome.accepted for outcome in outcomes) > 0
 
@@ -40,7 +53,6 @@ def stale_table(patch: pytest.MonkeyPatch) -> None:
 
 def table_of_the_host(patch: pytest.MonkeyPatch) -> None:
     """A graph reads the tables that the host writes."""
-    import torch
 
     from headrace.compute.graphs import body
 
@@ -102,6 +114,22 @@ def _old_positions(into: Any, graphs: GraphedSteps, count: int) -> None:
     into.contexts[:count] = np.maximum(into.contexts[:count] - 1, 1)
 
 
+def _longer_prefix(into: Any, graphs: GraphedSteps, count: int) -> None:
+    into.shared[0] += BLOCK * (into.shared[0] > 0)
+
+
+def _rows_begin_early(into: Any, graphs: GraphedSteps, count: int) -> None:
+    into.starts[1:count] = np.maximum(into.starts[1:count] - 1, 0)
+
+
+def _neutral_penalties(into: Any, graphs: GraphedSteps, count: int) -> None:
+    into.presence[:count] = 0
+
+
+def _nothing_counted(into: Any, graphs: GraphedSteps, count: int) -> None:
+    into.counted[:count] = 0
+
+
 def ring_of_one(patch: pytest.MonkeyPatch) -> None:
     """Pinned memory is written while the device still has to copy from it."""
     patch.setattr(buffers.StepBuffers, "stage", lambda buffers: buffers._ring[0])
@@ -160,6 +188,10 @@ BUGS: dict[str, Planted] = {
     "results too early": results_too_early,
     "number of the host": number_of_the_host,
     "all drafts count": drafts_all_count,
+    "longer prefix": filled(_longer_prefix),
+    "rows begin early": filled(_rows_begin_early),
+    "no presence penalty": filled(_neutral_penalties),
+    "nothing is counted": filled(_nothing_counted),
     "no join": no_join,
 }
 

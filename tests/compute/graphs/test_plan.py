@@ -17,7 +17,9 @@ from headrace.config import ModelOptions, Options
 
 
 def decoder(device: str = "cuda", kernels: str = "triton") -> Any:
-    spec = SimpleNamespace(hidden_size=64, intermediate_size=128, vocab_size=1000)
+    spec = SimpleNamespace(
+        hidden_size=64, intermediate_size=128, vocab_size=1000, num_heads=32, num_kv_heads=8
+    )
     names = SimpleNamespace(name=kernels)
     return SimpleNamespace(device=torch.device(device), kernels=names, spec=spec, dtype=torch.bfloat16)
 
@@ -31,7 +33,7 @@ def test_graphs_are_recorded_on_a_gpu_by_kernels_that_allow_it() -> None:
     planned = plan_graphs(decoder(), 20, None)
     assert planned.spec is not None
     assert [*planned.spec][:3] == ["recorder of cuda", 20, False]
-    assert planned.bytes > 4 * len(graph_sizes(20)) << 20
+    assert planned.bytes > (5 * len(graph_sizes(20)) << 20) + 20 * 1000 * 4
     for other in (decoder("cpu"), decoder(kernels="torch")):
         assert plan_graphs(other, 20, None) == (None, 0)
 
@@ -49,6 +51,16 @@ def test_drafts_take_a_line_each(rows: int, lines: int) -> None:
     spec = plan_graphs(decoder(), rows, 4).spec
     assert spec is not None
     assert spec[1:3] == (lines, True)
+
+
+@pytest.mark.parametrize(("drafts", "tokens"), [(None, 8), (1, 2), (4, 5), (20, 8)])
+def test_a_row_with_drafts_is_cut_to_what_attention_computes_together(
+    drafts: int | None, tokens: int
+) -> None:
+    """Four heads of queries share one of keys, so eight tokens are a tile of 32."""
+    spec = plan_graphs(decoder(), 8, drafts).spec
+    assert spec is not None
+    assert spec.row_tokens == tokens
 
 
 def test_what_was_recorded_is_described() -> None:

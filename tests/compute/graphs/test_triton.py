@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="the extra `test` installs it on Linux")
 
 from headrace.compute.graphs.body import Ending, Variant
-from headrace.compute.graphs.steps import GraphSpec
+from headrace.compute.graphs.steps import GraphedSteps, GraphSpec
 from headrace.compute.kv import PagedKV
 from headrace.compute.runner import LocalRunner
 from headrace.core.plan import Row, StepPlan
@@ -27,7 +27,7 @@ def runner_of(device: FakeDevice | None) -> LocalRunner:
     model = decoder("triton")
     spec = None
     if device is not None:
-        spec = GraphSpec(device, 3, True, model.spec.hidden_size, model.dtype)
+        spec = GraphSpec(device, 3, True, model.spec.hidden_size, model.dtype, 2, 8)
     runner = LocalRunner(
         model,
         PagedKV(model.spec, 16, BLOCK, torch.float32, DEVICE),
@@ -44,9 +44,9 @@ def runner_of(device: FakeDevice | None) -> LocalRunner:
 
 
 def tokens_of(runner: LocalRunner) -> list[tuple[tuple[int, ...], ...]]:
-    """Two prompts, one of them greedy, then decode steps in flight with each other, the last with a draft."""
+    """Two prompts, one of them penalized, then decode steps in flight with each other, the last with a draft."""
     entries = (
-        entry(0, PROMPTS[0]),
+        entry(0, PROMPTS[0], presence_penalty=0.5, repetition_penalty=1.2),
         entry(1, PROMPTS[1], seed_=3, temperature=1.0, top_p=0.9, top_k=30),
     )
     plans = [
@@ -65,10 +65,18 @@ def tokens_of(runner: LocalRunner) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def test_graphs_give_the_tokens_of_single_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    every, used = GraphedSteps._variants, (Ending.PENALIZED, Ending.STATES)
+    monkeypatch.setattr(  # the interpreter takes long to record the others
+        GraphedSteps,
+        "_variants",
+        lambda graphs, size: (
+            each for each in every(graphs, size) if each.ending in used and not each.shares
+        ),
+    )
     device = FakeDevice()
     trace_triton(device, monkeypatch)
     assert tokens_of(runner_of(device)) == tokens_of(runner_of(None))
-    assert device.replays == 3
+    assert device.replays == 4
 
 
 def test_a_graph_packs_with_as_many_operations_as_the_static_model_says(

@@ -324,7 +324,7 @@ def test_counts_kept_are_counts_recomputed(prompt: list[int], output: list[int],
     counted = Bench([make_entry(0, tuple(prompt + output), seed=5, prompt_tokens=len(prompt), **params)])
     logits = random_logits(1, seed=len(output))
     assert kept.sample(logits, [0]) == counted.sample(logits, [0])
-    assert torch.equal(kept.sampler._penalties._counts[0], counted.sampler._penalties._counts[0])
+    assert torch.equal(kept.sampler._penalties.counts[0], counted.sampler._penalties.counts[0])
 
 
 class Largest(TorchDispatchMode):
@@ -386,13 +386,13 @@ def test_a_flat_distribution_is_sorted_a_few_rows_at_a_time(monkeypatch: pytest.
 
 def test_lanes_of_counts_are_reused_and_never_leak() -> None:
     bench = Bench([make_entry(slot, (slot,), frequency_penalty=1.0) for slot in range(9)])
-    lanes = len(bench.sampler._penalties._counts)
+    lanes = len(bench.sampler._penalties.counts)
     bench.append([4], [7])
     bench.sampler.admit(make_entry(4, (1,)))
     bench.sampler.admit(make_entry(2, (1,), frequency_penalty=1.0))
     bench.sampler.admit(make_entry(4, (1,), frequency_penalty=1.0))
-    assert len(bench.sampler._penalties._counts) == lanes
-    assert int(bench.sampler._penalties._counts.sum()) == 0
+    assert len(bench.sampler._penalties.counts) == lanes
+    assert int(bench.sampler._penalties.counts.sum()) == 0
 
 
 @every_backend

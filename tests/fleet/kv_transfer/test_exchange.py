@@ -226,7 +226,8 @@ def test_another_version_of_the_protocol_is_refused(scene):
 
 def test_nothing_is_told_to_a_client_without_the_secret(scene):
     exporter = scene.exporter()
-    for first in ({"proof": "0" * 64, "identity": IDENTITY, "nonce": "1"}, {}, {"proof": None}):
+    wrong = {"proof": "0" * 64, "identity": IDENTITY, "nonce": "1"}
+    for first in (wrong, {}, {"proof": None}, {"proof": "é\ud800"}):
         with socket.create_connection(("127.0.0.1", exporter.port), timeout=PATIENCE) as client:
             greeting, _ = wire.receive(client)
             assert greeting.keys() == {"headrace_kv", "nonce"}

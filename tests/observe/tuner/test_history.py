@@ -62,7 +62,20 @@ def test_an_open_request_becomes_as_long_as_those_that_ended_and_longer_than_it_
     emit(history, "a", 2.0, 6)
     end(history, "a", 2.0)
     emit(history, "b", 2.0, 9)
-    assert [each.output for each in history.close(3.0).scene.jobs] == [6, 10, 6]
+    watched = history.close(3.0)
+    assert [each.output for each in watched.scene.jobs] == [6, 10, 6]
+    assert watched.left == [Job(3.0, 0, 109, 1), Job(3.0, 100, 0, 6)]
+
+
+def test_what_is_left_of_a_prompt_is_what_was_not_computed_by_the_end_of_the_scene():
+    history = History()
+    history.open(0.0)
+    arrive(history, "a", 1.0)
+    emit(history, "a", 2.0, 5)
+    end(history, "a", 2.0)
+    arrive(history, "b", 3.0, 100, cached=16)
+    history.fold(Chunked("b", 16, 40, ChunkReason.BUDGET), 4.0)
+    assert history.close(5.0).left == [Job(5.0, 44, 56, 5)]
 
 
 def test_requests_that_generated_nothing_are_left_out_and_an_empty_scene_is_none():

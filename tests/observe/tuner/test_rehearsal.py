@@ -53,6 +53,18 @@ def test_only_the_scene_counts_for_the_time_per_token_and_all_of_it_for_the_comp
     assert found.open_seconds == pytest.approx(20.0)
 
 
+def test_a_rehearsal_in_parts_is_the_same():
+    rng = random.Random(2)
+    jobs = [Job(float(at), rng.randint(10, 900), 0, rng.randint(1, 50)) for at in range(30)]
+    scene, knobs = Scene(0.0, 20.0, jobs), Knobs(batched_tokens=2048, mixed_prefill_ratio=0.7)
+    parts = Rehearsal(scene, knobs, measured(), 64)
+    outcomes = [parts.run(100)]
+    while outcomes[-1] is None:
+        outcomes.append(parts.run(100))
+    assert len(outcomes) == -(-outcomes[-1].steps // 100) > 3
+    assert outcomes[-1] == Rehearsal(scene, knobs, measured(), 64).run()
+
+
 def test_slots_and_the_bound_on_running_requests_make_requests_wait():
     times = measured(lambda tokens: 1.0)
     jobs = [Job(0.0, 10, 0, 5)] * 2

@@ -5,5 +5,6 @@
 - `elementwise`: norms, rotations, activations, the embedding.
 - `linear`: products with quantized weights. `quantized`: which product a weight takes. `fp8`: those of torch in fp8.
 - `sampling`: the choice of tokens.
+- `agreement`: whether all of them give what torch's operations give, before `auto` uses them.
 - `target`: the device as the launches see it.
 """

@@ -5,7 +5,8 @@ share this head of keys, token after token, so that decoding fills a tensor core
 share the keys of a tile (``SPLIT``); `join` then adds their results.
 
 Where all rows begin with the same keys, one launch (``PREFIX`` 1) attends to these for the tokens of many rows at once,
-so that they are read once. A second one (``PREFIX`` 2) attends to the other keys row by row. Both write parts.
+so that they are read once. How many they are is read from the device (``common``), so that a graph may be replayed for
+any number. A second one (``PREFIX`` 2) attends to the other keys row by row. Both write parts.
 
 Triton compiles a variant for arguments of 1 and for those divisible by 16. What differs from step to step is left out
 of that, here and in the other files, so that serving does not wait for the compiler.
@@ -83,16 +84,19 @@ def _scores(q, k, key_scale, key, at, scale, cap, window,
 
 
 @triton.jit(
-    do_not_specialize=["table_width", "window", "splits", "shared", "parts", "earlier", "tokens"],
-    do_not_specialize_on_alignment=["tiles", "starts", "contexts", "tables"],
+    do_not_specialize=["table_width", "window", "splits", "parts", "earlier", "tokens"],
+    do_not_specialize_on_alignment=["tiles", "starts", "contexts", "tables", "common"],
 )
-def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, starts, contexts, tables,
-           table_width, block_stride, scale_stride, scale, cap, window, splits, shared, parts, earlier, tokens,
+def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, starts, contexts, tables, common,
+           table_width, block_stride, scale_stride, scale, cap, window, splits, parts, earlier, tokens,
            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
            PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TABLED: tl.constexpr,
            WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr,
            PREFIX: tl.constexpr, DOT: tl.constexpr):
     """One tile of queries over (a part of) the keys that it sees; of its ``parts``, so many are ``earlier`` ones."""
+    shared = tl.program_id(0) * 0
+    if PREFIX:
+        shared = tl.load(common)
     if PREFIX == 1:
         row, token, count, position = _together(tokens, shared, ROWS // GROUP)
     else:

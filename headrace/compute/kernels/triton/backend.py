@@ -247,12 +247,9 @@ class TritonKernels:
 
     def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
         vocab = logits.shape[1]
-        *numbers, drafts = penalty
-        ahead = 0 if drafts is None else drafts.shape[1]
-        flat = np.zeros(1, dtype=np.int64) if drafts is None else drafts.reshape(-1)
-        arrays = upload(logits.device, *numbers, flat)
+        arrays = upload(logits.device, *penalty)
         grid = (len(penalty.rows), -(-vocab // 2048))
-        sampling.penalize[grid](logits, counts, *arrays, vocab, ahead, IN_PROMPT=IN_PROMPT, BLOCK=2048)
+        sampling.penalize[grid](logits, counts, *arrays, vocab, IN_PROMPT=IN_PROMPT, BLOCK=2048)
 
     def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
         out = torch.empty(len(drawn), dtype=torch.bool, device=drawn.device)

@@ -26,9 +26,6 @@ CHUNK_TOKENS = 64
 _MOST_SPLITS = 32
 _LEAST_KEYS = 256
 """Keys of a row that are worth a program."""
-_LEAST_SHARED = 256
-_LEAST_SPARED = 8192
-"""Shared keys, and the keys that sharing saves, that are worth two more launches: an estimate, not measured."""
 _KINDS = {"decode": (16, 4), "mixed": (32, 4), "prefill": (128, 8)}
 """Lines of a tile, and the warps that compute it."""
 
@@ -46,14 +43,13 @@ class Tiles(NamedTuple):
     """Tiles of one kind: ``table`` int32 [2 * count] has each one's row and the row's tokens before it.
 
     Without a table, row ``i`` is tile ``i``. ``splits`` programs share the keys of a tile. With ``prefix`` 1 the tiles
-    have tokens of many rows and attend to their ``shared`` keys; with 2 to the others.
+    have tokens of many rows and attend to the keys that these share; with 2 to the others.
     """
 
     shape: Shape
     table: Tensor | None
     programs: int
     splits: int
-    shared: int = 0
     prefix: int = 0
 
 
@@ -69,6 +65,11 @@ def shape_of(kind: str, group: int, head_dim: int, itemsize: int, target: Target
         keys //= 2
     room = (target.shared_bytes - rows * width) // (2 * keys * width)
     return Shape(rows, keys, warps, max(1, min(3, room)))
+
+
+def _kind(lines: int) -> str:
+    """The smallest tile that holds so many lines, or the largest."""
+    return next((name for name, (rows, _) in _KINDS.items() if lines <= rows), "prefill")
 
 
 class AttentionPlan:
@@ -129,17 +130,16 @@ class AttentionPlan:
         """All rows as tiles, by kind."""
         batch, target, parts = self._batch, self._target, []
         if batch.decode_rows == len(batch.lengths):
-            shape = shape_of("decode", group, head_dim, itemsize, target)
-            count, longest = batch.decode_rows, max(batch.contexts)
-            shared = self._shared(shape.keys)
-            rest = Tiles(shape, None, count, self._splits(longest - shared, count * kv_heads), shared, 2)
-            if not shared:
-                return (rest._replace(prefix=0),)
-            lines = count * group
-            kind = next((name for name, (rows, _) in _KINDS.items() if lines <= rows), "prefill")
+            kind = "decode" if batch.most_tokens == 1 else _kind(batch.most_tokens * group)
             shape = shape_of(kind, group, head_dim, itemsize, target)
-            tiles = -(-count // (shape.rows // group))
-            return Tiles(shape, None, tiles, self._splits(shared, tiles * kv_heads), shared, 1), rest
+            count, longest = batch.decode_rows, max(batch.contexts)
+            rest = Tiles(shape, None, count, self._splits(longest, count * kv_heads), 2)
+            if batch.shared is None or self._window is not None:
+                return (rest._replace(prefix=0),)
+            tokens = len(batch.tokens)
+            shape = shape_of(_kind(tokens * group), group, head_dim, itemsize, target)
+            tiles = -(-tokens // (shape.rows // group))
+            return Tiles(shape, None, tiles, self._splits(longest, tiles * kv_heads), 1), rest
         lengths = np.array(batch.lengths)
         kinds = np.where(lengths <= SHORT_TOKENS, 0, np.where(lengths <= CHUNK_TOKENS, 1, 2))
         for number, kind in enumerate(_KINDS):
@@ -154,14 +154,6 @@ class AttentionPlan:
             splits = self._splits(longest, len(table) * kv_heads) if kind == "decode" else 1
             parts.append(Tiles(shape, flat, len(table), splits))
         return tuple(parts)
-
-    def _shared(self, keys: int) -> int:
-        """How many first keys of all rows are read once for all of them; 0 if that is not worth it."""
-        batch = self._batch
-        shared = batch.shared_blocks * batch.block_size // keys * keys
-        spared = shared * (batch.decode_rows - 1)
-        wanted = self._window is None and shared >= _LEAST_SHARED and spared >= _LEAST_SPARED
-        return shared if wanted else 0
 
     def _splits(self, longest: int, programs: int) -> int:
         """How many programs share the keys of a tile: a power of two."""
@@ -196,17 +188,12 @@ class AttentionPlan:
             "num_warps": shape.warps,
             "num_stages": shape.stages,
         }
-        tables = (batch.block_tables, batch.block_tables.stride(0))
-        numbers = (
-            scale,
-            softcap or 0.0,
-            self._window or 0,
-            splits,
-            tiles.shared,
-            total,
-            earlier,
-            len(queries),
+        tables = (
+            batch.block_tables,
+            batch.query_starts if batch.shared is None else batch.shared,
+            batch.block_tables.stride(0),
         )
+        numbers = (scale, softcap or 0.0, self._window or 0, splits, total, earlier, len(queries))
         attention.attend[(tiles.programs, kv_heads, splits)](
             queries,
             *(parts if total > 1 else (out, out)),

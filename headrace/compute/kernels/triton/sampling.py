@@ -155,26 +155,29 @@ def choose(logits, out, temperature, min_p, top_k, top_p, uniform, vocab, BLOCK:
 
 
 @triton.jit(
-    do_not_specialize=["ahead"],
-    do_not_specialize_on_alignment=["rows", "lanes", "repetition", "presence", "frequency", "drafts"],
+    do_not_specialize_on_alignment=[
+        "rows", "lanes", "repetition", "presence", "frequency", "drafts", "begins", "ends"
+    ],
 )
-def penalize(logits, counts, rows, lanes, repetition, presence, frequency, drafts, vocab, ahead,
+def penalize(logits, counts, rows, lanes, repetition, presence, frequency, drafts, begins, ends, vocab,
              IN_PROMPT: tl.constexpr, BLOCK: tl.constexpr):
-    """Penalties of some tokens of a row, whose drafts ``ahead`` of it count too."""
+    """Penalties of some tokens of a row, before which there may be drafts that count too; none if they are neutral."""
     line = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = token < vocab
+    factor = tl.load(repetition + line).to(tl.float32)
+    once = tl.load(presence + line).to(tl.float32)
+    each = tl.load(frequency + line).to(tl.float32)
+    inside = (token < vocab) & (token * 0 + (factor != 1) + (once != 0) + (each != 0) > 0)
     place = logits + tl.load(rows + line) * vocab + token
     seen = tl.load(counts + tl.load(lanes + line) * vocab + token, mask=inside, other=0)
     output = seen & (IN_PROMPT - 1)
-    for draft in range(ahead):
-        output += (tl.load(drafts + line * ahead + draft) == token).to(tl.int32)
+    for draft in range(tl.load(begins + line).to(tl.int32), tl.load(ends + line).to(tl.int32)):
+        output += (tl.load(drafts + draft) == token).to(tl.int32)
     logit = tl.load(place, mask=inside, other=0.0)
-    factor = tl.load(repetition + line).to(tl.float32)
     repeated = tl.where(logit > 0, logit / factor, logit * factor)
     logit = tl.where((output > 0) | (seen >= IN_PROMPT), repeated, logit)
-    logit -= tl.load(frequency + line).to(tl.float32) * output.to(tl.float32)
-    logit -= tl.where(output > 0, tl.load(presence + line).to(tl.float32), 0.0)
+    logit -= each * output.to(tl.float32)
+    logit -= tl.where(output > 0, once, 0.0)
     tl.store(place, logit, mask=inside)
 
 

@@ -91,15 +91,14 @@ def test_keys_are_split_between_programs(
 @pytest.mark.parametrize("page_dtype", [None, torch.int8])
 @pytest.mark.parametrize("processors", [1, 64])
 def test_a_prefix_that_rows_share_is_read_once(
-    group: int, page_dtype: torch.dtype | None, processors: int, monkeypatch: pytest.MonkeyPatch
+    group: int, page_dtype: torch.dtype | None, processors: int
 ) -> None:
     """Rows end right behind it, or reach far; a window has no use for it."""
-    monkeypatch.setattr(launches, "_LEAST_SPARED", 256)
     torch.manual_seed(0)
     starts = [320, 700, 330, 337, 500][: 3 if group == 20 else 5]
     batch, blocks = rows_of(starts, [1] * len(starts), 16, 0)
     batch.block_tables[:, :20] = batch.block_tables[0, :20]
-    batch = replace(batch, shared_blocks=20)
+    batch = replace(batch, shared=torch.tensor([320], dtype=torch.int32))
     pages = pages_of(torch.randn(2, blocks, 16, 2, 16), page_dtype or torch.float32)
     queries = torch.randn(len(starts), 2 * group, 16)
     for window in (None, 400):
@@ -111,14 +110,44 @@ def test_a_prefix_that_rows_share_is_read_once(
             torch.float32,
         )
         ((prefix, *_),) = plan._tiles.values()
-        assert (prefix.shared, prefix.prefix) == ((320, 1) if window is None else (0, 0))
+        assert prefix.prefix == (1 if window is None else 0)
 
 
-def test_a_short_prefix_is_read_by_each_row() -> None:
-    batch, _ = rows_of([320, 700], [1, 1], 16, 0)
-    for blocks, expected in ((20, 0), (2000, 32_000)):
-        plan = AttentionPlan(replace(batch, shared_blocks=blocks), None, INTERPRETER)
-        assert plan._shared(64) == expected
+@pytest.mark.parametrize("shared", [0, 320])
+@pytest.mark.parametrize("group", [1, 4, 5])
+def test_rows_of_a_graph_have_as_many_tokens_as_the_device_says(group: int, shared: int) -> None:
+    """A graph's launches are those of rows of one token, whatever their number is; rows behind them are empty."""
+    torch.manual_seed(0)
+    lengths, starts = [3, 1, 6, 2], [320, 700, 330, 500]
+    batch, blocks = rows_of(starts, lengths, 16, 0)
+    batch.block_tables[:, :20] = batch.block_tables[0, :20]
+    pages = pages_of(torch.randn(2, blocks, 16, 2, 16), torch.float32)
+    queries = torch.randn(sum(lengths) + 2, 2 * group, 16)
+    tokens = sum(lengths)
+    exact = ORACLE.paged_attention(
+        queries[:tokens], pages, ORACLE.plan_attention(batch, None, torch.float32), 0.25, None
+    )
+    rows = tokens + 2  # two lines are padding, and eight rows are empty
+    empty = torch.full((rows - 6,), rows, dtype=torch.int32)
+    filled = replace(
+        batch,
+        lengths=(1,) * rows,
+        contexts=(800,) * rows,
+        decode_rows=rows,
+        most_tokens=6,
+        tokens=batch.tokens.new_zeros(rows),
+        query_starts=torch.cat(
+            [batch.query_starts, batch.query_starts.new_tensor([tokens + 1, rows]), empty]
+        ),
+        context_lens=torch.cat([batch.context_lens, batch.context_lens.new_zeros(rows - 4)]),
+        block_tables=torch.cat([batch.block_tables, batch.block_tables[:1].repeat(rows - 4, 1)]),
+        shared=torch.tensor([shared], dtype=torch.int32) if shared else None,
+    )
+    for processors in (1, 64):
+        plan = AttentionPlan(filled, None, INTERPRETER._replace(processors=processors))
+        attended = plan.attend(queries, pages, 0.25, None)
+        close(attended[:tokens], exact, torch.float32)
+        assert attended.isfinite().all()
 
 
 def test_fp8_pages_have_a_scale_for_each_head() -> None:

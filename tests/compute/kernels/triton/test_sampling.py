@@ -110,9 +110,9 @@ def test_penalties(vocab: int, ahead: int, seed: int) -> None:
     logits, counts = torch.randn(4, vocab), torch.zeros(3, vocab, dtype=torch.int32)
     counts[:, :: 1 + seed % 3] = 2
     counts[:, ::2] += IN_PROMPT
-    drafts = drawn.integers(-3, 7, (2, ahead)) if ahead else None
+    drafts, begins = drawn.integers(-3, 7, 2 * ahead + 1), np.array([0, ahead + 1])
     numbers = (drawn.uniform(1, 2, 2), drawn.uniform(-1, 1, 2), drawn.uniform(0, 1, 2))
-    penalty = Penalty(np.array([3, 1]), np.array([0, 2]), *numbers, drafts)
+    penalty = Penalty(np.array([3, 1]), np.array([0, 2]), *numbers, drafts, begins, begins + ahead)
     actual, expected = logits.clone(), logits.clone()
     KERNELS.penalize(actual, counts, penalty)
     ORACLE.penalize(expected, counts, penalty)
