@@ -112,3 +112,10 @@ def test_another_request_under_the_same_id_has_another_text() -> None:
     proposer = NgramProposer(4)
     propose(proposer, LOOP)
     assert propose(proposer, [4, 5, 6, 7]) is None
+
+
+def test_ids_beyond_unicode_may_share_characters_and_the_tokens_proposed_are_those_of_the_text() -> None:
+    far = 1 << 40
+    found = propose(NgramProposer(2, min_n=1, max_n=3), [far, far + 1, far + 2, 7, far, far + 1])
+    assert found is not None
+    assert found.tokens == (far + 2, 7)
