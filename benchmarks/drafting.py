@@ -45,7 +45,9 @@ HOT = 50.0
 """The temperature of unpredictable text."""
 
 TURN = 16
-"""Steps of an engine before the other one has its turn: what disturbs the machine for longer disturbs both."""
+"""Steps of an engine before the other one has its turn: what disturbs the machine for longer disturbs both. The weights
+of a small model and of its draft model leave the caches meanwhile, so with short turns a draft model looks slow.
+"""
 
 EDITED = 0.05
 """Share of an answer's tokens that a prediction has otherwise."""
@@ -148,13 +150,16 @@ class Running:
 
 
 def run(
-    llms: Sequence[LLM], requests: Sequence[Request], clock: Callable[[], float] = time.monotonic
+    llms: Sequence[LLM],
+    requests: Sequence[Request],
+    clock: Callable[[], float] = time.monotonic,
+    turn: int = TURN,
 ) -> list[Ran]:
-    """Run the requests on each engine; they take turns of `TURN` steps."""
+    """Run the requests on each engine; they take turns of ``turn`` steps."""
     running = [Running(llm, requests, clock) for llm in llms]
     while any(each.left for each in running):
         for each in running:
-            each.go_on(TURN)
+            each.go_on(turn)
     return [each.ran() for each in running]
 
 
@@ -251,6 +256,7 @@ def main() -> None:
     parser.add_argument(
         "--config", type=json.loads, default=None, help="in place of the --speculative-config of the kind"
     )
+    parser.add_argument("--turn", type=int, default=TURN, help="steps of a turn; take many for a draft model")
     parser.add_argument("--control", action="store_true", help="drafts in neither engine")
     args = parser.parse_args()
     if args.clock == "cpu":
@@ -297,9 +303,9 @@ def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[
     for number in range(args.rounds + 2):  # the first two warm up
         requests = maker.requests(prompts, answers, number)
         if number % 2:
-            without, last = run([plain, drafting], requests, clock)
+            without, last = run([plain, drafting], requests, clock, args.turn)
         else:
-            last, without = run([drafting, plain], requests, clock)
+            last, without = run([drafting, plain], requests, clock, args.turn)
         if without.answers != last.answers:
             same = sum(last.answers[each] == answer for each, answer in without.answers.items())
             say(f"batch {batch}: {batch - same} answers differ with drafts")

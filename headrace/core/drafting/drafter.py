@@ -185,6 +185,8 @@ class BudgetedDrafter:
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
         """As `Drafter.observed`."""
+        if drafted and rows == 1 and any(source.probing for source in self._costly):
+            return  # a few tokens of a cold model say nothing about the pace of drafting
         self._trials.observed(rows, drawn, seconds, drafted)
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:

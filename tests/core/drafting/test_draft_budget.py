@@ -77,7 +77,7 @@ def test_no_other_choice_is_much_better(
     chosen = [choice.tokens for choice in DraftBudget().choose(offers, step)]
     reached = ratio(offers, chosen, step)
     nothing = ratio(offers, [0] * len(offers), step)
-    assert reached >= nothing
+    assert reached >= 0.99 * nothing  # costs that differ by less than EVEN are taken as equal
     every = itertools.product(*(range(len(offer.survivals) + 1) for offer in offers))
     best = max(ratio(offers, list(counts), step) for counts in every)
     assert reached >= best / MARGIN - 1e-9

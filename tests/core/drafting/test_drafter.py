@@ -7,6 +7,7 @@ from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.costly_sources import BURST
 from headrace.core.drafting.draft_budget import Cut, DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.drafting.pace_trials import FIRST
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request
@@ -274,6 +275,15 @@ def test_what_a_model_costs_is_learned_from_successive_proposals_only() -> None:
         chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
         tokens += [1]
     assert source._share > 0.05
+
+
+@pytest.mark.parametrize(("rows", "counts"), [(1, False), (2, True)])
+def test_probes_of_a_lone_row_do_not_count_as_its_pace_with_drafts(rows: int, counts: bool) -> None:
+    chooses = drafter(Source("model", (6,) * 8, 0.8), model=0.1)
+    chooses._costly[0].probing = True
+    for _ in range(FIRST):
+        chooses.observed(rows, rows, 0.01, drafted=True)
+    assert (chooses._trials.rest(rows) > 0) == counts
 
 
 def test_a_fixed_length_asks_a_costly_source_where_nothing_else_is_proposed() -> None:
