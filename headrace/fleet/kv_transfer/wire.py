@@ -27,10 +27,10 @@ _LENGTHS = struct.Struct("<II")
 
 _WHAT = {
     "fingerprint": "weights",
-    "dtype": "type of the KV cache",
+    "dtype": "the type of the KV cache",
     "block_size": "block size",
-    "block_bytes": "bytes of a block",
-    "layout": "layout of blocks",
+    "block_bytes": "the bytes of a block",
+    "layout": "the layout of blocks",
     "connector": "kv_connector",
 }
 
@@ -152,5 +152,5 @@ def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
         if other != value:
             what = _WHAT.get(name, name)
             values = "" if name == "fingerprint" else f": {value!r} and {other!r}"
-            return f"the servers have different {what}{values}"
+            return f"the servers differ in {what}{values}"
     return ""

@@ -151,7 +151,7 @@ def test_other_weights_are_refused_and_the_request_is_computed(servers, caplog):
         run(producer.engine, requests)
         events = run(other.engine, requests)
         assert not any(isinstance(event, Pulled) for event in events)
-        assert "the servers have different weights" in caplog.text
+        assert "the servers differ in weights" in caplog.text
     finally:
         close(other)
 

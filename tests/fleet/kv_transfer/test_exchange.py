@@ -173,10 +173,10 @@ def test_a_reset_cache_holds_nothing(scene):
     ("differs", "line"),
     [
         ({"secret": b"other"}, "the secret differs (--kv-transfer-secret)"),
-        ({"fingerprint": "xyz"}, "the servers have different weights"),
-        ({"dtype": "bfloat16"}, "the servers have different type of the KV cache: 'bfloat16' and 'float32'"),
-        ({"block_size": 32}, "the servers have different block size: 32 and 16"),
-        ({"layout": "cpp"}, "the servers have different layout of blocks: 'cpp' and 'torch'"),
+        ({"fingerprint": "xyz"}, "the servers differ in weights"),
+        ({"dtype": "bfloat16"}, "the servers differ in the type of the KV cache: 'bfloat16' and 'float32'"),
+        ({"block_size": 32}, "the servers differ in block size: 32 and 16"),
+        ({"layout": "cpp"}, "the servers differ in the layout of blocks: 'cpp' and 'torch'"),
     ],
 )
 def test_a_server_that_does_not_fit_is_refused_in_one_line(scene, caplog, differs, line):
