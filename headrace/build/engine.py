@@ -79,17 +79,13 @@ ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """Sizes of the tiers below the device: their blocks, bytes per block, and bandwidth to the device.
-
-    ``peers`` are asked for blocks that are in none of them.
-    """
+    """Sizes of the tiers below the device: their blocks, bytes per block, and bandwidth to the device."""
 
     host_blocks: int
     disk_blocks: int
     block_bytes: int
     host_bytes_per_second: float
     disk_bytes_per_second: float = 0.0
-    peers: Peers | None = None
 
 
 def make_engine(
@@ -105,6 +101,7 @@ def make_engine(
     classes: Sequence[ServiceClass] = CLASSES,
     weights: Mapping[str, float] = MappingProxyType({}),
     tiers: TierSizes | None = None,
+    peers: Peers | None = None,
     tell: Tell | None = None,
     grammars: Grammars | None = None,
     drafts: ModelDrafts | None = None,
@@ -113,10 +110,9 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    ``classes`` are the classes of service, and ``weights`` those of named tenants, for the policy ``fair``. ``tiers``
-    store blocks evicted from the device, if given. ``tell`` records everything that enters and leaves the engine.
-    ``grammars`` compile the constraints of structured outputs; without them no request waits for one. ``drafts`` are
-    those of a draft model, ``forced`` the tokens that grammars force. ``drafter`` replaces the one of the options.
+    ``classes`` and the ``weights`` of named tenants are for the policy ``fair``. ``tiers`` store blocks evicted from the
+    device, ``peers`` are asked for what they lack. ``tell`` records all that enters and leaves. ``grammars`` compile
+    constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
     """
     events: list[Event] = []
     fair = plans.scheduling_policy == "fair"
@@ -125,7 +121,7 @@ def make_engine(
     shares = ShareLedger(classes, weights)
     eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
     size = cache.block_size
-    lower = _lower_tiers(tiers, size, eviction, predictions.times, events.append) if tiers else None
+    lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
     pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
     scheduler = Scheduler(
         pool,
@@ -160,6 +156,7 @@ def _drafter(drafter: Drafter | None, tell: Tell | None) -> Drafter | None:
 
 def _lower_tiers(
     sizes: TierSizes,
+    peers: Peers | None,
     block_size: int,
     eviction: Callable[[int], EvictionPolicy],
     times: StepTimes,
@@ -168,7 +165,6 @@ def _lower_tiers(
     def tier(which: Tier, blocks: int) -> LowerTier:
         return LowerTier(which, blocks, eviction(blocks))
 
-    peers = sizes.peers
     links = {Tier.HOST: Link(0.0, sizes.host_bytes_per_second)}
     if sizes.disk_blocks:
         links[Tier.DISK] = Link(DISK_SECONDS, sizes.disk_bytes_per_second)

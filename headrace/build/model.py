@@ -153,13 +153,12 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         classes=classes,
         weights=tenants.weights(),
         tiers=tiers.sizes if tiers else None,
+        peers=transfer.importer if transfer else None,
         grammars=grammars,
         drafts=drafts,
         forced=matchers.forced,
     )
-    # A recording starts with an empty cache: blocks that an earlier process left are not in it.
-    recalled = tiers.recall(engine) if tiers and tell is None else ""
-    notes = (*computing.notes(), *(tiers.notes if tiers else ()), recalled)
+    notes = (*computing.notes(), *(tiers.notes if tiers else ()), _recalled(tiers, engine, tell))
     return Loaded(
         name=served_name(model),
         folder=text.folder,
@@ -188,6 +187,11 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         leader=computing.leader,
         transfer=transfer,
     )
+
+
+def _recalled(tiers: OpenTiers | None, engine: Engine, tell: Tell | None) -> str:
+    """A note on blocks that an earlier process left. A recording starts with an empty cache: they are not in it."""
+    return tiers.recall(engine) if tiers is not None and tell is None else ""
 
 
 def _make_compiler(tokenizer: Tokenizer, vocab_size: int) -> Compiler:

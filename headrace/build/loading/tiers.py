@@ -128,6 +128,5 @@ def open_tiers(
         ledger.block_bytes,
         mover.host_speed(),
         disk.speed.read if disk else 0.0,
-        peers,
     )
     return OpenTiers(mover, sizes, disk, identity, kv.block_size, tuple(notes)), ledger

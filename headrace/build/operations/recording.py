@@ -20,6 +20,7 @@ from headrace.config.validation import parse_value, plain_reason
 from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.engine import Engine
+from headrace.core.peers import Peers
 from headrace.core.ports import Grammars, Runner
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.observe.recording.engine import Tell
@@ -33,6 +34,7 @@ SIZES = {"num_blocks": Annotated[int, Field(ge=1)], "max_model_len": Annotated[i
 SPENT = (
     *("profile", "tenants", "gpu_memory_utilization", "kv_cache_memory_bytes"),
     *("kv_offload_bytes", "kv_offload_path", "kv_offload_disk_bytes"),
+    *("kv_transfer_config", "kv_transfer_secret"),
 )
 """Options that only matter while the engine is built; their results are recorded in other settings."""
 
@@ -63,6 +65,7 @@ def make_recorded_engine(
     runner: Runner,
     *,
     grammars: Grammars | None = None,
+    peers: Peers | None = None,
     drafts: ModelDrafts | None = None,
     forced: ForcedTokens | None = None,
     **rest: Any,
@@ -70,7 +73,8 @@ def make_recorded_engine(
     """`make_engine`, with its arguments and all later events recorded.
 
     ``grammars`` are not used: a trace does not hold compile times, so no request waits for a grammar here. The runner
-    compiles missing grammars itself. ``drafts`` and ``forced`` are no settings: what is drafted is recorded.
+    compiles missing grammars itself. Nor are ``peers``: a trace does not hold their answers. ``drafts`` and ``forced``
+    are no settings: what is drafted is recorded.
     """
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)
@@ -80,6 +84,7 @@ def make_recorded_engine(
         )
         for name, value in given.items()
     }
+    del settings["cache"]["kv_transfer_secret"]  # a trace may be passed on
     tell(Begun(__version__, settings))
     return make_engine(plans, cache, runner, **rest, tell=tell, drafts=drafts, forced=forced)
 

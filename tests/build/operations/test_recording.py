@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from headrace.build.engine import make_engine, make_knobs
+from headrace.build.engine import TierSizes, make_engine, make_knobs
 from headrace.build.operations.recording import make_engine_again, make_recorded_engine, open_tape
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.core.engine import Engine
@@ -22,13 +22,13 @@ PLANS = SchedulerOptions(scheduling_policy="priority", max_num_seqs=3, max_num_b
 CACHE = CacheOptions(block_size=8)
 
 
-def recorded(path, plans=PLANS, **more):
+def recorded(path, plans=PLANS, cache=CACHE, **more):
     """A recorded engine's life, written to a file by the tape of a server."""
     tape = open_tape(ServerOptions(record_trace=str(path)))
     engine = make_recorded_engine(
         tape.tell,
         plans,
-        CACHE,
+        cache,
         HashingRunner(20, 8, 3),
         num_blocks=20,
         max_model_len=64,
@@ -70,6 +70,16 @@ def test_what_is_not_recorded_is_the_plain_engine():
 def test_the_engine_comes_back_from_its_recording(tmp_path, policy):
     plans = SchedulerOptions(scheduling_policy=policy, max_num_seqs=3)
     trace = recorded(tmp_path / "trace.jsonl", plans)
+    replay = Replay(trace, make_engine_again)
+    assert len(list(replay.scenes())) > 8
+    assert replay.divergence is None
+
+
+def test_tiers_come_back_and_secrets_are_not_told(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    cache = CacheOptions(block_size=8, kv_transfer_secret="not for others")
+    trace = recorded(path, cache=cache, tiers=TierSizes(10, 0, 64, 1e9), peers=None)
+    assert "not for others" not in path.read_text()
     replay = Replay(trace, make_engine_again)
     assert len(list(replay.scenes())) > 8
     assert replay.divergence is None
