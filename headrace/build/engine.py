@@ -110,8 +110,8 @@ def make_engine(
 ) -> Engine:
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
-    ``classes`` and the ``weights`` of named tenants are for the policy ``fair``. ``tiers`` store blocks evicted from the
-    device, ``peers`` are asked for what they lack. ``tell`` records all that enters and leaves. ``grammars`` compile
+    ``classes`` and the ``weights`` of named tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
+    the device, ``peers`` are asked for what they lack. ``tell`` records all that happens. ``grammars`` compile
     constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
     """
     events: list[Event] = []
