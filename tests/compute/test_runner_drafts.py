@@ -73,7 +73,7 @@ def test_shaped_and_sampled_tokens_and_their_scores_are_those_without_drafts(par
     assert len(got) == done
     told = [score for output in outputs for score in output.logprobs[0]]
     assert told == scores[:done]
-    counts = runner._sampling._sampler._penalties._counts
+    counts = runner._sampling._sampler._penalties.counts
     assert int(counts.sum()) == done, "only accepted tokens are counted"
 
 

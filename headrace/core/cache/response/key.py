@@ -53,6 +53,7 @@ REQUEST: Mapping[str, Part] = {
     "slo": Part.INERT,
     "retention": Part.INERT,
     "affinity": Part.INERT,
+    "peer": Part.INERT,
     "answered": Part.GENERATION,
     "prediction": Part.INERT,
     "cached_answer": Part.INERT,

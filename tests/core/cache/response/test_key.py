@@ -59,6 +59,7 @@ OTHER_REQUESTS = {
     "slo": Slo(1.0),
     "retention": (Retention(0, None, 90),),
     "affinity": "a",
+    "peer": "10.0.0.1:14579",
     "answered": (4,),
     "prediction": (5, 6),
     "cached_answer": (5, 6),
