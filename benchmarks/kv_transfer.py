@@ -57,7 +57,7 @@ def key(number: int) -> bytes:
 # -- speed ---------------------------------------------------------------------------------------------
 
 
-def publish(told: Connection, blocks: int, size: int) -> None:
+def publish(parent: Connection, blocks: int, size: int) -> None:
     """A process that publishes blocks of ``size`` bytes."""
     pages = [memoryview(secrets.token_bytes(size)) for _ in range(blocks)]
 
@@ -71,8 +71,8 @@ def publish(told: Connection, blocks: int, size: int) -> None:
     exporter = Exporter(
         SharedMemory(), published, IDENTITY, SECRET, host="127.0.0.1", port=0, slots=slots, slot_bytes=size
     )
-    told.send(exporter.port)
-    told.recv()
+    parent.send(exporter.port)
+    parent.recv()
     exporter.close()
 
 
@@ -274,7 +274,7 @@ def serving(args: argparse.Namespace) -> None:
 # -- kills ---------------------------------------------------------------------------------------------
 
 
-def serve_pages(told: Connection, file: str, port: int, identity: dict[str, Any]) -> None:
+def serve_pages(parent: Connection, file: str, port: int, identity: dict[str, Any]) -> None:
     """A peer that holds blocks that another process has computed, and copies them slowly."""
     pages: dict[bytes, bytes] = pickle.loads(Path(file).read_bytes())
     keys = list(pages)
@@ -292,8 +292,8 @@ def serve_pages(told: Connection, file: str, port: int, identity: dict[str, Any]
     exporter = Exporter(
         SharedMemory(), published, identity, SECRET, host="127.0.0.1", port=port, slots=8, slot_bytes=size
     )
-    told.send(exporter.port)
-    told.recv()
+    parent.send(exporter.port)
+    parent.recv()
     exporter.close()
 
 

@@ -16,6 +16,7 @@ from headrace import __version__
 from headrace.build.drafting import ModelDrafts, make_simulated_drafter
 from headrace.build.engine import make_engine, make_knobs
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
+from headrace.config.merge import SECRETS
 from headrace.config.validation import parse_value, plain_reason
 from headrace.core.drafting.forced import ForcedTokens
 from headrace.core.drafting.proposal import Drafter
@@ -84,7 +85,8 @@ def make_recorded_engine(
         )
         for name, value in given.items()
     }
-    del settings["cache"]["kv_transfer_secret"]  # a trace may be passed on
+    for part in ("plans", "cache"):  # a trace may be passed on
+        settings[part] = {name: value for name, value in settings[part].items() if name not in SECRETS}
     tell(Begun(__version__, settings))
     return make_engine(plans, cache, runner, **rest, tell=tell, drafts=drafts, forced=forced)
 

@@ -176,9 +176,9 @@ def plan(
         supply = Supply(spot_share, spot_price, spot_interruptions, failures, recovery)
         slo = Slo(slo_ttft, slo_tpot, attainment)
         wanted = Wanted(calls, slo, routing, max_devices, seed, speculation, supply)
-        fleet, told = _fleet(shape, devices, precision, wanted)
+        fleet, section = _fleet(shape, devices, precision, wanted)
         document |= fleet
-        lines += told
+        lines += section
     if as_json:
         print(json.dumps(document, indent=1))
     else:

@@ -1,6 +1,7 @@
 """Speculative decoding, the decisions: which tokens to propose, and how many of them to verify. Pure.
 
 - `proposal`: the values and ports: what a proposer is asked, what it proposes.
+- `characters`: tokens as a string that can be searched.
 - `ngram`: prompt lookup in the request's own text. `suffix`: past outputs of the tenant.
 - `known_text`: follows a text that the output probably repeats. `prediction`: the client's. `cached`: a cached answer.
 - `acceptance`: the learned probability that a draft is right.

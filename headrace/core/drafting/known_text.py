@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from headrace.core.drafting.characters import characters
+
 LONGEST = 16
 """The length from which a longer agreement counts no more."""
 
@@ -129,7 +131,7 @@ class KnownText:
     def _by_pair(self, tokens: list[int], start: int, end: int) -> Continuation | None:
         """The place where the longest end of the output occurs, of at least two tokens."""
         best = Continuation(0, 0)
-        for place in self._occurrences(chr(tokens[end - 2]) + chr(tokens[end - 1])):
+        for place in self._occurrences(characters(tokens[end - 2 : end])):
             agreed = self._agreement(tokens, start, end, place)
             if agreed > best.agreed:
                 best = Continuation(place, agreed)
@@ -141,7 +143,7 @@ class KnownText:
         A search in a string takes less time than an index of all pairs, which most texts need once or never.
         """
         if not self._searched:
-            self._searched = "".join(map(chr, self.text))
+            self._searched = characters(self.text)
         text, found = self._searched, list[int]()
         at = max(0, self._place - 2)
         while len(found) < AHEAD and (at := text.find(pair, at)) >= 0:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from headrace.core.drafting.characters import characters
 from headrace.core.drafting.proposal import DraftAsk, Proposal
 from headrace.core.request import Request
 
@@ -57,7 +58,7 @@ class NgramProposer:
         text = self._texts.pop(name, "")  # the only reference: the string grows in place
         if len(text) > len(tokens):
             text = ""  # of another request with the same id
-        text += _characters(tokens[len(text) :])
+        text += characters(tokens[len(text) :])
         self._texts[name] = text
         most = min(self._most, ask.most)
         place, agreed = self._longest(text)
@@ -85,11 +86,3 @@ class NgramProposer:
                 agreed += 1
             size = agreed + 1
         return place, agreed
-
-
-def _characters(tokens: Sequence[int]) -> str:
-    """A character for each token. Ids beyond Unicode share characters: what is proposed is verified in any case."""
-    try:
-        return "".join(map(chr, tokens))
-    except (ValueError, OverflowError):
-        return "".join(chr(token % (sys.maxunicode + 1)) for token in tokens)

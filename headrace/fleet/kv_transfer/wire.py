@@ -5,7 +5,7 @@
  exporter ─ version, nonce ─> importer ─ nonce, proof, identity ─> exporter ─ proof, identity, area ─> importer
 ```
 A proof is an HMAC-SHA256 over both nonces and the sender's identity, so nothing can be replayed or altered. Nothing
-about a server is told to a client that has not proved its secret. Content is not encrypted.
+about a server is sent to a client that has not proved its secret. Content is not encrypted.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def accept(link: socket.socket, secret: bytes, identity: Mapping[str, Any]) -> M
     """The exporter's part, up to its last message: what the client said about itself.
 
     Raises:
-        PeerRefused: the client does not know the secret or does not fit; it has been told.
+        PeerRefused: the client does not know the secret or does not fit; the reason has been sent to it.
         OSError: the connection failed.
     """
     mine = secrets.token_hex(16)
@@ -140,9 +140,9 @@ def proof(secret: bytes, side: str, nonces: str, identity: object) -> str:
     return hmac.new(secret, said, "sha256").hexdigest()
 
 
-def _equal(told: object, proved: str) -> bool:
-    """Whether a peer told the proof, in a time that says nothing about it. It may have told anything."""
-    return hmac.compare_digest(str(told).encode(errors="replace"), proved.encode())
+def _equal(sent: object, proved: str) -> bool:
+    """Whether a peer sent the proof, in a time that says nothing about it. It may have sent anything."""
+    return hmac.compare_digest(str(sent).encode(errors="replace"), proved.encode())
 
 
 def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

@@ -172,3 +172,9 @@ def test_the_nearest_of_many_equal_places_is_found() -> None:
     found = known.follow(output, 0)
     assert found is not None
     assert text[found.place] == 200, "ahead of the pointer, and not the farther one"
+
+
+def test_ids_beyond_unicode_are_found() -> None:
+    far = 1 << 40
+    text = [far + each for each in range(40)]
+    assert steps_of(text, [7, 8, 9, *text[20:]], most=8) < 12

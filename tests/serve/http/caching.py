@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.core.cache.response.key import Engine
 from headrace.core.cache.response.tags import TagVersions
+from headrace.core.request import Request
 from headrace.serve.cache.exact import ExactCache
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.cache.stores.memory import MemoryStore
@@ -15,3 +16,15 @@ FINGERPRINT = Engine("fox", "", "", "", "", "").fingerprint()
 
 def with_memory(service: Service) -> CacheLookup:
     return CacheLookup(service, ExactCache([Tier(MemoryStore(1 << 20))], TagVersions()), FINGERPRINT)
+
+
+class RequestsNoted(CacheLookup):
+    """Without a cache; it keeps the requests that it is asked to answer."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.requests: list[Request] = []
+
+    async def open(self, questions, interval=1):
+        self.requests += [question.request for question in questions]
+        return await super().open(questions, interval)

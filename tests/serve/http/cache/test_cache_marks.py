@@ -3,8 +3,8 @@
 import pytest
 
 from headrace.core.request import Retention
-from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.generation.kv_fields import MARKED_RETENTION
+from tests.serve.http.caching import RequestsNoted
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "hi"}
@@ -12,19 +12,9 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 
-class Spy(CacheLookup):
-    def __init__(self, service):
-        super().__init__(service)
-        self.requests = []
-
-    async def open(self, questions, interval=1):
-        self.requests += [question.request for question in questions]
-        return await super().open(questions, interval)
-
-
 @pytest.fixture
 def options():
-    return {"recall": Spy}
+    return {"recall": RequestsNoted}
 
 
 def ask(house, messages, status=200, **more):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.request import Retention
-from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.generation.kv_fields import KVSharing
+from tests.serve.http.caching import RequestsNoted
 
 PRODUCER = KVSharing("prefill-0", "10.0.0.5", 5000)
 CONSUMER = KVSharing(peers=("10.0.0.5:5000",))
@@ -21,19 +21,9 @@ DECODE_THERE = {
 """As vLLM's proxies send it."""
 
 
-class Spy(CacheLookup):
-    def __init__(self, service):
-        super().__init__(service)
-        self.requests = []
-
-    async def open(self, questions, interval=1):
-        self.requests += [question.request for question in questions]
-        return await super().open(questions, interval)
-
-
 @pytest.fixture
 def options():
-    return {"recall": Spy}
+    return {"recall": RequestsNoted}
 
 
 def ask(house, sharing: KVSharing, params: object, status: int = 200, path: str = "completions", **fields):
