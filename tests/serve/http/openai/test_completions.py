@@ -1,8 +1,8 @@
 import pytest
 
-from headrace.core.request import Request
 from headrace.serve.cache.lookup import CacheLookup
 from tests.doubles.scripted_model import with_special_tokens
+from tests.serve.http.caching import RequestsNoted
 from tests.serve.http.conftest import ANSWER
 from tests.serve.http.openai.test_chat import events
 
@@ -153,22 +153,12 @@ def test_a_long_prompt_may_be_cut_to_what_fits(house):
     assert answer.json()["usage"]["prompt_tokens"] == 63
 
 
-class Seeing(CacheLookup):
-    """Remembers the requests that it was asked."""
-
-    asked: list[Request]
-
-    async def open(self, questions, interval=1):
-        self.asked = [question.request for question in questions]
-        return await super().open(questions, interval)
-
-
-@pytest.mark.parametrize("options", [{"recall": Seeing}])
+@pytest.mark.parametrize("options", [{"recall": RequestsNoted}])
 def test_answers_to_several_prompts_without_a_seed_are_drawn_apart(house):
     ask(house, prompt=["hi fox"] * 2, n=2, temperature=1, max_tokens=2)
-    assert len({request.seed for request in house.recall.asked}) == 4
+    assert len({request.seed for request in house.recall.requests}) == 4
     ask(house, prompt=["hi fox"] * 2, n=2, temperature=1, max_tokens=2, seed=5)
-    assert [request.seed for request in house.recall.asked] == [5, 6, 5, 6]
+    assert [request.seed for request in house.recall.requests[4:]] == [5, 6, 5, 6]
 
 
 @pytest.mark.parametrize(
