@@ -33,7 +33,7 @@ GUESSES = 4
 """Differing tokens up to which guesses are proposed."""
 
 MANY = 8
-"""New tokens up to which each one is compared; of more, only the end is searched for."""
+"""Tokens from one that differs on, up to which each one is compared; of more, only the end is searched for."""
 
 AT_START = 8
 """The agreement that a text counts as having before its first token has been compared."""
@@ -65,46 +65,59 @@ class KnownText:
 
     def follow(self, tokens: list[int], start: int) -> Continuation | None:
         """Move over the tokens of the output that are new; the output begins at ``start`` of ``tokens``."""
-        text, new = self.text, tokens[start + self.seen :]
-        if new:
-            self.seen += len(new)
-            place = self._place
-            if not self._others and text[place : place + len(new)] == tuple(new):
-                self._place = place + len(new)
-                self._agreed = min(LONGEST, self._agreed + len(new))
+        end, self.seen = start + self.seen, len(tokens) - start
+        while end < len(tokens):
+            if not self._others and (right := self._right(tokens, end)):
+                self._place += right
+                self._agreed = min(LONGEST, self._agreed + right)
                 self._strayed = 0
+                end += right
+            elif self._decide(tokens, start, end + 1):
+                end += 1
+            elif len(tokens) - end > MANY:
+                self._jump(tokens, start, len(tokens) - end)
+                break
             else:
-                self._move(tokens, start, len(new))
-        if self._strayed > GUESSES or self._place >= len(text):
+                end += 1
+                self._search(tokens, start, end)
+        if self._strayed > GUESSES or self._place >= len(self.text):
             return None
         return Continuation(self._place, self._agreed)
 
-    def _move(self, tokens: list[int], start: int, count: int) -> None:
-        """Move over ``count`` tokens, of which not all are as expected."""
-        if count > MANY:  # only the end can tell the place: nothing is proposed unless it occurs in the text
-            self._place = min(len(self.text), self._place + count - 1)
-            found = self._by_pair(tokens, start, len(tokens))
-            if found is None:
-                self._strayed, self._others = GUESSES + 1, []
-            else:
-                self._go_on_from(found, tokens[-1])
-            return
-        text = self.text
-        for end in range(len(tokens) - count + 1, len(tokens) + 1):
-            token = tokens[end - 1]
-            agreeing = [
-                place + 1 for place in (self._place, *self._others) if text[place : place + 1] == (token,)
-            ]
-            if len(agreeing) > 1:
-                lengths = [self._agreement(tokens, start, end, place) for place in agreeing]
-                if max(lengths) >= SURE:
-                    agreeing.insert(0, agreeing.pop(lengths.index(max(lengths))))
-            if agreeing:
-                self._place, *self._others = agreeing
-                self._agreed = min(LONGEST, self._agreed + 1)
-                self._strayed = 0
-            else:
-                self._search(tokens, start, end)
+    def _right(self, tokens: list[int], end: int) -> int:
+        """How many tokens from ``end`` on are as expected."""
+        new = tokens[end:]
+        expected = self.text[self._place : self._place + len(new)]
+        if expected == tuple(new):
+            return len(new)
+        pairs = enumerate(zip(new, expected, strict=False))
+        return next((at for at, (token, right) in pairs if token != right), len(expected))
+
+    def _decide(self, tokens: list[int], start: int, end: int) -> bool:
+        """Keep the places that agree with the last of ``tokens[:end]``; False if none does."""
+        token, text = tokens[end - 1], self.text
+        agreeing = [
+            place + 1 for place in (self._place, *self._others) if text[place : place + 1] == (token,)
+        ]
+        if not agreeing:
+            return False
+        if len(agreeing) > 1:
+            lengths = [self._agreement(tokens, start, end, place) for place in agreeing]
+            if max(lengths) >= SURE:
+                agreeing.insert(0, agreeing.pop(lengths.index(max(lengths))))
+        self._place, *self._others = agreeing
+        self._agreed = min(LONGEST, self._agreed + 1)
+        self._strayed = 0
+        return True
+
+    def _jump(self, tokens: list[int], start: int, count: int) -> None:
+        """Move over the last ``count`` tokens by their end: nothing is proposed unless it occurs in the text."""
+        self._place = min(len(self.text), self._place + count - 1)
+        found = self._by_pair(tokens, start, len(tokens))
+        if found is None:
+            self._strayed, self._others = GUESSES + 1, []
+        else:
+            self._go_on_from(found, tokens[-1])
 
     def _search(self, tokens: list[int], start: int, end: int) -> None:
         """Find the places where the text may go on after ``tokens[:end]``, the likeliest first."""
