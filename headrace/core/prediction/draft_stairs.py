@@ -20,8 +20,8 @@ from headrace.core.prediction.step_residuals import EDGES
 LIFETIME = 16
 """Observed steps after which a table is made anew."""
 
-DRIFT = 1 / 16
-"""Relative change of the contexts with which a table is made anew."""
+DRIFT = 1 / 32
+"""Relative change of the seconds without drafts with which a table is made anew."""
 
 Drafted = Callable[[int, int, int], float]
 """The seconds of a step by its rows, tokens and contexts."""
@@ -44,13 +44,10 @@ class DraftStairs:
         self._news = news
         self._seconds = [plain]
 
-    def holds(self, contexts: int, seen: int, news: int) -> bool:
-        """Whether the table can still be used."""
-        return (
-            seen < self._expires
-            and news == self._news
-            and abs(contexts - self._contexts) <= DRIFT * self._contexts
-        )
+    def holds(self, plain: float, seen: int, news: int) -> bool:
+        """Whether the table can still be used, if a step without drafts takes ``plain`` seconds now."""
+        known = self._seconds[0]
+        return seen < self._expires and news == self._news and abs(plain - known) <= DRIFT * known
 
     def upto(self, most: int) -> list[float]:
         """Seconds by the number of drafted positions, for 0 to ``most`` of them or more."""

@@ -136,17 +136,12 @@ class StepTimes:
 
         More positions never take less.
         """
-        found = self._stairs.get(rows)
-        if found is None or not found.holds(contexts, self._seen, self.residuals.news):
+        found, plain = self._stairs.get(rows), self.decodes(rows, contexts)
+        if found is None or not found.holds(plain, self._seen, self.residuals.news):
             if len(self._stairs) >= STAIRS:
                 self._stairs.clear()
             found = self._stairs[rows] = DraftStairs(
-                rows,
-                contexts,
-                self.decodes(rows, contexts),
-                self.drafted,
-                seen=self._seen,
-                news=self.residuals.news,
+                rows, contexts, plain, self.drafted, seen=self._seen, news=self.residuals.news
             )
         return found.upto(most)
 
