@@ -17,6 +17,7 @@ import math
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from operator import ne
 from typing import NamedTuple
 
 CONFIDENCES = (0.2, 0.4, 0.55, 0.7, 0.8, 0.87, 0.92, 0.96)
@@ -56,12 +57,8 @@ class Trials(NamedTuple):
 
 def compared(drafted: Sequence[int], came: Sequence[int]) -> Trials:
     """Compare drafted tokens with those that came in their place."""
-    right = 0
-    for expected, token in zip(drafted, came, strict=False):
-        if expected != token:
-            return Trials(right, wrong=True)
-        right += 1
-    return Trials(right, wrong=False)
+    right = next(itertools.compress(itertools.count(), map(ne, drafted, came)), None)
+    return Trials(min(len(drafted), len(came)), wrong=False) if right is None else Trials(right, wrong=True)
 
 
 class Acceptance:
@@ -89,15 +86,17 @@ class Acceptance:
         self, source: str, tenant: str, request_id: str, confidences: tuple[float, ...], trials: Trials
     ) -> None:
         """Learn from a proposal with these ``confidences``."""
-        count = trials.right + trials.wrong
-        if not count:
+        right, wrong = trials
+        count = tried = right + wrong
+        if not tried:
             return
-        offset = self._offset(source, tenant, request_id)
+        by_tenant, by_request = self._of_tenant(source, tenant), self._of_request(source, request_id)
+        offset, exp = -(by_tenant.mean + by_request.mean), math.exp
         surprise = information = 0.0
-        tried, right = count, trials.right
         for cell, run in self._calibration(source).of(confidences):
-            p = 1 / (1 + math.exp(-offset - cell.logit))
-            each, hits = min(run, tried), min(run, right)
+            p = 1 / (1 + exp(offset - cell.logit))
+            each = run if run < tried else tried
+            hits = each if each < right else right
             surprise += hits - each * p
             information += each * p * (1 - p)
             cell.learn(each, hits)
@@ -105,11 +104,8 @@ class Acceptance:
             right -= hits
             if not tried:
                 break
-        self._of_tenant(source, tenant).move(surprise, information, TENANT_DRIFT * count)
-        own = self._requests.setdefault(request_id, {})
-        if source not in own:
-            own[source] = _Offset(REQUEST_VARIANCE)
-        own[source].move(surprise, information, REQUEST_DRIFT * count)
+        by_tenant.move(surprise, information, TENANT_DRIFT * count)
+        by_request.move(surprise, information, REQUEST_DRIFT * count)
 
     def ended(self, request_id: str) -> None:
         """Drop what was learned about a request alone."""
@@ -126,6 +122,13 @@ class Acceptance:
         own = self._requests.get(request_id)
         by_request = None if own is None else own.get(source)
         return (by_tenant.mean if by_tenant else 0.0) + (by_request.mean if by_request else 0.0)
+
+    def _of_request(self, source: str, request_id: str) -> _Offset:
+        own = self._requests.setdefault(request_id, {})
+        found = own.get(source)
+        if found is None:
+            found = own[source] = _Offset(REQUEST_VARIANCE)
+        return found
 
     def _of_tenant(self, source: str, tenant: str) -> _Offset:
         name = (source, tenant)
