@@ -2,6 +2,7 @@ import random
 
 import pytest
 
+from headrace.core.prediction.step_cost import StepCost
 from headrace.core.prediction.step_times import StepTimes
 
 
@@ -30,7 +31,7 @@ def test_the_table_says_what_the_step_times_say_and_never_falls() -> None:
 
 
 def test_a_table_is_kept_while_little_changes() -> None:
-    times = observed(2000)
+    times = StepTimes(StepCost(fixed_tokens=10.0, context_tokens=1000.0))
     kept = times.stairs(1, 1000, 8)
     assert times.stairs(1, 1010, 4) is kept
     assert times.stairs(1, 2000, 4) is not kept
