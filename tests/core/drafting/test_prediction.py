@@ -53,6 +53,12 @@ def test_after_one_differing_token_the_next_one_decides() -> None:
     assert steps_of(text, [*text[:40], *text[41:]]) <= 11
 
 
+def test_the_place_stays_known_after_a_long_accepted_draft() -> None:
+    text = list(range(90))
+    edited = [*text[:30], 500, *text[31:45], 501, *text[46:]]
+    assert steps_of(text, edited, most=16) == 6
+
+
 def test_a_common_word_ahead_does_not_draw_the_pointer_away() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 50, 14, 15, 16, 17]
     answer = [1, 2, 3, 4, 50, 6, 7, 8]
