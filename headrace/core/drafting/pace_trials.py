@@ -28,6 +28,11 @@ FEW, CLEARLY = 4, 2.0
 FIRST, LONGEST = 16, 2048
 """The fewest and the most steps between two trials; a few times more where a trial loses a lot."""
 
+SOON = 128
+"""The most steps between the first trial and the second, which replaces it: drafts were still being learned before the
+first one, and what they lost would put off the second for thousands of steps.
+"""
+
 LOSS = 0.01
 """Share of the time that trials of the worse way may lose."""
 
@@ -78,12 +83,13 @@ class PaceTrials:
 class _Class:
     """Steps of about as many rows."""
 
-    __slots__ = ("_interval", "_left", "_ratio", "_since", "_trial", "_ways", "drafts")
+    __slots__ = ("_first", "_interval", "_left", "_ratio", "_since", "_trial", "_ways", "drafts")
 
     def __init__(self) -> None:
         self.drafts = True  # the usual way
         self._ways = (_Pace(), _Pace())  # of the steps without drafts, and with them
         self._trial = False
+        self._first = True  # whether no trial has been compared
         self._left = 0  # steps of the trial
         self._since = 0  # steps in the usual way since the last trial
         self._interval = FIRST
@@ -126,7 +132,7 @@ class _Class:
             return  # little was proposed
         found = math.log(drafted.pace / without.pace)
         known = self._ratio
-        self._ratio = ratio = found if known is None else known + NEWEST * (found - known)
+        ratio = found if known is None else known + NEWEST * (found - known)
         changed = ratio < 0 if self.drafts else ratio > math.log(GAIN)
         if changed:
             self.drafts = not self.drafts
@@ -134,6 +140,10 @@ class _Class:
         loss = -math.expm1(-ratio) if self.drafts else drafted.tokens * math.expm1(-ratio)
         longer = min(LONGEST, FIRST if changed else 2 * self._interval)
         self._interval = int(max(longer, min(FARTHEST * LONGEST, (tried.steps + COLD) * loss / LOSS)))
+        if self._first:
+            self._first, self._interval = False, min(SOON, self._interval)
+        else:
+            self._ratio = ratio
 
 
 class _Pace:

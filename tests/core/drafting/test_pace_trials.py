@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.core.drafting.pace_trials import COLD, FIRST, LONGEST, NAP, TRIAL, PaceTrials
+from headrace.core.drafting.pace_trials import COLD, FIRST, LONGEST, NAP, SOON, TRIAL, PaceTrials
 
 Steps = Callable[[bool], tuple[int, float]]
 """What a step draws, and its seconds, with drafts or without."""
@@ -69,6 +69,18 @@ def test_drafts_that_became_faster_are_found_again() -> None:
     run(trials, 2000, even(12, 6.0))
     assert not trials.drafts_usually(4)
     run(trials, 5 * LONGEST, even(12, 1.5))
+    assert trials.drafts_usually(4)
+
+
+def test_drafts_that_are_slow_only_while_they_are_learned_are_soon_tried_again() -> None:
+    trials, drafted = PaceTrials(), 0
+
+    def step(drafts: bool) -> tuple[int, float]:
+        nonlocal drafted
+        drafted += drafts
+        return (12, 0.001 * (4.5 if drafted <= FIRST else 1.5)) if drafts else (4, 0.001)
+
+    run(trials, 2 * (FIRST + COLD + TRIAL) + SOON, step)
     assert trials.drafts_usually(4)
 
 
