@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -261,6 +262,8 @@ def _graph_seconds(llm: LLM, prompts: Sequence[Sequence[int]], steps: int) -> fl
         _seconds(llm, prompts, 2 + steps)
     finally:
         graphs._replays = replays
+    if not marks:
+        raise SystemExit("FAILED: graphs were recorded, but no step took one")
     torch.cuda.synchronize()
     return median(begin.elapsed_time(end) for begin, end in marks) / 1000
 
@@ -338,7 +341,8 @@ def _clients(
             )
     finally:
         server.terminate()
-        server.wait(30)
+        with suppress(subprocess.TimeoutExpired):  # then it is killed with the stage
+            server.wait(30)
 
 
 def _bench(command: Sequence[str], requests: int, device: str, folder: Path) -> dict[str, Any]:
