@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
-from headrace.build.loading.computing import Computing, check_parallel, load_computing
+from headrace.build.loading.computing import Computing, load_computing
 from headrace.build.loading.draft_models import load_drafting, reads_states
 from headrace.build.loading.kv_transfer import OpenTransfer, check_transfer
 from headrace.build.loading.memory import open_memory
+from headrace.build.loading.ranks import check_parallel
 from headrace.build.loading.tiers import OpenTiers
 from headrace.build.operations.first_requests import answer, groups
 from headrace.build.operations.recording import make_recorded_engine

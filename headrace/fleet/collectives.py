@@ -113,29 +113,38 @@ class Collectives:
 
 
 def connect(
-    store: Store, place: Place, vocabulary: int, device: torch.device, seconds: float = STEP_SECONDS
+    store: Store,
+    place: Place,
+    vocabulary: int,
+    device: torch.device,
+    address: str,
+    seconds: float = STEP_SECONDS,
 ) -> Collectives:
-    """Join the other ranks through ``store``; waits until all have.
+    """Join the other ranks through ``store``, which reach this one at ``address``; waits until all have.
 
     Raises:
         RuntimeError: not all ranks came in time.
     """
     stages = place.pipeline_size > 1
-    world = _group(store, "world", place.rank, place.size, device, STAGE_SECONDS if stages else seconds)
+    world = _group(
+        store, "world", place.rank, place.size, device, address, STAGE_SECONDS if stages else seconds
+    )
     tensor = None
     if place.tensor_size > 1:
         name = f"stage {place.stage}"
-        tensor = _group(store, name, place.tensor_rank, place.tensor_size, device, seconds)
+        tensor = _group(store, name, place.tensor_rank, place.tensor_size, device, address, seconds)
     return Collectives(place, world, tensor, vocabulary, device)
 
 
-def _group(store: Store, name: str, rank: int, size: int, device: torch.device, seconds: float) -> Any:
+def _group(
+    store: Store, name: str, rank: int, size: int, device: torch.device, address: str, seconds: float
+) -> Any:
     """A process group of its own under ``name``."""
     # Their own options have a timeout for every operation; torch's stubs do not know it.
     kind: Any = dist.ProcessGroupNCCL if device.type == "cuda" else dist.ProcessGroupGloo
     options = kind._Options() if device.type == "cpu" else kind.Options()
     options._timeout = timedelta(seconds=seconds)
     if device.type == "cpu":
-        options._devices = [kind.create_device(hostname="127.0.0.1")]
+        options._devices = [kind.create_device(hostname=address)]
         options._threads = 1
     return kind(PrefixStore(name, store), rank, size, options)

@@ -17,17 +17,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from headrace.compute.memory_plan import RankSize
-from headrace.compute.model.sharding import Place
 from headrace.compute.slots import Ints
 from headrace.core.plan import StepPlan
 from headrace.core.ports import RunnerLost
 from headrace.fleet.collectives import Collectives, connect
 from headrace.fleet.messages import Kind, packed, step_message
-from headrace.fleet.processes import Others, RankFailed
+from headrace.fleet.others import Others, RankFailed
 from headrace.fleet.setup import MemorySetup, ModelSetup
 
 REASON_SECONDS = 2.0
-"""Longest wait for the reason of a broken connection, which the watcher of the processes finds."""
+"""Longest wait for the reason of a broken connection, which the watcher of the ranks finds."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,17 +62,13 @@ class Leader:
         """
         self._others.start()
         try:
-            store = TCPStore(
-                "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
-            )
-            place = self._setup.place
+            host, place = self._others.address, self._setup.place
+            store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
             self._others.send([_asked(Kind.CHECK, self._setup.to_json())] * (place.size - 1))
             self._others.replies()
-            setups = [
-                self._setup.at(Place(rank, *place[1:]), store.port).to_json() for rank in range(1, place.size)
-            ]
+            setups = [self._setup.at(rank, host, store.port).to_json() for rank in range(1, place.size)]
             self._others.send([_asked(Kind.LOAD, setup) for setup in setups])
-            self._collectives = connect(store, place, self._vocabulary, self._device)
+            self._collectives = connect(store, place, self._vocabulary, self._device, host)
         except RuntimeError as error:  # torch's for a rank that did not come
             raise RankFailed(self._others.failure(REASON_SECONDS) or str(error)) from error
 
@@ -96,7 +91,7 @@ class Leader:
         """End the other ranks."""
         self._lost, self._reported = self._lost or "the ranks were stopped", False
         self._collectives = None
-        self._others.stop()
+        self._others.close()
 
     # -- `compute.runner.Followers` ------------------------------------------------------------------
 
@@ -163,7 +158,7 @@ class Leader:
             raise RunnerLost(self._lost)
         try:
             yield self._collectives
-        except RuntimeError as error:  # of the connections: `processes` knows why
+        except RuntimeError as error:  # of the connections: `others` knows why
             first = str(error).partition("\n")[0]
             self._lost = self._others.failure(REASON_SECONDS) or first
             self._reported = True

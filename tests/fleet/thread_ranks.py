@@ -7,12 +7,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.fleet.processes import RankFailed
+from headrace.fleet.others import RankFailed
 from headrace.fleet.worker import Worker
 
 
 class ThreadRanks:
-    """`headrace.fleet.processes.Others` as threads; a rank is lost by `lose`."""
+    """`headrace.fleet.others.Others` as threads; a rank is lost by `lose`."""
+
+    address = "127.0.0.1"
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -53,6 +55,9 @@ class ThreadRanks:
         for thread in self._threads:
             thread.join(60)
         self._mail, self._replies, self._threads = [], [], []
+
+    def close(self) -> None:
+        self.stop()
 
     def lose(self, why: str) -> None:
         self._failure = why
