@@ -136,8 +136,9 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     tenants, classes = read_tenants(plans.tenants)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
-        knobs = make_knobs(plans, device.type, max_model_len)
-        overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type)
+        stages = model.pipeline_parallel_size
+        knobs = make_knobs(plans, device.type, max_model_len, stages)
+        overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type, stages)
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)

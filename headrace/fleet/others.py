@@ -44,8 +44,8 @@ class Others(Protocol):
         """Start all of them, and end those of before. Raises RankFailed."""
         ...
 
-    def send(self, messages: Sequence[bytes]) -> None:
-        """A message to each rank. Raises RankFailed."""
+    def send(self, messages: Sequence[bytes | None]) -> None:
+        """A message to each rank, or none. Raises RankFailed."""
         ...
 
     def replies(self) -> list[dict[str, Any]]:
@@ -118,10 +118,11 @@ class Watched(ABC):
         self._watcher.start()
         self._until(lambda: all(each.started for each in self._peers), START_SECONDS)
 
-    def send(self, messages: Sequence[bytes]) -> None:
+    def send(self, messages: Sequence[bytes | None]) -> None:
         try:
             for each, message in zip(self._peers, messages, strict=True):
-                each.connection.send_bytes(message)
+                if message is not None:
+                    each.connection.send_bytes(message)
         except (OSError, ValueError) as error:
             raise RankFailed(self.failure(1.0) or str(error)) from error
 

@@ -35,9 +35,10 @@ class ThreadRanks:
         for thread in self._threads:
             thread.start()
 
-    def send(self, messages: Sequence[bytes]) -> None:
+    def send(self, messages: Sequence[bytes | None]) -> None:
         for mail, message in zip(self._mail, messages, strict=True):
-            mail.put(message)
+            if message is not None:
+                mail.put(message)
 
     def replies(self) -> list[dict[str, Any]]:
         replies = [each.get(timeout=60) for each in self._replies]

@@ -90,7 +90,7 @@ def open_memory(
         max_num_seqs=plans.max_num_seqs,
         max_model_len=max_model_len,
         device=device,
-        background=overlap > 0 and device.type == "cpu",
+        background=overlap > 0 and device.type == "cpu" and knobs.turns == 1,
         breakable=overlap == 0 and leader is None,
         mover=tiers.mover if tiers else None,
         ahead=ahead,
@@ -98,6 +98,7 @@ def open_memory(
         head=proposer if isinstance(proposer, HeadDrafts) else None,
         graphs=graphs.spec,
         followers=leader,
+        pipelined=knobs.turns > 1,
     )
     weight = draft.nbytes / computing.decoder.nbytes if draft else 0.0
     drafts = ModelDrafts(proposer, weight) if proposer else None
