@@ -36,7 +36,8 @@ class Bytes(NamedTuple):
 def formula(loaded: model.Loaded, rows: int, sizes: tuple[int, int], itemsize: int) -> Bytes:
     """What a decode step exchanges at rank 0, from the shape of the model.
 
-    A plan has 28 bytes a row and 40 more, its tokens 8 bytes a row and 16 more, and the question for logits 16.
+    A plan has 28 bytes a row and 40 more, its tokens 8 bytes a row and 16 more, and the question for logits 16. All
+    other ranks get the plan, those of the first stage the tokens, those with a part of the head the question.
     """
     tensor, stages = sizes
     spec, layers = loaded.spec, loaded.decoder.spec.num_layers
@@ -44,12 +45,12 @@ def formula(loaded: model.Loaded, rows: int, sizes: tuple[int, int], itemsize: i
     others = tensor if stages > 1 else tensor - 1
     own = spec.vocab_size // tensor if stages == 1 else 0
     return Bytes(
-        plan=40 + 28 * rows + 16 + 8 * rows + 16,
+        plan=(40 + 28 * rows) * (tensor * stages - 1) + (16 + 8 * rows) * (tensor - 1) + 16 * others,
         sums=(2 * layers + 1) * states if tensor > 1 else 0,
         stages=states if stages > 1 else 0,
         states=others * states,
         logits=rows * (spec.vocab_size - own) * itemsize,
-        tokens=8 * rows,
+        tokens=8 * rows if tensor > 1 else 0,
     )
 
 
@@ -65,6 +66,8 @@ def load(args: argparse.Namespace, sizes: tuple[int, int]) -> model.Loaded:
         "pipeline_parallel_size": sizes[1],
         "block_size": 64,
     }
+    if args.overlap is not None:
+        given["overlap"] = args.overlap
     return model.load(options(given))
 
 
@@ -94,22 +97,23 @@ def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     try:
         submit(loaded, "rows", args.rows, args.tokens)
         engine, steps, seconds, found = loaded.engine, 0, 0.0, None
+        share = args.rows // engine.knobs.turns
         left = args.rows
         while left:
             before, began = exchange(loaded), time.perf_counter()
             events = engine.step(time.monotonic())
             spent = time.perf_counter() - began
             left -= sum(isinstance(event, Finished) for event in events)
-            if sum(isinstance(event, Emitted) for event in events) == args.rows and left == args.rows:
+            if sum(isinstance(event, Emitted) for event in events) == share and left == args.rows:
                 steps, seconds = steps + 1, seconds + spent
                 moved = Bytes(*(new - old for new, old in zip(exchange(loaded), before, strict=True)))
                 found = moved if found is None or sum(moved) < sum(found) else found
-        by_formula = formula(loaded, args.rows, sizes, loaded.decoder.dtype.itemsize)
+        by_formula = formula(loaded, share, sizes, loaded.decoder.dtype.itemsize)
         weights = [loaded.ledger.weight_bytes, *(each.weight_bytes for each in loaded.ledger.other_ranks)]
         kv = [loaded.ledger.kv_bytes, *(each.kv_bytes for each in loaded.ledger.other_ranks)]
         print(f"\ntensor {sizes[0]}, pipeline {sizes[1]}")
         print(
-            f"  {args.rows * steps / seconds:,.0f} tokens/s, {seconds / steps * 1e3:.2f} ms a step of {args.rows} rows"
+            f"  {share * steps / seconds:,.0f} tokens/s, {seconds / steps * 1e3:.2f} ms a step of {share} rows"
         )
         print("  weights by rank ", ", ".join(f"{each / 2**20:.1f} MiB" for each in weights))
         print("  KV cache by rank", ", ".join(f"{each / 2**20:.1f} MiB" for each in kv))
@@ -179,6 +183,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--kv-bytes", type=int, default=64 << 20, help="KV cache of each rank")
     parser.add_argument("--sizes", default="1x1,2x1,1x2,2x2", help="tensor and pipeline sizes")
+    parser.add_argument("--overlap", type=int, choices=(0, 1), help="0: one plan at a time in a pipeline too")
     parser.add_argument("--kills", type=int, default=0, help="kill a rank so often instead of measuring")
     parser.add_argument("--seed", type=int, default=0, help="when which rank is killed")
     args = parser.parse_args()

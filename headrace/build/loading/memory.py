@@ -79,8 +79,7 @@ def open_memory(
     transfer = open_transfer(cache, identity, kv)
     peers, wait = transfer.importer if transfer else None, options.server.takeover_timeout
     tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, wait)
-    leader = computing.leader
-    if leader is not None:
+    if (leader := computing.leader) is not None:
         ledger = replace(ledger, other_ranks=_share_memory(leader, ledger, kv, plans.max_num_seqs))
     proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
