@@ -21,6 +21,9 @@ from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet.processes import Processes
 
+PROMPT_TOKENS = 900
+"""Length of the prompts whose computation is measured."""
+
 
 class Bytes(NamedTuple):
     """Payload of one decode step of R rows at rank 0, by kind."""
@@ -71,11 +74,11 @@ def load(args: argparse.Namespace, sizes: tuple[int, int]) -> model.Loaded:
     return model.load(options(given))
 
 
-def submit(loaded: model.Loaded, name: str, rows: int, tokens: int) -> None:
-    """Requests of 64 tokens with outputs of one length."""
+def submit(loaded: model.Loaded, name: str, rows: int, tokens: int, prompt_tokens: int = 64) -> None:
+    """Requests with prompts and outputs of one length."""
     rng = random.Random(name)
     for i in range(rows):
-        prompt = tuple(rng.randrange(8, loaded.spec.vocab_size) for _ in range(64))
+        prompt = tuple(rng.randrange(8, loaded.spec.vocab_size) for _ in range(prompt_tokens))
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         loaded.engine.submit(Request(f"{name} {i}", prompt, params), time.monotonic())
 
@@ -92,7 +95,7 @@ def exchange(loaded: model.Loaded) -> Bytes:
 
 
 def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
-    """Decode steps of full batches: bytes of a step that begins no block, memory, tokens per second."""
+    """Decode steps of full batches: bytes of a step that begins no block, memory, tokens per second. And prompts."""
     loaded = load(args, sizes)
     try:
         submit(loaded, "rows", args.rows, args.tokens)
@@ -108,6 +111,11 @@ def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
                 steps, seconds = steps + 1, seconds + spent
                 moved = Bytes(*(new - old for new, old in zip(exchange(loaded), before, strict=True)))
                 found = moved if found is None or sum(moved) < sum(found) else found
+        submit(loaded, "prompts", args.rows, 1, PROMPT_TOKENS)
+        began, left = time.perf_counter(), args.rows
+        while left:
+            left -= sum(isinstance(event, Finished) for event in engine.step(time.monotonic()))
+        prompts = args.rows * PROMPT_TOKENS / (time.perf_counter() - began)
         by_formula = formula(loaded, share, sizes, loaded.decoder.dtype.itemsize)
         weights = [loaded.ledger.weight_bytes, *(each.weight_bytes for each in loaded.ledger.other_ranks)]
         kv = [loaded.ledger.kv_bytes, *(each.kv_bytes for each in loaded.ledger.other_ranks)]
@@ -115,6 +123,7 @@ def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
         print(
             f"  {share * steps / seconds:,.0f} tokens/s, {seconds / steps * 1e3:.2f} ms a step of {share} rows"
         )
+        print(f"  {prompts:,.0f} prompt tokens/s with prompts of {PROMPT_TOKENS}")
         print("  weights by rank ", ", ".join(f"{each / 2**20:.1f} MiB" for each in weights))
         print("  KV cache by rank", ", ".join(f"{each / 2**20:.1f} MiB" for each in kv))
         if sizes != (1, 1) and found is not None:
