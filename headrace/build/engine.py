@@ -216,11 +216,10 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int, stages:
 def resolve_overlap(plans: SchedulerOptions, device: str, stages: int = 1) -> int:
     """Number of steps in flight while the next is planned: as configured, or the default of this kind of device.
 
-    A pipeline has a step for each of its stages.
+    A pipeline in which steps overlap has one for each of its stages.
     """
-    if stages > 1 and plans.overlap != 0:
-        return stages - 1
-    return OVERLAP[device] if plans.overlap is None else plans.overlap
+    overlap = OVERLAP[device] if plans.overlap is None else plans.overlap
+    return stages - 1 if overlap and stages > 1 else overlap
 
 
 def step_cost(linear_parameters: int, query_width: int, device: str) -> StepCost:

@@ -117,7 +117,7 @@ def test_two_launched_ranks_give_the_tokens_of_one_process_and_survive_a_loss(
     with running(lambda: run_rank(launch(store.port, 1, agent_store=True), folder)) as raised:
         environment(monkeypatch, RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=store.port)
         environment(monkeypatch, TORCHELASTIC_USE_AGENT_STORE=True)
-        loaded = load(folder, 1, 2)
+        loaded = load(folder, 1, 2, overlap=1)
         try:
             assert answers(loaded) == whole
             started[0].send_signal(signal.SIGKILL)
