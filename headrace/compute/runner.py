@@ -268,7 +268,8 @@ class LocalRunner:
         download = Download(self._device)
         self._slots.extend(plan.rows)
         if lines.verifies:
-            self._slots.draft(rows, self._sampling.drafts_of(plan.rows))
+            (drafts,) = upload(self._device, lines.drafts)
+            self._slots.append(lines.slots, lines.positions, drafts)
         if self._ahead is not None:
             self._ahead.begin(self._slots.reached)
         last = np.cumsum(rows.length) - 1

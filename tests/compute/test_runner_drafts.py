@@ -155,7 +155,11 @@ def test_which_tokens_count() -> None:
     lines = Lines(rows, rows, rows, offsets, np.array([none, 7, 8, none, 4, none]), True)
 
     def counting(*drawn: int) -> list[int]:
-        return [int(each) for each in lines.counting(torch.tensor(drawn), counting_of)]
+        tokens, first = torch.tensor(drawn), torch.arange(6) - torch.from_numpy(offsets)
+        found = lines.counting(tokens, counting_of)
+        on_device = counting_of(tokens, torch.from_numpy(lines.drafts), first, torch.from_numpy(offsets))
+        assert found.tolist() == on_device.tolist()
+        return [int(each) for each in found]
 
     assert counting(1, 7, 8, 9, 4, 4) == [1, 1, 1, 1, 1, 1]
     assert counting(1, 6, 8, 9, 3, 4) == [1, 1, 0, 0, 1, 0]
