@@ -38,6 +38,7 @@ from headrace.compute.sampling.step_sampling import StepSampling
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
+from headrace.core.capacity import most_logits
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan
 
 LESS_MEMORY = (
@@ -121,7 +122,7 @@ class LocalRunner:
             self._slots,
             self.seconds,
             vocab_size=vocab_size,
-            most_logits=max_num_seqs,  # as sized at start-up
+            most_logits=most_logits(max_num_seqs),  # as sized at start-up
             matchers=matchers,
             append=self._append,
             graphs=graphs is not None,
