@@ -1,12 +1,19 @@
 """Speed of speculative decoding at a given acceptance rate, for any weights: automatic and fixed draft lengths.
 
 A first run without drafts records the answers. Each following run drafts their tokens, right with probability
-``--acceptance``. Runs alternate in rounds; the figures are medians of ratios to the run without drafts of the same
-round. ``arithmetic`` is the ratio that tokens per step and the learned step times allow.
+``--acceptance``. Runs alternate in rounds; the figures are medians over rounds, and speed-ups are ratios to the run
+without drafts of the same round. Only decode steps count. Next to each speed-up are two bounds for exactly this
+acceptance:
+
+- ``arithmetic``: tokens per step, divided by the measured time of verification and drafting in plain steps.
+- ``free verification``: the same if verification took no longer than a plain step, as where memory bounds both.
+
+``share`` is the plain step and the drafting passes, divided by the measured step with drafts: the part of the second
+bound that is reached, whatever the acceptance happened to be.
 
 ``--shape`` and ``--draft-shape`` take the sizes of published models with random weights. The draft model then computes
 its drafts, with the vocabulary of the target, and their tokens are replaced by those that are right as often as
-``--acceptance`` says. ``arithmetic`` includes the measured time of drafting.
+``--acceptance`` says. The automatic length goes on learning from round to round.
 """
 
 from __future__ import annotations
@@ -20,50 +27,54 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from benchmarks.drafting import Answers, Running
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.weights import write_config
 from benchmarks.stage import arguments, say
 from headrace import LLM, SamplingParams
 from headrace.build.drafting import proposer_of
 from headrace.compute.drafting.draft_model import DraftModel
+from headrace.config.objects.speculation import QUANTIZATIONS
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.costly_sources import USUAL
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal
-from headrace.lab.forced_acceptance import ForcedAcceptance
+from headrace.core.request import Request
+from headrace.lab.forced_acceptance import ForcedAcceptance, expected_tokens
 
 PROMPT_TOKENS = 32
 SHARE = 0.3
 """First estimate of the time of a drafting pass, as a share of a step."""
 
-Answers = dict[tuple[int, ...], tuple[int, ...]]
+
+class Decoded(NamedTuple):
+    """The decode steps of a batch: median seconds of one, tokens of a row and step, tokens per second, and answers."""
+
+    step: float
+    tokens: float
+    speed: float
+    answers: Answers
 
 
-def run(llm: LLM, prompts: list[list[int]], length: int, drafter: Drafter | None) -> tuple[float, Answers]:
-    """Tokens per second of one batch, and its answers."""
+def run(llm: LLM, prompts: list[tuple[int, ...]], length: int, drafter: Drafter | None, name: str) -> Decoded:
+    """One batch with ``drafter``."""
     llm.loaded.engine.scheduler._drafted._drafter = drafter
-    llm.loaded.engine.reset_prefix_cache()
     params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
-    began = time.perf_counter()
-    outputs = llm.generate(prompts, params, progress=False)
-    seconds = time.perf_counter() - began
-    answers = {
-        tuple(prompt): tuple(output.outputs[0].token_ids)
-        for prompt, output in zip(prompts, outputs, strict=True)
-    }
-    return len(prompts) * length / seconds, answers
-
-
-def arithmetic(llm: LLM, rows: int, length: int, rate: float, context: int, drafting: float) -> float:
-    """The speed-up of drafts of ``length``, by step times, the chance of acceptance and seconds of a drafting pass."""
-    times = llm.loaded.engine.scheduler._times
-    assert times is not None
-    plain = times.predict(rows, rows, rows * context)
-    drafted = times.predict(rows, rows * (1 + length), rows * (1 + length) * context) + length * drafting
-    return sum(rate**at for at in range(length + 1)) * plain / drafted
+    requests = [Request(f"{name}-{at}", prompt, params) for at, prompt in enumerate(prompts)]
+    running = Running(llm, requests, time.perf_counter)
+    running.go_on(1)  # the prompts
+    prefill, times = running.seconds, list[float]()
+    while running.left:
+        before = running.seconds
+        running.go_on(1)
+        times.append(running.seconds - before)
+    decoded = len(prompts) * (length - 1)
+    tokens = decoded / len(prompts) / len(times)
+    answers = running.ran().answers
+    return Decoded(statistics.median(times), tokens, decoded / (running.seconds - prefill), answers)
 
 
 class Replaced(ForcedAcceptance):
@@ -124,39 +135,75 @@ def opened(args: argparse.Namespace, folder: Path) -> ForcedLLM:
     if args.draft_shape is not None:
         sized = replace(SHAPES[args.draft_shape], vocabulary=SHAPES[args.shape].vocabulary)
         draft = write_config(sized, folder / "draft")
-        given["speculative_config"] = json.dumps({"method": "draft_model", "model": str(draft)})
+        speculation = {"method": "draft_model", "model": str(draft)}
+        if args.draft_quantization:
+            speculation["quantization"] = args.draft_quantization
+        given["speculative_config"] = json.dumps(speculation)
     return ForcedLLM(str(target), **given)
 
 
 def measure(
-    llm: ForcedLLM, args: argparse.Namespace, prompts: list[list[int]], rate: float
+    llm: ForcedLLM, args: argparse.Namespace, prompts: list[tuple[int, ...]], rate: float
 ) -> dict[str, Any]:
-    """The speed-ups at one acceptance, and those that arithmetic allows."""
-    batch, ratios, drafting = len(prompts), dict[str, list[float]](), list[float]()
-    for number in range(args.rounds + 1):  # the first one warms up
-        plain, answers = run(llm, prompts, args.output_len, None)
-        for length in (None, *args.lengths):
-            drafter, replaced = drafter_of(llm, answers, rate, length, max(args.lengths), number)
-            began = replaced.model.seconds if replaced else 0.0
-            speed, drafted = run(llm, prompts, args.output_len, drafter)
-            same = sum(drafted[prompt] == answers[prompt] for prompt in answers)
-            if same < batch:
-                say(f"batch {batch}: {batch - same} answers differ with drafts")
-            if number:
-                ratios.setdefault(str(length or "automatic"), []).append(speed / plain)
-                if replaced and replaced.passes:
-                    drafting.append((replaced.model.seconds - began) / replaced.passes)
-    context = PROMPT_TOKENS + args.output_len // 2
-    each = statistics.median(drafting) if drafting else 0.0
-    allowed = {length: arithmetic(llm, batch, length, rate, context, each) for length in (0, *args.lengths)}
-    row = {name: statistics.median(found) for name, found in ratios.items()}
-    return {
-        "batch": batch,
-        "acceptance": rate,
-        "speedup": row,
-        "arithmetic": allowed,
-        "drafting_seconds": each,
+    """The speed-ups at one acceptance, and what bounds them."""
+    answers = run(llm, prompts, args.output_len, None, "answers").answers
+    drafters = {
+        length: drafter_of(llm, answers, rate, length, max(args.lengths), args.seed)
+        for length in (None, *args.lengths)
     }
+    found: dict[int | None, list[dict[str, float]]] = {length: [] for length in drafters}
+    for number in range(args.rounds + 1):  # the first one warms up
+        plain = run(llm, prompts, args.output_len, None, f"plain{number}")
+        for length, (drafter, replaced) in drafters.items():
+            passes, seconds = (replaced.passes, replaced.model.seconds) if replaced else (0, 0.0)
+            drafted = run(llm, prompts, args.output_len, drafter, f"{length}-{number}")
+            different = sum(drafted.answers[prompt] != answers[prompt] for prompt in answers)
+            if different:
+                say(f"batch {len(prompts)}: {different} answers differ with drafts")
+            made = replaced.passes - passes if replaced else 0
+            each = (replaced.model.seconds - seconds) / made if replaced and made else 0.0
+            if number:
+                found[length].append(_compared(plain, drafted, each, length, rate))
+    lengths = {
+        str(length or "automatic"): {
+            name: statistics.median([one[name] for one in rounds]) for name in rounds[0]
+        }
+        for length, rounds in found.items()
+    }
+    return {"batch": len(prompts), "acceptance": rate, "lengths": lengths}
+
+
+def _compared(
+    plain: Decoded, drafted: Decoded, drafting: float, length: int | None, rate: float
+) -> dict[str, float]:
+    """One round of one length; ``drafting`` are the seconds of a drafting pass."""
+    row = {
+        "speedup": drafted.speed / plain.speed,
+        "tokens_per_step": drafted.tokens,
+        "plain_seconds": plain.step,
+        "step_seconds": drafted.step,
+        "pass_seconds": drafting,
+    }
+    if length is not None:
+        tokens, least = expected_tokens((rate,), length), plain.step + length * drafting
+        row["arithmetic"] = tokens * plain.step / drafted.step
+        row["free_verification"] = tokens * plain.step / least
+        row["share"] = least / drafted.step
+    return row
+
+
+def shown(row: dict[str, float]) -> str:
+    """The figures of a length in words."""
+    milli = {name: f"{1000 * row[name]:.2f} ms" for name in ("plain_seconds", "step_seconds", "pass_seconds")}
+    said = f"{row['speedup']:.2f}x with {row['tokens_per_step']:.2f} tokens a step; a step takes"
+    said += f" {milli['plain_seconds']} without drafts and {milli['step_seconds']} with, a drafting pass"
+    said += f" {milli['pass_seconds']}"
+    if "share" in row:
+        said += (
+            f"; arithmetic {row['arithmetic']:.2f}x, with free verification {row['free_verification']:.2f}x,"
+        )
+        said += f" of which {row['share']:.0%} are reached"
+    return said
 
 
 def main() -> None:
@@ -167,6 +214,7 @@ def main() -> None:
         "--shape", choices=tuple(SHAPES), help="in place of --model: a published model's sizes"
     )
     parser.add_argument("--draft-shape", choices=tuple(SHAPES), help="of a draft model, with --shape")
+    parser.add_argument("--draft-quantization", choices=QUANTIZATIONS, help="of the draft model")
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.0, 0.5, 0.7, 0.9])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 8], help="fixed draft lengths")
@@ -176,17 +224,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, opened(args, Path(folder)) as llm:
         words = range(100, min(2000, llm.loaded.tokenizer.vocab_size))
         for batch in args.batches:
-            prompts = [rng.choices(words, k=PROMPT_TOKENS) for _ in range(batch)]
+            prompts = [tuple(rng.choices(words, k=PROMPT_TOKENS)) for _ in range(batch)]
             for rate in args.acceptance:
                 row = measure(llm, args, prompts, rate)
                 found.append(row)
-                shown = ", ".join(f"{name} {value:.2f}x" for name, value in row["speedup"].items())
-                said = ", ".join(f"{name} {value:.2f}x" for name, value in row["arithmetic"].items())
-                drafting = row["drafting_seconds"]
-                say(
-                    f"batch {batch:3}, acceptance {rate:.2f}: {shown}; arithmetic: {said}"
-                    + (f"; a drafting pass takes {1000 * drafting:.1f} ms" if drafting else "")
-                )
+                for length, each in row["lengths"].items():
+                    say(f"batch {batch:3}, acceptance {rate:.2f}, length {length}: {shown(each)}")
     path = args.output or Path("bench-results") / "forced_acceptance.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -41,6 +41,7 @@ from headrace.compute.sampling.step_sampling import StepSampling
 from headrace.compute.slots import Ints, Rows, Slots, ramps
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
+from headrace.core.capacity import most_logits
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan
 
 LESS_MEMORY = (
@@ -124,7 +125,7 @@ class LocalRunner:
             self._slots,
             self.seconds,
             vocab_size=vocab_size,
-            most_logits=max_num_seqs,  # as sized at start-up
+            most_logits=most_logits(max_num_seqs),  # as sized at start-up
             matchers=matchers,
             append=self._append,
             graphs=graphs is not None,
@@ -295,7 +296,8 @@ class LocalRunner:
         """Compute a step operation by operation."""
         self._slots.extend(plan.rows)
         if lines.verifies:
-            self._slots.draft(rows, self._sampling.drafts_of(plan.rows))
+            (drafts,) = upload(self._device, lines.drafts)
+            self._slots.append(lines.slots, lines.positions, drafts)
         if self._ahead is not None:
             self._ahead.begin(self._slots.reached)
         last = np.cumsum(rows.length) - 1

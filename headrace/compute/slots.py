@@ -161,17 +161,11 @@ class Slots:
         """The blocks of a slot, on the host."""
         return self._host_tables[slot, : self._blocks[slot]]
 
-    def draft(self, rows: Rows, drafts: Ints) -> None:
-        """Store the ``drafts`` of all rows, one after the other, behind the known tokens; 0 in place of no token."""
-        places = np.repeat(self.places(rows.slot, rows.known), rows.drafts) + ramps(rows.drafts)
-        (tokens,) = upload(self.device, drafts)
-        self._tokens.put(places, tokens, least=0)
-
     def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
-        """Store tokens (int64 [S], on the device) at the given positions; 0 in place of a fault.
+        """Store tokens (int64 [S], on the device) at the given positions; 0 in place of a fault or of no draft.
 
         The next row of a failed row may be in flight already, and needs a valid token. Tokens behind the last known
-        one mean nothing: they are overwritten before they are read.
+        one mean nothing, unless they are drafts of the step: they are overwritten before they are read.
         """
         self._tokens.put(self.places(slots, positions), tokens, least=0)
 

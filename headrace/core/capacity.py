@@ -7,6 +7,14 @@ from headrace.core.request import Request
 _SAMPLER_COPIES = 4
 """Float32 copies of the logits that sampling may hold at once (shaped rows, probabilities, sorted candidates)."""
 
+LEAST_LOGITS = 32
+"""Rows of logits that a step may make at once at least: a single sequence with drafts has several."""
+
+
+def most_logits(max_num_seqs: int) -> int:
+    """Rows of logits that a step makes at once. More are made in parts, for each of which the head is read again."""
+    return max(max_num_seqs, LEAST_LOGITS)
+
 
 def blocks_needed(tokens: int, block_size: int) -> int:
     """Number of blocks that hold the keys and values of ``tokens`` positions."""
@@ -25,12 +33,12 @@ def activation_bytes(
     """An upper estimate of a step's activation memory in bytes, in addition to weights and KV cache.
 
     Per token: residual, its normed copy, attention in and out (8 hidden widths at the widest moment) and the gate-up
-    pair with its product (3 intermediate widths). Per sequence: the logits and the copies that sampling makes of
-    them, in float32.
+    pair with its product (3 intermediate widths). Per row of logits: these and the copies that sampling makes of
+    them, in float32. Without sequences (0) there are none.
     """
     per_token = (8 * hidden_size + 3 * intermediate_size) * itemsize
-    per_sequence = (1 + _SAMPLER_COPIES) * vocab_size * 4
-    return max_num_batched_tokens * per_token + min(max_num_seqs, max_num_batched_tokens) * per_sequence
+    logits = min(most_logits(max_num_seqs), max_num_batched_tokens) if max_num_seqs else 0
+    return max_num_batched_tokens * per_token + logits * (1 + _SAMPLER_COPIES) * vocab_size * 4
 
 
 def why_never(request: Request, max_model_len: int, num_blocks: int, block_size: int) -> str:

@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch._C._distributed_c10d import TCPStore
 
@@ -30,7 +31,8 @@ from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
 from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.sampling.lines import drafted
-from headrace.compute.slots import Ints, Rows, Slots
+from headrace.compute.slots import Ints, Rows, Slots, ramps
+from headrace.compute.transfer import upload
 from headrace.core.plan import StepPlan
 from headrace.fleet.collectives import connect
 from headrace.fleet.messages import Kind, Words, step_of, unpacked
@@ -140,7 +142,9 @@ class _Memory:
         rows = Rows.of(plan.rows)
         self._slots.extend(plan.rows)
         if rows.drafts.any():
-            self._slots.draft(rows, drafted(plan.rows, self._rank.shard.whole.vocab_size))
+            positions = np.repeat(rows.known, rows.drafts) + ramps(rows.drafts)
+            (drafts,) = upload(self._rank.device, drafted(plan.rows, self._rank.shard.whole.vocab_size))
+            self._slots.append(np.repeat(rows.slot, rows.drafts), positions, drafts)
         self._rank.decoder.hidden(self._slots.pack(rows, wanted), self.kv)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headrace.compute.runner import LocalRunner
+from headrace.core import capacity
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan, Tier
 from tests.compute.fakes import BLOCK, VOCAB, FakeDecoder, FakeKV, entry, greedy, logits_of, row
 
@@ -368,7 +369,8 @@ def test_prompt_logprobs_score_the_following_token(chunks: list[int]) -> None:
     assert text(outputs) == greedy(PROMPT, 3)
 
 
-def test_no_more_logits_are_made_at_once_than_start_up_reckons_with() -> None:
+def test_no_more_logits_are_made_at_once_than_start_up_reckons_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "LEAST_LOGITS", 2)
     runner, decoder, _ = make(max_num_seqs=3)
     (output,) = run(runner, plans_alone(entry(0, PROMPT, prompt_logprobs=1), [9], 1)[0])
     assert len(output.prompt_logprobs[0]) == len(PROMPT) - 1

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headrace.compute.sampling.lines import NO_DRAFT, Lines, counting_of
+from headrace.core import capacity
 from headrace.core.plan import Row, StepPlan
 from tests.compute.fakes import VOCAB, FakeDecoder, entry, logits_of
 from tests.compute.sampling.test_sampler import chi_square, naive_probabilities
@@ -121,8 +122,9 @@ def test_what_raises_behind_a_draft_ends_the_drafts_there(monkeypatch: pytest.Mo
     assert output.failures == {0: "sampling failed: odd"}
 
 
-def test_many_drafts_are_sampled_in_parts() -> None:
+def test_many_drafts_are_sampled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory has been set aside for as many logits as there are slots."""
+    monkeypatch.setattr(capacity, "LEAST_LOGITS", 2)
     runner, decoder, _ = make(max_num_seqs=3)
     entries = tuple(
         entry(slot, PROMPT[slot:], blocks(slot), logprobs=slot, presence_penalty=0.01) for slot in range(3)
@@ -136,6 +138,15 @@ def test_many_drafts_are_sampled_in_parts() -> None:
     assert [list(tokens) for tokens in output.tokens] == [said[slot][: 3 + slot] for slot in range(3)]
     assert [len(output.logprobs[slot]) for slot in range(3)] == [3, 4, 5]
     assert decoder.most_logits <= 3
+
+
+def test_the_head_is_read_once_for_the_drafts_of_one_row() -> None:
+    runner, decoder, _ = make(max_num_seqs=1)
+    said = greedy(PROMPT, 8)
+    plan = StepPlan(0, (entry(0, PROMPT, blocks(0)),), (), (drafting(0, 0, 9, *said[:7]),))
+    (output,) = run(runner, plan)
+    assert list(output.tokens[0]) == said
+    assert decoder.most_logits == 8
 
 
 def test_prompt_scores_and_drafts_in_one_row() -> None:
@@ -155,7 +166,11 @@ def test_which_tokens_count() -> None:
     lines = Lines(rows, rows, rows, offsets, np.array([none, 7, 8, none, 4, none]), True)
 
     def counting(*drawn: int) -> list[int]:
-        return [int(each) for each in lines.counting(torch.tensor(drawn), counting_of)]
+        tokens, first = torch.tensor(drawn), torch.arange(6) - torch.from_numpy(offsets)
+        found = lines.counting(tokens, counting_of)
+        on_device = counting_of(tokens, torch.from_numpy(lines.drafts), first, torch.from_numpy(offsets))
+        assert found.tolist() == on_device.tolist()
+        return [int(each) for each in found]
 
     assert counting(1, 7, 8, 9, 4, 4) == [1, 1, 1, 1, 1, 1]
     assert counting(1, 6, 8, 9, 3, 4) == [1, 1, 0, 0, 1, 0]

@@ -138,11 +138,13 @@ class DraftModel(GuardedProposer):
             np.array(tokens, dtype=np.int32),
             np.array([line.state.computed for line in lines], dtype=np.int64),
             lengths,
-            np.stack([line.state.row[:width] for line in lines]),
+            np.concatenate([line.state.row[:width] for line in lines]).reshape(len(lines), width),
         )
         if not caught_up:
             self._forward.compute(rows)
             return None
-        wanted = (np.cumsum(lengths) - 1)[[line.most > 0 for line in lines]]
+        wanted = np.cumsum(lengths) - 1
+        if len(caught_up) < len(lines):
+            wanted = wanted[[line.most > 0 for line in lines]]
         most = np.array([line.most for line in caught_up], dtype=np.int64)
         return self._forward.draft(rows, wanted, most, self._least_confidence)

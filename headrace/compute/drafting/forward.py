@@ -151,8 +151,9 @@ class Forward:
         if len(tokens) != rows:
             owners = np.repeat(owners, lengths)
             positions = np.arange(len(tokens)) + np.repeat(starts - firsts[:-1], lengths)
-        pages = positions // size
-        places = tables[owners, pages].astype(np.int64) * size + positions - pages * size
+        pages, offsets = np.divmod(positions, size)
+        places = tables[owners, pages].astype(np.int64) * size + offsets
+        counts = tuple(lengths.tolist())
         each = upload(
             self._kv.device,
             tokens,
@@ -171,9 +172,9 @@ class Forward:
             context_lens=each[4],
             block_tables=each[5].view(tables.shape),
             logits_indices=each[6],
-            lengths=tuple(lengths.tolist()),
+            lengths=counts,
             contexts=tuple(ends.tolist()),
-            decode_rows=int(np.count_nonzero(lengths == 1)),
+            decode_rows=counts.count(1),
             block_size=size,
         )
 

@@ -130,13 +130,12 @@ class StepSampling:
         if not any(row.drafts for row in plan_rows):
             none = np.zeros(len(sampling), dtype=np.int64)
             return Lines(sampling, rows.slot[sampling], rows.end[sampling], none, none, False)
-        drafts = self.drafts_of(plan_rows)
         if self._matchers is not None:
             self._matchers.walk({row.slot: row.drafts for row in plan_rows if row.drafts})
         counts = 1 + rows.drafts[sampling]
         at, offsets = np.repeat(sampling, counts), ramps(counts)
-        expected = np.full(len(at), NO_DRAFT, dtype=np.int64)
-        expected[offsets < rows.drafts[at]] = drafts
+        drawing = plan_rows if len(sampling) == len(plan_rows) else [row for row in plan_rows if row.samples]
+        expected = drafted(drawing, self._vocab_size, (NO_DRAFT,))
         return Lines(at, rows.slot[at], rows.known[at] + offsets, offsets, expected, True)
 
     def drawing(self, lines: Lines) -> Drawing | None:

@@ -19,6 +19,11 @@ HEADS = ("eagle3",)
 LOADED = ("draft_model", *HEADS)
 """Methods that load the weights of ``model``."""
 
+HEADS_ONLY = "EAGLE-3 heads are the only supported ones (method eagle3)"
+NO_MTP = "MTP layers are not supported, and no supported architecture has them; use draft_model or eagle3"
+REFUSED = dict.fromkeys(("eagle", "medusa", "mlp_speculator"), HEADS_ONLY)
+"""Why methods that vLLM has are refused; names that end with ``mtp`` are too."""
+
 QUANTIZATIONS = ("int8", "int4", "w4a8")
 
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 8}'
@@ -109,6 +114,9 @@ def _methods(label: str, value: Any) -> tuple[str, ...]:
         raise ConfigError(f"{label}: expected one of {', '.join(METHODS)}, or a list of them, got {value!r}")
     for name in names:
         if name not in METHODS:
+            why = NO_MTP if str(name).endswith("mtp") else REFUSED.get(str(name))
+            if why is not None:
+                raise ConfigError(f"{label}: {name}: {why}")
             near = suggestion(name, METHODS) if isinstance(name, str) else ""
             raise ConfigError(f"{label}: expected one of {', '.join(METHODS)}, got {name!r}{near}")
     return tuple(dict.fromkeys(names))

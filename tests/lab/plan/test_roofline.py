@@ -61,9 +61,9 @@ def test_what_fits_beside_weights_and_workspace():
     replica = Replica(SMALL, ROUND)
     # 100 matrices' norms aside: 66,000 + 300 norm weights + 200,000 of tables, two bytes each.
     assert replica.weight_bytes == 2 * 266_300
-    # 8 tokens * (8 * 100 + 3 * 200) * 2 bytes, and logits of 4 sequences: 5 copies of 1,000 floats.
-    assert replica.workspace_bytes(8, 4) == 8 * 1400 * 2 + 4 * 5 * 1000 * 4
-    left = int(1_000_000 * MEMORY_SHARE) - 532_600 - 102_400
+    # 8 tokens * (8 * 100 + 3 * 200) * 2 bytes, and logits of all 8, fewer than 32: 5 copies of 1,000 floats.
+    assert replica.workspace_bytes(8, 4) == 8 * 1400 * 2 + 8 * 5 * 1000 * 4
+    left = int(1_000_000 * MEMORY_SHARE) - 532_600 - 182_400
     assert replica.num_blocks(16, 8, 4) == left // (16 * 40)
     assert replica.sequences_that_fit(context=33, num_blocks=10, block_size=16) == 3  # 3 blocks each
     assert Replica(SMALL, ROUND).num_blocks(16, 64, 64) == 0  # the workspace alone is too much
