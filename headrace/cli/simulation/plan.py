@@ -167,11 +167,7 @@ def plan(
     shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
     speculation = read_speculation(acceptance, draft_cost)
     sheets = [_sheet(shape, each, precision, context, speculation) for each in devices]
-    document: dict[str, Any] = {
-        "model": dataclasses.asdict(shape) | {"num_parameters": shape.num_parameters},
-        "devices": [dataclasses.asdict(each) for each in devices],
-        "sheets": [dataclasses.asdict(each) for each in sheets],
-    }
+    document = _described(shape, devices, sheets)
     lines: list[Any] = [shape_line(shape, sheets), sheet_table(sheets)]
     if trace is not None or workload:
         calls = _at_rate(list(read_calls(trace, workload or [], requests, speedup, seed)), rate)
@@ -186,6 +182,15 @@ def plan(
         print(json.dumps(document, indent=1))
     else:
         show(*lines)
+
+
+def _described(shape: ModelShape, devices: Sequence[DeviceSpec], sheets: Sequence[Any]) -> dict[str, Any]:
+    """Model and devices as parts of the document."""
+    return {
+        "model": dataclasses.asdict(shape) | {"num_parameters": shape.num_parameters},
+        "devices": [dataclasses.asdict(each) for each in devices],
+        "sheets": [dataclasses.asdict(each) for each in sheets],
+    }
 
 
 def _at_rate(calls: list[Call], rate: float | None) -> list[Call]:

@@ -134,17 +134,7 @@ def simulate(
     load = LoadFlags(trace, workload or (), requests, resample, speedup, max_tokens, seed)
     targets = {"ttft": slo_ttft, "tpot": slo_tpot, "e2e": slo_e2e}
     slo = {name: seconds for name, seconds in targets.items() if seconds is not None}
-    body = None if experiment is None else read_experiment(experiment)
-    runs, rows, reports = [], [], []
-    for (name, options), prefill in product(zip(_names(given), given, strict=True), pools):
-        trial = None if body is None else Trial(body)
-        name = _with_pools(name, prefill, fleet, alone=len(given) == 1)
-        run, its_rows = _simulate(
-            name, options, on, fleet, prefill, load, slo, trial, with_rows=export is not None
-        )
-        runs.append(run)
-        rows += its_rows
-        reports += [] if trial is None else trial.lines(name)
+    runs, rows, reports = _runs(given, on, fleet, load, slo, experiment, with_rows=export is not None)
     title = f"{_count(replicas)}{runs[0].machine.name}, {load.describe()}"
     show_runs(runs, title)
     if reports:
@@ -191,6 +181,29 @@ class SimulatedRun(NamedTuple):
     machine: Machine
     outcome: Outcome
     experiments: Sequence[dict[str, Any]] = ()
+
+
+def _runs(
+    given: Sequence[Options],
+    on: MachineFlags,
+    fleet: FleetFlags,
+    load: LoadFlags,
+    slo: dict[str, float],
+    experiment: Path | None,
+    *,
+    with_rows: bool,
+) -> tuple[list[SimulatedRun], list[dict[str, Any]], list[str]]:
+    """All runs, a row for each of their requests, and what came of the experiment."""
+    body = None if experiment is None else read_experiment(experiment)
+    runs, rows, reports = [], [], []
+    for (name, options), prefill in product(zip(_names(given), given, strict=True), fleet.prefill):
+        trial = None if body is None else Trial(body)
+        name = _with_pools(name, prefill, fleet, alone=len(given) == 1)
+        run, its_rows = _simulate(name, options, on, fleet, prefill, load, slo, trial, with_rows=with_rows)
+        runs.append(run)
+        rows += its_rows
+        reports += [] if trial is None else trial.lines(name)
+    return runs, rows, reports
 
 
 def _names(given: Sequence[Options]) -> list[str]:
