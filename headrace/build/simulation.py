@@ -6,6 +6,7 @@ Nothing here needs torch, unless a model's shape is read from its ``config.json`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -125,7 +126,7 @@ def calibrated_machine(
         )
     if not front:
         calibration = replace(
-            calibration, front_request=0.0, front_step=0.0, front_event=0.0, front_prompt=0.0
+            calibration, front_request=0.0, front_step=0.0, front_event=0.0, front_prompt=0.0, front_stall=0.0
         )
     name = f"{calibration.model} on {calibration.machine}"
     return Machine(
@@ -203,7 +204,7 @@ def make_fleet(
         forced = _forced(answers, speculation or Speculation((0.0,)), machine.device, number)
         peers = SimulatedPeers(publishers, _block_seconds(machine, wire)) if 0 < prefill <= number else None
         engine, runner = make_replica(plans, cache, machine, answers, forced, peers)
-        front = Front(machine.front.request_seconds, machine.front.event_seconds)
+        front = copy(machine.front)
         steering = steer(engine) if steer is not None else None
         made.append(SimulatedReplica(engine, runner, tally, answers, front, steering))
     door, handover = limits or Limits(1 << 62, 1 << 62), None

@@ -24,8 +24,11 @@ ANSWER_MEDIAN = 24
 
 STREAM_TOKENS = 96
 VISITS = 12
+VISIT_GAP = 0.05
+"""Seconds between visits without streams: more than any of them takes, so that none waits for another."""
+
 VISITED = 8
-"""Maximum number of streams during visits: reading a request takes three times as long then as alone."""
+"""Maximum number of streams during visits."""
 
 PASSES = 4
 """How often all batch sizes are run, so that drift of the machine is not attributed to some of them."""
@@ -130,12 +133,13 @@ def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
 
 class FrontSeconds(NamedTuple):
     """What HTTP adds: per request, per step that tells something, and per part of an answer; ``prompt`` is the last one
-    where the next step computes prompts."""
+    where the next step computes prompts. A request that arrives during a step delays its end by ``stall``."""
 
     request: float
     step: float
     event: float
     prompt: float
+    stall: float
 
 
 def front_seconds(server: Target, engine: Target, streams: int, max_model_len: int) -> FrontSeconds:
@@ -144,7 +148,7 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
     Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
     costs from what each part of an answer does: sockets, threads and the client are woken for a step, however little it
     tells. Prompts beside answers miss the core that HTTP works on; what only decodes waits for memory anyway. What a
-    request costs is what its first token is late by, beside streams, when steps' being longer is taken off.
+    request costs is what its first token is late by where nothing else runs, and by what it delays streams.
 
     Raises:
         RuntimeError: a request failed.
@@ -153,14 +157,13 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
     seconds = _tpot(engine.run(stream_work(visited, -1))) * STREAM_TOKENS
     server.run(stream_work(visited, -1))  # connections and first uses
     server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
-    waits, alone, together = [], [], []
+    waits, alone, together, beside = [], [], [], []
     busy: list[tuple[float, int, int]] = []  # what a full batch takes longer, its steps and its tokens
     for turn in range(TURNS):
         one, many = stream_work(1, turn), stream_work(streams, turn)
-        among = stream_work(visited, turn) + visits(seconds, turn)
-        there, here = server.run(among), engine.run(among)
-        slower = _tpot(there[:visited]) / _tpot(here[:visited])
-        waits.append(_ttft(there[visited:]) - slower * _ttft(here[visited:]))
+        apart, among = visits(VISITS * VISIT_GAP, turn), stream_work(visited, turn) + visits(seconds, turn)
+        waits.append(_ttft(server.run(apart)) - _ttft(engine.run(apart)))
+        beside.append(_tpot(server.run(among)[:visited]) - _tpot(engine.run(among)[:visited]))
         alone.append(_tpot(server.run(one)) - _tpot(engine.run(one)))
         together.append(_tpot(server.run(many)) - _tpot(engine.run(many)))
         mixed = busy_work(streams, max_model_len, turn)
@@ -170,8 +173,11 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
         busy.append((_seconds(served) - _seconds(computed), steps, tokens))
     event = max(0.0, median(together) - median(alone)) / max(1, streams - 1)
     step = max(0.0, median(alone) - event)
-    prompt = median([(longer - steps * step) / tokens for longer, steps, tokens in busy])
-    return FrontSeconds(max(0.0, median(waits)), step, event, max(0.0, prompt))
+    told = step + visited * event  # of a step of the visited streams
+    stall = max(0.0, median(beside) - told) * (STREAM_TOKENS - 1) / VISITS
+    requests = 2 * streams
+    prompt = median([(longer - steps * step - requests * stall) / tokens for longer, steps, tokens in busy])
+    return FrontSeconds(max(0.0, median(waits)), step, event, max(0.0, prompt), stall)
 
 
 def _seconds(records: Sequence[Record]) -> float:

@@ -29,7 +29,7 @@ BENDS = (0, 8, 32, 128, 512)
 
 _SECONDS = (
     *("step", "row", "context", "read", "sample", "host_step", "host_row"),
-    *("front_request", "front_step", "front_event", "front_prompt"),
+    *("front_request", "front_step", "front_event", "front_prompt", "front_stall"),
 )
 _RANGES = tuple(pairwise((*BENDS, 1 << 62)))
 
@@ -60,7 +60,8 @@ class Calibration:
     costs of one more token from each of `BENDS` on. ``front_request`` and ``front_event`` are those of `Front`, whose
     work for what a step tells also keeps the next step waiting, for the two share an interpreter and cores:
     ``front_step`` seconds however little was told, and for each part of an answer ``front_event``, or ``front_prompt``
-    where the step computes prompts. ``error_p50`` and ``error_p90`` are relative errors on the measured steps.
+    where the step computes prompts. A request that arrives during a step delays its end by ``front_stall``.
+    ``error_p50`` and ``error_p90`` are relative errors on the measured steps.
     """
 
     model: str
@@ -87,6 +88,7 @@ class Calibration:
     front_step: float = 0.0
     front_event: float = 0.0
     front_prompt: float = 0.0
+    front_stall: float = 0.0
 
     @property
     def device(self) -> tuple[float, ...]:
@@ -95,7 +97,7 @@ class Calibration:
 
     def front(self) -> Front:
         """A server's HTTP side as it was measured."""
-        return Front(self.front_request, self.front_event)
+        return Front(self.front_request, self.front_event, self.front_stall)
 
     def at(self, pace: float) -> Calibration:
         """The same machine if everything takes ``pace`` times as long."""

@@ -83,7 +83,9 @@ class SimulatedReplica:
         if self._steering is not None:
             request = self._steering.assigned(request)
         self._mail.append((ready, request))
-        if not self._stepping:
+        if self._stepping:
+            self.due += self._front.stall_seconds
+        else:
             self.due = min(self.due, ready)
 
     def start_again(self, tally: Tally) -> None:
