@@ -126,7 +126,13 @@ def calibrated_machine(
         )
     if not front:
         calibration = replace(
-            calibration, front_request=0.0, front_step=0.0, front_event=0.0, front_prompt=0.0, front_stall=0.0
+            calibration,
+            front_request=0.0,
+            front_token=0.0,
+            front_step=0.0,
+            front_event=0.0,
+            front_prompt=0.0,
+            front_stall=0.0,
         )
     name = f"{calibration.model} on {calibration.machine}"
     return Machine(

@@ -74,7 +74,7 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
             steps = measure_steps(engine, recorder, meter.count(work), engine.reset_prefix_cache)
         found = fit(steps)
         engine.runner = loaded.runner
-        front = FrontSeconds(0.0, 0.0, 0.0, 0.0, 0.0)
+        front = FrontSeconds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         if base_url:
             with progress(f"measuring the HTTP overhead of {base_url}"):
                 front = _front(engine, base_url, api_key, given.scheduler.max_num_seqs, length)
@@ -101,6 +101,7 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
         front_event=front.event,
         front_prompt=front.prompt,
         front_stall=front.stall,
+        front_token=front.token,
     )
 
 
@@ -148,7 +149,7 @@ def describe(calibration: Calibration) -> str:
         f"device, µs  step {1e6 * c.step:.4g} row {1e6 * c.row:.4g} token {tokens}\n"
         f"            context {1e6 * c.context:.4g} read {1e6 * c.read:.4g} sample {1e6 * c.sample:.4g}\n"
         f"host, µs    step {1e6 * c.host_step:.4g} row {1e6 * c.host_row:.4g}\n"
-        f"front, µs   request {1e6 * c.front_request:.4g} step {1e6 * c.front_step:.4g}"
+        f"front, µs   request {1e6 * c.front_request:.4g} token {1e6 * c.front_token:.4g} step {1e6 * c.front_step:.4g}"
         f" event {1e6 * c.front_event:.4g} beside prompts {1e6 * c.front_prompt:.4g}"
         f" stall {1e6 * c.front_stall:.4g}\n"
         f"error       p50 {100 * c.error_p50:.1f} %, p90 {100 * c.error_p90:.1f} %"

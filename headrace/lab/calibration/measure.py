@@ -24,6 +24,7 @@ ANSWER_MEDIAN = 24
 
 STREAM_TOKENS = 96
 VISITS = 12
+VISIT_TOKENS = (16, 256)
 VISIT_GAP = 0.05
 """Seconds between visits without streams: more than any of them takes, so that none waits for another."""
 
@@ -101,12 +102,12 @@ def measure_steps(
 
 
 def visits(seconds: float, turn: int = 0) -> list[Work]:
-    """Single short requests, one after the other, during streams that run for about ``seconds``."""
+    """Single requests with prompts of `VISIT_TOKENS` in turn, one after the other, spread over about ``seconds``."""
     rng = random.Random(2 * turn)
     return [
         Work(
             f"visit{i}",
-            tuple(rng.choices(VOCABULARY, k=16)),
+            tuple(rng.choices(VOCABULARY, k=VISIT_TOKENS[i % 2])),
             2,
             arrival=seconds * (0.1 + 0.7 * (i + rng.random()) / VISITS),
             ignore_eos=True,
@@ -132,10 +133,12 @@ def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
 
 
 class FrontSeconds(NamedTuple):
-    """What HTTP adds: per request, per step that tells something, and per part of an answer; ``prompt`` is the last one
-    where the next step computes prompts. A request that arrives during a step delays its end by ``stall``."""
+    """What HTTP adds: per request and token of its prompt, per step that tells something, and per part of an answer;
+    ``prompt`` is the last one where the next step computes prompts. A request that arrives during a step delays its end
+    by ``stall``."""
 
     request: float
+    token: float
     step: float
     event: float
     prompt: float
@@ -162,7 +165,8 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
     for turn in range(TURNS):
         one, many = stream_work(1, turn), stream_work(streams, turn)
         apart, among = visits(VISITS * VISIT_GAP, turn), stream_work(visited, turn) + visits(seconds, turn)
-        waits.append(_ttft(server.run(apart)) - _ttft(engine.run(apart)))
+        there, here = server.run(apart), engine.run(apart)
+        waits.append([_ttft(there[i::2]) - _ttft(here[i::2]) for i in range(2)])
         beside.append(_tpot(server.run(among)[:visited]) - _tpot(engine.run(among)[:visited]))
         alone.append(_tpot(server.run(one)) - _tpot(engine.run(one)))
         together.append(_tpot(server.run(many)) - _tpot(engine.run(many)))
@@ -177,7 +181,10 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
     stall = max(0.0, median(beside) - told) * (STREAM_TOKENS - 1) / VISITS
     requests = 2 * streams
     prompt = median([(longer - steps * step - requests * stall) / tokens for longer, steps, tokens in busy])
-    return FrontSeconds(max(0.0, median(waits)), step, event, max(0.0, prompt), stall)
+    short, long = (max(0.0, median(wait)) for wait in zip(*waits, strict=True))
+    token = max(0.0, long - short) / (VISIT_TOKENS[1] - VISIT_TOKENS[0])
+    request = max(0.0, short - VISIT_TOKENS[0] * token)
+    return FrontSeconds(request, token, step, event, max(0.0, prompt), stall)
 
 
 def _seconds(records: Sequence[Record]) -> float:

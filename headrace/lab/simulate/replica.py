@@ -79,7 +79,7 @@ class SimulatedReplica:
         backlog.open_tokens += tokens
         backlog.queued_requests += 1
         backlog.queued_tokens += tokens
-        ready = self._front.take(now)
+        ready = self._front.take(now, tokens)
         if self._steering is not None:
             request = self._steering.assigned(request)
         self._mail.append((ready, request))

@@ -55,9 +55,10 @@ class Answering:
         prompt: float = 0.0,
         error: str = "",
         stall: float = 0.0,
+        token: float = 0.0,
     ) -> None:
         self.ttft, self.step, self.event, self.prompt, self.error = ttft, step, event, prompt, error
-        self.stall = stall
+        self.stall, self.token = stall, token
 
     def run(self, work):
         longest = max(each.max_tokens for each in work)
@@ -74,7 +75,7 @@ class Answering:
                 each.id,
                 0.0,
                 times[each.max_tokens - 1],
-                tuple(times[: each.max_tokens]),
+                tuple(time + self.token * len(each.prompt) for time in times[: each.max_tokens]),
                 output_tokens=each.max_tokens,
                 error=self.error,
             )
@@ -100,12 +101,14 @@ def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_stre
     )
     found = front_seconds(Answering(0.020, 0.010, 0.0005, 0.0005, stall=0.003), ALONE, 8, 1024)
     assert found.stall == pytest.approx(0.003)
-    assert found.request == found.step == 0.0
+    assert found.request == found.step == found.token == 0.0
+    longer = front_seconds(Answering(0.060, 0.010, 0.0005, 0.0005, token=1e-4), ALONE, 8, 1024)
+    assert (longer.request, longer.token) == (pytest.approx(0.040), pytest.approx(1e-4))
 
 
 def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
     quicker = Answering(0.01, 0.009)
-    assert front_seconds(quicker, ALONE, 8, 1024) == (0.0, 0.0, 0.0, 0.0, 0.0)
+    assert front_seconds(quicker, ALONE, 8, 1024) == (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     failing = Answering(0.1, 0.01, error="no")
     with pytest.raises(RuntimeError, match="stream0: no"):
         front_seconds(failing, ALONE, 8, 1024)
