@@ -205,10 +205,11 @@ def make_fleet(
     tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
     publishers = {f"prefill-{number}": Publisher() for number in range(prefill)}
+    block_seconds = machine.block_bytes / wire.bytes_per_second
     made = []
     for number in range(replicas):
         forced = _forced(answers, speculation or Speculation((0.0,)), machine.device, number)
-        peers = SimulatedPeers(publishers, _block_seconds(machine, wire)) if 0 < prefill <= number else None
+        peers = SimulatedPeers(publishers, block_seconds) if 0 < prefill <= number else None
         engine, runner = make_replica(plans, cache, machine, answers, forced, peers)
         front = copy(machine.front)
         steering = steer(engine) if steer is not None else None
@@ -218,10 +219,6 @@ def make_fleet(
         first = ROUTINGS[routing]()
         handover = Handover(made[:prefill], publishers, first, wire.latency, tally, answers)
     return Fleet(made[prefill:], ROUTINGS[routing](), door, tally, answers, handover)
-
-
-def _block_seconds(machine: Machine, wire: Wire) -> float:
-    return machine.block_bytes / wire.bytes_per_second
 
 
 def make_replica(

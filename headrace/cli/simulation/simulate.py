@@ -159,7 +159,7 @@ def _pools(prefill: Sequence[int], replicas: int) -> Sequence[int]:
             raise ConfigError(
                 f"--prefill-replicas {count}: at least one of --replicas {replicas} must generate tokens"
             )
-    return prefill
+    return tuple(dict.fromkeys(prefill))
 
 
 def _with_pools(name: str, prefill: int, fleet: FleetFlags, *, alone: bool) -> str:

@@ -25,6 +25,8 @@ ANSWER_MEDIAN = 24
 STREAM_TOKENS = 96
 VISITS = 12
 VISIT_TOKENS = (16, 256)
+"""Prompts of visits: few tokens, and as many as a context of twice that allows."""
+
 VISIT_GAP = 0.05
 """Seconds between visits without streams: more than any of them takes, so that none waits for another."""
 
@@ -101,13 +103,13 @@ def measure_steps(
     return recorder.measured
 
 
-def visits(seconds: float, turn: int = 0) -> list[Work]:
-    """Single requests with prompts of `VISIT_TOKENS` in turn, one after the other, spread over about ``seconds``."""
+def visits(seconds: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
+    """Single requests with prompts of ``tokens`` in turn, one after the other, spread over about ``seconds``."""
     rng = random.Random(2 * turn)
     return [
         Work(
             f"visit{i}",
-            tuple(rng.choices(VOCABULARY, k=VISIT_TOKENS[i % 2])),
+            tuple(rng.choices(VOCABULARY, k=tokens[i % 2])),
             2,
             arrival=seconds * (0.1 + 0.7 * (i + rng.random()) / VISITS),
             ignore_eos=True,
@@ -160,11 +162,13 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
     seconds = _tpot(engine.run(stream_work(visited, -1))) * STREAM_TOKENS
     server.run(stream_work(visited, -1))  # connections and first uses
     server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
+    lengths = (VISIT_TOKENS[0], max(VISIT_TOKENS[0] + 1, min(VISIT_TOKENS[1], max_model_len // 2)))
     waits, alone, together, beside = [], [], [], []
     busy: list[tuple[float, int, int]] = []  # what a full batch takes longer, its steps and its tokens
     for turn in range(TURNS):
         one, many = stream_work(1, turn), stream_work(streams, turn)
-        apart, among = visits(VISITS * VISIT_GAP, turn), stream_work(visited, turn) + visits(seconds, turn)
+        apart = visits(VISITS * VISIT_GAP, lengths, turn)
+        among = stream_work(visited, turn) + visits(seconds, lengths, turn)
         there, here = server.run(apart), engine.run(apart)
         waits.append([_ttft(there[i::2]) - _ttft(here[i::2]) for i in range(2)])
         beside.append(_tpot(server.run(among)[:visited]) - _tpot(engine.run(among)[:visited]))
@@ -182,8 +186,8 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
     requests = 2 * streams
     prompt = median([(longer - steps * step - requests * stall) / tokens for longer, steps, tokens in busy])
     short, long = (max(0.0, median(wait)) for wait in zip(*waits, strict=True))
-    token = max(0.0, long - short) / (VISIT_TOKENS[1] - VISIT_TOKENS[0])
-    request = max(0.0, short - VISIT_TOKENS[0] * token)
+    token = max(0.0, long - short) / (lengths[1] - lengths[0])
+    request = max(0.0, short - lengths[0] * token)
     return FrontSeconds(request, token, step, event, max(0.0, prompt), stall)
 
 
