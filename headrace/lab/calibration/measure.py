@@ -136,8 +136,8 @@ def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
 
 class FrontSeconds(NamedTuple):
     """What HTTP adds: per request and token of its prompt, per step that tells something, and per part of an answer;
-    ``prompt`` is the last one where the next step computes prompts. A request that arrives during a step delays its end
-    by ``stall``."""
+    ``prompt`` is the last one where the next step computes prompts. A request that is read during a step delays the
+    next one by ``stall``."""
 
     request: float
     token: float

@@ -83,9 +83,7 @@ class SimulatedReplica:
         if self._steering is not None:
             request = self._steering.assigned(request)
         self._mail.append((ready, request))
-        if self._stepping:
-            self.due += self._front.stall_seconds
-        else:
+        if not self._stepping:
             self.due = min(self.due, ready)
 
     def start_again(self, tally: Tally) -> None:
@@ -99,6 +97,7 @@ class SimulatedReplica:
         """Advance to ``due``: handle the last step's events, read the mailbox, begin the next step."""
         now = self.due
         engine, mail = self.engine, self._mail
+        stall = self._front.stall_seconds if self._stepping else 0.0
         if self._stepping:
             self._stepping = False
             for request_id in self._tally.fold(self._told, self._began, now, self.backlog, self._front):
@@ -108,8 +107,10 @@ class SimulatedReplica:
                     watcher.fold(event, now)
             if self._steering is not None:
                 self._steering.saw(self._told, now)
-        while mail and mail[0][0] <= now:
-            engine.submit(mail.popleft()[1], now)
+        read = now
+        while mail and mail[0][0] <= read:
+            engine.submit(mail.popleft()[1], read)
+            now += stall
         wake = engine.wake_at(now)
         if wake is None or wake > now:
             self.due = min(mail[0][0] if mail else math.inf, math.inf if wake is None else wake)
