@@ -7,9 +7,9 @@ class Front:
     """A server's HTTP side as a single worker with a queue.
 
     Before the engine gets a request it spends ``request_seconds``, and ``token_seconds`` for each token of the prompt.
-    It spends ``event_seconds`` on each chunk of a response before the client gets it. A request that is read
-    during a step delays the next one by ``stall_seconds``, because both need the interpreter. ``free_at`` is when all its
-    work is done; work is given in order of time. If all are 0, there is no HTTP overhead.
+    It spends ``event_seconds`` on each chunk of a response before the client gets it. A request that is read during a
+    step delays the next one by ``stall_seconds``, because both need the interpreter. ``free_at`` is when all its work
+    is done; work is given in order of time. If all are 0, there is no HTTP overhead.
     """
 
     def __init__(
