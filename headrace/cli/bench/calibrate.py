@@ -15,6 +15,8 @@ from headrace.cli.progress import progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.core.engine import Engine
     from headrace.lab.calibration.measure import FrontSeconds
     from headrace.lab.calibration.values import Calibration
@@ -77,7 +79,8 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
         front = FrontSeconds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         if base_url:
             with progress(f"measuring the HTTP overhead of {base_url}"):
-                front = _front(engine, base_url, api_key, given.scheduler.max_num_seqs, length)
+                streams = given.scheduler.max_num_seqs
+                front = _front(engine, base_url, api_key, streams, length, found.prompt_seconds)
     except BadCalibration as error:
         raise ConfigError(str(error)) from None
     finally:
@@ -105,7 +108,14 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
     )
 
 
-def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_len: int) -> FrontSeconds:
+def _front(
+    engine: Engine,
+    base_url: str,
+    api_key: str,
+    streams: int,
+    max_model_len: int,
+    prompt_seconds: Callable[[int], float],
+) -> FrontSeconds:
     """The overhead of a running server's HTTP side, compared with this engine.
 
     Raises:
@@ -127,7 +137,7 @@ def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_
 
     server = make_server_target("server", base_url, "", api_key, EACH_TOKEN, 2 * streams, forget)
     try:
-        return front_seconds(server, alone, streams, max_model_len)
+        return front_seconds(server, alone, streams, max_model_len, prompt_seconds)
     except RuntimeError as error:
         raise ConfigError(f"{base_url}: {error}") from None
 

@@ -147,13 +147,16 @@ class FrontSeconds(NamedTuple):
     stall: float
 
 
-def front_seconds(server: Target, engine: Target, streams: int, max_model_len: int) -> FrontSeconds:
+def front_seconds(
+    server: Target, engine: Target, streams: int, max_model_len: int, prompt_seconds: Callable[[int], float]
+) -> FrontSeconds:
     """What HTTP adds, from the same work given to a server and to the engine alone, in turns.
 
     Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
     costs from what each part of an answer does: sockets, threads and the client are woken for a step, however little it
     tells. Prompts beside answers miss the core that HTTP works on; what only decodes waits for memory anyway. What a
-    request costs is what its first token is late by where nothing else runs, and by what it delays streams.
+    request costs is what it delays streams by, and where nothing else runs, how much later its first token is than
+    ``prompt_seconds`` of the fit: waking up threads and cores is part of it.
 
     Raises:
         RuntimeError: a request failed.
@@ -169,8 +172,8 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
         one, many = stream_work(1, turn), stream_work(streams, turn)
         apart = visits(VISITS * VISIT_GAP, lengths, turn)
         among = stream_work(visited, turn) + visits(seconds, lengths, turn)
-        there, here = server.run(apart), engine.run(apart)
-        waits.append([_ttft(there[i::2]) - _ttft(here[i::2]) for i in range(2)])
+        lone = server.run(apart)
+        waits.append([_ttft(lone[i::2]) - prompt_seconds(lengths[i]) for i in range(2)])
         beside.append(_tpot(server.run(among)[:visited]) - _tpot(engine.run(among)[:visited]))
         alone.append(_tpot(server.run(one)) - _tpot(engine.run(one)))
         together.append(_tpot(server.run(many)) - _tpot(engine.run(many)))
@@ -185,7 +188,7 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
     stall = max(0.0, median(beside) - told) * (STREAM_TOKENS - 1) / VISITS
     requests = 2 * streams
     prompt = median([(longer - steps * step - requests * stall) / tokens for longer, steps, tokens in busy])
-    short, long = (max(0.0, median(wait)) for wait in zip(*waits, strict=True))
+    short, long = (max(0.0, median(wait) - step - event) for wait in zip(*waits, strict=True))
     token = max(0.0, long - short) / (lengths[1] - lengths[0])
     request = max(0.0, short - lengths[0] * token)
     return FrontSeconds(request, token, step, event, max(0.0, prompt), stall)

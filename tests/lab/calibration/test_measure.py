@@ -86,29 +86,31 @@ class Answering:
 ALONE = Answering(0.020, 0.010, 0.0005, 0.0005)
 
 
+def added(server, streams=8):
+    return front_seconds(server, ALONE, streams, 1024, lambda tokens: 0.020)
+
+
 def test_what_http_adds_is_what_the_engine_alone_lacks():
     server = Answering(0.023, 0.013, 0.0007, 0.0015)
-    found = front_seconds(server, ALONE, 8, 1024)
+    found = added(server)
     assert found.step == pytest.approx(0.003)
     assert found.event == pytest.approx(0.0002)
     assert found.prompt == pytest.approx(0.001, rel=0.1), "the first tokens are told in no time here"
-    assert front_seconds(server, ALONE, 1, 1024).step == pytest.approx(0.0032), "one stream tells no more"
+    assert added(server, 1).step == pytest.approx(0.0032), "one stream tells no more"
 
 
 def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_streams():
-    assert front_seconds(Answering(0.060, 0.010, 0.0005, 0.0005), ALONE, 8, 1024).request == pytest.approx(
-        0.040
-    )
-    found = front_seconds(Answering(0.020, 0.010, 0.0005, 0.0005, stall=0.003), ALONE, 8, 1024)
+    assert added(Answering(0.060, 0.010, 0.0005, 0.0005)).request == pytest.approx(0.040)
+    found = added(Answering(0.020, 0.010, 0.0005, 0.0005, stall=0.003))
     assert found.stall == pytest.approx(0.003)
     assert found.request == found.step == found.token == 0.0
-    longer = front_seconds(Answering(0.060, 0.010, 0.0005, 0.0005, token=1e-4), ALONE, 8, 1024)
+    longer = added(Answering(0.060, 0.010, 0.0005, 0.0005, token=1e-4))
     assert (longer.request, longer.token) == (pytest.approx(0.040), pytest.approx(1e-4))
+    slower = added(Answering(0.060, 0.012, 0.0006, 0.0006))
+    assert slower.request == pytest.approx(0.060 - 0.020 - slower.step - slower.event)
 
 
 def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
-    quicker = Answering(0.01, 0.009)
-    assert front_seconds(quicker, ALONE, 8, 1024) == (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    failing = Answering(0.1, 0.01, error="no")
-    with pytest.raises(RuntimeError, match="stream0: no"):
-        front_seconds(failing, ALONE, 8, 1024)
+    assert added(Answering(0.01, 0.009)) == (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    with pytest.raises(RuntimeError, match="visit0: no"):
+        added(Answering(0.1, 0.01, error="no"))
