@@ -42,7 +42,11 @@ def main() -> None:
     each = what.add_parser("fleets", help="the cheapest fleet for each rate")
     each.add_argument("--rates", type=float, nargs="*", default=[1e3, 1e4, 1e5, 1e6])
     each.add_argument("--requests", type=int, default=12_000)
-    each.add_argument("--more", default="", help="further flags of headrace plan")
+    each.add_argument(
+        "--more",
+        default="--spot-share=0.5,--failures=0.001",
+        help="further flags of headrace plan, with commas",
+    )
     each.set_defaults(run=fleets)
     args = parser.parse_args()
     args.run(args)
@@ -73,7 +77,14 @@ def handover(args: argparse.Namespace) -> None:
 def fleets(args: argparse.Namespace) -> None:
     """One row for each rate."""
     for rate in args.rates:
-        words = [*FLEETS.split(), "--requests", str(args.requests), "--workload", CHATS, *args.more.split()]
+        words = [
+            *FLEETS.split(),
+            "--requests",
+            str(args.requests),
+            "--workload",
+            CHATS,
+            *args.more.split(","),
+        ]
         began = time.perf_counter()
         found = json.loads(_headrace([*words, "--rate", f"{rate:g}"]))
         seconds = time.perf_counter() - began
