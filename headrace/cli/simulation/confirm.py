@@ -60,7 +60,7 @@ def confirmation(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet]
             max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
         )
         plans = with_speculation(plans, wanted.speculation)
-        host = HOST_BYTES * replica.degree if fleet.prefill_share else None
+        host = HOST_BYTES * replica.degree if fleet.prefill_share else 0
         cache = CacheOptions(block_size=settings.block_size, kv_offload_bytes=host)
         machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
         sample = simulated_replicas(fleet.replicas)

@@ -53,7 +53,8 @@ class Fit(NamedTuple):
         """The time of a step that computes a prompt and nothing else, the host's part included."""
         work = StepWork(1, tokens, tokens * (tokens + 1) // 2, tokens, 1)
         device = (self.step, self.row, *self.tokens, self.context, self.read, self.sample)
-        return sum(map(mul, device, features(work))) + self.host_step + self.host_row
+        seconds: float = sum(map(mul, device, features(work)))
+        return seconds + self.host_step + self.host_row
 
 
 def fit(measured: Sequence[Measured]) -> Fit:
