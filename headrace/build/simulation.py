@@ -6,6 +6,7 @@ Nothing here needs torch, unless a model's shape is read from its ``config.json`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -27,6 +28,7 @@ from headrace.lab.plan.shapes import SHAPES, ModelShape
 from headrace.lab.simulate.device import Device, Roofline
 from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.front import Front
+from headrace.lab.simulate.handover import Handover, Publisher, SimulatedPeers, Wire
 from headrace.lab.simulate.replica import SimulatedReplica, Steering
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
@@ -37,6 +39,10 @@ ROUTINGS: Mapping[str, Callable[[], RoutingPolicy]] = {
     "round-robin": RoundRobin,
     "prefix-affinity": PrefixAffinity,
 }
+
+WIRE = Wire(latency=6e-3, bytes_per_second=25e9)
+"""Measured: what NVIDIA Dynamo's prefill and decode workers add to the TTFT of a toy engine on one machine. Estimated:
+a network card of 400 Gb/s for each replica, half used."""
 
 LONGEST_DRAFT = 16
 """The longest draft in tokens, unless ``--speculative-config`` has another."""
@@ -120,7 +126,13 @@ def calibrated_machine(
         )
     if not front:
         calibration = replace(
-            calibration, front_request=0.0, front_step=0.0, front_event=0.0, front_prompt=0.0
+            calibration,
+            front_request=0.0,
+            front_token=0.0,
+            front_step=0.0,
+            front_event=0.0,
+            front_prompt=0.0,
+            front_stall=0.0,
         )
     name = f"{calibration.model} on {calibration.machine}"
     return Machine(
@@ -178,8 +190,12 @@ def make_fleet(
     with_rows: bool = False,
     steer: Callable[[Engine], Steering] | None = None,
     speculation: Speculation | None = None,
+    prefill: int = 0,
+    wire: Wire = WIRE,
 ) -> Fleet:
     """Replicas of one machine behind a router, each with the engine that a server would have there.
+
+    The first ``prefill`` of them compute prompts for the others, which pull the blocks over ``wire``.
 
     Without ``limits`` any number of requests may wait. ``with_rows`` keeps a row per request.
     ``steer`` makes what changes an engine's settings in virtual time. ``speculation`` is the acceptance of the drafts
@@ -188,15 +204,21 @@ def make_fleet(
     check_policies(plans)
     tally = Tally(plans.max_num_seqs, with_rows=with_rows)
     answers: dict[str, tuple[int, ...]] = {}
+    publishers = {f"prefill-{number}": Publisher() for number in range(prefill)}
+    block_seconds = machine.block_bytes / wire.bytes_per_second
     made = []
     for number in range(replicas):
         forced = _forced(answers, speculation or Speculation((0.0,)), machine.device, number)
-        engine, runner = make_replica(plans, cache, machine, answers, forced)
-        front = Front(machine.front.request_seconds, machine.front.event_seconds)
+        peers = SimulatedPeers(publishers, block_seconds) if 0 < prefill <= number else None
+        engine, runner = make_replica(plans, cache, machine, answers, forced, peers)
+        front = copy(machine.front)
         steering = steer(engine) if steer is not None else None
         made.append(SimulatedReplica(engine, runner, tally, answers, front, steering))
-    door = limits or Limits(1 << 62, 1 << 62)
-    return Fleet(made, ROUTINGS[routing](), door, tally, answers)
+    door, handover = limits or Limits(1 << 62, 1 << 62), None
+    if prefill:
+        first = ROUTINGS[routing]()
+        handover = Handover(made[:prefill], publishers, first, wire.latency, tally, answers)
+    return Fleet(made[prefill:], ROUTINGS[routing](), door, tally, answers, handover)
 
 
 def make_replica(
@@ -205,13 +227,17 @@ def make_replica(
     machine: Machine,
     answers: Mapping[str, tuple[int, ...]],
     forced: ForcedAcceptance | None = None,
+    peers: SimulatedPeers | None = None,
 ) -> tuple[Engine, SimulatedRunner]:
     """The engine that a server would have on a machine, and the runner under it, which returns these answers.
 
     Drafts are accepted as ``forced`` says. Without it, they are made by the options' own methods from the tokens.
     """
     tenants, classes = read_tenants(plans.tenants)
-    runner = SimulatedRunner(machine.device, answers, drafts=forced)
+    runner = SimulatedRunner(machine.device, answers, drafts=forced, peers=peers)
+    tiers = lower_tiers(cache, machine)
+    if peers is not None and tiers is None:
+        raise ConfigError("blocks of prefill replicas arrive in host memory: set --kv-offload-bytes")
     engine = make_engine(
         plans,
         cache,
@@ -223,7 +249,8 @@ def make_replica(
         overlap=resolve_overlap(plans, machine.kind),
         classes=classes,
         weights=tenants.weights(),
-        tiers=lower_tiers(cache, machine),
+        tiers=tiers,
+        peers=peers,
         drafter=None if forced is None else make_simulated_drafter(plans, forced),
     )
     return engine, runner

@@ -15,6 +15,8 @@ from headrace.cli.progress import progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.core.engine import Engine
     from headrace.lab.calibration.measure import FrontSeconds
     from headrace.lab.calibration.values import Calibration
@@ -74,10 +76,11 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
             steps = measure_steps(engine, recorder, meter.count(work), engine.reset_prefix_cache)
         found = fit(steps)
         engine.runner = loaded.runner
-        front = FrontSeconds(0.0, 0.0, 0.0, 0.0)
+        front = FrontSeconds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         if base_url:
             with progress(f"measuring the HTTP overhead of {base_url}"):
-                front = _front(engine, base_url, api_key, given.scheduler.max_num_seqs, length)
+                streams = given.scheduler.max_num_seqs
+                front = _front(engine, base_url, api_key, streams, length, found.prompt_seconds)
     except BadCalibration as error:
         raise ConfigError(str(error)) from None
     finally:
@@ -100,10 +103,19 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
         front_step=front.step,
         front_event=front.event,
         front_prompt=front.prompt,
+        front_stall=front.stall,
+        front_token=front.token,
     )
 
 
-def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_len: int) -> FrontSeconds:
+def _front(
+    engine: Engine,
+    base_url: str,
+    api_key: str,
+    streams: int,
+    max_model_len: int,
+    prompt_seconds: Callable[[int], float],
+) -> FrontSeconds:
     """The overhead of a running server's HTTP side, compared with this engine.
 
     Raises:
@@ -125,7 +137,7 @@ def _front(engine: Engine, base_url: str, api_key: str, streams: int, max_model_
 
     server = make_server_target("server", base_url, "", api_key, EACH_TOKEN, 2 * streams, forget)
     try:
-        return front_seconds(server, alone, streams, max_model_len)
+        return front_seconds(server, alone, streams, max_model_len, prompt_seconds)
     except RuntimeError as error:
         raise ConfigError(f"{base_url}: {error}") from None
 
@@ -147,7 +159,8 @@ def describe(calibration: Calibration) -> str:
         f"device, µs  step {1e6 * c.step:.4g} row {1e6 * c.row:.4g} token {tokens}\n"
         f"            context {1e6 * c.context:.4g} read {1e6 * c.read:.4g} sample {1e6 * c.sample:.4g}\n"
         f"host, µs    step {1e6 * c.host_step:.4g} row {1e6 * c.host_row:.4g}\n"
-        f"front, µs   request {1e6 * c.front_request:.4g} step {1e6 * c.front_step:.4g}"
-        f" event {1e6 * c.front_event:.4g} beside prompts {1e6 * c.front_prompt:.4g}\n"
+        f"front, µs   request {1e6 * c.front_request:.4g} token {1e6 * c.front_token:.4g} step {1e6 * c.front_step:.4g}"
+        f" event {1e6 * c.front_event:.4g} beside prompts {1e6 * c.front_prompt:.4g}"
+        f" stall {1e6 * c.front_stall:.4g}\n"
         f"error       p50 {100 * c.error_p50:.1f} %, p90 {100 * c.error_p90:.1f} %"
     )

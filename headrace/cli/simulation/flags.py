@@ -66,6 +66,33 @@ Routing = Annotated[
         help="Routing policy: least-loaded, round-robin or prefix-affinity.", rich_help_panel=MACHINE
     ),
 ]
+PrefillReplicas = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=0,
+        help="How many of --replicas only compute prompts for the others, which pull the KV blocks (P/D). Repeatable: "
+        "each number is simulated and compared (default: none, all do both).",
+        rich_help_panel=MACHINE,
+    ),
+]
+TransferBandwidth = Annotated[
+    float,
+    typer.Option(
+        min=0.001,
+        metavar="GB/S",
+        help="Bandwidth of a device for KV blocks of other replicas, in GB per second.",
+        rich_help_panel=MACHINE,
+    ),
+]
+TransferLatency = Annotated[
+    float,
+    typer.Option(
+        parser=duration,
+        metavar="DURATION",
+        help="Time from the end of a prefill until the decode replica has the request and can pull.",
+        rich_help_panel=MACHINE,
+    ),
+]
 MaxQueuedReqs = Annotated[
     int | None,
     typer.Option(

@@ -5,25 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import duration, one_of
 from headrace.cli.output import show
-from headrace.cli.progress import Meter, progress
+from headrace.cli.progress import progress
 from headrace.cli.simulation import flags
-from headrace.cli.simulation.speculation import read_speculation, with_speculation
+from headrace.cli.simulation.confirm import Wanted, confirmation
+from headrace.cli.simulation.speculation import read_speculation
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from headrace.lab.forced_acceptance import Speculation
-    from headrace.lab.plan.capacity import Settings, Slo
     from headrace.lab.plan.devices import DeviceSpec
-    from headrace.lab.plan.roofline import Precision, Replica
-    from headrace.lab.plan.search import Fleet, Trial, Verdict
+    from headrace.lab.plan.roofline import Precision
+    from headrace.lab.plan.search import Fleet, Verdict
     from headrace.lab.plan.shapes import ModelShape
     from headrace.lab.plan.supply import Supply
     from headrace.lab.workload.call import Call
@@ -112,16 +113,14 @@ Recovery = Annotated[
 ]
 
 
-class Wanted(NamedTuple):
-    """What a fleet is searched for."""
-
-    calls: Sequence[Call]
-    slo: Slo
-    routing: str
-    max_devices: int
-    seed: int
-    speculation: Speculation | None
-    supply: Supply
+Split = Annotated[
+    bool,
+    typer.Option(
+        "--disaggregate",
+        help="Also consider fleets whose prompts are computed on replicas of their own (P/D).",
+        rich_help_panel=flags.MACHINE,
+    ),
+]
 
 
 def plan(
@@ -142,6 +141,9 @@ def plan(
     slo_tpot: SloTpot = 0.1,
     attainment: Attainment = 0.95,
     routing: flags.Routing = "least-loaded",
+    disaggregate: Split = False,
+    transfer_bandwidth: flags.TransferBandwidth = 25.0,
+    transfer_latency: flags.TransferLatency = 0.006,
     max_devices: MaxDevices = 64,
     rate: Rate = None,
     spot_share: SpotShare = 0.0,
@@ -157,7 +159,7 @@ def plan(
     With --trace or --workload it also simulates fleets with the engine's own scheduler, cheapest first.
     """
     from headrace.build.simulation import shape_of
-    from headrace.cli.simulation.simulate import read_calls
+    from headrace.cli.simulation.simulate import read_calls, wire_of
     from headrace.lab.plan.capacity import Slo
     from headrace.lab.plan.report import shape_line, sheet_table
     from headrace.lab.plan.supply import Supply
@@ -165,17 +167,14 @@ def plan(
     shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
     speculation = read_speculation(acceptance, draft_cost)
     sheets = [_sheet(shape, each, precision, context, speculation) for each in devices]
-    document: dict[str, Any] = {
-        "model": dataclasses.asdict(shape) | {"num_parameters": shape.num_parameters},
-        "devices": [dataclasses.asdict(each) for each in devices],
-        "sheets": [dataclasses.asdict(each) for each in sheets],
-    }
+    document = _described(shape, devices, sheets)
     lines: list[Any] = [shape_line(shape, sheets), sheet_table(sheets)]
     if trace is not None or workload:
         calls = _at_rate(list(read_calls(trace, workload or [], requests, speedup, seed)), rate)
         supply = Supply(spot_share, spot_price, spot_interruptions, failures, recovery)
         slo = Slo(slo_ttft, slo_tpot, attainment)
-        wanted = Wanted(calls, slo, routing, max_devices, seed, speculation, supply)
+        wire = partial(wire_of, transfer_bandwidth, transfer_latency)
+        wanted = Wanted(calls, slo, routing, max_devices, seed, speculation, supply, disaggregate, wire)
         fleet, section = _fleet(shape, devices, precision, wanted)
         document |= fleet
         lines += section
@@ -183,6 +182,15 @@ def plan(
         print(json.dumps(document, indent=1))
     else:
         show(*lines)
+
+
+def _described(shape: ModelShape, devices: Sequence[DeviceSpec], sheets: Sequence[Any]) -> dict[str, Any]:
+    """Model and devices as parts of the document."""
+    return {
+        "model": dataclasses.asdict(shape) | {"num_parameters": shape.num_parameters},
+        "devices": [dataclasses.asdict(each) for each in devices],
+        "sheets": [dataclasses.asdict(each) for each in sheets],
+    }
 
 
 def _at_rate(calls: list[Call], rate: float | None) -> list[Call]:
@@ -286,72 +294,17 @@ def _search(
     except BadDemand as error:
         raise ConfigError(str(error)) from None
     possible, refused = candidates(
-        shape, devices, precision, asked, wanted.slo, speculation=wanted.speculation
+        shape,
+        devices,
+        precision,
+        asked,
+        wanted.slo,
+        speculation=wanted.speculation,
+        split=wanted.split,
     )
     with progress("simulating fleets") as meter:
-        confirm = _confirm(wanted, asked.longest, meter)
+        confirm = confirmation(wanted, asked.longest, meter)
         return asked, cheapest(possible, refused, asked, wanted.slo, confirm, wanted.max_devices)
-
-
-def _confirm(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Trial]:
-    """A simulation of a fleet: the engine and the policies that a server would have, over a roofline."""
-    from headrace.build.simulation import make_fleet, roofline_machine
-    from headrace.config import CacheOptions, SchedulerOptions
-    from headrace.core.request import Slo as RequestSlo
-    from headrace.lab.plan.report import fleet_text
-    from headrace.lab.plan.sample import error_bound, simulated_replicas
-    from headrace.lab.plan.search import Trial
-    from headrace.lab.simulate.outcome import outcome
-    from headrace.lab.simulate.requests import from_calls
-    from headrace.lab.workload.reshape import speedup
-    from headrace.lab.workload.synthesis import Synthesis
-
-    slo = wanted.slo
-
-    def confirm(fleet: Fleet) -> Trial:
-        settings: Settings = fleet.settings
-        replica: Replica = fleet.replica
-        meter.text = f"simulating {fleet_text(fleet)}"
-        plans = SchedulerOptions(
-            max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
-        )
-        plans = with_speculation(plans, wanted.speculation)
-        cache = CacheOptions(block_size=settings.block_size)
-        machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
-        sample = simulated_replicas(fleet.replicas)
-        simulated = make_fleet(
-            *(plans, cache, machine),
-            replicas=sample,
-            routing=wanted.routing,
-            speculation=wanted.speculation,
-            with_rows=True,
-        )
-        targets = RequestSlo(slo.ttft, slo.tpot)
-        calls = speedup(wanted.calls, sample / fleet.replicas)
-        simulated.run(from_calls(calls, Synthesis(seed=wanted.seed), slo=targets))
-        result = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})
-        summary = result.summary
-        return Trial(
-            attained=(summary.goodput or 0.0) * summary.seconds / summary.requests,
-            ttft_p95=summary.ttft.p95,
-            tpot_p95=summary.tpot.p95,
-            output_tokens_per_second=summary.output_tokens_per_second * fleet.replicas / sample,
-            preemptions=result.facts["preemptions"],
-            error=error_bound([_met(row, slo) for row in sorted(simulated.tally.rows, key=_arrival)]),
-        )
-
-    return confirm
-
-
-def _arrival(row: Mapping[str, Any]) -> float:
-    return float(row["arrived_seconds"])
-
-
-def _met(row: Mapping[str, Any], slo: Slo) -> bool:
-    """Whether a simulated request met both targets: a failed one has no TTFT, and a single token no TPOT to miss."""
-    ttft = float(row.get("ttft_seconds", math.inf))
-    tpot = float(row.get("tpot_seconds") or 0.0)
-    return ttft <= slo.ttft and tpot <= slo.tpot
 
 
 def _without_prompts(demand: Any) -> dict[str, Any]:
@@ -364,6 +317,7 @@ def _verdict(verdict: Verdict, supply: Supply) -> dict[str, Any]:
             "device": each.replica.device.name,
             "degree": each.replica.degree,
             "replicas": each.replicas,
+            "prefill_replicas": each.prefill,
             "dollars_per_hour": each.dollars_per_hour,
             **each.settings._asdict(),
         }

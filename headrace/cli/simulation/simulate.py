@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,7 @@ from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 if TYPE_CHECKING:
     from headrace.build.simulation import Machine
     from headrace.lab.forced_acceptance import Speculation
+    from headrace.lab.simulate.handover import Wire
     from headrace.lab.simulate.outcome import Outcome
     from headrace.lab.workload.call import Call
 
@@ -49,6 +51,8 @@ class FleetFlags(NamedTuple):
     """The flags of the replicas, their queues and their drafts."""
 
     replicas: int
+    prefill: Sequence[int]
+    wire: Wire
     routing: str
     max_num_queued_reqs: int | None
     max_num_queued_tokens: int | None
@@ -91,6 +95,9 @@ def simulate(
     front: flags.Front = True,
     max_model_len: flags.MaxModelLen = None,
     replicas: flags.Replicas = 1,
+    prefill_replicas: flags.PrefillReplicas = None,
+    transfer_bandwidth: flags.TransferBandwidth = 25.0,
+    transfer_latency: flags.TransferLatency = 0.006,
     routing: flags.Routing = "least-loaded",
     max_num_queued_reqs: flags.MaxQueuedReqs = None,
     max_num_queued_tokens: flags.MaxQueuedTokens = None,
@@ -113,24 +120,21 @@ def simulate(
 ) -> None:
     """Simulate an engine, or several behind a router, on a device that need not be present.
 
-    With several --scheduling-policy or --queue-order, each is simulated over the same requests, and the table shows
-    the ratio of each figure to the first one's.
+    With several --scheduling-policy, --queue-order or --prefill-replicas, each is simulated over the same requests, and
+    the table shows the ratio of each figure to the first one's.
     """
     check_export(export)
     on = MachineFlags(shape, device, degree, weights, kv, calibration, front, max_model_len)
     speculation = read_speculation(acceptance, draft_cost)
-    fleet = FleetFlags(replicas, routing, max_num_queued_reqs, max_num_queued_tokens, speculation)
+    wire = wire_of(transfer_bandwidth, transfer_latency, 1 if calibration else degree)
+    pools = _pools(prefill_replicas or [0], replicas)
+    fleet = FleetFlags(
+        replicas, pools, wire, routing, max_num_queued_reqs, max_num_queued_tokens, speculation
+    )
     load = LoadFlags(trace, workload or (), requests, resample, speedup, max_tokens, seed)
     targets = {"ttft": slo_ttft, "tpot": slo_tpot, "e2e": slo_e2e}
     slo = {name: seconds for name, seconds in targets.items() if seconds is not None}
-    body = None if experiment is None else read_experiment(experiment)
-    runs, rows, reports = [], [], []
-    for name, options in zip(_names(given), given, strict=True):
-        trial = None if body is None else Trial(body)
-        run, its_rows = _simulate(name, options, on, fleet, load, slo, trial, with_rows=export is not None)
-        runs.append(run)
-        rows += its_rows
-        reports += [] if trial is None else trial.lines(name)
+    runs, rows, reports = _runs(given, on, fleet, load, slo, experiment, with_rows=export is not None)
     title = f"{_count(replicas)}{runs[0].machine.name}, {load.describe()}"
     show_runs(runs, title)
     if reports:
@@ -142,6 +146,32 @@ def simulate(
     write_rows(export, rows)
 
 
+def wire_of(gigabytes: float, latency: float, degree: int) -> Wire:
+    """The connection of a replica of ``degree`` devices."""
+    from headrace.lab.simulate.handover import Wire
+
+    return Wire(latency, 1e9 * gigabytes * degree)
+
+
+def _pools(prefill: Sequence[int], replicas: int) -> Sequence[int]:
+    for count in prefill:
+        if count >= replicas:
+            raise ConfigError(
+                f"--prefill-replicas {count}: at least one of --replicas {replicas} must generate tokens"
+            )
+    return tuple(dict.fromkeys(prefill))
+
+
+def _with_pools(name: str, prefill: int, fleet: FleetFlags, *, alone: bool) -> str:
+    """What to call a run of several pools."""
+    if tuple(fleet.prefill) == (0,):
+        return name
+    pools = (
+        f"{prefill} prefill, {fleet.replicas - prefill} decode" if prefill else f"{fleet.replicas} for both"
+    )
+    return pools if alone else f"{name}, {pools}"
+
+
 class SimulatedRun(NamedTuple):
     """One simulated set of options, and what came of it."""
 
@@ -151,6 +181,29 @@ class SimulatedRun(NamedTuple):
     machine: Machine
     outcome: Outcome
     experiments: Sequence[dict[str, Any]] = ()
+
+
+def _runs(
+    given: Sequence[Options],
+    on: MachineFlags,
+    fleet: FleetFlags,
+    load: LoadFlags,
+    slo: dict[str, float],
+    experiment: Path | None,
+    *,
+    with_rows: bool,
+) -> tuple[list[SimulatedRun], list[dict[str, Any]], list[str]]:
+    """All runs, a row for each of their requests, and what came of the experiment."""
+    body = None if experiment is None else read_experiment(experiment)
+    runs, rows, reports = [], [], []
+    for (name, options), prefill in product(zip(_names(given), given, strict=True), fleet.prefill):
+        trial = None if body is None else Trial(body)
+        name = _with_pools(name, prefill, fleet, alone=len(given) == 1)
+        run, its_rows = _simulate(name, options, on, fleet, prefill, load, slo, trial, with_rows=with_rows)
+        runs.append(run)
+        rows += its_rows
+        reports += [] if trial is None else trial.lines(name)
+    return runs, rows, reports
 
 
 def _names(given: Sequence[Options]) -> list[str]:
@@ -167,6 +220,7 @@ def _simulate(
     options: Options,
     on: MachineFlags,
     flags: FleetFlags,
+    prefill: int,
     load: LoadFlags,
     slo: dict[str, float],
     trial: Trial | None,
@@ -188,6 +242,8 @@ def _simulate(
         options.cache,
         machine,
         replicas=flags.replicas,
+        prefill=prefill,
+        wire=flags.wire,
         routing=one_of("--routing", flags.routing, tuple(ROUTINGS)),
         limits=Limits(flags.max_num_queued_reqs or 1 << 62, flags.max_num_queued_tokens or 1 << 62),
         with_rows=with_rows,
@@ -240,6 +296,8 @@ def _settings(run: SimulatedRun, fleet: FleetFlags, load: LoadFlags) -> dict[str
     return {
         "machine": run.machine.name,
         "replicas": fleet.replicas,
+        "prefill_replicas": fleet.prefill,
+        "transfer": fleet.wire._asdict(),
         "routing": fleet.routing,
         "trace": load.trace and load.trace.name,
         "workload": list(load.workload) or None,

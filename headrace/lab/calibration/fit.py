@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,13 @@ class Fit(NamedTuple):
     host_row: float
     error_p50: float
     error_p90: float
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """The time of a step that computes a prompt and nothing else, the host's part included."""
+        work = StepWork(1, tokens, tokens * (tokens + 1) // 2, tokens, 1)
+        device = (self.step, self.row, *self.tokens, self.context, self.read, self.sample)
+        seconds: float = sum(map(mul, device, features(work)))
+        return seconds + self.host_step + self.host_row
 
 
 def fit(measured: Sequence[Measured]) -> Fit:

@@ -24,8 +24,14 @@ ANSWER_MEDIAN = 24
 
 STREAM_TOKENS = 96
 VISITS = 12
+VISIT_TOKENS = (16, 256)
+"""Prompts of visits: few tokens, and as many as a context of twice that allows."""
+
+VISIT_GAP = 0.05
+"""Seconds between visits without streams: more than any of them takes, so that none waits for another."""
+
 VISITED = 8
-"""Maximum number of streams during visits: reading a request takes three times as long then as alone."""
+"""Maximum number of streams during visits."""
 
 PASSES = 4
 """How often all batch sizes are run, so that drift of the machine is not attributed to some of them."""
@@ -97,13 +103,13 @@ def measure_steps(
     return recorder.measured
 
 
-def visits(seconds: float, turn: int = 0) -> list[Work]:
-    """Single short requests, one after the other, during streams that run for about ``seconds``."""
+def visits(seconds: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
+    """Single requests with prompts of ``tokens`` in turn, one after the other, spread over about ``seconds``."""
     rng = random.Random(2 * turn)
     return [
         Work(
             f"visit{i}",
-            tuple(rng.choices(VOCABULARY, k=16)),
+            tuple(rng.choices(VOCABULARY, k=tokens[i % 2])),
             2,
             arrival=seconds * (0.1 + 0.7 * (i + rng.random()) / VISITS),
             ignore_eos=True,
@@ -129,22 +135,28 @@ def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
 
 
 class FrontSeconds(NamedTuple):
-    """What HTTP adds: per request, per step that tells something, and per part of an answer; ``prompt`` is the last one
-    where the next step computes prompts."""
+    """What HTTP adds: per request and token of its prompt, per step that tells something, and per part of an answer;
+    ``prompt`` is the last one where the next step computes prompts. A request that is read during a step delays the
+    next one by ``stall``."""
 
     request: float
+    token: float
     step: float
     event: float
     prompt: float
+    stall: float
 
 
-def front_seconds(server: Target, engine: Target, streams: int, max_model_len: int) -> FrontSeconds:
+def front_seconds(
+    server: Target, engine: Target, streams: int, max_model_len: int, prompt_seconds: Callable[[int], float]
+) -> FrontSeconds:
     """What HTTP adds, from the same work given to a server and to the engine alone, in turns.
 
     Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
     costs from what each part of an answer does: sockets, threads and the client are woken for a step, however little it
     tells. Prompts beside answers miss the core that HTTP works on; what only decodes waits for memory anyway. What a
-    request costs is what its first token is late by, beside streams, when steps' being longer is taken off.
+    request costs is what it delays streams by, and where nothing else runs, how much later its first token is than
+    ``prompt_seconds`` of the fit: waking up threads and cores is part of it.
 
     Raises:
         RuntimeError: a request failed.
@@ -153,14 +165,16 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
     seconds = _tpot(engine.run(stream_work(visited, -1))) * STREAM_TOKENS
     server.run(stream_work(visited, -1))  # connections and first uses
     server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
-    waits, alone, together = [], [], []
+    lengths = (VISIT_TOKENS[0], max(VISIT_TOKENS[0] + 1, min(VISIT_TOKENS[1], max_model_len // 2)))
+    waits, alone, together, beside = [], [], [], []
     busy: list[tuple[float, int, int]] = []  # what a full batch takes longer, its steps and its tokens
     for turn in range(TURNS):
         one, many = stream_work(1, turn), stream_work(streams, turn)
-        among = stream_work(visited, turn) + visits(seconds, turn)
-        there, here = server.run(among), engine.run(among)
-        slower = _tpot(there[:visited]) / _tpot(here[:visited])
-        waits.append(_ttft(there[visited:]) - slower * _ttft(here[visited:]))
+        apart = visits(VISITS * VISIT_GAP, lengths, turn)
+        among = stream_work(visited, turn) + visits(seconds, lengths, turn)
+        lone = server.run(apart)
+        waits.append([_ttft(lone[i::2]) - prompt_seconds(lengths[i]) for i in range(2)])
+        beside.append(_tpot(server.run(among)[:visited]) - _tpot(engine.run(among)[:visited]))
         alone.append(_tpot(server.run(one)) - _tpot(engine.run(one)))
         together.append(_tpot(server.run(many)) - _tpot(engine.run(many)))
         mixed = busy_work(streams, max_model_len, turn)
@@ -170,8 +184,14 @@ def front_seconds(server: Target, engine: Target, streams: int, max_model_len: i
         busy.append((_seconds(served) - _seconds(computed), steps, tokens))
     event = max(0.0, median(together) - median(alone)) / max(1, streams - 1)
     step = max(0.0, median(alone) - event)
-    prompt = median([(longer - steps * step) / tokens for longer, steps, tokens in busy])
-    return FrontSeconds(max(0.0, median(waits)), step, event, max(0.0, prompt))
+    told = step + visited * event  # of a step of the visited streams
+    stall = max(0.0, median(beside) - told) * (STREAM_TOKENS - 1) / VISITS
+    requests = 2 * streams
+    prompt = median([(longer - steps * step - requests * stall) / tokens for longer, steps, tokens in busy])
+    short, long = (max(0.0, median(wait) - step - event) for wait in zip(*waits, strict=True))
+    token = max(0.0, long - short) / (lengths[1] - lengths[0])
+    request = max(0.0, short - lengths[0] * token)
+    return FrontSeconds(request, token, step, event, max(0.0, prompt), stall)
 
 
 def _seconds(records: Sequence[Record]) -> float:

@@ -29,7 +29,7 @@ BENDS = (0, 8, 32, 128, 512)
 
 _SECONDS = (
     *("step", "row", "context", "read", "sample", "host_step", "host_row"),
-    *("front_request", "front_step", "front_event", "front_prompt"),
+    *("front_request", "front_step", "front_event", "front_prompt", "front_stall", "front_token"),
 )
 _RANGES = tuple(pairwise((*BENDS, 1 << 62)))
 
@@ -57,10 +57,13 @@ class Calibration:
 
     ``kind`` (``cpu`` or ``cuda``) chooses the defaults that an engine has there, ``fixed_tokens`` and
     ``context_tokens`` are the `StepCost` that it plans with, ``kv_tokens`` is what its cache holds. ``tokens`` are the
-    costs of one more token from each of `BENDS` on. ``front_request`` and ``front_event`` are those of `Front`, whose
-    work for what a step tells also keeps the next step waiting, for the two share an interpreter and cores:
-    ``front_step`` seconds however little was told, and for each part of an answer ``front_event``, or ``front_prompt``
-    where the step computes prompts. ``error_p50`` and ``error_p90`` are relative errors on the measured steps.
+    costs of one more token from each of `BENDS` on. ``error_p50`` and ``error_p90`` are relative errors on the measured
+    steps.
+
+    ``front_request``, ``front_token``, ``front_event`` and ``front_stall`` are those of `Front`. Its work for what a
+    step tells also keeps the next step waiting, for the two share an interpreter and cores: ``front_step`` seconds
+    however little was told, and for each part of an answer ``front_event``, or ``front_prompt`` where the step computes
+    prompts.
     """
 
     model: str
@@ -87,6 +90,8 @@ class Calibration:
     front_step: float = 0.0
     front_event: float = 0.0
     front_prompt: float = 0.0
+    front_stall: float = 0.0
+    front_token: float = 0.0
 
     @property
     def device(self) -> tuple[float, ...]:
@@ -95,7 +100,7 @@ class Calibration:
 
     def front(self) -> Front:
         """A server's HTTP side as it was measured."""
-        return Front(self.front_request, self.front_event)
+        return Front(self.front_request, self.front_event, self.front_stall, self.front_token)
 
     def at(self, pace: float) -> Calibration:
         """The same machine if everything takes ``pace`` times as long."""

@@ -13,7 +13,7 @@ It is optimistic: no queue, no bursts, an unlimited prefix cache. What fails her
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from headrace.core.capacity import blocks_needed
@@ -131,6 +131,25 @@ def best_steady(
         max(1, replica.sequences_that_fit(mean_context, blocks, settings.block_size)),
     )
     return steady(replica, demand, _largest(replica, demand, slo.tpot, most, speculation), speculation)
+
+
+def split_steady(
+    replica: Replica, demand: Demand, slo: Slo, settings: Settings, speculation: Speculation | None = None
+) -> tuple[Steady, float]:
+    """The steady state of a fleet in which some replicas compute the prompts and others generate (P/D).
+
+    The rate is the mean per replica of both kinds, sequences and step are those of a decode replica. Also returns the
+    share of prefill replicas at which both kinds are equally busy.
+
+    Raises:
+        Impossible: as `best_steady`.
+    """
+    pulled = replace(demand, fresh_tokens=settings.block_size / 2)  # the part of a block is computed again
+    decode = best_steady(replica, pulled, slo, settings, speculation)
+    fresh = max(1, round(demand.fresh_tokens))
+    prefill = 1 / replica.prefill_seconds(fresh, settings.max_num_batched_tokens)
+    share = decode.requests_per_second / (decode.requests_per_second + prefill)
+    return decode._replace(requests_per_second=share * prefill), share
 
 
 def _largest(

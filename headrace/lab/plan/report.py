@@ -152,7 +152,8 @@ def fleet_text(fleet: Fleet) -> str:
     """A fleet as text."""
     replica = fleet.replica
     each = "" if replica.degree == 1 else f" of {replica.degree} devices"
-    return f"{fleet.replicas:,} x {replica.device.name}{each}"
+    pools = f", {fleet.prefill:,} for prefill" if fleet.prefill else ""
+    return f"{fleet.replicas:,} x {replica.device.name}{each}{pools}"
 
 
 def trial_text(trial: Trial) -> str:

@@ -2,6 +2,7 @@
 
 ```
  candidates   device x devices per replica x step size         `candidates`; impossible ones with the reason
+              x prefill replicas apart from decode ones, or not
  order        by estimated cost
  each         fewest replicas that meet the targets in simulation (exponential search, then bisection); fleets that
               cost more than the best one so far are skipped
@@ -14,15 +15,24 @@ simulation might not show. More replicas are never worse, except by chance in ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.lab.forced_acceptance import Speculation
-from headrace.lab.plan.capacity import MOST_SEQUENCES, Impossible, Settings, Slo, Steady, best_steady
+from headrace.lab.plan.capacity import (
+    MOST_SEQUENCES,
+    Impossible,
+    Settings,
+    Slo,
+    Steady,
+    best_steady,
+    split_steady,
+)
 from headrace.lab.plan.demand import Demand
 from headrace.lab.plan.devices import DeviceSpec
 from headrace.lab.plan.roofline import Precision, Replica
+from headrace.lab.plan.sample import CELL
 from headrace.lab.plan.shapes import ModelShape
 
 DEGREES = (1, 2, 4, 8)
@@ -36,19 +46,29 @@ ROUNDING = 1e-9
 
 
 class Candidate(NamedTuple):
-    """One kind of replica with its settings, and its steady state by arithmetic."""
+    """One kind of replica with its settings, and its steady state by arithmetic.
+
+    ``prefill_share`` of the replicas compute the prompts of the others (0: each computes its own).
+    """
 
     replica: Replica
     settings: Settings
     steady: Steady
+    prefill_share: float = 0.0
 
 
 class Fleet(NamedTuple):
-    """A number of equal replicas."""
+    """A number of equal replicas, a share of which computes the prompts of the others."""
 
     replica: Replica
     settings: Settings
     replicas: int
+    prefill_share: float = 0.0
+
+    @property
+    def prefill(self) -> int:
+        """How many replicas compute prompts for others."""
+        return prefill_replicas(self.replicas, self.prefill_share)
 
     @property
     def devices(self) -> int:
@@ -84,6 +104,11 @@ class Verdict:
     refused: tuple[str, ...]
 
 
+def prefill_replicas(replicas: int, share: float) -> int:
+    """A share of replicas as a number, which leaves at least one of each kind."""
+    return max(1, min(replicas - 1, round(share * replicas))) if share else 0
+
+
 def degrees(shape: ModelShape, device: DeviceSpec) -> list[int]:
     """Numbers of devices that can share the model: each gets whole heads, and a CPU server counts as one."""
     return [
@@ -101,8 +126,12 @@ def candidates(
     slo: Slo,
     block_size: int = 16,
     speculation: Speculation | None = None,
+    split: bool = False,
 ) -> tuple[list[Candidate], list[str]]:
-    """All kinds of replicas that arithmetic does not exclude, and the reasons against the others."""
+    """All kinds of replicas that arithmetic does not exclude, and the reasons against the others.
+
+    With ``split``, also fleets of prefill and decode replicas.
+    """
     possible: list[Candidate] = []
     refused: dict[str, None] = {}  # in order, each reason once
     for device in devices:
@@ -116,7 +145,25 @@ def candidates(
                     refused[str(error)] = None
                     continue
                 possible.append(Candidate(replica, settings._replace(max_num_seqs=best.sequences), best))
+            if split and possible and possible[-1].replica == replica:
+                possible += _split(possible[-1], demand, slo, speculation)
     return possible, list(refused)
+
+
+def _split(
+    whole: Candidate, demand: Demand, slo: Slo, speculation: Speculation | None
+) -> Iterator[Candidate]:
+    """The same replicas in two pools, at the two shares next to the balanced one that `CELL` replicas can have."""
+    settings = whole.settings._replace(
+        max_num_seqs=min(MOST_SEQUENCES, whole.settings.max_num_batched_tokens)
+    )
+    steady, balanced = split_steady(whole.replica, demand, slo, settings, speculation)
+    settings = settings._replace(max_num_seqs=steady.sequences)
+    for prefill in {max(1, min(CELL - 1, part)) for part in (int(CELL * balanced), int(CELL * balanced) + 1)}:
+        share = prefill / CELL
+        slower = min(share / balanced, (1 - share) / (1 - balanced))
+        rate = steady.requests_per_second * slower
+        yield Candidate(whole.replica, settings, steady._replace(requests_per_second=rate), share)
 
 
 def cheapest(
@@ -136,7 +183,7 @@ def cheapest(
         if best is not None:
             cheaper = math.ceil(best[0].dollars_per_hour / candidate.replica.dollars_per_hour) - 1
             most = min(most, cheaper)
-        name = _name(candidate.replica, candidate.settings.max_num_batched_tokens)
+        name = _name(candidate)
         start = _expected_replicas(candidate, demand)
         if start > most:
             limit = "would be cheaper than the best" if best is not None else f"fit in {max_devices} devices"
@@ -156,7 +203,8 @@ def cheapest(
 
 
 def _expected_replicas(candidate: Candidate, demand: Demand) -> int:
-    return max(1, math.ceil(demand.requests_per_second / candidate.steady.requests_per_second))
+    least = 2 if candidate.prefill_share else 1
+    return max(least, math.ceil(demand.requests_per_second / candidate.steady.requests_per_second))
 
 
 def _expected_dollars(candidate: Candidate, demand: Demand) -> float:
@@ -179,7 +227,7 @@ def _fewest(
     found: tuple[Fleet, Trial] | None = None
     while found is None or passed - failed > max(1, passed // GRAIN):
         replicas = (passed + failed) // 2 if found else min(most, failed + stride)
-        fleet = Fleet(candidate.replica, candidate.settings, replicas)
+        fleet = Fleet(candidate.replica, candidate.settings, replicas, candidate.prefill_share)
         trial = confirm(fleet)
         tried.append((fleet, trial))
         if trial.attained >= share - ROUNDING:
@@ -191,5 +239,7 @@ def _fewest(
     return found
 
 
-def _name(replica: Replica, tokens: int) -> str:
-    return f"{replica.degree} x {replica.device.name}, {tokens} batched tokens"
+def _name(candidate: Candidate) -> str:
+    replica, tokens = candidate.replica, candidate.settings.max_num_batched_tokens
+    pools = f", {100 * candidate.prefill_share:g} % for prefill" if candidate.prefill_share else ""
+    return f"{replica.degree} x {replica.device.name}, {tokens} batched tokens{pools}"

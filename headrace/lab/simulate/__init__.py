@@ -1,7 +1,8 @@
 """The engine in virtual time: what clients would measure on a device that need not be present. Files in reading order:
 
 - `work`, `device`: the work of a step, and the time that a device takes for it.
-- `runner`, `front`, `replica`, `fleet`: simulated execution, HTTP server, engine, and engines behind a router.
+- `runner`, `front`, `replica`: simulated execution, HTTP server, engine.
+- `handover`, `fleet`: prefill and decode on different replicas, and replicas behind a router.
 - `target`: a simulated engine as a target of `lab.bench`.
 - `requests`: the requests of a simulation with their outputs.
 - `tally`, `timeline`, `outcome`, `plot`: figures of a run.

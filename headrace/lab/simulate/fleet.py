@@ -1,6 +1,7 @@
 """Replicas behind admission control and a router, in virtual time.
 
 The only events are arrivals and times at which a replica is due. They are handled in order of time, arrivals first.
+With a `Handover` a request arrives twice: at a prefill replica, and at one of the others when its prompt is computed.
 Nothing waits in real time, so a simulated day takes as long as its steps take to plan.
 """
 
@@ -10,15 +11,20 @@ import gc
 import math
 from collections.abc import Iterable, Sequence
 
+from headrace.core.request import Request
 from headrace.core.scheduler.routing import RoutingPolicy
 from headrace.core.tenancy.gate import Limits, Reject, decide
+from headrace.lab.simulate.handover import Handover
 from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.requests import SimulatedRequest
 from headrace.lab.simulate.tally import Tally
 
 
 class Fleet:
-    """``replicas`` share one ``tally`` and the ``answers`` that their runners return."""
+    """``replicas`` share one ``tally`` and the ``answers`` that their runners return.
+
+    With a ``handover``, its prefill replicas come before them. The attribute `replicas` has all.
+    """
 
     def __init__(
         self,
@@ -27,12 +33,15 @@ class Fleet:
         limits: Limits,
         tally: Tally,
         answers: dict[str, tuple[int, ...]],
+        handover: Handover | None = None,
     ) -> None:
-        self.replicas = tuple(replicas)
+        self.replicas = (*replicas, *(handover.replicas if handover else ()))
         self.tally = tally
         self._routing = routing
         self._limits = limits
         self._answers = answers
+        self._decoding = tuple(replicas)
+        self._handover = handover
 
     @property
     def now(self) -> float:
@@ -48,6 +57,8 @@ class Fleet:
         self.tally = self.tally.anew()
         for replica in self.replicas:
             replica.start_again(self.tally)
+        if self._handover:
+            self._handover.tally = self.tally
 
     def run(self, asked: Iterable[SimulatedRequest]) -> None:
         """Run until the last request has ended; requests come in order of arrival.
@@ -66,11 +77,14 @@ class Fleet:
             raise RuntimeError(f"{self.tally.open_requests} requests never ended")
 
     def _live(self, asked: Iterable[SimulatedRequest]) -> None:
-        replicas, arrivals = self.replicas, iter(asked)
+        replicas, arrivals, handover = self.replicas, iter(asked), self._handover
         following = next(arrivals, None)
         while True:
             replica = min(replicas, key=_due) if len(replicas) > 1 else replicas[0]
-            if following is not None and following.request.arrived <= replica.due:
+            if handover is not None and _precedes(handover.due, replica, following):
+                request = handover.take()
+                self._chosen(request).submit(request, request.arrived)
+            elif following is not None and following.request.arrived <= replica.due:
                 self._arrive(following)
                 following = next(arrivals, None)
             elif replica.due == math.inf:
@@ -79,18 +93,29 @@ class Fleet:
                 replica.advance()
 
     def _arrive(self, asked: SimulatedRequest) -> None:
-        request, replicas = asked.request, self.replicas
-        chosen = 0
-        if len(replicas) > 1:
-            chosen = self._routing.choose(request, [replica.standing() for replica in replicas])
-        replica = replicas[chosen]
+        request, handover = asked.request, self._handover
+        replica = handover.choose(request) if handover else self._chosen(request)
         verdict = decide(replica.load(), 1, len(request.tokens), self._limits)
         if isinstance(verdict, Reject):
             self.tally.refuse(request, verdict.reason.value)
             return
         self._answers[request.id] = asked.answer
         self.tally.expect(request)
-        replica.submit(request, request.arrived)
+        if handover:
+            handover.begin(request, replica)
+        else:
+            replica.submit(request, request.arrived)
+
+    def _chosen(self, request: Request) -> SimulatedReplica:
+        replicas = self._decoding
+        if len(replicas) == 1:
+            return replicas[0]
+        return replicas[self._routing.choose(request, [replica.standing() for replica in replicas])]
+
+
+def _precedes(due: float, replica: SimulatedReplica, following: SimulatedRequest | None) -> bool:
+    """Whether a request arrives from a prefill replica before anything else happens."""
+    return due < math.inf and due <= replica.due and (following is None or due < following.request.arrived)
 
 
 def _due(replica: SimulatedReplica) -> float:

@@ -6,17 +6,26 @@ from __future__ import annotations
 class Front:
     """A server's HTTP side as a single worker with a queue.
 
-    It spends ``request_seconds`` on a request before the engine gets it, and ``event_seconds`` on each chunk of a
-    response before the client gets it. ``free_at`` is when all its work is done; work is given in order of time. If
-    both are 0, there is no HTTP overhead.
+    Before the engine gets a request it spends ``request_seconds``, and ``token_seconds`` for each token of the prompt.
+    It spends ``event_seconds`` on each chunk of a response before the client gets it. A request that is read during a
+    step delays the next one by ``stall_seconds``, because both need the interpreter. ``free_at`` is when all its work
+    is done; work is given in order of time. If all are 0, there is no HTTP overhead.
     """
 
-    def __init__(self, request_seconds: float = 0.0, event_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        request_seconds: float = 0.0,
+        event_seconds: float = 0.0,
+        stall_seconds: float = 0.0,
+        token_seconds: float = 0.0,
+    ) -> None:
         self.request_seconds = request_seconds
         self.event_seconds = event_seconds
+        self.stall_seconds = stall_seconds
+        self.token_seconds = token_seconds
         self.free_at = 0.0
 
-    def take(self, now: float) -> float:
-        """When the engine gets a request that arrives ``now``."""
-        self.free_at = max(self.free_at, now) + self.request_seconds
+    def take(self, now: float, tokens: int) -> float:
+        """When the engine gets a request with so many prompt tokens that arrives ``now``."""
+        self.free_at = max(self.free_at, now) + self.request_seconds + tokens * self.token_seconds
         return self.free_at

@@ -79,7 +79,7 @@ class SimulatedReplica:
         backlog.open_tokens += tokens
         backlog.queued_requests += 1
         backlog.queued_tokens += tokens
-        ready = self._front.take(now)
+        ready = self._front.take(now, tokens)
         if self._steering is not None:
             request = self._steering.assigned(request)
         self._mail.append((ready, request))
@@ -97,6 +97,7 @@ class SimulatedReplica:
         """Advance to ``due``: handle the last step's events, read the mailbox, begin the next step."""
         now = self.due
         engine, mail = self.engine, self._mail
+        stall = self._front.stall_seconds if self._stepping else 0.0
         if self._stepping:
             self._stepping = False
             for request_id in self._tally.fold(self._told, self._began, now, self.backlog, self._front):
@@ -106,8 +107,10 @@ class SimulatedReplica:
                     watcher.fold(event, now)
             if self._steering is not None:
                 self._steering.saw(self._told, now)
-        while mail and mail[0][0] <= now:
-            engine.submit(mail.popleft()[1], now)
+        read = now
+        while mail and mail[0][0] <= read:
+            engine.submit(mail.popleft()[1], read)
+            now += stall
         wake = engine.wake_at(now)
         if wake is None or wake > now:
             self.due = min(mail[0][0] if mail else math.inf, math.inf if wake is None else wake)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
 from itertools import chain, islice, repeat
+from typing import Protocol
 
 from headrace.core.plan import Arrival, Move, Row, StepOutput, StepPlan, Tier
 from headrace.lab.forced_acceptance import ForcedAcceptance
@@ -27,13 +29,22 @@ _ENDED = repeat((EOS,))
 _NOTHING: tuple[int, ...] = ()
 
 
+class Pulls(Protocol):
+    """Blocks that other replicas hold: when one that is pulled from ``now`` on has come; it takes ``block_seconds``."""
+
+    block_seconds: float
+
+    def pull(self, block: int, now: float) -> float: ...
+
+
 class SimulatedRunner:
     """`core.ports.Runner` in virtual time.
 
     ``answers`` holds the tokens of each open request's answer; its last one is replaced by `EOS`. ``time`` is when
     the last call returned: a launch when the host has packed the step, a collect when the device is done with it; the
     caller's clock follows it. The device takes one step after the other, and a disk beside it one block after the
-    other, each in ``disk_seconds``. A step begins when its ``drafts`` have been made.
+    other, each in ``disk_seconds``. Blocks from ``peers`` come beside it too. A step begins when its ``drafts`` have
+    been made.
     """
 
     def __init__(
@@ -42,6 +53,7 @@ class SimulatedRunner:
         answers: Mapping[str, tuple[int, ...]],
         disk_seconds: float = DISK_SECONDS,
         drafts: ForcedAcceptance | None = None,
+        peers: Pulls | None = None,
     ) -> None:
         self.time = 0.0
         self.busy_seconds = 0.0
@@ -53,8 +65,12 @@ class SimulatedRunner:
         self._drafting = 0.0  # seconds of drafting that are part of the time already
         self._launched: deque[tuple[float, StepOutput]] = deque()
         self._disk_seconds = disk_seconds
-        self._disk: deque[tuple[float, Move]] = deque()  # copies under way, by their end
+        self._copies: list[
+            tuple[float, int, Arrival]
+        ] = []  # under way to and from disk and peers, by their end
+        self._begun = 0
         self._disk_free_at = 0.0
+        self._peers = peers
 
     def launch(self, plan: StepPlan, now: float) -> None:
         draws = self._draws
@@ -77,7 +93,7 @@ class SimulatedRunner:
         self.time = now + self._device.host_seconds(work)
         began = max(self._free_at, self.time)
         self._free_at = began + seconds
-        arrivals = self._use_disk(plan, began) if plan.moves or self._disk else ()
+        arrivals = self._copy(plan, began) if plan.moves or self._copies else ()
         self._launched.append((self._free_at, StepOutput(plan.step, tokens, arrivals=arrivals)))
 
     def collect(self) -> StepOutput:
@@ -85,18 +101,27 @@ class SimulatedRunner:
         self.time = max(self.time, done)
         return output
 
-    def _use_disk(self, plan: StepPlan, began: float) -> tuple[Arrival, ...]:
-        """Queue the plan's copies to and from the disk; those that will have ended with the step come back."""
+    def _copy(self, plan: StepPlan, began: float) -> tuple[Arrival, ...]:
+        """Begin the plan's copies to and from disk and peers; those that will have ended with the step come back."""
         for move in plan.moves:
-            if Tier.DISK in (move.source_tier, move.target_tier):
+            if move.source_tier is Tier.PEER:
+                if self._peers is None:
+                    raise ValueError("a block is pulled, and there are no peers")
+                self._under_way(self._peers.pull(move.source, began), move, self._peers.block_seconds)
+            elif Tier.DISK in (move.source_tier, move.target_tier):
                 self._disk_free_at = max(self._disk_free_at, began) + self._disk_seconds
-                self._disk.append((self._disk_free_at, move))
-        if plan.waits and self._disk:
-            self._free_at = max(self._free_at, self._disk[0][0])
+                self._under_way(self._disk_free_at, move, self._disk_seconds)
+        copies = self._copies
+        if plan.waits and copies:
+            self._free_at = max(self._free_at, copies[0][0])
         ended = []
-        while self._disk and self._disk[0][0] <= self._free_at:
-            ended.append(Arrival(self._disk.popleft()[1], True, self._disk_seconds))
+        while copies and copies[0][0] <= self._free_at:
+            ended.append(heappop(copies)[2])
         return tuple(ended)
+
+    def _under_way(self, ends: float, move: Move, seconds: float) -> None:
+        self._begun += 1
+        heappush(self._copies, (ends, self._begun, Arrival(move, True, seconds)))
 
 
 def _drawn(answer: Iterator[tuple[int, ...]], row: Row) -> tuple[int, ...]:

@@ -40,10 +40,11 @@ class Backlog:
 class _Open:
     """An open request. ``last`` is the time of its latest token; below 0 before the first one."""
 
-    __slots__ = ("arrived", "first", "group", "last", "prompt_tokens", "queued")
+    __slots__ = ("arrived", "counted", "first", "group", "last", "prompt_tokens", "queued")
 
-    def __init__(self, arrived: float, group: int, prompt_tokens: int) -> None:
+    def __init__(self, arrived: float, group: int, prompt_tokens: int, counted: bool) -> None:
         self.arrived = arrived
+        self.counted = counted
         self.group = group
         self.prompt_tokens = prompt_tokens
         self.first = self.last = -1.0
@@ -95,11 +96,11 @@ class Tally:
 
     # -- arrivals ----------------------------------------------------------------------------------
 
-    def expect(self, request: Request) -> None:
-        """A request was accepted; its events follow."""
+    def expect(self, request: Request, counted: bool = True) -> None:
+        """A request was accepted; its events follow. One that is not ``counted`` only computes a prompt for another."""
         self.began = min(self.began, request.arrived)
         group = self._group(request.tenant, request.service_class)
-        self._open[request.id] = _Open(request.arrived, group, len(request.tokens))
+        self._open[request.id] = _Open(request.arrived, group, len(request.tokens), counted)
 
     def refuse(self, request: Request, reason: str) -> None:
         """A request was rejected at admission."""
@@ -181,6 +182,8 @@ class Tally:
         backlog.open_requests -= 1
         backlog.open_tokens -= request.prompt_tokens
         _dequeue(request, backlog)
+        if not request.counted:
+            return
         self.ended = max(self.ended, now)
         group = self.groups[request.group]
         answered = request.first if request.first >= 0.0 else now

@@ -81,6 +81,18 @@ def test_a_population_on_a_calibrated_machine(tmp_path):
     assert (tmp_path / "plots" / "timeline.png").exists()
 
 
+def test_prefill_replicas_are_compared_with_replicas_for_both(trace, tmp_path):
+    path = tmp_path / "runs.json"
+    words = ("--trace", trace, "--requests", "20", "--replicas", "3", "--kv-offload-bytes", "1GiB")
+    shown = run(*words, "--prefill-replicas", "0", "--prefill-replicas", "1", "--output", path)
+    assert "1 prefill, 2 decode" in shown
+    runs = json.loads(path.read_text())["runs"]
+    both, apart = runs["3 for both"]["summary"], runs["1 prefill, 2 decode"]["summary"]
+    assert both["requests"] == apart["requests"] == 20
+    assert apart["ttft"]["p50"] > both["ttft"]["p50"] + 0.006
+    assert runs["3 for both"]["settings"]["transfer"] == {"latency": 0.006, "bytes_per_second": 25e9}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -96,6 +108,11 @@ def test_a_population_on_a_calibrated_machine(tmp_path):
         (("--workload", "rate=1", "--slo-ttft", "soon"), "--slo-ttft: expected a duration such as 500ms"),
         (("--workload", "rate=1", "--seed", "x"), "--seed: expected a whole number"),
         (("--workload", "rate=1", "--export", "rows.txt"), "--export rows.txt: .*csv"),
+        (
+            ("--workload", "rate=1", "--prefill-replicas", "1"),
+            "--prefill-replicas 1: .* of --replicas 1 must",
+        ),
+        (("--workload", "rate=1", "--replicas", "2", "--prefill-replicas", "1"), "set --kv-offload-bytes"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(words, message):

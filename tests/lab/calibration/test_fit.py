@@ -20,6 +20,9 @@ def test_known_coefficients_are_found_again():
     assert device(found) == pytest.approx(DEVICE, rel=1e-3)
     assert (found.host_step, found.host_row) == pytest.approx(HOST, rel=1e-3)
     assert found.error_p90 < 1e-6
+    work = StepWork(rows=1, tokens=100, contexts=5050, read_tokens=100, samples=1)
+    alone = sum(c * f for c, f in zip(DEVICE, features(work), strict=True)) + sum(HOST)
+    assert found.prompt_seconds(100) == pytest.approx(alone, rel=1e-3)
 
 
 def test_noise_and_disturbed_steps_hardly_matter():

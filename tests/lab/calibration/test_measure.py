@@ -43,28 +43,39 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
 
 class Answering:
     """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream: ``prompt``
-    where they are not all alike."""
+    where they are of many lengths. Each visit takes ``stall`` from the streams beside it."""
 
     name = "server"
 
     def __init__(
-        self, ttft: float, step: float, event: float = 0.0, prompt: float = 0.0, error: str = ""
+        self,
+        ttft: float,
+        step: float,
+        event: float = 0.0,
+        prompt: float = 0.0,
+        error: str = "",
+        stall: float = 0.0,
+        token: float = 0.0,
     ) -> None:
         self.ttft, self.step, self.event, self.prompt, self.error = ttft, step, event, prompt, error
+        self.stall, self.token = stall, token
 
     def run(self, work):
         longest = max(each.max_tokens for each in work)
-        alike = all(each.max_tokens == longest for each in work)
+        lengths = {each.max_tokens for each in work}
+        alike = len(lengths) == 1 or lengths == {2, longest}
+        visits = sum(each.max_tokens == 2 < longest for each in work)
+        stalled = visits * self.stall / (longest - 1)
         times = [self.ttft]
         while len(times) < longest:
             told = sum(each.max_tokens > len(times) for each in work)
-            times.append(times[-1] + self.step + (self.event if alike else self.prompt) * told)
+            times.append(times[-1] + self.step + stalled + (self.event if alike else self.prompt) * told)
         return [
             Record(
                 each.id,
                 0.0,
                 times[each.max_tokens - 1],
-                tuple(times[: each.max_tokens]),
+                tuple(time + self.token * len(each.prompt) for time in times[: each.max_tokens]),
                 output_tokens=each.max_tokens,
                 error=self.error,
             )
@@ -75,26 +86,31 @@ class Answering:
 ALONE = Answering(0.020, 0.010, 0.0005, 0.0005)
 
 
+def added(server, streams=8):
+    return front_seconds(server, ALONE, streams, 1024, lambda tokens: 0.020)
+
+
 def test_what_http_adds_is_what_the_engine_alone_lacks():
     server = Answering(0.023, 0.013, 0.0007, 0.0015)
-    found = front_seconds(server, ALONE, 8, 1024)
+    found = added(server)
     assert found.step == pytest.approx(0.003)
     assert found.event == pytest.approx(0.0002)
     assert found.prompt == pytest.approx(0.001, rel=0.1), "the first tokens are told in no time here"
-    assert front_seconds(server, ALONE, 1, 1024).step == pytest.approx(0.0032), "one stream tells no more"
+    assert added(server, 1).step == pytest.approx(0.0032), "one stream tells no more"
 
 
-def test_a_request_costs_what_its_first_token_is_late_by_beside_what_longer_steps_make_it():
-    assert front_seconds(Answering(0.060, 0.010, 0.0005, 0.0005), ALONE, 8, 1024).request == pytest.approx(
-        0.040
-    )
-    twice = Answering(0.060, 0.020, 0.001, 0.001)
-    assert front_seconds(twice, ALONE, 8, 1024).request == pytest.approx(0.020)
+def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_streams():
+    assert added(Answering(0.060, 0.010, 0.0005, 0.0005)).request == pytest.approx(0.040)
+    found = added(Answering(0.020, 0.010, 0.0005, 0.0005, stall=0.003))
+    assert found.stall == pytest.approx(0.003)
+    assert found.request == found.step == found.token == 0.0
+    longer = added(Answering(0.060, 0.010, 0.0005, 0.0005, token=1e-4))
+    assert (longer.request, longer.token) == (pytest.approx(0.040), pytest.approx(1e-4))
+    slower = added(Answering(0.060, 0.012, 0.0006, 0.0006))
+    assert slower.request == pytest.approx(0.060 - 0.020 - slower.step - slower.event)
 
 
 def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
-    quicker = Answering(0.01, 0.009)
-    assert front_seconds(quicker, ALONE, 8, 1024) == (0.0, 0.0, 0.0, 0.0)
-    failing = Answering(0.1, 0.01, error="no")
-    with pytest.raises(RuntimeError, match="stream0: no"):
-        front_seconds(failing, ALONE, 8, 1024)
+    assert added(Answering(0.01, 0.009)) == (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    with pytest.raises(RuntimeError, match="visit0: no"):
+        added(Answering(0.1, 0.01, error="no"))

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from headrace.lab.plan.capacity import Slo
+from headrace.lab.plan.capacity import Settings, Slo, split_steady
 from headrace.lab.plan.demand import Demand
 from headrace.lab.plan.devices import A100, CPU, H100
-from headrace.lab.plan.roofline import BFLOAT16
-from headrace.lab.plan.search import Fleet, Trial, candidates, cheapest
+from headrace.lab.plan.roofline import BFLOAT16, Replica
+from headrace.lab.plan.search import Fleet, Trial, candidates, cheapest, prefill_replicas
 from headrace.lab.plan.shapes import SHAPES
 
 EIGHT_B = SHAPES["llama-3.1-8b"]
@@ -43,6 +43,23 @@ def test_the_fewest_replicas_are_found_from_what_arithmetic_needs_at_least(neede
     assert verdict.best.devices == max(least, needed)
     assert verdict.trial.attained == 1.0
     assert len({fleet for fleet, _ in verdict.tried}) == len(verdict.tried)
+
+
+def test_a_fleet_in_two_pools_has_at_least_one_replica_of_each():
+    assert [prefill_replicas(count, 0.25) for count in (2, 3, 8, 100)] == [1, 1, 2, 25]
+    assert [prefill_replicas(count, 0.875) for count in (2, 8)] == [1, 7]
+    assert prefill_replicas(5, 0.0) == 0
+
+
+def test_candidates_in_two_pools_are_near_the_balanced_share():
+    possible, _ = candidates(EIGHT_B, [H100], BFLOAT16, chat(40.0), SLO, split=True)
+    apart = [each for each in possible if each.prefill_share and each.replica.degree == 1]
+    _, balanced = split_steady(Replica(EIGHT_B, H100), chat(40.0), SLO, Settings(1024, 8192))
+    below, above = sorted(each.prefill_share for each in apart)
+    assert below < balanced < above == below + 1 / 8
+    best = max(each.steady.requests_per_second for each in possible if each.replica.degree == 1)
+    assert all(each.steady.requests_per_second <= best for each in apart)
+    assert not any(each.prefill_share for each in candidates(EIGHT_B, [H100], BFLOAT16, chat(40.0), SLO)[0])
 
 
 def test_the_cheaper_of_two_devices_that_do_the_same_is_taken():

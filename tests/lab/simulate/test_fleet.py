@@ -73,6 +73,15 @@ def test_a_request_that_comes_during_a_step_waits_for_its_end():
     assert list(tally.groups[0].ttft) == [1.0, 1.5]
 
 
+def test_a_request_that_is_read_during_a_step_delays_the_next_one():
+    calls = [Call(0.0, 4, 3), Call(0.5, 4, 1)]
+    (group,) = run(fleet(Fixed(1.0), front=(0.0, 0.0, 0.25)), calls).groups
+    assert sorted(group.ttft) == [1.0, 1.75]
+    assert max(group.e2e) == 3.25
+    (group,) = run(fleet(Fixed(1.0), front=(0.0, 0.0, 0.25)), calls[:1]).groups
+    assert list(group.e2e) == [3.0]
+
+
 def test_with_overlap_the_host_hides_behind_the_device():
     calls = [Call(0.0, 4, 50)]
     serial = run(fleet(Fixed(0.01, host=0.004), overlap=0), calls)

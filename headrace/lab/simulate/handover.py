@@ -1,0 +1,155 @@
+"""Prefill and decode on different replicas (P/D), in virtual time.
+
+```
+ arrival ──> prefill replica ──one token──> latency ──> decode replica ──missing blocks, one by one──> first token
+```
+As in `examples/disaggregated_proxy.py`: a prefill replica computes the prompt and one token, then the request goes to a
+decode replica. That one names the prefill replica as its peer, and the engine's own code decides what it pulls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from headrace.core.events import Event, Finished
+from headrace.core.peers import NO_OFFER, Inquiry, Offer
+from headrace.core.request import Request, Retention
+from headrace.core.scheduler.routing import RoutingPolicy
+from headrace.lab.simulate.replica import SimulatedReplica
+from headrace.lab.simulate.runner import EOS
+from headrace.lab.simulate.tally import Tally
+
+PROMPT = "prompt of "
+"""Begins the id of a request at a prefill replica."""
+
+_KEPT = (Retention(0, None, 60, 60.0),)
+"""As a prefill server retains a prompt for another server."""
+
+
+class Wire(NamedTuple):
+    """The connection between replicas.
+
+    ``latency`` is the time in seconds from the end of a prefill to the arrival at the decode replica: a second request
+    and a question. ``bytes_per_second`` is the bandwidth of one replica.
+    """
+
+    latency: float
+    bytes_per_second: float
+
+
+class Publisher:
+    """What a prefill replica publishes: the keys in its prefix cache. ``free_at``: when all that was pulled is sent."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.free_at = 0.0
+
+    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
+        self.keys.add(key)
+
+    def removed(self, key: bytes) -> None:
+        self.keys.discard(key)
+
+    def cleared(self) -> None:
+        self.keys.clear()
+
+
+class SimulatedPeers:
+    """`core.peers.Peers` of a decode replica: a question is answered at once, a block takes ``block_seconds``.
+
+    Blocks come one after the other: both ends of a transfer have one connection.
+    """
+
+    def __init__(self, publishers: Mapping[str, Publisher], block_seconds: float) -> None:
+        self.block_seconds = block_seconds
+        self._publishers = publishers
+        self._sources: dict[int, Publisher] = {}
+        self._free_at = 0.0
+
+    def ask(self, inquiry: Inquiry) -> None:
+        publisher = self._publishers.get(inquiry.peer)
+        if publisher is None:
+            inquiry.answer = NO_OFFER
+            return
+        keys = inquiry.keys
+        held = next((i for i, key in enumerate(keys) if key not in publisher.keys), len(keys))
+        inquiry.answer = Offer(inquiry.peer, held)
+
+    def assign(self, block: int, peer: str, key: bytes) -> None:
+        self._sources[block] = self._publishers[peer]
+
+    def pull(self, block: int, now: float) -> float:
+        """When a block that is pulled from ``now`` on has come."""
+        source = self._sources[block]
+        self._free_at = source.free_at = max(self._free_at, source.free_at, now) + self.block_seconds
+        return self._free_at
+
+
+class Handover:
+    """The prefill replicas of a fleet, and requests on their way from them to the decode replicas."""
+
+    def __init__(
+        self,
+        replicas: Sequence[SimulatedReplica],
+        publishers: Mapping[str, Publisher],
+        routing: RoutingPolicy,
+        latency: float,
+        tally: Tally,
+        answers: dict[str, tuple[int, ...]],
+    ) -> None:
+        self.replicas = tuple(replicas)
+        self.latency = latency
+        self.tally = tally
+        self._routing = routing
+        self._answers = answers
+        self._computing: dict[str, Request] = {}
+        self._on_the_way: list[tuple[float, int, Request]] = []
+        self._sent = 0
+        for name, replica in zip(publishers, replicas, strict=True):
+            replica.engine.scheduler.pool.news.listeners.append(publishers[name])
+            replica.watch(_Exit(self, name))
+
+    @property
+    def due(self) -> float:
+        """When the next request arrives at a decode replica."""
+        return self._on_the_way[0][0] if self._on_the_way else math.inf
+
+    def choose(self, request: Request) -> SimulatedReplica:
+        """The prefill replica of a request."""
+        return self.replicas[self._routing.choose(request, [each.standing() for each in self.replicas])]
+
+    def begin(self, request: Request, replica: SimulatedReplica) -> None:
+        """Compute the prompt of a request that arrives."""
+        params = replace(request.params, max_tokens=1)
+        prompt = replace(request, id=PROMPT + request.id, params=params, retention=_KEPT)
+        self._computing[prompt.id] = request
+        self._answers[prompt.id] = (EOS,)
+        self.tally.expect(prompt, counted=False)
+        replica.submit(prompt, request.arrived)
+
+    def computed(self, prompt_id: str, name: str, now: float) -> None:
+        """A prompt was computed, or failed: then the decode replica finds no blocks, and fails it too if it must."""
+        due = now + self.latency
+        request = replace(self._computing.pop(prompt_id), arrived=due, peer=name)
+        self._sent += 1
+        heappush(self._on_the_way, (due, self._sent, request))
+
+    def take(self) -> Request:
+        """The request that arrives at `due`."""
+        return heappop(self._on_the_way)[2]
+
+
+class _Exit:
+    """Sees the events of one prefill replica."""
+
+    def __init__(self, handover: Handover, name: str) -> None:
+        self._handover = handover
+        self._name = name
+
+    def fold(self, event: Event, now: float) -> None:
+        if type(event) is Finished:
+            self._handover.computed(event.request_id, self._name, now)
