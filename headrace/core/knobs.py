@@ -17,7 +17,8 @@ class Knobs:
     predicted time of a step that decodes (0: only the TPOT targets of decoding requests). ``max_skips`` bounds how
     often a waiting request that does not fit may be passed over. ``max_running`` bounds the running requests below the
     number of slots (0: no bound); those that run already go on. ``static_batch_seconds`` is how long an incomplete
-    static batch waits (None: as its policy was made).
+    static batch waits (None: as its policy was made). ``queue_patience`` is how many seconds of waiting outweigh one
+    second of predicted work in the order of requests that arrive from now on (0: by age; only the policy ``fair``).
     """
 
     batched_tokens: int = 2048
@@ -28,3 +29,4 @@ class Knobs:
     max_skips: int = 16
     max_running: int = 0
     static_batch_seconds: float | None = None
+    queue_patience: float = 0.0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from headrace.build.operations.dry_runs import DryRuns, Machine
 from headrace.build.operations.request_settings import make_requests
-from headrace.build.policies import is_static
+from headrace.build.policies import has_patience, is_static
 from headrace.config import Options
 from headrace.core.engine import Engine
 from headrace.observe.experiments.units import describe_metrics
@@ -39,7 +39,7 @@ def make_tuning(
     plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
     service = recall.service
     steering = Steering(
-        live_settings(plans.max_num_seqs, static=is_static(plans)),
+        live_settings(plans.max_num_seqs, static=is_static(plans), patience=has_patience(plans)),
         lambda: engine.knobs,
         lambda: f"exp_{secrets.token_hex(8)}",
         Mode(chosen.tuner),
