@@ -11,12 +11,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.scheduler.step_builder import LEAST_PREFILL, mixed_limit, usual_limit
+
+
+PART_STEPS = 50
+"""Steps that are rehearsed at a time, in less than a millisecond."""
 
 
 class Job(NamedTuple):
@@ -204,6 +208,17 @@ class Rehearsal:
     def _end(self, arrived: float) -> None:
         self._open += self._now - arrived
         self._inside += max(0.0, min(self._now, self._scene.ended) - arrived)
+
+
+def in_parts(
+    scene: Scene, knobs: Knobs, times: StepTimes, slots: int, static: bool
+) -> Generator[None, None, Outcome]:
+    """The outcome of a rehearsal; yields after every `PART_STEPS` steps."""
+    rehearsal = Rehearsal(scene, knobs, times, slots, static=static)
+    while (outcome := rehearsal.run(PART_STEPS)) is None:
+        yield
+    yield
+    return outcome
 
 
 def _p99(weighted: list[tuple[float, int]]) -> float:
