@@ -76,6 +76,11 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
+    def fits(self, width: int) -> None:
+        """Wait until the page is as wide as the window: charts follow a new size a frame later."""
+        script = "return innerWidth == arguments[0] && document.documentElement.scrollWidth <= innerWidth"
+        self.eventually(lambda: self.run(script, width))
+
     def complaints(self) -> list[str]:
         """What the pages have written to the console since the last call, and what the browser refused to load."""
         return [entry["message"] for entry in self.driver.get_log("browser")]

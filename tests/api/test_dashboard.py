@@ -118,7 +118,7 @@ def test_every_page_fits_a_phone_in_the_dark(inside: Browser, loaded: Loaded, na
     inside.open(loaded.page(name))
     inside.shows("Live", ".connection")
     inside.eventually(lambda: inside.all(".panel, .virtual"))
-    assert inside.run("return document.documentElement.scrollWidth") <= 390
+    inside.fits(390)
     red, green, blue = json.loads(
         inside.run("return getComputedStyle(document.body).backgroundColor")
         .replace("rgb(", "[")
@@ -139,7 +139,7 @@ def test_every_page_is_reached_from_every_other_on_a_phone(
     for name in ("Overview", "Guided tour", "Chat", "Tenants"):
         inside.all("nav a")[names.index(name)].send_keys("\n")  # the bar scrolls to a link that has the focus
         inside.eventually(lambda name=name: inside.text("nav [aria-current=page]") == name)
-    assert inside.run("return document.documentElement.scrollWidth") <= 390
+    inside.fits(390)
 
 
 def test_the_first_page_links_to_the_others(browser: Browser, loaded: Loaded) -> None:
@@ -311,7 +311,7 @@ def test_an_experiment_is_simulated_started_and_stopped(inside: Browser, loaded:
     inside.shows("one slot", "tbody")
     inside.shows("live", "tbody")
     inside.emulate("dark", 390, 844)
-    assert inside.run("return document.documentElement.scrollWidth") <= 390
+    inside.fits(390)
     assert not inside.barriers()
     inside.emulate("light", 1280, 900)
     press(inside, "button", "Stop this experiment")

@@ -57,10 +57,6 @@ def complete(served: Server, number: int, **fields: object) -> None:
         assert client.post("/v1/completions", json=body | fields).status_code == 200
 
 
-def fits(browser: Browser) -> bool:
-    return bool(browser.run("return document.documentElement.scrollWidth <= innerWidth"))
-
-
 @pytest.mark.parametrize("stop", STOPS[1::2], ids=[stop.name for stop in STOPS[1::2]])
 def test_a_stop_of_the_tour_can_be_played(browser: Browser, served: Server, stop) -> None:
     browser.open(f"{served.url}/dashboard#/tour/{stop.name}")
@@ -79,7 +75,7 @@ def test_the_tour_fits_a_phone_in_the_dark(browser: Browser, served: Server) -> 
     browser.emulate("dark", 390, 844)
     browser.open(f"{served.url}/dashboard#/tour/continuous-batching")
     browser.eventually(lambda: len(browser.all(".grid")) == 2)
-    assert fits(browser)
+    browser.fits(390)
     assert not browser.barriers()
 
 
@@ -147,7 +143,7 @@ def test_a_request_shows_its_timeline_and_cost(browser: Browser, served: Server)
     assert browser.all(".timeline rect.prefill")
     assert not browser.barriers()
     browser.emulate("dark", 390, 844)
-    assert fits(browser)
+    browser.fits(390)
 
 
 def ask(browser: Browser, text: str) -> None:
@@ -188,7 +184,7 @@ def test_an_answer_is_stopped_with_a_key(browser: Browser, served: Server) -> No
     browser.eventually(lambda: len(browser.text(".assistant")) > 10 or browser.all(".numbers"))
     browser.one("#message").send_keys("\ue00c")  # escape
     browser.eventually(lambda: browser.all(".numbers"))
-    assert fits(browser)
+    browser.fits(390)
     assert not browser.barriers()
 
 
