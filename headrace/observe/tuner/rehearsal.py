@@ -74,6 +74,7 @@ class Rehearsal:
     ) -> None:
         self._scene, self._knobs, self._times = scene, knobs, times.copy()
         self._curve = self._times.curve.copy()  # what a step takes does not change by rehearsing it
+        self._slope = times.coefficients[2]
         self._slots = min(slots, knobs.max_running or slots)
         self._timeout = (knobs.static_batch_seconds or 0.0) if static else None
         self._joining = 0  # requests of a static batch that have not started yet
@@ -182,7 +183,7 @@ class Rehearsal:
             chunks.append(length)
             rows, tokens = rows + 1, tokens + length
             contexts += length * position + length * length // 2
-        seconds = self._curve.seconds(tokens)
+        seconds = self._curve.seconds(tokens, self._slope)
         times.observe(rows, tokens, contexts, seconds)
         return chunks, seconds
 
