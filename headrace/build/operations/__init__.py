@@ -6,6 +6,7 @@
 - `stepping`: the steps of the server, and timelines of requests.
 - `kv_events`: what the prefix cache holds, published for routers.
 - `dry_runs`: experiments on a simulation of the server.
-- `tuning`: experiments and the tuner. `rehearsals`: the process in which it rehearses. `request_settings`: the settings of requests that they may compare.
+- `tuning`: experiments and the tuner. `request_settings`: the settings of requests that they may compare.
+- `rehearsals`: the process in which the tuner rehearses.
 - `dashboard`: the pages in the browser. `first_requests`: requests that are answered before those of clients.
 """

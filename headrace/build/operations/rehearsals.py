@@ -1,7 +1,7 @@
-"""Rehearsals of the tuner in a process of their own, with the lowest priority: the server's interpreter is the engine's.
+"""Rehearsals of the tuner in a process of their own: the server's interpreter is the engine's.
 
-The process is this file's program. It begins with the first rehearsal and ends with its pipe, so with the server in any
-case.
+It has the lowest priority, and is this file's program. It begins with the first rehearsal and ends with its pipe, so
+with the server in any case.
 """
 
 from __future__ import annotations
@@ -58,9 +58,11 @@ class Rehearsals:
     def _ask(self, asked: tuple[Scene, Knobs, StepTimes, int, bool]) -> Outcome:
         process, pipe = self._process, subprocess.PIPE
         if process is None:
-            process = subprocess.Popen([sys.executable, "-m", PROGRAM], stdin=pipe, stdout=pipe)
+            command = (sys.executable, "-m", PROGRAM)
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
             self._process = process
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             pickle.dump(asked, process.stdin)
             process.stdin.flush()

@@ -59,7 +59,8 @@ class Steering:
     """``knobs`` returns the engine's present ones; ``make_id`` a new id for an experiment.
 
     ``settings`` are those of the engine, ``requests`` those of its requests (None: none may change). ``times`` are the
-    step times that the engine learns, and ``window_seconds`` the length of a window, for the tuner. ``rehearse`` runs its rehearsals.
+    step times that the engine learns, and ``window_seconds`` the length of a window, for the tuner, whose rehearsals
+    ``rehearse`` runs.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.scheduler.step_builder import LEAST_PREFILL, mixed_limit, usual_limit
 
-
 PART_STEPS = 50
 """Steps that are rehearsed at a time, in less than a millisecond."""
 

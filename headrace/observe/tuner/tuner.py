@@ -82,7 +82,8 @@ class Tuner:
     """Decides on changes of ``settings`` within ``ranges``; ``knobs`` returns the engine's present ones.
 
     ``times`` are the step times that the engine learns (None: it learns none, and nothing is changed). ``start`` are
-    the values of the settings at the beginning. ``rehearse`` runs rehearsals. `history` must see all events unless the mode is off.
+    the values of the settings at the beginning. ``rehearse`` runs rehearsals. `history` must see all events unless the
+    mode is off.
     """
 
     def __init__(

@@ -40,6 +40,7 @@ def test_another_process_has_the_same_outcome_and_its_loss_costs_none(monkeypatc
     assert ended(rehearsals.run(*asked)) == expected
     process = rehearsals._process
     assert ended(rehearsals.run(*asked)) == expected
-    assert process is not None and rehearsals._process is process
+    assert process is not None
+    assert rehearsals._process is process
     asyncio.run(rehearsals.stop())
     assert process.poll() is not None
