@@ -16,7 +16,7 @@ of settings, and `turns` those that reverse the change before. `CPU` is the tune
 | bursty | bursts of about ten requests |
 | noisy | steady, each step's time with 20 % of noise |
 | delayed | steady, the tuner sees all events half a minute late |
-| azure, servegen | published traces, sped up to the same mean rate; another seed begins elsewhere in the trace |
+| azure, servegen | published traces, at the same mean rate of requests, or of tokens if that is less |
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ from headrace.observe.tuner.tuner import Mode
 RATE = 3.0
 """Requests per second in the mean; about three quarters of what the device sustains."""
 
+PROMPT, OUTPUT = (200, 1800), (20, 100)
+MEAN_TOKENS = sum(PROMPT + OUTPUT) / 2
+"""Tokens of a request that is made up: least and most of a prompt and of an output, and the mean of both together."""
+
 RATES: Mapping[str, Callable[[float], float]] = {
     "steady": lambda share: RATE,
     "step": lambda share: RATE * (0.67 if share < 0.4 else 1.33),
@@ -92,7 +96,8 @@ class Load(NamedTuple):
         """Its requests in so many seconds."""
         if self.trace is not None:
             calls = list(read_trace(self.trace))
-            faster = RATE * calls[-1].arrival / len(calls)
+            tokens = sum(each.prompt_tokens + each.output_tokens for each in calls) / len(calls)
+            faster = RATE * min(1.0, MEAN_TOKENS / tokens) * calls[-1].arrival / len(calls)
             return [each for each in _rotated(list(speedup(calls, faster)), seed) if each.arrival < seconds]
         return list(self._synthetic(seconds, random.Random(seed)))
 
@@ -103,7 +108,7 @@ class Load(NamedTuple):
             swing = SWINGS[int(now / SWING_SECONDS) % 2] if self.name == "oscillating" else 1.0
             if rng.random() * most < swing * rate(now / seconds):
                 for _ in range(burst):
-                    yield Call(now, rng.randint(200, 1800), rng.randint(20, 100))
+                    yield Call(now, rng.randint(*PROMPT), rng.randint(*OUTPUT))
 
 
 def _rotated(calls: Sequence[Call], seed: int) -> list[Call]:
@@ -264,7 +269,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=[*RATES, "azure", "servegen"])
     parser.add_argument("--azure", type=Path, help="trace azure_llm_2023_conv")
     parser.add_argument("--servegen", type=Path, help="trace of ServeGen")
-    parser.add_argument("--seed", type=int, default=1, help="of the requests")
+    parser.add_argument("--seed", type=int, default=1, help="of the requests; where a trace begins")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--log", action="store_true", help="print what the tuner did")
     args = parser.parse_args()
