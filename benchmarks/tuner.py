@@ -113,9 +113,10 @@ class Load(NamedTuple):
 
 def _rotated(calls: Sequence[Call], seed: int) -> list[Call]:
     """A trace that begins elsewhere, and goes on with its beginning after its end; seed 1: at its beginning."""
-    began = random.Random(seed).random() * calls[-1].arrival if seed > 1 else 0.0
     whole = calls[-1].arrival
-    return sorted(each._replace(arrival=(each.arrival - began) % whole) for each in calls)
+    began = random.Random(seed).random() * whole if seed > 1 else 0.0
+    moved = (each._replace(arrival=(each.arrival - began) % whole) for each in calls)
+    return sorted(moved, key=lambda each: each.arrival)
 
 
 class NoisyDevice:
