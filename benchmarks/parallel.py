@@ -21,6 +21,9 @@ from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet.processes import Processes
 
+PROMPT_TOKENS = 900
+"""Length of the prompts whose computation is measured."""
+
 
 class Bytes(NamedTuple):
     """Payload of one decode step of R rows at rank 0, by kind."""
@@ -36,7 +39,8 @@ class Bytes(NamedTuple):
 def formula(loaded: model.Loaded, rows: int, sizes: tuple[int, int], itemsize: int) -> Bytes:
     """What a decode step exchanges at rank 0, from the shape of the model.
 
-    A plan has 28 bytes a row and 40 more, its tokens 8 bytes a row and 16 more, and the question for logits 16.
+    A plan has 28 bytes a row and 40 more, its tokens 8 bytes a row and 16 more, and the question for logits 16. All
+    other ranks get the plan, those of the first stage the tokens, those with a part of the head the question.
     """
     tensor, stages = sizes
     spec, layers = loaded.spec, loaded.decoder.spec.num_layers
@@ -44,12 +48,12 @@ def formula(loaded: model.Loaded, rows: int, sizes: tuple[int, int], itemsize: i
     others = tensor if stages > 1 else tensor - 1
     own = spec.vocab_size // tensor if stages == 1 else 0
     return Bytes(
-        plan=40 + 28 * rows + 16 + 8 * rows + 16,
+        plan=(40 + 28 * rows) * (tensor * stages - 1) + (16 + 8 * rows) * (tensor - 1) + 16 * others,
         sums=(2 * layers + 1) * states if tensor > 1 else 0,
         stages=states if stages > 1 else 0,
         states=others * states,
         logits=rows * (spec.vocab_size - own) * itemsize,
-        tokens=8 * rows,
+        tokens=8 * rows if tensor > 1 else 0,
     )
 
 
@@ -65,14 +69,16 @@ def load(args: argparse.Namespace, sizes: tuple[int, int]) -> model.Loaded:
         "pipeline_parallel_size": sizes[1],
         "block_size": 64,
     }
+    if args.overlap is not None:
+        given["overlap"] = args.overlap
     return model.load(options(given))
 
 
-def submit(loaded: model.Loaded, name: str, rows: int, tokens: int) -> None:
-    """Requests of 64 tokens with outputs of one length."""
+def submit(loaded: model.Loaded, name: str, rows: int, tokens: int, prompt_tokens: int = 64) -> None:
+    """Requests with prompts and outputs of one length."""
     rng = random.Random(name)
     for i in range(rows):
-        prompt = tuple(rng.randrange(8, loaded.spec.vocab_size) for _ in range(64))
+        prompt = tuple(rng.randrange(8, loaded.spec.vocab_size) for _ in range(prompt_tokens))
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         loaded.engine.submit(Request(f"{name} {i}", prompt, params), time.monotonic())
 
@@ -89,28 +95,35 @@ def exchange(loaded: model.Loaded) -> Bytes:
 
 
 def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
-    """Decode steps of full batches: bytes of a step that begins no block, memory, tokens per second."""
+    """Decode steps of full batches: bytes of a step that begins no block, memory, tokens per second. And prompts."""
     loaded = load(args, sizes)
     try:
         submit(loaded, "rows", args.rows, args.tokens)
         engine, steps, seconds, found = loaded.engine, 0, 0.0, None
+        share = args.rows // engine.knobs.turns
         left = args.rows
         while left:
             before, began = exchange(loaded), time.perf_counter()
             events = engine.step(time.monotonic())
             spent = time.perf_counter() - began
             left -= sum(isinstance(event, Finished) for event in events)
-            if sum(isinstance(event, Emitted) for event in events) == args.rows and left == args.rows:
+            if sum(isinstance(event, Emitted) for event in events) == share and left == args.rows:
                 steps, seconds = steps + 1, seconds + spent
                 moved = Bytes(*(new - old for new, old in zip(exchange(loaded), before, strict=True)))
                 found = moved if found is None or sum(moved) < sum(found) else found
-        by_formula = formula(loaded, args.rows, sizes, loaded.decoder.dtype.itemsize)
+        submit(loaded, "prompts", args.rows, 1, PROMPT_TOKENS)
+        began, left = time.perf_counter(), args.rows
+        while left:
+            left -= sum(isinstance(event, Finished) for event in engine.step(time.monotonic()))
+        prompts = args.rows * PROMPT_TOKENS / (time.perf_counter() - began)
+        by_formula = formula(loaded, share, sizes, loaded.decoder.dtype.itemsize)
         weights = [loaded.ledger.weight_bytes, *(each.weight_bytes for each in loaded.ledger.other_ranks)]
         kv = [loaded.ledger.kv_bytes, *(each.kv_bytes for each in loaded.ledger.other_ranks)]
         print(f"\ntensor {sizes[0]}, pipeline {sizes[1]}")
         print(
-            f"  {args.rows * steps / seconds:,.0f} tokens/s, {seconds / steps * 1e3:.2f} ms a step of {args.rows} rows"
+            f"  {share * steps / seconds:,.0f} tokens/s, {seconds / steps * 1e3:.2f} ms a step of {share} rows"
         )
+        print(f"  {prompts:,.0f} prompt tokens/s with prompts of {PROMPT_TOKENS}")
         print("  weights by rank ", ", ".join(f"{each / 2**20:.1f} MiB" for each in weights))
         print("  KV cache by rank", ", ".join(f"{each / 2**20:.1f} MiB" for each in kv))
         if sizes != (1, 1) and found is not None:
@@ -179,6 +192,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--kv-bytes", type=int, default=64 << 20, help="KV cache of each rank")
     parser.add_argument("--sizes", default="1x1,2x1,1x2,2x2", help="tensor and pipeline sizes")
+    parser.add_argument("--overlap", type=int, choices=(0, 1), help="0: one plan at a time in a pipeline too")
     parser.add_argument("--kills", type=int, default=0, help="kill a rank so often instead of measuring")
     parser.add_argument("--seed", type=int, default=0, help="when which rank is killed")
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 """Figures of a model on a GPU, beside the limit of the device and what the static model expects: for `gpu_check`.
 
 Weights are random: speed depends on shapes. Each figure is kept in a file as soon as it is taken, so a run that ends
-early is continued by the next one.
+early is continued by the next one. vLLM is measured by the clients that measure Headrace, on the same requests.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
+import torch
+
+from benchmarks.peers.vocabulary import END, tokenizer
 from headrace import LLM, SamplingParams
-from headrace.lab.plan.devices import device as device_of
+from headrace.lab.plan.devices import DEVICES, DeviceSpec
 from headrace.lab.plan.launches import GRAPHS, TORCH, TRITON, Kernels, expected
 from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, chunk
 from headrace.lab.plan.shapes import SHAPES, ModelShape
@@ -36,8 +41,8 @@ class Way(NamedTuple):
 
 WAYS = {
     "bf16": Way({"dtype": "bfloat16"}),
-    "bf16, fp8 keys": Way({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}),
     "fp8, fp8 keys": Way({"quantization": "fp8", "kv_cache_dtype": "fp8"}, weights="int8"),
+    "bf16, fp8 keys": Way({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}),
     "W4A16, int8 keys": Way({"quantization": "int4", "kv_cache_dtype": "int8"}, weights="int4"),
     "bf16, without graphs": Way({"dtype": "bfloat16", "enforce_eager": True}, TRITON),
     "bf16, torch": Way({"dtype": "bfloat16", "kernels": "torch"}, TORCH),
@@ -59,7 +64,20 @@ ON_GPU = Sizes((1, 8, 64, 256), (128, 1024, 8192), 64, (2048, 8192), (32, 128, 2
 ON_CPU = Sizes((1, 3), (24,), 2, (40,), (2,), (16, 4))
 """Small enough to try the script."""
 
+TARGETS = {
+    "llama-3.1-8b, bf16": {1: 240, 64: 9_300, 256: 17_800},
+    "llama-3.1-8b, fp8, fp8 keys": {1: 425, 64: 17_000, 256: 34_000},
+    "qwen3-0.6b, bf16": {1: 1_300, 256: 25_000},
+}
+"""Tokens per second to reach on an H200 at context 1,024, by batch. A prompt is to reach 474 TFLOP/s there, a step at
+most 1.05 times its graph, and a start with compiled kernels at most 30 s."""
+
+PROGRAM = (sys.executable, "-m", "headrace")
 PORT = 18_437
+UNFINISHED = 75
+"""The exit status of a stage whose figures have not all been taken."""
+VLLM = "clients of vLLM, "
+"""The beginning of the names of stages that measure it."""
 
 
 class Figures:
@@ -74,19 +92,46 @@ class Figures:
         """Measure and keep a figure that is not there yet.
 
         Raises:
-            SystemExit: the time is over (status 75); the figures so far are kept.
+            SystemExit: the time is over (status `UNFINISHED`); the figures so far are kept.
         """
         if name in self.all:
             return
         if time.monotonic() > self._end:
-            raise SystemExit(75)
+            raise SystemExit(UNFINISHED)
         self.all[name] = measure()
         self._file.write_text(json.dumps(self.all, indent=1) + "\n")
         print(name, self.all[name], flush=True)
 
 
+def measurements(
+    device: str, folder: Path, vllm: Path | None, figures: tuple[Path, float]
+) -> dict[str, Callable[[], None]]:
+    """Stages by name, the most important figures first; ``figures`` are the arguments of `Figures`."""
+    found: dict[str, Callable[[], None]] = {}
+    names = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-8b") if device == "cuda" else ("builtin",)
+    for way in WAYS if device == "cuda" else ("bf16", "bf16, without graphs"):
+        for name in names:
+            if WAYS[way].kernels is GRAPHS or name == names[0]:  # the other ways need to be seen once
+                found[f"steps, {name}, {way}"] = lambda name=name, way=way: measure_model(
+                    name, way, device, folder, Figures(*figures)
+                )
+        if way == "bf16":
+            for name in names:
+                found[f"offline, {name}"] = lambda name=name: measure_offline(
+                    name, "bf16", device, folder, Figures(*figures)
+                )
+                found[f"clients, {name}"] = lambda name=name: measure_loops(
+                    name, "bf16", device, folder, Figures(*figures)
+                )
+                if vllm is not None:
+                    found[f"{VLLM}{name}"] = lambda name=name: measure_vllm(
+                        vllm, name, device, folder, Figures(*figures)
+                    )
+    return dict(sorted(found.items(), key=lambda each: names[-1] in each[0]))  # the last model last
+
+
 def folder_of(name: str, folder: Path) -> str:
-    """A folder with the configuration of a model and no weights; the built-in model is its own."""
+    """A folder with the configuration and a vocabulary of a model, but no weights; the built-in model is its own."""
     if name == "builtin":
         return name
     shape, path = SHAPES[name], folder / name
@@ -109,36 +154,39 @@ def folder_of(name: str, folder: Path) -> str:
         "tie_word_embeddings": shape.tied_embeddings,
         "torch_dtype": "bfloat16",
     }
-    (path / "config.json").write_text(json.dumps(config))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    files = {"config": config, "tokenizer": tokenizer(shape.vocab_size), "tokenizer_config": named}
+    for file, content in files.items():
+        (path / f"{file}.json").write_text(json.dumps(content))
     return str(path)
 
 
 def options_of(name: str, way: str, device: str) -> dict[str, Any]:
     """Options with which a model is loaded, as keywords of `LLM`."""
-    sizes = ON_GPU if device == "cuda" else ON_CPU
+    sizes = _sizes(device)
     given = {
         "device": device,
         "kernels": "triton" if device == "cuda" else "torch",
         "load_format": "dummy",
-        "tokenizer": "builtin",
         "max_model_len": max(sizes.contexts + sizes.prompts) + sizes.steps + 16,
         "max_num_seqs": max(sizes.batches),
         **WAYS[way].options,
     }
     if name == "builtin":
-        del given["load_format"], given["tokenizer"]
+        del given["load_format"]
         given["kv_cache_memory_bytes"] = 64 << 20
     return given
 
 
 def measure_model(name: str, way: str, device: str, folder: Path, figures: Figures) -> None:
     """Decode steps and prompts of a model, offline."""
-    sizes = ON_GPU if device == "cuda" else ON_CPU
+    sizes = _sizes(device)
     began = time.perf_counter()
     llm = LLM(folder_of(name, folder), **options_of(name, way, device))
     ready = time.perf_counter() - began
     ledger = llm.loaded.ledger
-    figures.take(f"{name}, {way}, start", lambda: {"seconds": ready, "graphs": ledger.graphs or "none"})
+    start = {"device": llm.loaded.facts.name, "seconds": ready, "graphs": ledger.graphs or "none"}
+    figures.take(f"{name}, {way}, start", lambda: start)
     room = ledger.num_blocks * ledger.block_size
     for context in sizes.contexts:
         for batch in sizes.batches:
@@ -179,16 +227,45 @@ def _decode(llm: LLM, name: str, way: str, batch: int, context: int, steps: int)
     _seconds(llm, prompts, 2)
     short = _seconds(llm, prompts, 2)
     step = (_seconds(llm, prompts, 2 + steps) - short) / steps
-    replica, told = _replica(name, way), WAYS[way]
-    quantization = told.options.get("quantization")
-    model = expected(replica, told.kernels, batch, context, quantization)
+    told = WAYS[way]
+    model = expected(_replica(name, way), told.kernels, batch, context, told.options.get("quantization"))
+    target = TARGETS.get(f"{name}, {way}", {}).get(batch) if context == 1024 else None
+    graph = _graph_seconds(llm, prompts, steps) if llm.loaded.ledger.graphs else None
     return {
         "ms": 1000 * step,
         "tokens/s": batch / step,
         "limit ms": 1000 * model.limit,
         "expected ms": 1000 * model.seconds,
         "share of limit": model.limit / step,
+        **({} if target is None else {"target tokens/s": target}),
+        **({} if graph is None else {"graph ms": 1000 * graph, "of its graph": step / graph}),
     }
+
+
+def _graph_seconds(llm: LLM, prompts: Sequence[Sequence[int]], steps: int) -> float:
+    """The device's time for a decode step by a graph: the median of those of a run over cached prompts."""
+    graphs: Any = llm.loaded.runner._graphs
+    replays, marks = graphs._replays, []
+
+    def timed(replay: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            replay()
+            end.record()
+            marks.append((begin, end))
+
+        return run
+
+    graphs._replays = {variant: timed(replay) for variant, replay in replays.items()}
+    try:
+        _seconds(llm, prompts, 2 + steps)
+    finally:
+        graphs._replays = replays
+    if not marks:
+        raise SystemExit("FAILED: graphs were recorded, but no step took one")
+    torch.cuda.synchronize()
+    return median(begin.elapsed_time(end) for begin, end in marks) / 1000
 
 
 def _prefill(llm: LLM, name: str, way: str, length: int) -> dict[str, Any]:
@@ -202,48 +279,86 @@ def _replica(name: str, way: str) -> Replica:
     told = WAYS[way]
     kv_bytes = KV_BYTES["int8" if told.options.get("kv_cache_dtype") else "bfloat16"]
     shape = BUILTIN if name == "builtin" else SHAPES[name]
-    return Replica(shape, device_of("h200"), precision=WEIGHTS[told.weights]._replace(kv_bytes=kv_bytes))
+    return Replica(shape, _spec(), precision=WEIGHTS[told.weights]._replace(kv_bytes=kv_bytes))
+
+
+def _spec() -> DeviceSpec:
+    """The device whose limit is shown: an H200 if this one is not known."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return next((spec for spec in DEVICES.values() if spec.name in name), DEVICES["H200"])
+
+
+def measure_offline(name: str, way: str, device: str, folder: Path, figures: Figures) -> None:
+    """As many requests as the largest of `measure_loops`, without HTTP."""
+    command = ["throughput", folder_of(name, folder), *_words(options_of(name, way, device))]
+    requests = 3 * max(_sizes(device).clients)
+    figures.take(f"{name}, {way}, offline", lambda: _bench(command, requests, device, folder))
 
 
 def measure_loops(name: str, way: str, device: str, folder: Path, figures: Figures) -> None:
-    """A closed loop of clients over HTTP, and the same requests offline."""
-    sizes = ON_GPU if device == "cuda" else ON_CPU
+    """Closed loops of clients over HTTP."""
     words = _words(options_of(name, way, device))
-    model, program = folder_of(name, folder), [sys.executable, "-m", "headrace"]
-    work = [
-        "--dataset-name",
-        "fixed",
-        "--input-len",
-        str(sizes.lengths[0]),
-        "--output-len",
-        str(sizes.lengths[1]),
-    ]
-    report = folder / "loop.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    command = [*PROGRAM, "serve", folder_of(name, folder), "--port", str(PORT), *words]
+    _clients(f"{name}, {way}", command, ("/health/ready", 100), device, folder, figures)
 
-    def figure(command: Sequence[str], requests: int) -> dict[str, Any]:
-        given = [*command, *work, "--num-prompts", str(requests), "--output", str(report)]
-        subprocess.run([*program, "bench", *given], check=True)
-        summary = json.loads(report.read_text())["runs"][0]["summary"]
-        return {key: value for key, value in summary.items() if isinstance(value, int | float)}
 
-    most = max(sizes.clients)
-    figures.take(f"{name}, {way}, offline", lambda: figure(["throughput", model, *words], 3 * most))
-    left = [clients for clients in sizes.clients if f"{name}, {way}, {clients} clients" not in figures.all]
+def measure_vllm(python: Path, name: str, device: str, folder: Path, figures: Figures) -> None:
+    """The same closed loops with vLLM's server, in bfloat16 with its own defaults beside the limits of the model."""
+    options = options_of(name, "bf16", device)
+    words = {each: options[each] for each in ("dtype", "max_model_len", "max_num_seqs")}
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", folder_of(name, folder)]
+    command += ["--load-format", "dummy", "--port", str(PORT), *_words(words)]
+    _clients(f"{name}, bf16, vLLM", command, ("/health", 270), device, folder, figures)
+
+
+def _clients(
+    label: str,
+    command: Sequence[str],
+    ready: tuple[str, float],
+    device: str,
+    folder: Path,
+    figures: Figures,
+) -> None:
+    """Closed loops with a server, whose output is kept in a file; ``ready``: the path that answers then, and the most
+    seconds until it does.
+    """
+    left = [clients for clients in _sizes(device).clients if f"{label}, {clients} clients" not in figures.all]
     if not left:
         return
-    server = subprocess.Popen([*program, "serve", model, "--port", str(PORT), *words])
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        _wait(server)
+        began = time.monotonic()
+        if not _is_ready(server, *ready):
+            raise SystemExit(f"FAILED: not ready: {(folder / 'server.log').read_text()[-3000:]}")
+        figures.take(f"{label}, server", lambda: {"seconds": time.monotonic() - began})
         base = ["serve", "--base-url", f"http://127.0.0.1:{PORT}", "--max-concurrency"]
         for clients in left:
             figures.take(
-                f"{name}, {way}, {clients} clients",
-                lambda clients=clients: figure([*base, str(clients)], 3 * clients),
+                f"{label}, {clients} clients",
+                lambda clients=clients: _bench([*base, str(clients)], 3 * clients, device, folder),
             )
     finally:
         server.terminate()
-        server.wait(30)
+        with suppress(subprocess.TimeoutExpired):  # then it is killed with the stage
+            server.wait(30)
+
+
+def _bench(command: Sequence[str], requests: int, device: str, folder: Path) -> dict[str, Any]:
+    """The numbers of a benchmark of so many requests, which differ from those of other numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report, (prompt, output) = folder / "loop.json", _sizes(device).lengths
+    work = ["--dataset-name", "fixed", "--input-len", str(prompt), "--output-len", str(output)]
+    given = [*command, *work, "--num-prompts", str(requests)]
+    given += ["--workload-seed", str(requests), "--output", str(report)]
+    subprocess.run([*PROGRAM, "bench", *given], check=True)
+    summary = json.loads(report.read_text())["runs"][0]["summary"]
+    return {key: value for key, value in summary.items() if isinstance(value, int | float)}
+
+
+def _sizes(device: str) -> Sizes:
+    return ON_GPU if device == "cuda" else ON_CPU
 
 
 def _words(options: dict[str, Any]) -> list[str]:
@@ -254,26 +369,22 @@ def _words(options: dict[str, Any]) -> list[str]:
     return words
 
 
-def _wait(server: subprocess.Popen[bytes]) -> None:
-    """Until the server is ready.
-
-    Raises:
-        SystemExit: it ended, or is not ready within 90 seconds.
-    """
-    end = time.monotonic() + 90
+def _is_ready(server: subprocess.Popen[bytes], path: str, seconds: float) -> bool:
+    """Wait until the server is ready; false if it ended, or is not ready in time."""
+    end = time.monotonic() + seconds
     while time.monotonic() < end and server.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health/ready", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=2) as answer:
                 if answer.status == 200:
-                    return
+                    return True
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    raise SystemExit("FAILED: the server is not ready")
+    return False
 
 
 def table(figures: dict[str, dict[str, Any]]) -> Iterator[str]:
     """All figures as lines of a table."""
-    columns = ("ms", "limit ms", "expected ms", "share of limit", "tokens/s", "TFLOP/s")
+    columns = ("ms", "graph ms", "limit ms", "expected ms", "share of limit", "tokens/s", "target tokens/s")
     yield "| what | " + " | ".join(columns) + " | other |"
     yield "|---|" + "---:|" * len(columns) + "---|"
     for name, figure in figures.items():

@@ -182,8 +182,8 @@ def _lower_tiers(
     )
 
 
-def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knobs:
-    """The bounds of a step on a kind of device (``cpu`` or ``cuda``).
+def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int, stages: int = 1) -> Knobs:
+    """The bounds of a step on a kind of device (``cpu`` or ``cuda``), or in a pipeline of such devices.
 
     Raises:
         ConfigError: with these bounds some requests could not run.
@@ -211,12 +211,17 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int) -> Knob
         step_seconds=plans.max_step_seconds,
         static_batch_seconds=plans.static_batch_timeout,
         queue_patience=PATIENCE if plans.queue_order == "shortest" else 0.0,
+        turns=resolve_overlap(plans, device, stages) + 1 if stages > 1 else 1,
     )
 
 
-def resolve_overlap(plans: SchedulerOptions, device: str) -> int:
-    """Number of steps in flight while the next is planned: as configured, or the default of this kind of device."""
-    return OVERLAP[device] if plans.overlap is None else plans.overlap
+def resolve_overlap(plans: SchedulerOptions, device: str, stages: int = 1) -> int:
+    """Number of steps in flight while the next is planned: as configured, or the default of this kind of device.
+
+    A pipeline in which steps overlap has one for each of its stages.
+    """
+    overlap = OVERLAP[device] if plans.overlap is None else plans.overlap
+    return stages - 1 if overlap and stages > 1 else overlap
 
 
 def step_cost(linear_parameters: int, query_width: int, device: str) -> StepCost:

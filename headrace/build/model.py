@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.build.engine import make_engine, make_knobs, resolve_overlap, step_cost
-from headrace.build.loading.computing import Computing, check_parallel, load_computing
+from headrace.build.loading.computing import Computing, load_computing
 from headrace.build.loading.draft_models import load_drafting, reads_states
 from headrace.build.loading.kv_transfer import OpenTransfer, check_transfer
 from headrace.build.loading.memory import open_memory
+from headrace.build.loading.ranks import check_parallel
 from headrace.build.loading.tiers import OpenTiers
 from headrace.build.operations.first_requests import answer, groups
 from headrace.build.operations.recording import make_recorded_engine
@@ -135,8 +136,9 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     tenants, classes = read_tenants(plans.tenants)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
-        knobs = make_knobs(plans, device.type, max_model_len)
-        overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type)
+        stages = model.pipeline_parallel_size
+        knobs = make_knobs(plans, device.type, max_model_len, stages)
+        overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type, stages)
         grammars = _make_compiler(text.tokenizer, spec.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
+from headrace.build.loading.ranks import launched_rank
 from headrace.build.model import Loaded, close, describe, load, timed, warm_up
 from headrace.build.operations.dashboard import make_pages
 from headrace.build.operations.dry_runs import machine_of
@@ -131,7 +132,11 @@ def serve(options: Options, *, began: float, when_loaded: Callable[[], None] = l
     libraries = time.perf_counter() - began
     log = start_log(options.observability)
     try:
-        _serve(options, began, libraries, when_loaded)
+        if (rank := launched_rank(options.model)) is not None:
+            when_loaded()
+            rank()
+        else:
+            _serve(options, began, libraries, when_loaded)
     finally:
         log.flush()
 

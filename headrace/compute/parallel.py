@@ -1,4 +1,5 @@
-"""What the ranks of a model in parts exchange within a step: the interface, and its identity for one process.
+"""What the ranks of a model in parts exchange within a step: the interface, and its identity for one process. And what
+the runner of rank 0 says to the other ranks.
 
 `headrace.fleet` implements it over torch.distributed. A model calls it at the same points on every rank, so that all
 of them take part in each operation.
@@ -6,11 +7,14 @@ of them take part in each operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from headrace.compute.slots import Ints
+from headrace.core.plan import StepPlan
 
 
 class Parallel(Protocol):
@@ -29,7 +33,10 @@ class Parallel(Protocol):
         ...
 
     def hidden(self, states: Tensor, wanted: int) -> Tensor:
-        """On rank 0: the states [wanted, hidden] of the last stage, whose own are ``states``."""
+        """On rank 0: the states [wanted, hidden] of the last stage, whose own are ``states``.
+
+        In a pipeline they arrive later: see `Followers.arrive`.
+        """
         ...
 
     def logits(self, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
@@ -60,3 +67,32 @@ class OneProcess:
 
 
 ONE_PROCESS = OneProcess()
+
+
+class Followers(Protocol):
+    """The other ranks of a model in parts: they do what changes slots and pages too, and compute their part of the
+    rows.
+    """
+
+    def restore(self) -> None:
+        """Start the ranks again if they were lost in a plan that has been collected."""
+        ...
+
+    def execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
+        """Begin a plan: its entries, whose slots get ``tokens``, its moves, and its rows.
+
+        The states at the packed positions ``wanted`` are needed.
+        """
+        ...
+
+    def append(self, slots: Ints, positions: Ints, tokens: Tensor) -> None:
+        """See `Slots.append`."""
+        ...
+
+    def arrive(self) -> None:
+        """Wait for the states of the oldest plan with rows."""
+        ...
+
+    def end(self) -> None:
+        """The oldest plan with rows needs nothing more."""
+        ...

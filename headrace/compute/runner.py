@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from headrace.compute.batch import Taps
 from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Decoder, Ending, Variant
@@ -30,6 +32,7 @@ from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.mover import Mover, move_blocks
+from headrace.compute.parallel import Followers
 from headrace.compute.results import Arriving, Launched, Sampled, output_of
 from headrace.compute.sampling.lines import Lines, drawn_at, every_token
 from headrace.compute.sampling.logprobs import Scores
@@ -45,25 +48,21 @@ LESS_MEMORY = (
 )
 
 
-class Followers(Protocol):
-    """The other ranks of a model in parts: they do what changes slots and pages too, and compute their part of the
-    rows.
-    """
+class _Begun(NamedTuple):
+    """A step in a pipeline: its end, which waits for the last stage, and the slots that get its tokens."""
 
-    def restore(self) -> None:
-        """Start the ranks again if they were lost in a plan that has been collected."""
-        ...
+    future: Future[Launched]
+    end: Callable[[], Launched]
+    slots: frozenset[int]
 
-    def execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
-        """Begin a plan: its entries, whose slots get ``tokens``, its moves, and its rows.
 
-        The states at the packed positions ``wanted`` are needed.
-        """
-        ...
+class _Positions(NamedTuple):
+    """Packed positions of a step: whose states are wanted, to draw from and to score, and the scored ones per row."""
 
-    def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
-        """See `Slots.append`."""
-        ...
+    wanted: Ints
+    sampled: Ints
+    scored: Ints
+    spans: Ints
 
 
 class LocalRunner:
@@ -76,6 +75,7 @@ class LocalRunner:
     ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``head`` drafts with the
     hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
     ``followers`` are the other ranks if the decoder is a part of a model: only this runner samples, and without graphs.
+    ``pipelined``: while the other stages compute a plan, the first one begins the next, unless that needs its tokens.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class LocalRunner:
         head: HeadDrafts | None = None,
         graphs: GraphSpec | None = None,
         followers: Followers | None = None,
+        pipelined: bool = False,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.bell = StepInterrupt()
@@ -106,6 +107,8 @@ class LocalRunner:
         self._matchers = matchers
         self._head = head
         self._followers = followers
+        self._pipelined = pipelined
+        self._begun: deque[_Begun] = deque()
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs,
@@ -140,20 +143,43 @@ class LocalRunner:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
         restore = not self._launched
         if self._thread is not None:
-            self._launched.append(self._thread.submit(self._execute, plan, restore))
+            self._launched.append(self._thread.submit(self._execute_whole, plan, restore))
             return
+        slots = {row.slot for row in plan.rows} | {entry.slot for entry in plan.entries}
+        while any(slots & each.slots for each in self._begun):
+            self._end_oldest()
         future: Future[Launched] = Future()
+        self._launched.append(future)
         try:
-            future.set_result(self._execute(plan, restore))
+            launched = self._execute(plan, restore)
         except Exception as error:
             future.set_exception(error)
-        self._launched.append(future)
+            return
+        if isinstance(launched, Launched):
+            future.set_result(launched)
+        else:
+            drawn = frozenset(row.slot for row in plan.rows if row.samples)
+            self._begun.append(_Begun(future, launched, drawn))
+
+    def _execute_whole(self, plan: StepPlan, restore: bool) -> Launched:
+        launched = self._execute(plan, restore)
+        return launched if isinstance(launched, Launched) else launched()
+
+    def _end_oldest(self) -> None:
+        future, end, _ = self._begun.popleft()
+        try:
+            future.set_result(end())
+        except Exception as error:
+            future.set_exception(error)
 
     def collect(self) -> StepOutput:
         """Wait for the oldest launched plan and return its output; raises what its forward pass raised."""
         began = time.perf_counter()
         try:
-            launched = self._launched.popleft().result()
+            oldest = self._launched.popleft()
+            if self._begun and self._begun[0].future is oldest:
+                self._end_oldest()
+            launched = oldest.result()
             output = output_of(launched)
             if self._mover is not None:
                 output = output._replace(arrivals=self._mover.arrivals(wait=launched.waits))
@@ -173,7 +199,7 @@ class LocalRunner:
             self._mover.close()
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan, restore: bool) -> Launched:
+    def _execute(self, plan: StepPlan, restore: bool) -> Launched | Callable[[], Launched]:
         began = time.perf_counter()
         if restore and self._followers is not None:
             self._followers.restore()
@@ -194,7 +220,9 @@ class LocalRunner:
         failures = dict.fromkeys(range(len(plan.rows)), why)
         return Launched(plan.step, len(plan.rows), failures, Download(self._device))
 
-    def _step(self, plan: StepPlan, rows: Rows, known: Sequence[Ints], began: float) -> Launched:
+    def _step(
+        self, plan: StepPlan, rows: Rows, known: Sequence[Ints], began: float
+    ) -> Launched | Callable[[], Launched]:
         lines = self._sampling.lines_of(plan.rows, rows)
         if self._graphs is not None:
             drawing, shared = self._sampling.drawing(lines), self._slots.shared_keys(rows)
@@ -263,9 +291,8 @@ class LocalRunner:
 
     def _compute(
         self, plan: StepPlan, rows: Rows, lines: Lines, known: Sequence[Ints], began: float
-    ) -> Launched:
+    ) -> Launched | Callable[[], Launched]:
         """Compute a step operation by operation."""
-        download = Download(self._device)
         self._slots.extend(plan.rows)
         if lines.verifies:
             self._slots.draft(rows, self._sampling.drafts_of(plan.rows))
@@ -289,9 +316,30 @@ class LocalRunner:
         try:
             hidden = self._decoder.hidden(batch, self._kv)
         except StepInterrupted:
-            return Launched(plan.step, 0, {}, download, broken_off=True)
-        computed = time.perf_counter()
-        self.seconds["forward"] += computed - prepared
+            return Launched(plan.step, 0, {}, Download(self._device), broken_off=True)
+        self.seconds["prepare"] += prepared - began
+        self.seconds["forward"] += time.perf_counter() - prepared
+        at = _Positions(wanted, sampled_at, scored_at, spans)
+        end = partial(self._draw, plan, rows, lines, hidden, at, batch.taps)
+        return end if self._pipelined else end()
+
+    @torch.inference_mode()
+    def _draw(
+        self,
+        plan: StepPlan,
+        rows: Rows,
+        lines: Lines,
+        hidden: torch.Tensor,
+        at: _Positions,
+        taps: Taps | None,
+    ) -> Launched:
+        """Draw the tokens of a step from its states, and score its prompts."""
+        wanted, sampled_at, scored_at, spans = at
+        began = time.perf_counter()
+        if self._followers is not None:
+            self._followers.arrive()
+        computed, download = time.perf_counter(), Download(self._device)
+        self.seconds["forward"] += computed - began
 
         failures = self._sampling.failures(plan.rows)
         forward, sampled = self.seconds["forward"], None
@@ -304,11 +352,12 @@ class LocalRunner:
             prompt_scores = self._sampling.score_prompts(
                 self._lines(hidden, wanted, scored_at), rows, spans, download
             )
-        if self._head is not None and batch.taps is not None:
-            self._head.observe(rows, batch.taps)
+        if self._head is not None and taps is not None:
+            self._head.observe(rows, taps)
+        if self._followers is not None:
+            self._followers.end()
         download.seal()
         done = time.perf_counter()
-        self.seconds["prepare"] += prepared - began
         self.seconds["sample"] += done - computed - (self.seconds["forward"] - forward)
         prompt_spans = tuple((row, span) for row, span in enumerate(spans.tolist()) if span)
         return Launched(plan.step, len(plan.rows), failures, download, sampled, prompt_spans, prompt_scores)

@@ -33,7 +33,7 @@ from headrace.config.observability_options import CostOptions, ObservabilityOpti
 from headrace.config.parts import PARTS, TITLES, Options
 from headrace.config.profiles import PROFILES, profile_line
 from headrace.config.server_options import ServerOptions, TuningOptions
-from headrace.config.sources import ENVIRONMENT_PREFIX, Systemd, read_systemd
+from headrace.config.sources import ENVIRONMENT_PREFIX, Launch, Systemd, read_launch, read_systemd
 
 __all__ = [
     "BUILTIN_MODEL",
@@ -46,6 +46,7 @@ __all__ = [
     "ConfigError",
     "CostOptions",
     "EmbeddingOptions",
+    "Launch",
     "ModelOptions",
     "ObservabilityOptions",
     "Options",
@@ -61,6 +62,7 @@ __all__ = [
     "options",
     "parse_option",
     "profile_line",
+    "read_launch",
     "read_systemd",
     "reread",
 ]

@@ -271,7 +271,8 @@ class SchedulerOptions:
         Field(
             ge=0,
             le=1,
-            description="1 plans a step while the one before it runs, 0 does not (default: 1 on a GPU, else 0).",
+            description="1 plans a step while the one before it runs, and keeps all stages of a pipeline busy; 0 does "
+            "not (default: 1 on a GPU, else 0).",
         ),
     ] = None
     speculative_config: Annotated[

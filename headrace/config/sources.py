@@ -101,6 +101,62 @@ def read_systemd() -> Systemd:
     return Systemd(os.environ.get("NOTIFY_SOCKET") or None, watchdog)
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The place of this process among the ranks of a model, as its launcher set it.
+
+    ``local_rank`` and ``local_size`` count the ranks of this machine. ``agent_store`` says that torchrun's own store
+    listens at ``host`` and ``port``; otherwise they are for rank 0. ``attempt`` counts the starts by torchrun.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    local_rank: int
+    local_size: int
+    agent_store: bool
+    attempt: str
+
+
+def read_launch() -> Launch | None:
+    """What torchrun, or another launcher of torch.distributed, put into the environment; None for a single process.
+
+    Raises:
+        ConfigError: a variable is missing or has no usable value.
+    """
+    given = os.environ
+    if not given.get("RANK") and not given.get("WORLD_SIZE"):
+        return None
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if not given.get(name):
+            there = "RANK" if given.get("RANK") else "WORLD_SIZE"
+            raise ConfigError(f"the environment: {there} is set, but {name} is not; several ranks need both")
+    size = _number("WORLD_SIZE", 1, 1 << 16)
+    if size == 1:
+        return None
+    local_size = _number("LOCAL_WORLD_SIZE", 1, size, default=1)
+    return Launch(
+        rank=_number("RANK", 0, size - 1),
+        size=size,
+        host=given["MASTER_ADDR"],
+        port=_number("MASTER_PORT", 1, 65535),
+        local_rank=_number("LOCAL_RANK", 0, local_size - 1, default=0),
+        local_size=local_size,
+        agent_store=given.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=given.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+
+
+def _number(name: str, least: int, most: int, default: int | None = None) -> int:
+    value = os.environ.get(name, "")
+    if not value and default is not None:
+        return default
+    if not value.isdecimal() or not least <= int(value) <= most:
+        raise ConfigError(f"the environment: {name} {value!r}: expected a number from {least} to {most}")
+    return int(value)
+
+
 def _is_service_link(variable: str, value: str) -> bool:
     """Whether Kubernetes set this variable for a Service, so that it is no option."""
     if _SERVICE_LINK.fullmatch(variable):

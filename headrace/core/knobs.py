@@ -17,7 +17,8 @@ class Knobs:
     predicted time of a step that decodes (0: only the TPOT targets of decoding requests). ``max_skips`` bounds how
     often a waiting request that does not fit may be passed over. ``max_running`` bounds the running requests below the
     number of slots (0: no bound); those that run already go on. ``static_batch_seconds`` is how long an incomplete
-    static batch waits (None: as its policy was made). ``queue_patience`` is how many seconds of waiting outweigh one
+    static batch waits (None: as its policy was made). ``turns`` is the number of steps in flight that decode different
+    sequences: as many as a pipeline computes at once. ``queue_patience`` is how many seconds of waiting outweigh one
     second of predicted work in the order of requests that arrive from now on (0: by age; only the policy ``fair``).
     """
 
@@ -29,4 +30,5 @@ class Knobs:
     max_skips: int = 16
     max_running: int = 0
     static_batch_seconds: float | None = None
+    turns: int = 1
     queue_patience: float = 0.0

@@ -12,6 +12,8 @@ The core and the runner are those of one process; only rank 0 samples. In readin
 - `messages`: plans as bytes.
 - `collectives`: what ranks exchange within a step, over torch.distributed.
 - `leader`: rank 0.
-- `worker`: any other rank. `worker_process`: its process. `processes`: starts and watches these.
+- `worker`: any other rank. `worker_process`: its process.
+- `others`: the other ranks as rank 0 sees them. `processes`: started by rank 0 on its machine. `launched`: started by a
+  launcher, where each is a `launched_rank`.
 - `kv_transfer`: KV blocks between servers, each with the whole model.
 """

@@ -1,8 +1,9 @@
 """`compute.parallel.Parallel` over torch.distributed: gloo between CPUs, NCCL between GPUs.
 
 ```
- world           all ranks: states between stages, logits to rank 0, tokens from rank 0
- tensor          the ranks of a stage: sums
+ world           all ranks: states and logits of the last stage to rank 0
+ stages          all ranks: states between stages. A plan's may be sent before the last stage has answered an older one
+ tensor          the ranks of a stage: sums, tokens from rank 0
 ```
 The groups are objects of their own: no global process group is made, so a process can leave one and join another. It
 knows neither models nor plans.
@@ -10,6 +11,7 @@ knows neither models nor plans.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -34,17 +36,21 @@ class Collectives:
 
     Args:
         place: the rank.
-        world, tensor: the process groups.
+        world, stages, tensor: the process groups.
         vocabulary: the number of tokens of the whole head.
         device: the device of the tensors.
     """
 
-    def __init__(self, place: Place, world: Any, tensor: Any, vocabulary: int, device: torch.device) -> None:
+    def __init__(
+        self, place: Place, world: Any, stages: Any, tensor: Any, vocabulary: int, device: torch.device
+    ) -> None:
         self.place = place
         self.payload_bytes = dict.fromkeys(("all_reduce", "stages", "hidden", "logits", "tokens"), 0)
-        self._world, self._tensor = world, tensor
+        self._world, self._stages, self._tensor = world, stages, tensor
         self._vocabulary = vocabulary
         self._device = device
+        self._sent: deque[tuple[Any, Tensor]] = deque()  # residuals that may be under way
+        self._expected: deque[Tensor] = deque()  # on rank 0: states that have not come
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -60,22 +66,31 @@ class Collectives:
 
     def receive(self, tokens: int, hidden: int, dtype: torch.dtype) -> Tensor:
         residual = torch.empty((tokens, hidden), dtype=dtype, device=self._device)
-        self._world.recv([residual], self.place.rank - self.place.tensor_size, 0).wait()
+        self._stages.recv([residual], self.place.rank - self.place.tensor_size, 0).wait()
         return residual
 
     def send(self, residual: Tensor) -> None:
         self.payload_bytes["stages"] += residual.nbytes
-        self._world.send([residual.contiguous()], self.place.rank + self.place.tensor_size, 0).wait()
+        residual = residual.contiguous()
+        sending = self._stages.send([residual], self.place.rank + self.place.tensor_size, 0)
+        self._sent.append((sending, residual))
+        if len(self._sent) > self.place.pipeline_size:  # more than there are plans under way
+            self._sent.popleft()[0].wait()
 
     def hidden(self, states: Tensor, wanted: int) -> Tensor:
         sender = self.heads[0]
         if sender and self.place.rank == 0:
             states = states.new_empty((wanted, states.shape[1]))
-            self._world.recv([states], sender, 0).wait()
+            self._expected.append(states)
         elif sender and self.place.rank == sender:
             self.payload_bytes["hidden"] += states.nbytes
             self._world.send([states.contiguous()], 0, 0).wait()
         return states
+
+    def arrive(self) -> None:
+        """On rank 0: wait until the states of the oldest plan are there, which `hidden` has returned."""
+        if self._expected:
+            self._world.recv([self._expected.popleft()], self.heads[0], 0).wait()
 
     def logits(self, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
         """On rank 0: send the states to the ranks with a head, and join what they return."""
@@ -105,37 +120,49 @@ class Collectives:
             self._world.send([part], 0, 0).wait()
 
     def broadcast(self, tokens: Tensor) -> Tensor:
-        """``tokens`` of rank 0, on every rank."""
-        if self.place.rank == 0:
-            self.payload_bytes["tokens"] += tokens.nbytes
-        self._world.broadcast(tokens, 0).wait()
+        """``tokens`` of rank 0, on every rank of the first stage; the others do not read tokens."""
+        if self._tensor is not None:
+            if self.place.rank == 0:
+                self.payload_bytes["tokens"] += tokens.nbytes
+            self._tensor.broadcast(tokens, 0).wait()
         return tokens
 
 
 def connect(
-    store: Store, place: Place, vocabulary: int, device: torch.device, seconds: float = STEP_SECONDS
+    store: Store,
+    place: Place,
+    vocabulary: int,
+    device: torch.device,
+    address: str,
+    seconds: float = STEP_SECONDS,
 ) -> Collectives:
-    """Join the other ranks through ``store``; waits until all have.
+    """Join the other ranks through ``store``, which reach this one at ``address``; waits until all have.
 
     Raises:
         RuntimeError: not all ranks came in time.
     """
-    stages = place.pipeline_size > 1
-    world = _group(store, "world", place.rank, place.size, device, STAGE_SECONDS if stages else seconds)
-    tensor = None
+    pipeline = place.pipeline_size > 1
+    world = _group(
+        store, "world", place.rank, place.size, device, address, STAGE_SECONDS if pipeline else seconds
+    )
+    stages = tensor = None
+    if pipeline:
+        stages = _group(store, "stages", place.rank, place.size, device, address, STAGE_SECONDS)
     if place.tensor_size > 1:
         name = f"stage {place.stage}"
-        tensor = _group(store, name, place.tensor_rank, place.tensor_size, device, seconds)
-    return Collectives(place, world, tensor, vocabulary, device)
+        tensor = _group(store, name, place.tensor_rank, place.tensor_size, device, address, seconds)
+    return Collectives(place, world, stages, tensor, vocabulary, device)
 
 
-def _group(store: Store, name: str, rank: int, size: int, device: torch.device, seconds: float) -> Any:
+def _group(
+    store: Store, name: str, rank: int, size: int, device: torch.device, address: str, seconds: float
+) -> Any:
     """A process group of its own under ``name``."""
     # Their own options have a timeout for every operation; torch's stubs do not know it.
     kind: Any = dist.ProcessGroupNCCL if device.type == "cuda" else dist.ProcessGroupGloo
     options = kind._Options() if device.type == "cpu" else kind.Options()
     options._timeout = timedelta(seconds=seconds)
     if device.type == "cpu":
-        options._devices = [kind.create_device(hostname="127.0.0.1")]
+        options._devices = [kind.create_device(hostname=address)]
         options._threads = 1
     return kind(PrefixStore(name, store), rank, size, options)

@@ -1,13 +1,17 @@
 """Rank 0 of a model in parts: sends each plan to the other ranks, computes its own part, and starts them again.
 
-To the decoder it is `compute.parallel.Parallel`, to the runner `compute.runner.Followers`. If a rank is lost, the
+To the decoder it is `compute.parallel.Parallel`, to the runner `compute.parallel.Followers`. If a rank is lost, the
 operation in progress raises `RunnerLost`, and so does every later one until `restore`.
+
+In a pipeline rank 0 begins plans while the last stage computes an older one. The last stage gets their messages when
+it has answered with the logits of the older one, which would otherwise wait for all of them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,17 +21,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from headrace.compute.memory_plan import RankSize
-from headrace.compute.model.sharding import Place
 from headrace.compute.slots import Ints
 from headrace.core.plan import StepPlan
 from headrace.core.ports import RunnerLost
 from headrace.fleet.collectives import Collectives, connect
 from headrace.fleet.messages import Kind, packed, step_message
-from headrace.fleet.processes import Others, RankFailed
+from headrace.fleet.others import Others, RankFailed
 from headrace.fleet.setup import MemorySetup, ModelSetup
 
 REASON_SECONDS = 2.0
-"""Longest wait for the reason of a broken connection, which the watcher of the processes finds."""
+"""Longest wait for the reason of a broken connection, which the watcher of the ranks finds."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +39,8 @@ class Leader:
     """Connects rank 0 to ``others``.
 
     ``setup`` is that of rank 0, ``vocabulary`` the number of tokens of the whole head. `connect` starts the ranks,
-    `loaded` waits until they have loaded, `allocate` gives them memory. ``plan_bytes`` counts the bytes of messages to
-    one rank.
+    `loaded` waits until they have loaded, `allocate` gives them memory. ``plan_bytes`` counts the bytes of all
+    messages.
     """
 
     def __init__(self, others: Others, setup: ModelSetup, vocabulary: int, device: torch.device) -> None:
@@ -52,6 +55,13 @@ class Leader:
         self._memory: MemorySetup | None = None
         self._lost = ""
         self._reported = False  # whether the runner has heard of the loss
+        place = setup.place
+        self._stage = range(1, place.tensor_size)  # the other ranks of the first stage
+        self._last = range(max(1, place.size - place.tensor_size), place.size)  # those of the last one
+        self._open = 0  # plans with rows that have begun and not ended
+        self._held: deque[tuple[bytes, bool]] = (
+            deque()
+        )  # for the last stage: messages, and whether a plan has rows
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -61,19 +71,17 @@ class Leader:
         Raises:
             RankFailed: a rank could not start or has another model.
         """
+        self._open = 0
+        self._held.clear()
         self._others.start()
         try:
-            store = TCPStore(
-                "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
-            )
-            place = self._setup.place
+            host, place = self._others.address, self._setup.place
+            store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
             self._others.send([_asked(Kind.CHECK, self._setup.to_json())] * (place.size - 1))
             self._others.replies()
-            setups = [
-                self._setup.at(Place(rank, *place[1:]), store.port).to_json() for rank in range(1, place.size)
-            ]
+            setups = [self._setup.at(rank, host, store.port).to_json() for rank in range(1, place.size)]
             self._others.send([_asked(Kind.LOAD, setup) for setup in setups])
-            self._collectives = connect(store, place, self._vocabulary, self._device)
+            self._collectives = connect(store, place, self._vocabulary, self._device, host)
         except RuntimeError as error:  # torch's for a rank that did not come
             raise RankFailed(self._others.failure(REASON_SECONDS) or str(error)) from error
 
@@ -96,9 +104,9 @@ class Leader:
         """End the other ranks."""
         self._lost, self._reported = self._lost or "the ranks were stopped", False
         self._collectives = None
-        self._others.stop()
+        self._others.close()
 
-    # -- `compute.runner.Followers` ------------------------------------------------------------------
+    # -- `compute.parallel.Followers` ------------------------------------------------------------------
 
     def restore(self) -> None:
         if not self._reported:
@@ -114,13 +122,33 @@ class Leader:
         logger.warning("all ranks run again after %.1f s", time.monotonic() - began)
 
     def execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
-        if plan.entries or plan.moves or plan.rows:
-            self._send(step_message(plan, tokens, wanted))
+        if not (plan.entries or plan.moves or plan.rows):
+            return
+        message = step_message(plan, tokens, wanted)
+        if self._open and self._setup.place.pipeline_size > 1:
+            self._held.append((message, bool(plan.rows)))
+            self._send(message, range(1, self._last.start))
+        else:
+            self._send(message, range(1, self._setup.place.size))
+        self._open += bool(plan.rows)
 
     def append(self, slots: Ints, positions: Ints, tokens: Tensor) -> None:
-        self._send(packed(Kind.TOKENS, slots, positions))
+        if self._stage:
+            self._send(packed(Kind.TOKENS, slots, positions), self._stage)
         with self._connected() as collectives:
             collectives.broadcast(tokens)
+
+    def arrive(self) -> None:
+        with self._connected() as collectives:
+            collectives.arrive()
+
+    def end(self) -> None:
+        self._open -= 1
+        more = True
+        while self._held and more:  # up to the next plan that wants logits
+            message, has_rows = self._held.popleft()
+            self._send(message, self._last)
+            more = not has_rows
 
     # -- `compute.parallel.Parallel` -----------------------------------------------------------------
 
@@ -140,7 +168,7 @@ class Leader:
             return collectives.hidden(states, wanted)
 
     def logits(self, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
-        self._send(packed(Kind.LOGITS, [len(hidden)]))
+        self._send(packed(Kind.LOGITS, [len(hidden)]), self._last)
         with self._connected() as collectives:
             return collectives.logits(hidden, project)
 
@@ -149,10 +177,12 @@ class Leader:
         """The payload of rank 0's operations since the last start, by kind."""
         return dict(self._collectives.payload_bytes) if self._collectives is not None else {}
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, message: bytes, ranks: range) -> None:
         with self._connected():
-            self._others.send([message] * (self._setup.place.size - 1))
-            self.plan_bytes += len(message)
+            self._others.send(
+                [message if rank in ranks else None for rank in range(1, self._setup.place.size)]
+            )
+            self.plan_bytes += len(message) * len(ranks)
 
     @contextmanager
     def _connected(self) -> Iterator[Collectives]:
@@ -163,7 +193,7 @@ class Leader:
             raise RunnerLost(self._lost)
         try:
             yield self._collectives
-        except RuntimeError as error:  # of the connections: `processes` knows why
+        except RuntimeError as error:  # of the connections: `others` knows why
             first = str(error).partition("\n")[0]
             self._lost = self._others.failure(REASON_SECONDS) or first
             self._reported = True

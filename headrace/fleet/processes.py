@@ -1,201 +1,74 @@
-"""The processes of the ranks other than 0 on this machine: started, watched, ended.
-
-A process that ends, or gives no sign of life for `SILENT_SECONDS`, is lost, and the model with it: the watcher ends
-all others, so that what rank 0 waits for between ranks ends with an error at once.
-"""
+"""The ranks other than 0 as processes that rank 0 starts on its machine."""
 
 from __future__ import annotations
 
-import json
-import logging
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
 
-SILENT_SECONDS = 8.0
-"""A process that gives no sign of life for so long is lost."""
-
-START_SECONDS = 120.0
-"""Longest time until a process has started and imported its libraries."""
-
-LOAD_SECONDS = 3600.0
-"""Longest time until a rank has loaded its part of the model."""
+from headrace.fleet.others import Peer, Watched
 
 END_SECONDS = 2.0
 """Longest wait for the exit code of a process that has closed its socket."""
 
 _MAIN = (
     "import sys; sys.path.insert(0, sys.argv[1]); from headrace.fleet.worker_process import main;"
-    " main(int(sys.argv[2]))"
+    " main(int(sys.argv[2]), sys.argv[3])"
 )
 
-logger = logging.getLogger(__name__)
+
+def start_process(descriptor: int, own: str = "{}") -> subprocess.Popen[bytes]:
+    """Start the process of a rank with its socket to rank 0; ``own`` is for `worker_process.main`."""
+    root = str(Path(__file__).parents[2])
+    # A group of its own: Ctrl-C reaches the process that started it alone, which ends it.
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAIN, root, str(descriptor), own],
+        pass_fds=(descriptor,),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
-class RankFailed(RuntimeError):
-    """A rank cannot take part; the message says which and why."""
-
-
-class Others(Protocol):
-    """The ranks other than 0. Messages reach all of them, in order."""
-
-    def start(self) -> None:
-        """Start all of them, and end those of before. Raises RankFailed."""
-        ...
-
-    def send(self, messages: Sequence[bytes]) -> None:
-        """A message to each rank. Raises RankFailed."""
-        ...
-
-    def replies(self) -> list[dict[str, Any]]:
-        """One reply of each rank, which may take as long as loading. Raises RankFailed."""
-        ...
-
-    def failure(self, seconds: float = 0.0) -> str:
-        """Why the ranks are lost, or an empty text; waits up to ``seconds`` for the reason."""
-        ...
-
-    def stop(self) -> None:
-        """End all of them."""
-        ...
-
-
-class _Process:
-    """A process, its socket, and what it has said."""
+class _Process(Peer):
+    """A process and its socket."""
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
         ours, theirs = socket.socketpair()
-        root = str(Path(__file__).parents[2])
-        # A group of its own: Ctrl-C reaches rank 0 alone, which ends the others.
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, root, str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
-        self.connection = Connection(ours.detach())
-        self.started = False
-        self.heard = time.monotonic()
-        self.replies: deque[dict[str, Any]] = deque()
+        with theirs:
+            self.process = start_process(theirs.fileno())
+        super().__init__(rank, Connection(ours.detach()))
 
-    def problem(self, now: float) -> str:
-        """Why it is lost, or an empty text."""
-        silent = now - self.heard
-        if self.started and silent > SILENT_SECONDS:
-            return f"rank {self.rank} has given no sign of life for {silent:.0f} s"
-        if not self.started and silent > START_SECONDS:
-            return f"rank {self.rank} did not start within {START_SECONDS:.0f} s"
-        return ""
+    def end(self) -> None:
+        self.process.kill()
 
     def ended(self) -> str:
-        """How it ended, after its socket was closed."""
         try:
             return f"rank {self.rank} ended with exit code {self.process.wait(END_SECONDS)}"
         except subprocess.TimeoutExpired:
             return f"rank {self.rank} closed its connection"
 
+    def close(self) -> None:
+        self.process.wait()
+        super().close()
 
-class Processes:
-    """`Others` as processes of this machine, for ranks 1 to ``size - 1``."""
+
+class Processes(Watched):
+    """Ranks 1 to ``size - 1`` as processes of this machine."""
+
+    address = "127.0.0.1"
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self._size = size
         self._processes: list[_Process] = []
-        self._failure = ""
-        self._news = threading.Condition()
-        self._watcher: threading.Thread | None = None
 
-    def start(self) -> None:
-        self.stop()
-        self._failure = ""
+    def open_peers(self) -> list[Peer]:
         self._processes = [_Process(rank) for rank in range(1, self._size)]
-        self._watcher = threading.Thread(target=self._watch, name="headrace-ranks", daemon=True)
-        self._watcher.start()
-        self._until(lambda: all(each.started for each in self._processes), START_SECONDS)
+        return [*self._processes]
 
     @property
     def ids(self) -> list[int]:
         """The ids of the processes, by rank."""
         return [each.process.pid for each in self._processes]
-
-    def send(self, messages: Sequence[bytes]) -> None:
-        try:
-            for each, message in zip(self._processes, messages, strict=True):
-                each.connection.send_bytes(message)
-        except (OSError, ValueError) as error:
-            raise RankFailed(self.failure(1.0) or str(error)) from error
-
-    def replies(self) -> list[dict[str, Any]]:
-        self._until(lambda: all(each.replies for each in self._processes), LOAD_SECONDS)
-        return [each.replies.popleft() for each in self._processes]
-
-    def failure(self, seconds: float = 0.0) -> str:
-        with self._news:
-            self._news.wait_for(lambda: self._failure, seconds)
-            return self._failure
-
-    def stop(self) -> None:
-        with self._news:
-            self._failure = self._failure or "the ranks were stopped"
-        for each in self._processes:
-            each.process.kill()
-        if self._watcher is not None:
-            self._watcher.join()
-        for each in self._processes:
-            each.process.wait()
-            each.connection.close()
-        self._processes, self._watcher = [], None
-
-    def _until(self, done: Callable[[], bool], seconds: float) -> None:
-        with self._news:
-            came = self._news.wait_for(lambda: self._failure or done(), seconds)
-            if self._failure or not came:
-                raise RankFailed(self._failure or f"a rank did not answer within {seconds:.0f} s")
-
-    def _watch(self) -> None:
-        by_connection = {each.connection: each for each in self._processes}
-        while not self._failure:
-            problem = ""
-            for connection in wait(list(by_connection), 0.5):
-                problem = problem or self._hear(by_connection[connection])  # type: ignore[index]
-            now = time.monotonic()
-            problem = problem or next(
-                filter(None, (each.problem(now) for each in by_connection.values())), ""
-            )
-            if problem:
-                self._lose(problem)
-
-    def _hear(self, each: _Process) -> str:
-        """Take one reply; returns why the rank is lost, or an empty text."""
-        try:
-            reply = each.connection.recv_bytes()
-        except (EOFError, OSError):
-            return each.ended()
-        each.heard = time.monotonic()
-        if reply[:1] == b"E":
-            return f"rank {each.rank}: {reply[1:].decode()}"
-        with self._news:
-            each.started = True
-            if reply[:1] == b"R":
-                each.replies.append(json.loads(reply[1:]))
-            self._news.notify_all()
-        return ""
-
-    def _lose(self, problem: str) -> None:
-        with self._news:
-            if self._failure:
-                return
-            self._failure = problem
-            self._news.notify_all()
-        logger.warning("%s; all ranks end", problem)
-        for each in self._processes:
-            each.process.kill()

@@ -18,12 +18,16 @@ from headrace.compute.model.sharding import Place
 class ModelSetup:
     """Which part of which model a rank loads, and how it computes. dtypes are names of torch's.
 
-    ``port`` is that of rank 0's store on this machine, at which the ranks meet. ``identity`` is `identity` of rank 0.
-    ``threads`` is the number of CPU threads of each rank.
+    ``host`` and ``port`` are those of rank 0's store, at which the ranks meet; other ranks reach this one at
+    ``address``. ``local_rank`` is its number on its machine. ``identity`` is `identity` of rank 0. ``threads`` is the
+    number of CPU threads of each rank.
     """
 
     place: Place
+    local_rank: int
+    host: str
     port: int
+    address: str
     folder: str
     identity: str
     dtype: str
@@ -35,9 +39,9 @@ class ModelSetup:
     max_model_len: int
     threads: int
 
-    def at(self, place: Place, port: int) -> ModelSetup:
-        """The same for another rank."""
-        return replace(self, place=place, port=port)
+    def at(self, rank: int, host: str, port: int) -> ModelSetup:
+        """The same for another rank of this machine, and the address of rank 0's store."""
+        return replace(self, place=Place(rank, *self.place[1:]), local_rank=rank, host=host, port=port)
 
     def to_json(self) -> bytes:
         """As JSON, for a message."""
@@ -70,12 +74,17 @@ class MemorySetup:
         return cls(**json.loads(text))
 
 
+def versions() -> str:
+    """The versions that must be equal on all ranks."""
+    return f"Headrace {version('headrace')}, torch {torch.__version__}"
+
+
 def identity(folder: Path) -> str:
-    """What must be equal on all ranks: the version of Headrace, the config, and the list of the weights' files.
+    """What must be equal on all ranks: the versions, the config, and the list of the weights' files.
 
     The list is the index of the shards, or the name and size of each file.
     """
-    digest = hashlib.sha256(f"{version('headrace')} {torch.__version__}".encode())
+    digest = hashlib.sha256(versions().encode())
     digest.update((folder / "config.json").read_bytes())
     index = folder / INDEX
     if index.is_file():

@@ -11,7 +11,8 @@ nor sampling.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,13 @@ STORE_SECONDS = 60.0
 
 
 class Worker:
-    """Answers the messages of rank 0: call `answer` with each, in order."""
+    """Answers the messages of rank 0: call `answer` with each, in order.
 
-    def __init__(self) -> None:
+    ``own`` are fields of `ModelSetup` that rank 0 does not know: those of this machine.
+    """
+
+    def __init__(self, own: Mapping[str, Any] | None = None) -> None:
+        self._own = own or {}
         self._rank: _Rank | None = None
         self._memory: _Memory | None = None
 
@@ -57,11 +62,11 @@ class Worker:
         kind, body = Kind(int.from_bytes(message[:4], "little")), message[4:]
         match kind:
             case Kind.CHECK:
-                _check(ModelSetup.from_json(body))
+                _check(self._setup(body))
                 return {}
             case Kind.LOAD:
                 self.close()
-                self._rank = _Rank(ModelSetup.from_json(body))
+                self._rank = _Rank(self._setup(body))
                 return {"weight_bytes": self._rank.decoder.nbytes}
             case Kind.ALLOCATE:
                 assert self._rank is not None
@@ -70,6 +75,9 @@ class Worker:
         assert self._memory is not None
         self._memory.answer(kind, unpacked(message)[1])
         return None
+
+    def _setup(self, text: bytes) -> ModelSetup:
+        return replace(ModelSetup.from_json(text), **self._own)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -84,12 +92,14 @@ class _Rank:
     def __init__(self, setup: ModelSetup) -> None:
         torch.set_num_threads(setup.threads)
         self.setup = setup
-        self.device = device_of(setup.device, setup.place.rank)
+        self.device = device_of(setup.device, setup.local_rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.shard = shard_of(parse_config(read_config(Path(setup.folder))), setup.place)
-        store = TCPStore("127.0.0.1", setup.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
-        self.collectives = connect(store, setup.place, self.shard.whole.vocab_size, self.device)
+        store = TCPStore(setup.host, setup.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
+        self.collectives = connect(
+            store, setup.place, self.shard.whole.vocab_size, self.device, setup.address
+        )
         weights = load_part(setup, self.shard, self.device)
         kernels = select(setup.kernels, self.device, setup.cpu_isa)
         self.decoder = Decoder(self.shard, weights, kernels, setup.max_model_len, self.collectives)
@@ -158,6 +168,6 @@ def load_part(setup: ModelSetup, shard: Shard, device: torch.device, *, fp8: boo
     return load_weights(Path(setup.folder), shard, dtype, device, setup.quantization, fp8=fp8)
 
 
-def device_of(kind: str, rank: int) -> torch.device:
-    """The device of a rank: each has a GPU of its own, and all of them share the CPU."""
-    return torch.device("cuda", rank % torch.cuda.device_count()) if kind == "cuda" else torch.device("cpu")
+def device_of(kind: str, local_rank: int) -> torch.device:
+    """The device of a rank by its number on its machine: each has a GPU of its own, and all share the CPU."""
+    return torch.device("cuda", local_rank) if kind == "cuda" else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The process of one rank other than 0: ``headrace.fleet.processes`` starts it with a socket to rank 0.
+"""The process of one rank other than 0: `processes` or `launched_rank` starts it with a socket to rank 0.
 
 On the socket it reads messages and writes replies: ``b"."`` each second while it lives, ``b"R"`` and JSON, or ``b"E"``
 and what went wrong before it ends. It ends when rank 0 does.
@@ -42,14 +42,14 @@ class _Replies:
             os._exit(1)
 
 
-def main(descriptor: int) -> None:
-    """Answer the messages that come in on a socket, until it is closed."""
+def main(descriptor: int, own: str) -> None:
+    """Answer the messages that come in on a socket, until it is closed; ``own`` is that of `Worker`, as JSON."""
     connection = Connection(descriptor)
     replies = _Replies(connection)
     replies.send(b".")
     threading.Thread(target=replies.beat, name="headrace-beat", daemon=True).start()
     keep_freed_memory()
-    worker = Worker()
+    worker = Worker(json.loads(own))
     try:
         while True:
             reply = worker.answer(connection.recv_bytes())

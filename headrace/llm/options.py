@@ -107,7 +107,8 @@ class LLMOptions(TypedDict, total=False):
     static_batch_timeout: float | str
     """Time after which an incomplete batch starts under --scheduling-policy static."""
     overlap: int | None
-    """1 plans a step while the one before it runs, 0 does not (default: 1 on a GPU, else 0)."""
+    """1 plans a step while the one before it runs, and keeps all stages of a pipeline busy; 0 does not
+    (default: 1 on a GPU, else 0)."""
     speculative_config: str | None
     """Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, draft_model, eagle3,
     or a list), num_speculative_tokens and more; see the guide (default: none)."""

@@ -26,7 +26,11 @@ class Reached:
 
 
 def make(
-    background: bool = False, vocab: int = VOCAB, max_num_seqs: int = 8, ahead: Reached | None = None
+    background: bool = False,
+    vocab: int = VOCAB,
+    max_num_seqs: int = 8,
+    ahead: Reached | None = None,
+    pipelined: bool = False,
 ) -> tuple[LocalRunner, FakeDecoder, FakeKV]:
     decoder, kv = FakeDecoder(vocab), FakeKV()
     runner = LocalRunner(
@@ -38,6 +42,7 @@ def make(
         device=torch.device("cpu"),
         background=background,
         ahead=ahead,  # type: ignore[arg-type]
+        pipelined=pipelined,
     )
     return runner, decoder, kv
 
@@ -91,14 +96,14 @@ def test_chunked_is_whole_is_greedy(chunks: list[int], background: bool) -> None
     runner.close()
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("way", [{}, {"background": True}, {"pipelined": True}], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_overlap_needs_no_token_from_the_host(background: bool, temperature: float) -> None:
+def test_overlap_needs_no_token_from_the_host(way: dict[str, bool], temperature: float) -> None:
     first = entry(
         2, PROMPT, temperature=temperature, seed_=11, presence_penalty=1.5, bad_words=((4, 5), (1,))
     )
     alone = text(run(make()[0], *plans_alone(first, [9], 10)))
-    runner, _, _ = make(background)
+    runner, _, _ = make(**way)
     plans = plans_alone(first, [9], 10)
     runner.launch(plans[0], 0.0)
     outputs = []
@@ -108,6 +113,16 @@ def test_overlap_needs_no_token_from_the_host(background: bool, temperature: flo
     outputs.append(runner.collect())
     assert text(outputs) == alone
     runner.close()
+
+
+def test_a_slot_that_gets_another_request_keeps_no_token_of_a_step_under_way() -> None:
+    runner, _, _ = make(pipelined=True)
+    gone, *_ = plans_alone(entry(2, PROMPT), [9], 1)
+    runner.launch(gone, 0.0)
+    first, *rest = plans_alone(entry(2, (1, 2, 3)), [3], 6)
+    runner.launch(first, 0.0)
+    outputs = [runner.collect(), runner.collect(), *run(runner, *rest)]
+    assert text(outputs[1:]) == greedy((1, 2, 3), 6)
 
 
 def test_mixed_batch_is_each_alone() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from headrace.build.loading import computing
+from headrace.build.model import close
 from headrace.config import ConfigError
-from tests.fleet.runs import answers_of, load
+from headrace.core.plan import StepPlan
+from tests.fleet.runs import answers, answers_of, load
 from tests.fleet.thread_ranks import ThreadRanks
 from tests.oracle.families import CASES, Case
 from tests.oracle.test_quantized import FORMATS, write
@@ -40,8 +42,8 @@ FAMILIES = (
 def test_every_family_in_parts(family: str, tmp_path: Path) -> None:
     CASES[family].build(tmp_path)
     whole = answers_of(tmp_path)
-    for sizes in ((2, 1), (2, 2)):
-        assert answers_of(tmp_path, *sizes) == whole, sizes
+    assert answers_of(tmp_path, 2) == whole
+    assert answers_of(tmp_path, 2, 2, overlap=1) == whole
 
 
 def test_ranks_that_have_the_same_kv_head(tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_stages_of_unequal_length(tmp_path: Path) -> None:
     CASES["gemma3"].build(tmp_path)  # seven layers
     whole = answers_of(tmp_path)
     assert answers_of(tmp_path, 1, 2) == whole
-    assert answers_of(tmp_path, 1, 3) == whole
+    assert answers_of(tmp_path, 1, 3, overlap=1) == whole
 
 
 QUANTIZED = (
@@ -86,7 +88,7 @@ def test_weights_that_are_quantized_while_loading(tmp_path: Path) -> None:
 
 
 WAYS: tuple[dict[str, Any], ...] = (
-    {"overlap": 1},
+    {"overlap": 0},
     {"enable_prefix_caching": False},
     {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     {"kv_cache_dtype": "int8"},
@@ -97,7 +99,28 @@ WAYS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_way_to_run(way: dict[str, Any], tmp_path: Path) -> None:
     CASES["qwen3"].build(tmp_path)
-    assert answers_of(tmp_path, 2, 2, **way) == answers_of(tmp_path, **way)
+    assert answers_of(tmp_path, 2, 2, **({"overlap": 1} | way)) == answers_of(tmp_path, **way)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_pipeline_computes_a_plan_in_each_stage(
+    stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CASES["qwen3"].build(tmp_path)  # three layers
+    begun: list[int] = []
+    loaded = load(tmp_path, 1, stages, overlap=1)
+    launch = loaded.runner.launch
+
+    def spy(plan: StepPlan, now: float) -> None:
+        launch(plan, now)
+        begun.append(len(loaded.runner._begun))
+
+    monkeypatch.setattr(loaded.runner, "launch", spy)
+    try:
+        answers(loaded)
+        assert max(begun) == stages
+    finally:
+        close(loaded)
 
 
 def test_a_small_pool_with_host_memory_below_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from headrace.build.loading import computing
 from headrace.core.events import Emitted, Finished
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.fleet import processes
+from headrace.fleet import others, processes
 from headrace.fleet.processes import Processes
 from tests.fleet.runs import answers, answers_of, load
 from tests.oracle.families import CASES
@@ -64,7 +64,7 @@ def test_a_lost_rank_fails_what_runs_and_nothing_else(
     started: list[Processes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processes, "SILENT_SECONDS", 5.0)
+    monkeypatch.setattr(others, "SILENT_SECONDS", 5.0)
     engine = loaded.engine
     for i in range(8):  # more than run at once
         params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -91,7 +91,7 @@ def test_a_lost_rank_fails_what_runs_and_nothing_else(
 def test_a_process_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_MAIN", "raise SystemExit(3)")
     ranks = Processes(2)
-    with pytest.raises(processes.RankFailed, match="rank 1 ended with exit code 3"):
+    with pytest.raises(others.RankFailed, match="rank 1 ended with exit code 3"):
         ranks.start()
     ranks.stop()
 

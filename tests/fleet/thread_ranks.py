@@ -7,12 +7,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.fleet.processes import RankFailed
+from headrace.fleet.others import RankFailed
 from headrace.fleet.worker import Worker
 
 
 class ThreadRanks:
-    """`headrace.fleet.processes.Others` as threads; a rank is lost by `lose`."""
+    """`headrace.fleet.others.Others` as threads; a rank is lost by `lose`."""
+
+    address = "127.0.0.1"
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -33,9 +35,10 @@ class ThreadRanks:
         for thread in self._threads:
             thread.start()
 
-    def send(self, messages: Sequence[bytes]) -> None:
+    def send(self, messages: Sequence[bytes | None]) -> None:
         for mail, message in zip(self._mail, messages, strict=True):
-            mail.put(message)
+            if message is not None:
+                mail.put(message)
 
     def replies(self) -> list[dict[str, Any]]:
         replies = [each.get(timeout=60) for each in self._replies]
@@ -53,6 +56,9 @@ class ThreadRanks:
         for thread in self._threads:
             thread.join(60)
         self._mail, self._replies, self._threads = [], [], []
+
+    def close(self) -> None:
+        self.stop()
 
     def lose(self, why: str) -> None:
         self._failure = why

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from headrace.build.loading.draft_models import reads_states
+from headrace.build.loading.ranks import open_others, ranks_here, size_option
 from headrace.compute.device import (
     DeviceFacts,
     DtypeChoice,
@@ -28,18 +27,15 @@ from headrace.compute.memory_plan import ModelSize, check_room
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
-from headrace.compute.model.sharding import PIPELINE, TENSOR, Place, Shard, check_sizes, shard_of
+from headrace.compute.model.sharding import Place, Shard, check_sizes, shard_of
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import DecoderWeights, kv_fingerprint
 from headrace.compute.parallel import ONE_PROCESS
-from headrace.config import ConfigError, ModelOptions, Options
+from headrace.config import ConfigError, ModelOptions
 from headrace.fleet.leader import Leader
-from headrace.fleet.processes import Others, Processes, RankFailed
+from headrace.fleet.others import RankFailed
 from headrace.fleet.setup import ModelSetup, dtype_name, identity
 from headrace.fleet.worker import load_part
-
-open_others: Callable[[int], Others] = Processes
-"""Makes the ranks other than 0 of so many ranks."""
 
 
 class Computing(NamedTuple):
@@ -89,31 +85,9 @@ class Computing(NamedTuple):
 
     def free_facts(self) -> DeviceFacts:
         """The facts of the device now; ranks that share a CPU each have their part of the free memory."""
-        facts, ranks = device_facts(self.device), self.shard.place.size
+        facts, ranks = device_facts(self.device), ranks_here(self.shard.place)
         shared = self.device.type == "cpu" and ranks > 1
         return replace(facts, free_bytes=facts.free_bytes // ranks) if shared else facts
-
-
-def check_parallel(options: Options, *, recorded: bool) -> None:
-    """Refuse what several ranks cannot do, before anything is loaded.
-
-    Raises:
-        ConfigError: an option needs the whole model in one process.
-    """
-    place = Place(0, options.model.tensor_parallel_size, options.model.pipeline_parallel_size)
-    if place.size == 1:
-        return
-    if options.cache.kv_offload_path is not None:
-        raise ConfigError(
-            f"--kv-offload-path: the disk tier works in one process only, without {_option(place)};"
-            " use --kv-offload-bytes for evicted KV blocks in host memory"
-        )
-    if reads_states(options.scheduler):
-        raise ConfigError(
-            f"--speculative-config: method eagle3 works in one process only, without {_option(place)}"
-        )
-    if recorded:
-        raise ConfigError(f"a scheduler trace is recorded in one process only, without {_option(place)}")
 
 
 class _Choices(NamedTuple):
@@ -155,7 +129,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
         if leader is not None:
             leader.close()
         if isinstance(error, RankFailed):
-            raise ConfigError(f"{_option(place)}: {error}") from error
+            raise ConfigError(f"{size_option(place)}: {error}") from error
         raise
     return Computing(
         spec=spec,
@@ -180,21 +154,21 @@ def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
     check_sizes(spec, place.tensor_size, place.pipeline_size)
     length = _max_model_len(model, spec)
     device = resolve_device(model.device)
-    if device.type == "cuda" and torch.cuda.device_count() < place.size:
+    here = ranks_here(place)
+    if device.type == "cuda" and torch.cuda.device_count() < here:
         raise ConfigError(
-            f"{_option(place)}: {place.size} ranks need a GPU each, and torch sees {torch.cuda.device_count()}"
+            f"{size_option(place)}: {here} ranks of this machine need a GPU each, and torch sees"
+            f" {torch.cuda.device_count()}"
         )
-    threads = limit_threads()
-    if place.size > 1:
-        torch.set_num_threads(max(1, threads // place.size))
+    torch.set_num_threads(max(1, limit_threads() // here))
     keep_freed_memory()
     facts = device_facts(device)
     quantized = bool(spec.stored or model.quantization)
     choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
     each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
     tables = sum(rope.position_bytes for rope in spec.ropes)
-    devices = 1 if device.type == "cpu" else place.size
-    check_room(facts, int(spec.num_parameters * each / devices), tables, length)
+    parts = here if device.type == "cpu" else 1
+    check_room(facts, int(spec.num_parameters * each * parts / place.size), tables, length)
     heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
     isa = None if model.cpu_isa == "auto" else model.cpu_isa
     kernels = select(model.kernels, device, isa, dtype=choice.dtype, heads=heads)
@@ -206,7 +180,10 @@ def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
 def _setup(model: ModelOptions, folder: Path, place: Place, chosen: _Choices) -> ModelSetup:
     return ModelSetup(
         place=place,
+        local_rank=0,
+        host="",
         port=0,
+        address="127.0.0.1",
         folder=str(folder),
         identity=identity(folder) if place.size > 1 else "",
         dtype=dtype_name(chosen.dtype.dtype),
@@ -218,11 +195,6 @@ def _setup(model: ModelOptions, folder: Path, place: Place, chosen: _Choices) ->
         max_model_len=chosen.max_model_len,
         threads=torch.get_num_threads(),
     )
-
-
-def _option(place: Place) -> str:
-    """The option that asks for several ranks."""
-    return TENSOR if place.tensor_size > 1 else PIPELINE
 
 
 def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:

@@ -79,8 +79,7 @@ def open_memory(
     transfer = open_transfer(cache, identity, kv)
     peers, wait = transfer.importer if transfer else None, options.server.takeover_timeout
     tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, wait)
-    leader = computing.leader
-    if leader is not None:
+    if (leader := computing.leader) is not None:
         ledger = replace(ledger, other_ranks=_share_memory(leader, ledger, kv, plans.max_num_seqs))
     proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
@@ -90,7 +89,7 @@ def open_memory(
         max_num_seqs=plans.max_num_seqs,
         max_model_len=max_model_len,
         device=device,
-        background=overlap > 0 and device.type == "cpu",
+        background=overlap > 0 and device.type == "cpu" and knobs.turns == 1,
         breakable=overlap == 0 and leader is None,
         mover=tiers.mover if tiers else None,
         ahead=ahead,
@@ -98,6 +97,7 @@ def open_memory(
         head=proposer if isinstance(proposer, HeadDrafts) else None,
         graphs=graphs.spec,
         followers=leader,
+        pipelined=knobs.turns > 1,
     )
     weight = draft.nbytes / computing.decoder.nbytes if draft else 0.0
     drafts = ModelDrafts(proposer, weight) if proposer else None

@@ -71,6 +71,21 @@ class RunningSet:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
 
+    def due(self, turns: int) -> list[Sequence]:
+        """The sequences that a step may compute, if those of ``turns`` steps in flight must not wait for each other.
+
+        These are all that wait for no token, but only an equal part of those that decode.
+        """
+        if turns == 1:
+            return list(self._sequences)
+        prompts = [each.known > each.planned + 1 for each in self._sequences]
+        most, due = -(-prompts.count(False) // turns), []
+        for sequence, prompt in zip(self._sequences, prompts, strict=True):
+            if not sequence.pending and (prompt or most > 0):
+                due.append(sequence)
+                most -= not prompt
+        return due
+
     @property
     def num_paused(self) -> int:
         """Number of paused sequences, which continue when only background work is left."""

@@ -264,7 +264,7 @@ class Scheduler:
 
     def _plan_decodes(self, step: StepBuilder, knobs: Knobs) -> list[Sequence]:
         """Plan a row for each sequence that needs only its next token; return those that need prefill."""
-        prefills = step.decode(list(self._running), self.pool.block_size, self._grow)
+        prefills = step.decode(self._running.due(knobs.turns), self.pool.block_size, self._grow)
         step.prompts = len(prefills)
         head = self._waiting.peek(step.now)
         if head is not None and head.skip_reason is not SkipReason.NO_BLOCKS:  # else none can start

@@ -25,12 +25,12 @@ def close(actual: Tensor, expected: Tensor, dtype: torch.dtype, least: float = 0
 
 
 def pages_of(content: Tensor, dtype: torch.dtype) -> Pages:
-    """Pages that hold ``content`` [2, num_blocks, block_size, G, D]; integers with scales of any size, in one tensor
+    """Pages that hold ``content`` [2, num_blocks, block_size, G, D]; 8 bits with scales of any size, in one tensor
     with gaps between the blocks."""
-    if dtype != torch.int8:
+    if dtype.itemsize > 1:
         return Pages(*content.to(dtype))
     _, blocks, block_size, heads, head_dim = content.shape
-    apart = torch.zeros(2, blocks, block_size * heads * head_dim + 8, dtype=torch.int8)
+    apart = torch.zeros(2, blocks, block_size * heads * head_dim + 8, dtype=dtype)
     integers = apart[..., :-8].unflatten(-1, (block_size, heads, head_dim))
     integers.copy_((content * 50).clamp(-127, 127))
     return Pages(*integers, *torch.rand(2, blocks, heads, block_size).div_(25))

@@ -1,0 +1,98 @@
+"""The ranks of a model in parts: how they start, and what they cannot do.
+
+Without a launcher rank 0 starts the others on its machine. Under torchrun every rank is started with the same command.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from headrace.build.loading.draft_models import reads_states
+from headrace.compute.model.hub import resolve_folder
+from headrace.compute.model.sharding import PIPELINE, TENSOR, Place
+from headrace.compute.model.spec import ModelError
+from headrace.config import ConfigError, Launch, ModelOptions, Options, read_launch
+from headrace.fleet.launched import Launched
+from headrace.fleet.launched_rank import run_rank
+from headrace.fleet.others import Others, RankFailed
+from headrace.fleet.processes import Processes
+
+
+def open_others(size: int) -> Others:
+    """The ranks other than 0 of so many ranks. Raises RankFailed."""
+    launch = read_launch()
+    return Processes(size) if launch is None else Launched(launch)
+
+
+def ranks_here(place: Place) -> int:
+    """The number of ranks on this machine, which share its CPU."""
+    launch = read_launch()
+    return place.size if launch is None else launch.local_size
+
+
+def launched_rank(model: ModelOptions) -> Callable[[], None] | None:
+    """What this process does as a rank other than 0, if it was launched as one; it takes until rank 0 ends.
+
+    Raises:
+        ConfigError: the launcher started another number of ranks; or, when it is called, rank 0 cannot be reached or
+            refuses the rank, or the model cannot be found.
+    """
+    launch = read_launch()
+    if launch is None or launch.rank == 0:
+        return None
+    _check_size(launch, _place(model))
+
+    def run() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM: see `launched_rank`
+        try:
+            with_weights = model.load_format != "dummy"
+            run_rank(launch, resolve_folder(model.model, model.revision, with_weights=with_weights))
+        except (RankFailed, ModelError) as error:
+            raise ConfigError(f"rank {launch.rank}: {error}") from error
+
+    return run
+
+
+def check_parallel(options: Options, *, recorded: bool) -> None:
+    """Refuse what several ranks cannot do, before anything is loaded.
+
+    Raises:
+        ConfigError: an option needs the whole model in one process.
+    """
+    place, launch = _place(options.model), read_launch()
+    if launch is not None:
+        _check_size(launch, place)
+        if launch.rank:
+            raise ConfigError(f"RANK {launch.rank}: ranks other than 0 run `headrace serve`")
+    if place.size == 1:
+        return
+    if options.cache.kv_offload_path is not None:
+        raise ConfigError(
+            f"--kv-offload-path: the disk tier works in one process only, without {size_option(place)};"
+            " use --kv-offload-bytes for evicted KV blocks in host memory"
+        )
+    if reads_states(options.scheduler):
+        raise ConfigError(
+            f"--speculative-config: method eagle3 works in one process only, without {size_option(place)}"
+        )
+    if recorded:
+        raise ConfigError(f"a scheduler trace is recorded in one process only, without {size_option(place)}")
+
+
+def size_option(place: Place) -> str:
+    """The option that asks for several ranks."""
+    return TENSOR if place.tensor_size > 1 else PIPELINE
+
+
+def _place(model: ModelOptions) -> Place:
+    """Rank 0 among the ranks that the options ask for."""
+    return Place(0, model.tensor_parallel_size, model.pipeline_parallel_size)
+
+
+def _check_size(launch: Launch, place: Place) -> None:
+    if launch.size != place.size:
+        raise ConfigError(
+            f"WORLD_SIZE {launch.size}: {TENSOR} {place.tensor_size} times {PIPELINE} {place.pipeline_size} are"
+            f" {place.size} ranks"
+        )

@@ -1,0 +1,195 @@
+"""The ranks other than 0, as rank 0 sees them: messages, replies, signs of life, and what happens if one is lost.
+
+A rank that closes its connection, or gives no sign of life for `SILENT_SECONDS`, is lost, and the model with it: the
+watcher ends all others, so that what rank 0 waits for between ranks ends with an error at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+SILENT_SECONDS = 8.0
+"""A rank that gives no sign of life for so long is lost."""
+
+START_SECONDS = 120.0
+"""Longest time until the process of a rank has started and imported its libraries."""
+
+LOAD_SECONDS = 3600.0
+"""Longest time until a rank has loaded its part of the model."""
+
+logger = logging.getLogger(__name__)
+
+
+class RankFailed(RuntimeError):
+    """A rank cannot take part; the message says which and why."""
+
+
+class Others(Protocol):
+    """The ranks other than 0. Messages reach all of them, in order."""
+
+    @property
+    def address(self) -> str:
+        """The address at which they reach rank 0."""
+        ...
+
+    def start(self) -> None:
+        """Start all of them, and end those of before. Raises RankFailed."""
+        ...
+
+    def send(self, messages: Sequence[bytes | None]) -> None:
+        """A message to each rank, or none. Raises RankFailed."""
+        ...
+
+    def replies(self) -> list[dict[str, Any]]:
+        """One reply of each rank, which may take as long as loading. Raises RankFailed."""
+        ...
+
+    def failure(self, seconds: float = 0.0) -> str:
+        """Why the ranks are lost, or an empty text; waits up to ``seconds`` for the reason."""
+        ...
+
+    def stop(self) -> None:
+        """End all of them."""
+        ...
+
+    def close(self) -> None:
+        """End all of them, and do not start them again."""
+        ...
+
+
+class Peer(ABC):
+    """A rank with its connection, and what it has said."""
+
+    def __init__(self, rank: int, connection: Connection) -> None:
+        self.rank = rank
+        self.connection = connection
+        self.started = False
+        self.heard = time.monotonic()
+        self.replies: deque[dict[str, Any]] = deque()
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the rank, from any thread; it may have ended."""
+
+    @abstractmethod
+    def ended(self) -> str:
+        """How it ended, after its connection was closed."""
+
+    def close(self) -> None:
+        """Give back what is held of the rank after its end."""
+        self.connection.close()
+
+    def problem(self, now: float) -> str:
+        """Why it is lost, or an empty text."""
+        silent = now - self.heard
+        if self.started and silent > SILENT_SECONDS:
+            return f"rank {self.rank} has given no sign of life for {silent:.0f} s"
+        if not self.started and silent > START_SECONDS:
+            return f"rank {self.rank} did not start within {START_SECONDS:.0f} s"
+        return ""
+
+
+class Watched(ABC):
+    """`Others` over one connection each, which a thread watches. A subclass opens the connections."""
+
+    def __init__(self) -> None:
+        self._peers: list[Peer] = []
+        self._failure = ""
+        self._news = threading.Condition()
+        self._watcher: threading.Thread | None = None
+
+    @abstractmethod
+    def open_peers(self) -> list[Peer]:
+        """The ranks from 1 on. Raises RankFailed."""
+
+    def start(self) -> None:
+        self.stop()
+        self._failure = ""
+        self._peers = self.open_peers()
+        self._watcher = threading.Thread(target=self._watch, name="headrace-ranks", daemon=True)
+        self._watcher.start()
+        self._until(lambda: all(each.started for each in self._peers), START_SECONDS)
+
+    def send(self, messages: Sequence[bytes | None]) -> None:
+        try:
+            for each, message in zip(self._peers, messages, strict=True):
+                if message is not None:
+                    each.connection.send_bytes(message)
+        except (OSError, ValueError) as error:
+            raise RankFailed(self.failure(1.0) or str(error)) from error
+
+    def replies(self) -> list[dict[str, Any]]:
+        self._until(lambda: all(each.replies for each in self._peers), LOAD_SECONDS)
+        return [each.replies.popleft() for each in self._peers]
+
+    def failure(self, seconds: float = 0.0) -> str:
+        with self._news:
+            self._news.wait_for(lambda: self._failure, seconds)
+            return self._failure
+
+    def stop(self) -> None:
+        with self._news:
+            self._failure = self._failure or "the ranks were stopped"
+        for each in self._peers:
+            each.end()
+        if self._watcher is not None:
+            self._watcher.join()
+        for each in self._peers:
+            each.close()
+        self._peers, self._watcher = [], None
+
+    def close(self) -> None:
+        self.stop()
+
+    def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        with self._news:
+            came = self._news.wait_for(lambda: self._failure or done(), seconds)
+            if self._failure or not came:
+                raise RankFailed(self._failure or f"a rank did not answer within {seconds:.0f} s")
+
+    def _watch(self) -> None:
+        by_connection = {each.connection: each for each in self._peers}
+        while not self._failure:
+            problem = ""
+            for connection in wait(list(by_connection), 0.5):
+                problem = problem or self._hear(by_connection[connection])  # type: ignore[index]
+            now = time.monotonic()
+            problem = problem or next(
+                filter(None, (each.problem(now) for each in by_connection.values())), ""
+            )
+            if problem:
+                self._lose(problem)
+
+    def _hear(self, each: Peer) -> str:
+        """Take one reply; returns why the rank is lost, or an empty text."""
+        try:
+            reply = each.connection.recv_bytes()
+        except (EOFError, OSError):
+            return each.ended()
+        each.heard = time.monotonic()
+        if reply[:1] == b"E":
+            return f"rank {each.rank}: {reply[1:].decode()}"
+        with self._news:
+            each.started = True
+            if reply[:1] == b"R":
+                each.replies.append(json.loads(reply[1:]))
+            self._news.notify_all()
+        return ""
+
+    def _lose(self, problem: str) -> None:
+        with self._news:
+            if self._failure:
+                return
+            self._failure = problem
+            self._news.notify_all()
+        logger.warning("%s; all ranks end", problem)
+        for each in self._peers:
+            each.end()

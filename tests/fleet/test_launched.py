@@ -1,0 +1,289 @@
+"""Ranks that a launcher started meet rank 0 over TCP; each mistake of the launch is one line before anything loads."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from headrace.build import model, server
+from headrace.build.loading import ranks
+from headrace.config import ConfigError, Launch, options, read_launch
+from headrace.core.events import Finished
+from headrace.core.ports import LOST_PREFIX
+from headrace.core.request import FinishReason
+from headrace.fleet import launched, launched_rank
+from headrace.fleet.launched import Launched, meeting_point
+from headrace.fleet.launched_rank import run_rank
+from headrace.fleet.others import RankFailed
+from headrace.fleet.setup import versions
+from tests.fleet.runs import answers, answers_of, load, requests
+from tests.oracle.families import CASES
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def launch(port: int, rank: int = 0, size: int = 2, *, agent_store: bool = False) -> Launch:
+    return Launch(rank, size, "127.0.0.1", port, 0, 1, agent_store, "0")
+
+
+def environment(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@contextmanager
+def running(rank: Callable[[], None]) -> Iterator[list[Exception]]:
+    """Run a rank as a thread; yields what it raised, and waits for its end."""
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            rank()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield raised
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+class Hello:
+    """A connection that says what a rank would."""
+
+    def __init__(self, port: int, **words: object) -> None:
+        hello = {"rank": 1, "size": 2, "versions": versions()} | words
+        self.socket = socket.create_connection(("127.0.0.1", port), 60)
+        self.socket.sendall(json.dumps(hello).encode() + b"\n")
+
+    def answer(self) -> str:
+        with self.socket, self.socket.makefile() as lines:
+            return lines.readline()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    CASES["llama"].build(folder)
+    return folder
+
+
+@contextmanager
+def listen(size: int = 2) -> Iterator[Launched]:
+    """Rank 0's side of so many ranks, on a free port."""
+    while True:
+        try:
+            others = Launched(launch(free_port(), size=size))
+            break
+        except RankFailed:  # taken meanwhile
+            pass
+    yield others
+    others.close()
+
+
+@pytest.fixture
+def listening() -> Iterator[Launched]:
+    with listen() as others:
+        yield others
+
+
+def test_two_launched_ranks_give_the_tokens_of_one_process_and_survive_a_loss(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = answers_of(folder)
+    store, started = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), []
+
+    def start(descriptor: int, own: str) -> subprocess.Popen[bytes]:
+        started.append(launched_rank_start(descriptor, own))
+        return started[-1]
+
+    launched_rank_start = launched_rank.start_process
+    monkeypatch.setattr(launched_rank, "start_process", start)
+    with running(lambda: run_rank(launch(store.port, 1, agent_store=True), folder)) as raised:
+        environment(monkeypatch, RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=store.port)
+        environment(monkeypatch, TORCHELASTIC_USE_AGENT_STORE=True)
+        loaded = load(folder, 1, 2, overlap=1)
+        try:
+            assert answers(loaded) == whole
+            started[0].send_signal(signal.SIGKILL)
+            started[0].wait()
+            for request in requests():
+                loaded.engine.submit(request, time.monotonic())
+            ended: list[Finished] = []
+            while len(ended) < len(requests()):
+                events = loaded.engine.step(time.monotonic())
+                ended += [event for event in events if isinstance(event, Finished)]
+            failed = [event for event in ended if event.reason is FinishReason.FAILED]
+            assert failed
+            assert all(event.message.startswith(LOST_PREFIX) for event in failed)
+            loaded.engine.check_books()
+            assert answers(loaded) == whole
+            assert len(started) == 2
+        finally:
+            model.close(loaded)
+    assert not raised
+    assert started[1].poll() is not None
+
+
+def test_torchruns_own_store_says_where_rank_0_listens() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    others = Launched(launch(store.port, agent_store=True))
+    try:
+        host, port = meeting_point(launch(store.port, 1, agent_store=True))
+        assert port != store.port
+        with socket.create_connection((host, port), 60):
+            pass
+    finally:
+        others.close()
+
+
+def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launched, "JOIN_SECONDS", 0.2)
+    with listen(4) as others:
+        waiting = Hello(others._port, rank=2, size=4)
+        with pytest.raises(RankFailed, match=r"^rank 1, 3 did not connect to 127.0.0.1, port \d+, within"):
+            others.start()
+        waiting.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ({"versions": "Headrace 0"}, "rank 1 at 127.0.0.1 has Headrace 0; rank 0 has Headrace "),
+        ({"size": 3}, "rank 1 at 127.0.0.1 is one of 3 ranks; rank 0 is one of 2"),
+        ({"rank": 2}, "rank 2 at 127.0.0.1 is one of 2 ranks; rank 0 is one of 2"),
+    ],
+)
+def test_a_rank_of_another_group_is_refused_on_both_sides(
+    words: dict[str, object], problem: str, listening: Launched
+) -> None:
+    other = Hello(listening._port, **words)
+    with pytest.raises(RankFailed, match=f"^{problem}"):
+        listening.start()
+    assert other.answer().startswith(problem)
+
+
+def test_a_rank_twice_is_refused() -> None:
+    with listen(3) as others:
+        twins = [Hello(others._port, rank=1, size=3), Hello(others._port, rank=1, size=3)]
+        with pytest.raises(RankFailed, match="another process has the same rank"):
+            others.start()
+        assert "the same rank" in twins[1].answer()
+        twins[0].socket.close()
+
+
+def test_a_connection_that_is_no_rank_is_ignored(
+    listening: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launched, "HELLO_SECONDS", 0.2)
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b""):
+        stranger = socket.create_connection(("127.0.0.1", listening._port), 60)
+        stranger.sendall(words)
+        stranger.shutdown(socket.SHUT_WR)
+    rank = Hello(listening._port)
+    (peer,) = listening.open_peers()
+    assert peer.rank == 1
+    peer.close()
+    assert rank.answer() == "\n"
+
+
+def test_a_refused_rank_says_why(listening: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launched_rank, "versions", lambda: "Headrace 0")
+    with (
+        running(lambda: run_rank(launch(listening._port, 1), Path())) as raised,
+        pytest.raises(RankFailed),
+    ):
+        listening.start()
+    assert str(raised[0]).startswith(
+        "rank 0 refuses this rank: rank 1 at 127.0.0.1 has Headrace 0; rank 0 has"
+    )
+
+
+def test_rank_0_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launched_rank, "JOIN_SECONDS", 0.1)
+    port = free_port()
+    with pytest.raises(
+        RankFailed, match=rf"rank 0 cannot be reached at 127.0.0.1, port {port}: connection refused"
+    ):
+        run_rank(launch(port, 1), Path())
+
+
+def test_a_port_in_use_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        environment(monkeypatch, RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        with pytest.raises(ConfigError, match=rf"MASTER_ADDR 127.0.0.1, port {port}: address already in use"):
+            load(folder, 2)
+
+
+def test_the_number_of_ranks_must_be_that_of_the_options(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, RANK=1, WORLD_SIZE=4, MASTER_ADDR="127.0.0.1", MASTER_PORT=1)
+    with pytest.raises(ConfigError, match=r"^WORLD_SIZE 4: --tensor-parallel-size 2 times .* 1 are 2 ranks"):
+        load(folder, 2)
+
+
+def test_only_a_server_can_be_another_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch, RANK=1, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=1)
+    with pytest.raises(ConfigError, match=r"^RANK 1: ranks other than 0 run `headrace serve`"):
+        load(folder, 2)
+    joined: list[tuple[int, Path]] = []
+    monkeypatch.setattr(ranks, "run_rank", lambda launch, folder: joined.append((launch.rank, folder)))
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        server.serve(options({"model": str(folder), "tensor_parallel_size": 2}), began=0.0)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert joined == [(1, folder)]
+
+
+def test_a_single_process_needs_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_launch() is None
+    environment(monkeypatch, RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=1)
+    assert read_launch() is None
+
+
+GIVEN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_what_torchrun_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch, **GIVEN)
+    assert read_launch() == Launch(1, 4, "10.0.0.1", 29500, 0, 1, False, "0")
+    environment(monkeypatch, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2)
+    environment(monkeypatch, TORCHELASTIC_USE_AGENT_STORE=True, TORCHELASTIC_RESTART_COUNT=3)
+    assert read_launch() == Launch(1, 4, "10.0.0.1", 29500, 1, 2, True, "3")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"MASTER_ADDR": ""}, "RANK is set, but MASTER_ADDR is not"),
+        ({"RANK": ""}, "WORLD_SIZE is set, but RANK is not"),
+        ({"RANK": "4"}, "RANK '4': expected a number from 0 to 3"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE 'two': expected a number from 1 to 65536"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT '0': expected a number from 1 to 65535"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK '1': expected a number from 0 to 0"),
+    ],
+)
+def test_variables_without_sense_are_named(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment(monkeypatch, **GIVEN | variables)
+    with pytest.raises(ConfigError, match=f"^the environment: {message}"):
+        read_launch()
