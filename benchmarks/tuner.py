@@ -1,6 +1,6 @@
 """The tuner in virtual time: loads x (as started, tuned, best fixed settings), on a simulated device.
 
-    python -m benchmarks.tuner [--hours 1.5] [--start max_num_batched_tokens=256] [--only step] [--jobs 2]
+    python -m benchmarks.tuner [--hours 1.5] [--start max_num_batched_tokens=256] [--only step] [--seed 1] [--jobs 2]
         [--azure FILE] [--servegen FILE] [--log]
 
 The figure is the time per generated token as clients see it, in milliseconds, in the last third of the run, when the
@@ -16,7 +16,7 @@ of settings, and `turns` those that reverse the change before. `CPU` is the tune
 | bursty | bursts of about ten requests |
 | noisy | steady, each step's time with 20 % of noise |
 | delayed | steady, the tuner sees all events half a minute late |
-| azure, servegen | published traces, sped up to the same mean rate |
+| azure, servegen | published traces, at the same mean rate of requests, or of tokens if that is less |
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ from headrace.observe.tuner.tuner import Mode
 RATE = 3.0
 """Requests per second in the mean; about three quarters of what the device sustains."""
 
+PROMPT, OUTPUT = (200, 1800), (20, 100)
+MEAN_TOKENS = sum(PROMPT + OUTPUT) / 2
+"""Tokens of a request that is made up: least and most of a prompt and of an output, and the mean of both together."""
+
 RATES: Mapping[str, Callable[[float], float]] = {
     "steady": lambda share: RATE,
     "step": lambda share: RATE * (0.67 if share < 0.4 else 1.33),
@@ -75,8 +79,8 @@ SWINGS = (1.5, 0.5)
 """An oscillating load has one of these multiples of the mean rate, each for `SWING_SECONDS`."""
 
 GRID: Mapping[str, tuple[float, ...]] = {
-    "mixed_prefill_ratio": (0.1, 0.25, 0.7, 2.0),
-    "max_num_batched_tokens": (2048,),
+    "mixed_prefill_ratio": (0.1, 0.16, 0.25, 0.45, 1.2),
+    "max_num_batched_tokens": (512, 2048),
 }
 WINDOW = 20.0
 TENTHS = 10
@@ -92,8 +96,9 @@ class Load(NamedTuple):
         """Its requests in so many seconds."""
         if self.trace is not None:
             calls = list(read_trace(self.trace))
-            faster = RATE * calls[-1].arrival / len(calls)
-            return [each for each in speedup(calls, faster) if each.arrival < seconds]
+            tokens = sum(each.prompt_tokens + each.output_tokens for each in calls) / len(calls)
+            faster = RATE * min(1.0, MEAN_TOKENS / tokens) * calls[-1].arrival / len(calls)
+            return [each for each in _rotated(list(speedup(calls, faster)), seed) if each.arrival < seconds]
         return list(self._synthetic(seconds, random.Random(seed)))
 
     def _synthetic(self, seconds: float, rng: random.Random) -> Iterator[Call]:
@@ -103,7 +108,15 @@ class Load(NamedTuple):
             swing = SWINGS[int(now / SWING_SECONDS) % 2] if self.name == "oscillating" else 1.0
             if rng.random() * most < swing * rate(now / seconds):
                 for _ in range(burst):
-                    yield Call(now, rng.randint(200, 1800), rng.randint(20, 100))
+                    yield Call(now, rng.randint(*PROMPT), rng.randint(*OUTPUT))
+
+
+def _rotated(calls: Sequence[Call], seed: int) -> list[Call]:
+    """A trace that begins elsewhere, and goes on with its beginning after its end; seed 1: at its beginning."""
+    whole = calls[-1].arrival
+    began = random.Random(seed).random() * whole if seed > 1 else 0.0
+    moved = (each._replace(arrival=(each.arrival - began) % whole) for each in calls)
+    return sorted(moved, key=lambda each: each.arrival)
 
 
 class NoisyDevice:
@@ -214,10 +227,10 @@ class Row(NamedTuple):
         return (self.started - self.tuned) / gain if gain > 0.02 * self.started else math.nan
 
 
-def row(load: Load, hours: float, plans: SchedulerOptions) -> Row:
+def row(load: Load, hours: float, plans: SchedulerOptions, seed: int) -> Row:
     """Simulate one load as started, tuned, and on the grid."""
-    end = hours * 3600
-    calls = load.calls(end)
+    calls = load.calls(hours * 3600, seed)
+    end = calls[-1].arrival
     before, after = (run(load, calls, plans, mode) for mode in (Mode.OFF, Mode.ON))
     late = end * 2 / 3
     old, new = before.latency(late, end), after.latency(late, end)
@@ -257,6 +270,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=[*RATES, "azure", "servegen"])
     parser.add_argument("--azure", type=Path, help="trace azure_llm_2023_conv")
     parser.add_argument("--servegen", type=Path, help="trace of ServeGen")
+    parser.add_argument("--seed", type=int, default=1, help="of the requests; where a trace begins")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--log", action="store_true", help="print what the tuner did")
     args = parser.parse_args()
@@ -272,7 +286,7 @@ def main() -> None:
     print(f"| load | {figures} |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     with ProcessPoolExecutor(args.jobs) as pool:
-        for each in pool.map(row, chosen, itertools.repeat(args.hours), itertools.repeat(plans)):
+        for each in pool.map(row, chosen, *map(itertools.repeat, (args.hours, plans, args.seed))):
             share = "-" if math.isnan(each.share) else f"{each.share:.0%}"
             cells = (
                 f"{1e3 * each.started:.2f}",

@@ -1,10 +1,15 @@
-"""The tuner on a real engine: the built-in model served in this process, which starts with a wrong setting.
+"""The tuner on a real engine: the built-in model served in this process.
 
-    python -m benchmarks.tuner_live [--start max_num_batched_tokens=32] [--seconds 45] [--share 0.6]
+    python -m benchmarks.tuner_live gain [--start max_num_batched_tokens=16] [--share 0.4] [--seconds 90] [--rounds 3]
+    python -m benchmarks.tuner_live cost [--rounds 4]
 
-Requests arrive at random times, at a share of the rate that the engine sustains with its own settings. First the tuner
-is off, then it is on, and then the same requests arrive as in the beginning. Printed are the time per generated token
-of each part, the processor time of the tuner, and its log.
+`gain`: the engine starts with a wrong setting, and requests arrive at random times at a share of the rate that it
+sustains with its own settings. The tuner is on for a while. Then the settings at the start, those that the tuner has
+left, and the defaults take turns on the same requests (and those of ``--beside``). Printed are the time per generated
+token with each, and the tuner's log.
+
+`cost`: clients send request after request. The tuner is off and on "advise" in turns: it rehearses then, and changes
+nothing. Printed are the ratios of the throughput of neighbouring rounds, and the tuner's processor time.
 """
 
 from __future__ import annotations
@@ -13,6 +18,10 @@ import argparse
 import asyncio
 import random
 import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from statistics import median
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -20,10 +29,22 @@ import httpx
 
 from headrace.build.server import build_app
 from headrace.config import options
+from headrace.core.engine import Engine
+from headrace.core.knobs import Knobs
 from headrace.observe.experiments.conductor import Change
 from headrace.observe.tuner.tuner import Tuner
 
-SLOTS, WINDOW = 16, 4.0
+Settings = dict[str, Any]
+"""Values by the names of the options."""
+
+FIELDS = {
+    "mixed_prefill_ratio": "mixed_prefill_ratio",
+    "max_num_batched_tokens": "batched_tokens",
+    "max_step_seconds": "step_seconds",
+}
+"""The fields of `Knobs` of these options."""
+
+SLOTS, WINDOW = 16, 3.0
 WORDS = (
     "river",
     "stone",
@@ -39,7 +60,8 @@ WORDS = (
     "bread",
 )
 PROMPT_WORDS, OUTPUT_TOKENS = (100, 400), (20, 80)
-WARM_SECONDS = 6.0
+MEAN_TOKENS = 50
+WARM_SECONDS, ROUND_SECONDS, COST_SECONDS = 5.0, 7.0, 12.0
 
 
 class Served(NamedTuple):
@@ -89,52 +111,109 @@ class Timed:
             self.seconds += time.thread_time() - began
 
 
-async def sustained(api: httpx.AsyncClient) -> float:
-    """Requests per second of clients that send request after request, one for each slot."""
-    rng, count, until = random.Random(0), 0, time.perf_counter() + WARM_SECONDS
+async def sustained(api: httpx.AsyncClient, seconds: float = WARM_SECONDS, seed: int = 0) -> float:
+    """Tokens per second of clients that send request after request, one for each slot."""
+    rng, tokens, until = random.Random(seed), 0, time.perf_counter() + seconds
 
     async def client() -> None:
-        nonlocal count
+        nonlocal tokens
         while time.perf_counter() < until:
-            await ask(api, body(rng))
-            count += 1
+            served = await ask(api, body(rng))
+            tokens += served.tokens
 
     began = time.perf_counter()
     await asyncio.gather(*[client() for _ in range(SLOTS)])
-    return count / (time.perf_counter() - began)
+    return tokens / (time.perf_counter() - began)
 
 
-async def serve(start: dict[str, Any], share: float, seconds: float) -> None:
-    """Run all parts and print."""
+@asynccontextmanager
+async def serving(start: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, Engine]]:
+    """A server of the built-in model with these settings, warmed up; its client and its engine."""
     given = {"model": "builtin", "max_num_seqs": SLOTS, "access_log": False, "tuner_window": WINDOW}
-    given["enable_prefix_caching"] = False  # the same requests come twice
-    app, running = build_app(options({**given}))
-    transport = httpx.ASGITransport(app=app)
-    async with running, httpx.AsyncClient(transport=transport, base_url="http://live", timeout=120.0) as api:
-        rate = share * await sustained(api)
-        right = await part(api, rate, seconds / 2, seed=1)
-    app, running = build_app(options({**given, **start}))
+    given["enable_prefix_caching"] = False  # the same requests come several times
+    engines: list[Engine] = []
+    make = Engine.__init__
+
+    def kept(engine: Engine, *args: Any, **named: Any) -> None:
+        make(engine, *args, **named)
+        engines.append(engine)
+
+    with patch.object(Engine, "__init__", kept):
+        app, running = build_app(options({**given, **start}))
     transport = httpx.ASGITransport(app=app)
     async with running, httpx.AsyncClient(transport=transport, base_url="http://live", timeout=120.0) as api:
         await sustained(api)
-        before = await part(api, rate, seconds, seed=1)
-        (await api.post("/v1/tuner", json={"mode": "on"})).raise_for_status()
-        began, timed = time.perf_counter(), Timed()
-        with patch.object(Tuner, "tick", lambda tuner, now, *, frozen: timed.tick(tuner, now, frozen=frozen)):
-            during = await part(api, rate, 1.5 * seconds, seed=2)
-            after = await part(api, rate, seconds, seed=1)
-        cost = timed.seconds / (time.perf_counter() - began)
+        yield api, engines[-1]
+
+
+async def set_mode(api: httpx.AsyncClient, mode: str) -> None:
+    """Switch the tuner."""
+    (await api.post("/v1/tuner", json={"mode": mode})).raise_for_status()
+
+
+async def gain(
+    start: Settings, beside: Sequence[Settings], share: float, seconds: float, rounds: int
+) -> None:
+    """Tune a wrong start, and then compare settings in turns."""
+    async with serving({}) as (api, engine):
+        usual, rate = engine.knobs, share * await sustained(api) / MEAN_TOKENS
+    async with serving(start) as (api, engine):
+        wrong = engine.knobs
+        await set_mode(api, "on")
+        during = await part(api, rate, seconds, seed=1)
         report = (await api.get("/v1/tuner")).json()
-    print(
-        f"{rate:.1f} requests/s; ms per token: default settings {1e3 * right:.1f}, wrong ones {1e3 * before:.1f}, "
-    )
-    print(
-        f"while tuning {1e3 * during:.1f}, then {1e3 * after:.1f}; {before / after:.2f} times as fast as at the start"
-    )
-    print(f"the tuner takes {cost:.2%} of a core")
-    print({name: each["value"] for name, each in report["settings"].items()}, report["measured_to_rehearsed"])
-    for line in report["log"]:
-        print(f"{line['at']:7.1f} s  {line['what']}")
+        tuned = engine.knobs
+        await set_mode(api, "off")
+        print(f"{rate:.1f} requests/s; while tuning {1e3 * during:.2f} ms per token")
+        for line in report["log"]:
+            print(f"  {line['at']:7.1f} s  {line['what']}")
+        compared = {"start": wrong, "tuned": tuned, "default": usual}
+        for each in beside:
+            compared[str(each)] = replace(usual, **{FIELDS[name]: value for name, value in each.items()})
+        await _turns(api, engine, compared, rate, rounds)
+
+
+async def _turns(
+    api: httpx.AsyncClient, engine: Engine, compared: Mapping[str, Knobs], rate: float, rounds: int
+) -> None:
+    """Print the time per token with each of these knobs, in rounds of the same requests."""
+    found: dict[str, list[float]] = {name: [] for name in compared}
+    for number in range(rounds):
+        order = list(compared.items())[:: -1 if number % 2 else 1]
+        for name, knobs in order:
+            engine.knobs = knobs
+            found[name].append(1e3 * await part(api, rate, ROUND_SECONDS, seed=100 + number))
+    for name, values in found.items():
+        faster = [first / own for first, own in zip(found["start"], values, strict=True)]
+        shown = ", ".join(f"{each:.2f}" for each in values)
+        print(
+            f"{name}: median {median(values):.2f} ms per token, {median(faster):.2f} times the start ({shown})"
+        )
+        print(f"  {compared[name]}")
+
+
+async def cost(rounds: int) -> None:
+    """Compare the throughput with and without rehearsals, in turns."""
+    timed = Timed()
+    with patch.object(Tuner, "tick", lambda tuner, now, *, frozen: timed.tick(tuner, now, frozen=frozen)):
+        async with serving({}) as (api, _):
+            found: dict[str, list[float]] = {"off": [], "advise": []}
+            for number in range(rounds):
+                for mode in list(found)[:: -1 if number % 2 else 1]:
+                    await set_mode(api, mode)
+                    found[mode].append(await sustained(api, COST_SECONDS, seed=number))
+    ratios = [on / off for off, on in zip(found["off"], found["advise"], strict=True)]
+    for mode, values in found.items():
+        print(f"{mode}: {', '.join(f'{each:.0f}' for each in values)} tokens/s")
+    share = timed.seconds / (rounds * COST_SECONDS)
+    print(f"advise / off: median {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    print(f"the tuner takes {share:.1%} of a core")
+
+
+def settings(text: str) -> Settings:
+    """``NAME=VALUE``, separated by commas."""
+    pairs = (each.split("=") for each in text.split(","))
+    return {name: int(value) if name.startswith("max_num") else float(value) for name, value in pairs}
 
 
 def main() -> None:
@@ -142,13 +221,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--start", default="max_num_batched_tokens=32", metavar="SETTING=VALUE")
-    parser.add_argument("--seconds", type=float, default=45.0, help="length of the first part")
-    parser.add_argument("--share", type=float, default=0.6, help="of the rate that the engine sustains")
+    parser.add_argument("what", choices=("gain", "cost"))
+    parser.add_argument(
+        "--start", type=settings, default="max_num_batched_tokens=16", metavar="SETTING=VALUE,…"
+    )
+    parser.add_argument("--beside", type=settings, action="append", default=[], metavar="SETTING=VALUE,…")
+    parser.add_argument("--seconds", type=float, default=90.0, help="how long the tuner is on")
+    parser.add_argument("--share", type=float, default=0.4, help="of the rate that the engine sustains")
+    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    name, value = args.start.split("=")
-    start = {name: int(value) if name.startswith("max_num") else float(value)}
-    asyncio.run(serve(start, args.share, args.seconds))
+    if args.what == "gain":
+        asyncio.run(gain(args.start, args.beside, args.share, args.seconds, args.rounds))
+    else:
+        asyncio.run(cost(args.rounds))
 
 
 if __name__ == "__main__":

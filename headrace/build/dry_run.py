@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.build.operations.request_settings import make_requests
-from headrace.build.policies import is_static
+from headrace.build.policies import has_patience, is_static
 from headrace.build.simulation import calibrated_machine, make_fleet
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
@@ -55,7 +55,7 @@ class Trial:
         """
         engine.knobs = self._knobs or engine.knobs
         steering = Steering(
-            live_settings(plans.max_num_seqs, static=is_static(plans)),
+            live_settings(plans.max_num_seqs, static=is_static(plans), patience=has_patience(plans)),
             lambda: engine.knobs,
             lambda: f"replica {len(self.experiments)}",
             requests=make_requests(plans),

@@ -34,6 +34,7 @@ from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.order import PATIENCE
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.holds import UntilCompiled
 from headrace.core.scheduler.prefix_choice import LongestPrefix
@@ -126,7 +127,7 @@ def make_engine(
     scheduler = Scheduler(
         pool,
         FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),
-        make_order(plans, predictions),
+        make_order(plans, predictions, lambda: engine.knobs),
         make_admission(plans),
         make_victims(plans, cost, classes),
         _room(plans, predictions, cache, num_blocks),
@@ -209,6 +210,7 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int, stages:
         mixed_prefill_ratio=plans.mixed_prefill_ratio,
         step_seconds=plans.max_step_seconds,
         static_batch_seconds=plans.static_batch_timeout,
+        queue_patience=PATIENCE if plans.queue_order == "shortest" else 0.0,
         turns=resolve_overlap(plans, device, stages) + 1 if stages > 1 else 1,
     )
 

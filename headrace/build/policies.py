@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from headrace.build.plugins import Port, find_class, make_plugin
 from headrace.config import ConfigError, SchedulerOptions
+from headrace.core.knobs import Knobs
 from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.step_cost import StepCost
-from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
+from headrace.core.queueing.order import ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, VictimPolicy
 from headrace.core.tenancy.classes import ServiceClass
@@ -52,13 +53,21 @@ def check_policies(plans: SchedulerOptions) -> None:
         )
 
 
-def make_order(plans: SchedulerOptions, starts: LatestStarts) -> OrderPolicy:
-    """The order within a queue; a plug-in is offered ``seconds``, the predicted time of a request that runs alone."""
+def make_order(plans: SchedulerOptions, starts: LatestStarts, knobs: Callable[[], Knobs]) -> OrderPolicy:
+    """The order within a queue; a plug-in is offered ``seconds``, the predicted time of a request that runs alone.
+
+    ``knobs`` returns the engine's present ones.
+    """
     if plans.queue_order not in ORDER.built_in:
         return cast(OrderPolicy, make_plugin(ORDER, plans.queue_order, seconds=starts.work_seconds))
-    if plans.scheduling_policy == "fair":
-        return ShortestFirst(starts.work_seconds) if plans.queue_order == "shortest" else ByAge()
+    if has_patience(plans):
+        return ShortestFirst(starts.work_seconds, lambda: knobs().queue_patience)
     return ByPriority() if plans.scheduling_policy == "priority" else FirstComeFirstServed()
+
+
+def has_patience(plans: SchedulerOptions) -> bool:
+    """Whether the order within a queue depends on `Knobs.queue_patience`."""
+    return plans.scheduling_policy == "fair" and plans.queue_order in ORDER.built_in
 
 
 def make_admission(plans: SchedulerOptions) -> AdmissionPolicy:

@@ -266,7 +266,7 @@ def _make_app(
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
     beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
-    beside += [responses.background, *batch.beside, embedding.worker, tuning.task]
+    beside += [responses.background, *batch.beside, embedding.worker, *tuning.tasks]
     beside += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)

@@ -18,7 +18,8 @@ class Knobs:
     often a waiting request that does not fit may be passed over. ``max_running`` bounds the running requests below the
     number of slots (0: no bound); those that run already go on. ``static_batch_seconds`` is how long an incomplete
     static batch waits (None: as its policy was made). ``turns`` is the number of steps in flight that decode different
-    sequences: as many as a pipeline computes at once.
+    sequences: as many as a pipeline computes at once. ``queue_patience`` is how many seconds of waiting outweigh one
+    second of predicted work in the order of requests that arrive from now on (0: by age; only the policy ``fair``).
     """
 
     batched_tokens: int = 2048
@@ -30,3 +31,4 @@ class Knobs:
     max_running: int = 0
     static_batch_seconds: float | None = None
     turns: int = 1
+    queue_patience: float = 0.0

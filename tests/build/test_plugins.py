@@ -24,6 +24,7 @@ from headrace.build.policies import (
     make_victims,
 )
 from headrace.config import ConfigError, SchedulerOptions
+from headrace.core.knobs import Knobs
 from headrace.core.memory.eviction import CostAwareEviction, LeastRecentlyUsed
 from headrace.core.prediction.step_cost import TOKENS_ONLY
 from headrace.core.queueing.order import ByAge
@@ -165,7 +166,7 @@ def test_an_order_that_the_policy_would_ignore_is_refused():
 @pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])
 def test_a_plugged_in_order_replaces_that_of_every_scheduling_policy(policy):
     plans = SchedulerOptions(scheduling_policy=policy, queue_order="my_policies:Shortest")
-    made = make_order(plans, SimpleNamespace(work_seconds=len))
+    made = make_order(plans, SimpleNamespace(work_seconds=len), Knobs)
     assert made.rank("four", 7) == (4, 7)
 
 

@@ -7,5 +7,6 @@
 - `kv_events`: what the prefix cache holds, published for routers.
 - `dry_runs`: experiments on a simulation of the server.
 - `tuning`: experiments and the tuner. `request_settings`: the settings of requests that they may compare.
+- `rehearsals`: the process in which the tuner rehearses.
 - `dashboard`: the pages in the browser. `first_requests`: requests that are answered before those of clients.
 """

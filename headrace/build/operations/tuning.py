@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.build.operations.dry_runs import DryRuns, Machine
+from headrace.build.operations.rehearsals import Rehearsals
 from headrace.build.operations.request_settings import make_requests
-from headrace.build.policies import is_static
+from headrace.build.policies import has_patience, is_static
 from headrace.config import Options
 from headrace.core.engine import Engine
 from headrace.observe.experiments.units import describe_metrics
@@ -23,9 +24,9 @@ from headrace.serve.http.operations.tuner import TunerRoutes
 
 
 class Tuning(NamedTuple):
-    """The task beside the server, and its endpoints."""
+    """The tasks beside the server, and its endpoints."""
 
-    task: Experiments
+    tasks: tuple[Rehearsals, Experiments]
     endpoints: tuple[ExperimentRoutes, TunerRoutes]
 
 
@@ -37,9 +38,9 @@ def make_tuning(
     A dry run simulates ``machine`` with the load of the requests in ``lives``.
     """
     plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
-    service = recall.service
+    service, rehearsals = recall.service, Rehearsals()
     steering = Steering(
-        live_settings(plans.max_num_seqs, static=is_static(plans)),
+        live_settings(plans.max_num_seqs, static=is_static(plans), patience=has_patience(plans)),
         lambda: engine.knobs,
         lambda: f"exp_{secrets.token_hex(8)}",
         Mode(chosen.tuner),
@@ -50,6 +51,7 @@ def make_tuning(
             semantic=options.semantic.semantic_cache == "serve",
         ),
         engine.times,
+        rehearsals.run,
     )
     recall.assigned = steering.assigned
 
@@ -71,7 +73,7 @@ def make_tuning(
         return steering.tuner.report()
 
     return Tuning(
-        task,
+        (rehearsals, task),
         (
             ExperimentRoutes(task, known, dry_runs.run, max_body_bytes=limit),
             TunerRoutes(report, set_mode, max_body_bytes=limit),

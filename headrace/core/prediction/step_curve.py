@@ -6,7 +6,8 @@
  --------'
  tokens  32      512
 ```
-`StepTimes` is a line through the recent steps, so it is wrong about sizes that the present settings do not make.
+`StepTimes` is a line through the recent steps, so it is wrong about sizes that the present settings do not make. Beyond
+the largest measured size it is all that is known: a token costs its slope, or the share of that size if it is less.
 """
 
 from __future__ import annotations
@@ -55,15 +56,18 @@ class StepCurve:
         """Whether a step has been observed."""
         return bool(self._cells)
 
-    def seconds(self, tokens: int) -> float:
-        """Seconds of a step of so many tokens; at least one step must have been observed."""
+    def seconds(self, tokens: int, slope: float = math.inf) -> float:
+        """Seconds of a step of so many tokens; at least one step must have been observed.
+
+        ``slope`` is what a token costs beyond the largest size, at most.
+        """
         points = self._points
         if not points:
             points = self._points = sorted((cell[1], cell[2]) for cell in self._cells.values())
         at = bisect_left(points, (tokens, 0.0))
         if at == len(points):
             last, seconds = points[-1]
-            return seconds * tokens / last
+            return seconds + min(seconds / last, slope) * (tokens - last)
         size, seconds = points[at]
         share = seconds * tokens / size
         return max(share, min(seconds, points[at - 1][1])) if at else max(share, seconds)

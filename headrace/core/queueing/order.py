@@ -16,7 +16,7 @@ AGEING_SECONDS = 10.0
 """Seconds by which one step of ``priority`` moves a request ahead."""
 
 PATIENCE = 4.0
-"""Seconds of waiting that outweigh one second of predicted work."""
+"""Seconds of waiting that outweigh one second of predicted work, with `ShortestFirst`."""
 
 
 class OrderPolicy(Protocol):
@@ -60,11 +60,17 @@ class ByAge:
 
 
 class ShortestFirst:
-    """By predicted work and age; ``seconds`` predicts how long a request takes alone (its output length is a guess)."""
+    """By predicted work and age; ``seconds`` predicts how long a request takes alone (its output length is a guess).
 
-    def __init__(self, seconds: Callable[[Request], float]) -> None:
-        self._seconds = seconds
+    ``patience`` returns how many seconds of waiting outweigh one second of work; with 0 the order is that of `ByAge`.
+    """
+
+    def __init__(
+        self, seconds: Callable[[Request], float], patience: Callable[[], float] = lambda: PATIENCE
+    ) -> None:
+        self._seconds, self._patience = seconds, patience
 
     def rank(self, request: Request, number: int) -> Rank:
         age = request.arrived + request.priority * AGEING_SECONDS
-        return (age + PATIENCE * self._seconds(request), number)
+        patience = self._patience()
+        return (age + patience * self._seconds(request) if patience else age, number)

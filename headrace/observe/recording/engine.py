@@ -58,6 +58,7 @@ class RecordedEngine(Engine):
         self._drafts = drafter if isinstance(drafter, RecordedDrafter) else None
 
     def submit(self, request: Request, now: float) -> None:
+        self._tell_knobs()  # the order of the queue may depend on them
         self._tell(Submitted(request, now))
         super().submit(request, now)
 
@@ -74,9 +75,7 @@ class RecordedEngine(Engine):
         super().reset_prefix_cache(lower=lower)
 
     def step(self, now: float) -> list[Event]:
-        if self.knobs is not self._recorded_knobs:
-            self._recorded_knobs = self.knobs
-            self._tell(Turned(self.knobs))
+        self._tell_knobs()
         began = self._clock()
         self._stepping = True
         try:
@@ -89,6 +88,11 @@ class RecordedEngine(Engine):
         seconds = self._clock() - began
         self._tell(Took(now, seconds, self._observed.take(), tuple(events), self._take_drafts()))
         return events
+
+    def _tell_knobs(self) -> None:
+        if self.knobs is not self._recorded_knobs:
+            self._recorded_knobs = self.knobs
+            self._tell(Turned(self.knobs))
 
     def _take_drafts(self) -> Drafts | None:
         return None if self._drafts is None else self._drafts.take()

@@ -20,6 +20,8 @@ from headrace.core.request import Request
 from headrace.core.request_settings import NO_SETTINGS
 from headrace.observe.experiments.conductor import Change, Conductor
 from headrace.observe.steering.settings import AnyValue, Setting, Value, changed, checked, values
+from headrace.observe.tuner.chooser import Rehearse
+from headrace.observe.tuner.rehearsal import in_parts
 from headrace.observe.tuner.steps import ranges
 from headrace.observe.tuner.tuner import Mode, Tuner
 
@@ -57,7 +59,8 @@ class Steering:
     """``knobs`` returns the engine's present ones; ``make_id`` a new id for an experiment.
 
     ``settings`` are those of the engine, ``requests`` those of its requests (None: none may change). ``times`` are the
-    step times that the engine learns, and ``window_seconds`` the length of a window, for the tuner.
+    step times that the engine learns, and ``window_seconds`` the length of a window, for the tuner, whose rehearsals
+    ``rehearse`` runs.
     """
 
     def __init__(
@@ -69,13 +72,16 @@ class Steering:
         window_seconds: float = 20.0,
         requests: Requests | None = None,
         times: StepTimes | None = None,
+        rehearse: Rehearse = in_parts,
     ) -> None:
         self.settings = settings
         self.requests = requests = requests or Requests({}, {})
         self._knobs = knobs
         self.conductor = Conductor({**settings, **requests.settings}, self.all_present, make_id)
         start = self.present()
-        self.tuner = Tuner(settings, ranges(settings, start), start, knobs, times, mode, window_seconds)
+        self.tuner = Tuner(
+            settings, ranges(settings, start), start, knobs, times, mode, window_seconds, rehearse
+        )
 
     def present(self) -> dict[str, Value]:
         """The present value of each setting of the engine."""

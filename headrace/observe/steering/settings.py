@@ -53,13 +53,26 @@ class Setting(NamedTuple):
         return {"value": value, **bounds, "help": self.help, "units": units}
 
 
-def live_settings(max_num_seqs: int, *, static: bool = False) -> Mapping[str, Setting]:
-    """All settings of an engine with so many slots; ``static`` batches have a timeout too."""
+def live_settings(
+    max_num_seqs: int, *, static: bool = False, patience: bool = False
+) -> Mapping[str, Setting]:
+    """All settings of an engine with so many slots; ``static`` batches have a timeout too.
+
+    ``patience``: the order of its queue depends on the knob of that name.
+    """
     timeout = Setting(
         "static_batch_seconds", False, 0.0, 60.0, "Time after which an incomplete static batch starts."
     )
+    order = Setting(
+        "queue_patience",
+        False,
+        0.0,
+        1000.0,
+        "Queue order of new requests: seconds of waiting that outweigh one second of predicted work; 0: by arrival.",
+    )
     return {
         **({"static_batch_timeout": timeout} if static else {}),
+        **({"queue_patience": order} if patience else {}),
         "max_num_batched_tokens": Setting(
             "batched_tokens", True, max_num_seqs, 1 << 20, "Most tokens computed in one step."
         ),

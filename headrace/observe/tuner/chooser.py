@@ -1,4 +1,4 @@
-"""Which change is best for what is to come, by rehearsals; generators that yield after a millisecond of work."""
+"""Which change is best for what is to come, by rehearsals; generators that yield while these run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.observe.steering.settings import Setting, Value, changed
 from headrace.observe.tuner.forecast import Forecast
-from headrace.observe.tuner.rehearsal import Outcome, Rehearsal, Scene
+from headrace.observe.tuner.rehearsal import Outcome, Scene
 from headrace.observe.tuner.steps import Range
 from headrace.observe.tuner.verdict import gain_of, is_within
 
@@ -31,8 +31,8 @@ MOST_STEPS = 3
 NO_EFFECT = 1e-3
 """Rehearsed gain up to which a setting does not bind; more of the same is not rehearsed."""
 
-PART_STEPS = 50
-"""Steps that are rehearsed at a time, in less than a millisecond."""
+Rehearse = Callable[[Scene, Knobs, StepTimes, int, bool], Generator[None, None, Outcome]]
+"""Runs a `Rehearsal`: its scene, knobs, step times, slots, and whether batches are static."""
 
 Way = tuple[str, bool]
 """A setting, and whether it is raised."""
@@ -59,7 +59,7 @@ class Decision(NamedTuple):
 class Chooser:
     """Chooses among the values of ``ranges``; ``start`` are the values that all are compared with.
 
-    ``knobs`` returns the engine's present ones, and ``slots`` bounds its running requests.
+    ``knobs`` returns the engine's present ones, ``slots`` bounds its running requests, and ``run`` runs rehearsals.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class Chooser:
         start: Mapping[str, Value],
         knobs: Callable[[], Knobs],
         slots: int,
+        run: Rehearse,
     ) -> None:
         self._settings, self._ranges, self._start = settings, ranges, start
-        self._knobs, self._slots = knobs, slots
+        self._knobs, self._slots, self._run = knobs, slots, run
 
     @property
     def present(self) -> dict[str, Value]:
@@ -87,11 +88,7 @@ class Chooser:
         for name, value in (values or {}).items():
             knobs = changed(self._settings, knobs, name, value)
         static = "static_batch_timeout" in self._settings
-        rehearsal = Rehearsal(scene, knobs, times, self._slots, static=static)
-        while (outcome := rehearsal.run(PART_STEPS)) is None:
-            yield
-        yield
-        return outcome
+        return self._run(scene, knobs, times, self._slots, static)
 
     def decide(
         self, forecast: Forecast, times: StepTimes, resting: Callable[[Way], bool]

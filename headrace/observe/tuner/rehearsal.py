@@ -11,12 +11,15 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.scheduler.step_builder import LEAST_PREFILL, mixed_limit, usual_limit
+
+PART_STEPS = 50
+"""Steps that are rehearsed at a time, in less than a millisecond."""
 
 
 class Job(NamedTuple):
@@ -70,6 +73,7 @@ class Rehearsal:
     ) -> None:
         self._scene, self._knobs, self._times = scene, knobs, times.copy()
         self._curve = self._times.curve.copy()  # what a step takes does not change by rehearsing it
+        self._slope = times.coefficients[2]
         self._slots = min(slots, knobs.max_running or slots)
         self._timeout = (knobs.static_batch_seconds or 0.0) if static else None
         self._joining = 0  # requests of a static batch that have not started yet
@@ -178,7 +182,7 @@ class Rehearsal:
             chunks.append(length)
             rows, tokens = rows + 1, tokens + length
             contexts += length * position + length * length // 2
-        seconds = self._curve.seconds(tokens)
+        seconds = self._curve.seconds(tokens, self._slope)
         times.observe(rows, tokens, contexts, seconds)
         return chunks, seconds
 
@@ -204,6 +208,17 @@ class Rehearsal:
     def _end(self, arrived: float) -> None:
         self._open += self._now - arrived
         self._inside += max(0.0, min(self._now, self._scene.ended) - arrived)
+
+
+def in_parts(
+    scene: Scene, knobs: Knobs, times: StepTimes, slots: int, static: bool
+) -> Generator[None, None, Outcome]:
+    """The outcome of a rehearsal; yields after every `PART_STEPS` steps."""
+    rehearsal = Rehearsal(scene, knobs, times, slots, static=static)
+    while (outcome := rehearsal.run(PART_STEPS)) is None:
+        yield
+    yield
+    return outcome
 
 
 def _p99(weighted: list[tuple[float, int]]) -> float:

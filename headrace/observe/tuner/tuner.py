@@ -28,10 +28,10 @@ from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.observe.experiments.conductor import Change
 from headrace.observe.steering.settings import Setting, Value
-from headrace.observe.tuner.chooser import LEAST_GAIN, Choice, Chooser, Way
+from headrace.observe.tuner.chooser import LEAST_GAIN, Choice, Chooser, Rehearse, Way
 from headrace.observe.tuner.forecast import SCENES, Forecaster
 from headrace.observe.tuner.history import History, Watched
-from headrace.observe.tuner.rehearsal import Outcome
+from headrace.observe.tuner.rehearsal import Outcome, in_parts
 from headrace.observe.tuner.steps import Range
 from headrace.observe.tuner.verdict import GUARDS, METRIC, Probation, Rehearsed, errors_of, judge
 
@@ -82,7 +82,8 @@ class Tuner:
     """Decides on changes of ``settings`` within ``ranges``; ``knobs`` returns the engine's present ones.
 
     ``times`` are the step times that the engine learns (None: it learns none, and nothing is changed). ``start`` are
-    the values of the settings at the beginning. `history` must see all events unless the mode is off.
+    the values of the settings at the beginning. ``rehearse`` runs rehearsals. `history` must see all events unless the
+    mode is off.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Tuner:
         times: StepTimes | None,
         mode: Mode,
         window_seconds: float = 20.0,
+        rehearse: Rehearse = in_parts,
     ) -> None:
         self.mode = mode
         self.notes: list[Note] = []
@@ -101,7 +103,7 @@ class Tuner:
         self._ranges = dict(ranges)
         self._start = {name: start[name] for name in ranges}
         slots = int(settings["max_running"].high)
-        self._chooser = Chooser(settings, self._ranges, self._start, knobs, slots)
+        self._chooser = Chooser(settings, self._ranges, self._start, knobs, slots, rehearse)
         self._times = times
         self._window_seconds = window_seconds
         self._pending: deque[Change] = deque()

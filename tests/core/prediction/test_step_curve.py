@@ -25,6 +25,14 @@ def test_between_two_sizes_a_step_reads_weights_or_computes_whichever_is_longer(
     assert curve.seconds(1) == pytest.approx(0.02), "the weights are read all the same"
 
 
+def test_beyond_the_largest_size_a_token_costs_its_share_or_the_slope_if_that_is_less():
+    curve = learned((8, 0.019), (16, 0.02))
+    assert curve.seconds(32) == pytest.approx(0.04)
+    assert curve.seconds(32, slope=1e-4) == pytest.approx(0.0216)
+    assert curve.seconds(32, slope=1.0) == pytest.approx(0.04)
+    assert curve.seconds(16, slope=1e-4) == pytest.approx(0.02)
+
+
 def test_a_curve_never_falls_between_two_sizes_that_do():
     curve = learned((32, 0.05), (512, 0.04))
     assert curve.seconds(300) <= 0.05

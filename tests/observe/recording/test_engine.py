@@ -63,6 +63,12 @@ def test_knobs_are_told_when_they_have_been_swapped():
     engine.step(2.0)
     assert [type(moment) for moment in moments] == [Took, Turned, Took, Took]
     assert moments[1] == Turned(Knobs(batched_tokens=7))
+    engine.knobs = dataclasses.replace(engine.knobs, queue_patience=4.0)
+    engine.submit(Request("r", (1,), SamplingParams(max_tokens=1)), 3.0)
+    assert [type(moment) for moment in moments[4:]] == [
+        Turned,
+        Submitted,
+    ]  # it may decide where the request waits
 
 
 def test_a_reset_and_events_taken_between_steps_are_told():

@@ -8,7 +8,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import changed, live_settings, values
-from headrace.observe.tuner import chooser
+from headrace.observe.tuner import rehearsal
 from headrace.observe.tuner import tuner as tuning
 from headrace.observe.tuner.history import Watched
 from headrace.observe.tuner.rehearsal import Job, Outcome, Scene
@@ -44,7 +44,7 @@ class World:
         self.steering = Steering(
             SETTINGS, lambda: self.knobs, lambda: f"e{next(numbers)}", mode, WINDOW, times=times
         )
-        monkeypatch.setattr(chooser, "Rehearsal", self.rehearsal)
+        monkeypatch.setattr(rehearsal, "Rehearsal", self.rehearsal)
         monkeypatch.setattr(tuning.History, "close", lambda history, now: self.measure(now))
 
     @property

@@ -277,7 +277,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     calls = PoolingCalls(worker, models, service.now, model.cost)
     embedding = EmbeddingApi(calls, **bounds_of)
     routes = [route for part in (*parts, embedding) for route in part.routes()]
-    beside: list[Beside] = [warmer, background, worker, tuning.task]
+    beside: list[Beside] = [warmer, background, worker, *tuning.tasks]
     if "batch_path" in options:
         lines = GeneratedLines(recall, model, notes, request_timeout=30.0)
         runner = LineRunner(service, (lines, PooledLines(calls, request_timeout=30.0)))

@@ -1,0 +1,98 @@
+"""Rehearsals of the tuner in a process of their own: the server's interpreter is the engine's.
+
+It has the lowest priority, and is this file's program. It begins with the first rehearsal and ends with its pipe, so
+with the server in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+
+from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_times import StepTimes
+from headrace.observe.tuner.rehearsal import Outcome, Rehearsal, Scene, in_parts
+
+PROGRAM = "headrace.build.operations.rehearsals"
+LOWEST_PRIORITY = 19
+FAILURES = (OSError, EOFError, pickle.UnpicklingError)
+"""Of a process that has ended, or cannot begin."""
+
+logger = logging.getLogger("headrace.tuner")
+
+
+class Rehearsals:
+    """One rehearsal at a time; a task beside the server."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = ThreadPoolExecutor(1, "rehearsals")  # writing to a full pipe waits
+
+    def start(self) -> None:
+        """Nothing runs before the first rehearsal."""
+
+    async def stop(self) -> None:
+        """End the process."""
+        self._thread.shutdown(wait=False)
+        self._end()
+
+    def run(
+        self, scene: Scene, knobs: Knobs, times: StepTimes, slots: int, static: bool
+    ) -> Generator[None, None, Outcome]:
+        """As `in_parts`, which also runs if the process fails."""
+        asked = self._thread.submit(self._ask, (scene, knobs, times.copy(), slots, static))
+        while not asked.done():
+            yield
+        try:
+            return asked.result()
+        except FAILURES as error:
+            logger.warning("the tuner rehearses in the server: %s: %s", type(error).__name__, error)
+            return (yield from in_parts(scene, knobs, times, slots, static))
+
+    def _ask(self, asked: tuple[Scene, Knobs, StepTimes, int, bool]) -> Outcome:
+        process, pipe = self._process, subprocess.PIPE
+        if process is None:
+            command = (sys.executable, "-m", PROGRAM)
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+            self._process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            pickle.dump(asked, process.stdin)
+            process.stdin.flush()
+            outcome: Outcome = pickle.load(process.stdout)
+        except FAILURES:
+            self._end()
+            raise
+        return outcome
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def main() -> None:
+    """Rehearse what the server asks for until it has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server's end is this one's
+    os.nice(LOWEST_PRIORITY)
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    while True:
+        try:
+            scene, knobs, times, slots, static = pickle.load(source)
+        except EOFError:
+            return
+        outcome = Rehearsal(scene, knobs, times, slots, static=static).run()
+        pickle.dump(outcome, target)
+        target.flush()
+
+
+if __name__ == "__main__":
+    main()
