@@ -113,7 +113,7 @@ def test_long_prompts_do_not_hold_up_decoding():
 
 def test_blocks_need_host_memory_to_arrive_in():
     with pytest.raises(ConfigError, match="--kv-offload-bytes"):
-        fleet(2, 1, host=None)
+        fleet(2, 1, host=0)
 
 
 def test_a_fleet_can_be_warmed_up():
