@@ -48,7 +48,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         flags += ["--kv-offload-bytes", str(2**22)]
         flags += ["--max-num-seqs", "4", "--max-num-queued-reqs", "16", "--tenants", str(tenants)]
         flags += ["--embedding-model", "builtin", "--peak-flops", "1e12", "--peak-bandwidth", "1e10"]
-        flags += ["--speculative-config", '{"method": "suffix", "num_speculative_tokens": 3}']
+        drafts = '{"method": "suffix", "num_speculative_tokens": 3, "adaptive": false}'  # in every wave
+        flags += ["--speculative-config", drafts]
         flags += ["--price-per-million-prompt-tokens", "1", "--price-per-million-output-tokens", "2"]
         with serving(*flags) as server, scraping(server.url.removeprefix("http://")) as running:
             for wave in (1, 2, 2):  # the repeated wave finds its answers in the cache
