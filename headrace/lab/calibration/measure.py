@@ -27,8 +27,8 @@ VISITS = 12
 VISIT_TOKENS = (16, 256)
 """Prompts of visits: few tokens, and as many as a context of twice that allows."""
 
-VISIT_GAP = 0.05
-"""Seconds between visits without streams: more than any of them takes, so that none waits for another."""
+VISIT_GAP, VISIT_TIMES = 0.05, 3
+"""Seconds between visits without streams, and how many times as long as their prompts take: few wait for another."""
 
 VISITED = 8
 """Maximum number of streams during visits."""
@@ -166,11 +166,12 @@ def front_seconds(
     server.run(stream_work(visited, -1))  # connections and first uses
     server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
     lengths = (VISIT_TOKENS[0], max(VISIT_TOKENS[0] + 1, min(VISIT_TOKENS[1], max_model_len // 2)))
+    gap = max(VISIT_GAP, VISIT_TIMES * prompt_seconds(lengths[1]))
     waits, alone, together, beside = [], [], [], []
     busy: list[tuple[float, int, int]] = []  # what a full batch takes longer, its steps and its tokens
     for turn in range(TURNS):
         one, many = stream_work(1, turn), stream_work(streams, turn)
-        apart = visits(VISITS * VISIT_GAP, lengths, turn)
+        apart = visits(VISITS * gap, lengths, turn)
         among = stream_work(visited, turn) + visits(seconds, lengths, turn)
         lone = server.run(apart)
         waits.append([_ttft(lone[i::2]) - prompt_seconds(lengths[i]) for i in range(2)])

@@ -110,6 +110,26 @@ def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_stre
     assert slower.request == pytest.approx(0.060 - 0.020 - slower.step - slower.event)
 
 
+class OneByOne(Answering):
+    """Answers visits one after the other: each waits for those before it."""
+
+    def run(self, work):
+        if any(each.max_tokens > 2 for each in work):
+            return super().run(work)
+        free, records = 0.0, []
+        for each in work:
+            first = max(free, each.arrival) + self.ttft
+            free = first + self.step
+            records.append(Record(each.id, each.arrival, free, (first, free), output_tokens=2))
+        return records
+
+
+def test_requests_of_a_slow_model_do_not_wait_for_each_other():
+    server = OneByOne(1.010, 0.010, 0.0005, 0.0005)
+    found = front_seconds(server, Answering(1.0, 0.010, 0.0005, 0.0005), 8, 1024, lambda tokens: 1.0)
+    assert found.request == pytest.approx(0.010)
+
+
 def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
     assert added(Answering(0.01, 0.009)) == (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     with pytest.raises(RuntimeError, match="visit0: no"):
