@@ -109,9 +109,9 @@ def _llama_cpp_drafts(program: str, method: str, draft: Path, tokens: int) -> li
         return []
     known = subprocess.run([program, "--help"], check=True, capture_output=True, text=True).stdout
     most = "--spec-draft-n-max" if "--spec-draft-n-max" in known else "--draft-max"
-    if method == "draft":  # newer versions load a draft model and do not use it unless they are told to
-        told = ["--spec-type", "draft-simple"] if "draft-simple" in known else []
-        return ["--model-draft", str(draft), most, str(tokens), *told]
+    if method == "draft":  # newer versions load a draft model, and use it only with this flag
+        use = ["--spec-type", "draft-simple"] if "draft-simple" in known else []
+        return ["--model-draft", str(draft), most, str(tokens), *use]
     if "--spec-type" not in known or "ngram-simple" not in known:
         raise NotInstalled("this llama.cpp has no drafts from n-grams")
     return ["--spec-type", "ngram-simple", most, str(tokens)]

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import mul
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.lab.calibration.values import BENDS, BadCalibration, features
+from headrace.lab.calibration.values import BENDS, BadCalibration, device_seconds, features
 from headrace.lab.simulate.work import StepWork
 
 LEAST_STEPS = 30
@@ -53,8 +52,7 @@ class Fit(NamedTuple):
         """The time of a step that computes a prompt and nothing else, the host's part included."""
         work = StepWork(1, tokens, tokens * (tokens + 1) // 2, tokens, 1)
         device = (self.step, self.row, *self.tokens, self.context, self.read, self.sample)
-        seconds: float = sum(map(mul, device, features(work)))
-        return seconds + self.host_step + self.host_row
+        return device_seconds(device, work) + self.host_step + self.host_row
 
 
 def fit(measured: Sequence[Measured]) -> Fit:

@@ -185,8 +185,8 @@ def front_seconds(
         busy.append((_seconds(served) - _seconds(computed), steps, tokens))
     event = max(0.0, median(together) - median(alone)) / max(1, streams - 1)
     step = max(0.0, median(alone) - event)
-    told = step + visited * event  # of a step of the visited streams
-    stall = max(0.0, median(beside) - told) * (STREAM_TOKENS - 1) / VISITS
+    writing = step + visited * event  # the output of a step of the visited streams
+    stall = max(0.0, median(beside) - writing) * (STREAM_TOKENS - 1) / VISITS
     requests = 2 * streams
     prompt = median([(longer - steps * step - requests * stall) / tokens for longer, steps, tokens in busy])
     short, long = (max(0.0, median(wait) - step - event) for wait in zip(*waits, strict=True))

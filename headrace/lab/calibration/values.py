@@ -51,6 +51,12 @@ def features(work: StepWork) -> tuple[int, ...]:
     )
 
 
+def device_seconds(coefficients: tuple[float, ...], work: StepWork) -> float:
+    """The device's time for a step; the coefficients are those of `Calibration.device`."""
+    seconds: float = sum(map(mul, coefficients, features(work)))
+    return seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Numbers of a machine that runs a model.
@@ -60,10 +66,10 @@ class Calibration:
     costs of one more token from each of `BENDS` on. ``error_p50`` and ``error_p90`` are relative errors on the measured
     steps.
 
-    ``front_request``, ``front_token``, ``front_event`` and ``front_stall`` are those of `Front`. Its work for what a
-    step tells also keeps the next step waiting, for the two share an interpreter and cores: ``front_step`` seconds
-    however little was told, and for each part of an answer ``front_event``, or ``front_prompt`` where the step computes
-    prompts.
+    ``front_request``, ``front_token``, ``front_event`` and ``front_stall`` are those of `Front`. Writing the
+    output of a step also delays the next step, because the two share an interpreter and cores: by ``front_step``
+    seconds, however short the output is, and for each part of an answer by ``front_event``, or ``front_prompt`` where
+    the step computes prompts.
     """
 
     model: str
@@ -160,8 +166,7 @@ class Calibrated:
         self._front_prompt = max(c.front_event, c.front_prompt)
 
     def seconds(self, work: StepWork) -> float:
-        seconds: float = sum(map(mul, self._device, features(work)))
-        return seconds
+        return device_seconds(self._device, work)
 
     def host_seconds(self, work: StepWork) -> float:
         seconds = self._host_step + self._host_row * work.rows
