@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 
 from benchmarks.peers.gguf_names import interleaved, rope_factors, to_gguf
-from benchmarks.peers.shapes import PACKAGED, SHAPES, Shape
+from benchmarks.peers.shapes import EVERY, Shape
 from benchmarks.peers.vocabulary import MERGE, tokens
 
 
@@ -79,4 +79,4 @@ def write(shape: Shape, folder: Path, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(({**SHAPES, **PACKAGED})[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]))
+    write(EVERY[sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -6,7 +6,7 @@ Speed depends on shapes and not on what the numbers say, so the weights are rand
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -115,3 +115,34 @@ PACKAGED: Mapping[str, Shape] = {
     )
 }
 """The built-in model and its draft model, whose weights are real: what is drafted needs real text."""
+
+CONSTANT = 2**-5
+"""What one added dimension of a widened model's hidden state always is."""
+
+
+def widened(own: Shape, size: Shape, suffix: str = "") -> Shape:
+    """The sizes of ``size`` for weights of ``own`` that are filled up (`benchmarks.widened`).
+
+    Heads keep their size and rotation. RMSNorm divides by the mean over more dimensions, and one of them is `CONSTANT`
+    and not 0: both are made up for in its epsilon, and in its weights.
+    """
+    epsilon = (own.hidden * own.rms_eps - CONSTANT**2) / size.hidden
+    rotation = {"rope_theta": own.rope_theta, "rope_scaling": None, "head_dim": own.head_dim}
+    name = f"widened-{size.name}{suffix}"
+    return replace(size, name=name, positions=own.positions, rms_eps=epsilon, **rotation)
+
+
+_TARGET, _DRAFT = PACKAGED["builtin-target"], PACKAGED["builtin-draft"]
+_HALF = replace(SHAPES["smollm2-135m"], hidden=288, intermediate=768, layers=8, head_dim=32)
+
+WIDENED: Mapping[str, tuple[Shape, Shape]] = {
+    "smollm2-135m": (widened(_TARGET, SHAPES["smollm2-135m"]), widened(_DRAFT, _HALF, "-draft")),
+}
+"""The built-in model at a published size, and its draft model at half the width and a quarter of the layers: 134.5 and
+21.2 million parameters.
+"""
+
+EVERY: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (*SHAPES.values(), *PACKAGED.values(), *(each for pair in WIDENED.values() for each in pair))
+}
