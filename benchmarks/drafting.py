@@ -9,6 +9,8 @@
 - ``extraction``: sentences of the prompt are quoted, with a few words between them; drafts by ``ngram``.
 - ``agent``: turns of an agent, which repeat earlier ones with other names and numbers; drafts by ``suffix``.
 
+With ``--shape`` the model and its draft model have the sizes of published models: see `benchmarks.widened`.
+
 Texts of the last two kinds are not the model's own: see `benchmarks.scripted_texts`. Each round has new ones.
 
 The engine without drafts and the engine with drafts live as long as the script. In each round they compute the same
@@ -25,13 +27,17 @@ import json
 import os
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.peers.shapes import WIDENED
 from benchmarks.scripted_texts import Script, Texts
 from benchmarks.stage import arguments, say
+from benchmarks.widened import write_pair
 from headrace import LLM, SamplingParams
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
@@ -248,6 +254,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = arguments(__doc__ or "", rounds=9)
     parser.add_argument("kind", choices=tuple(CONFIGS))
+    parser.add_argument("--shape", choices=tuple(WIDENED), help="the built-in models at a published size")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 32, 64])
     parser.add_argument("--clock", default="wall", choices=tuple(CLOCKS))
@@ -261,15 +268,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.clock == "cpu":
         os.environ["OMP_NUM_THREADS"] = "1"
-    config = None if args.control else json.dumps(args.config or CONFIGS[args.kind])
-    options: dict[str, Any] = {"load_format": args.load_format, "device": args.device}
-    if args.kind in SCRIPTED:
-        options["max_model_len"] = 4096
     found = []
-    with (
-        LLM(args.model, **options) as plain,
-        LLM(args.model, speculative_config=config, **options) as drafting,
-    ):
+    with ExitStack() as stack:
+        plain, drafting = opened(stack, args)
         scripts = [Script(llm.loaded.runner) for llm in (plain, drafting) if args.kind in SCRIPTED]
         for batch in args.batches:
             row = measure(plain, drafting, args, batch, scripts)
@@ -287,6 +288,20 @@ def main() -> None:
     path.write_text(
         json.dumps({"command": vars(args), "rows": found}, indent=2, default=str) + "\n", encoding="utf-8"
     )
+
+
+def opened(stack: ExitStack, args: Any) -> list[LLM]:
+    """The engine without drafts and the engine with drafts."""
+    model, config = args.model, dict(args.config or CONFIGS[args.kind])
+    if args.shape:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model, draft = map(str, write_pair(args.shape, folder))
+        config |= {"model": draft} if "model" in config else {}
+    options: dict[str, Any] = {"load_format": args.load_format, "device": args.device}
+    if args.kind in SCRIPTED:
+        options["max_model_len"] = 4096
+    configs = (None, None if args.control else json.dumps(config))
+    return [stack.enter_context(LLM(model, speculative_config=each, **options)) for each in configs]
 
 
 def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[Script]) -> dict[str, float]:

@@ -75,7 +75,9 @@ def write_widened(own: Shape, wide: Shape, folder: Path, dtype: torch.dtype = to
     done = folder / "model.safetensors"
     if not done.exists():
         source = resolve_folder({"builtin-target": "builtin"}.get(own.name, own.name))
-        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.safetensors"), dirs_exist_ok=True)
+        shutil.copytree(
+            source, folder, ignore=shutil.ignore_patterns("model.safetensors"), dirs_exist_ok=True
+        )
         told = json.loads((source / "config.json").read_text(encoding="utf-8"))
         kept = {name: told[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         config = wide.config() | kept | {"torch_dtype": str(dtype).removeprefix("torch.")}
@@ -90,5 +92,7 @@ def write_widened(own: Shape, wide: Shape, folder: Path, dtype: torch.dtype = to
 def write_pair(name: str, home: Path) -> tuple[Path, Path]:
     """The folders of the target and its draft model at a size of `shapes.WIDENED`, below ``home``."""
     own = (PACKAGED["builtin-target"], PACKAGED["builtin-draft"])
-    target, draft = (write_widened(one, wide, home / wide.name) for one, wide in zip(own, WIDENED[name], strict=True))
+    target, draft = (
+        write_widened(one, wide, home / wide.name) for one, wide in zip(own, WIDENED[name], strict=True)
+    )
     return target, draft

@@ -120,7 +120,7 @@ def start(
 
 
 def first_tokens(endpoint: Endpoint, work: Work) -> list[int]:
-    """The ids that a server answers ``work`` with: as ids where it says them, else read from their text."""
+    """The ids that a server answers ``work`` with: as ids where it says them, else read from `vocabulary`'s text."""
     tokens: list[int] = []
     with httpx.stream(
         "POST", endpoint.address(work), json=endpoint.body(work), timeout=120.0, trust_env=False
@@ -128,8 +128,10 @@ def first_tokens(endpoint: Endpoint, work: Work) -> list[int]:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 for choice in json.loads(line[6:]).get("choices", ()):
-                    words = re.findall(r"w(\d+)", choice.get("text") or "")
-                    tokens += choice.get("token_ids") or [int(word) for word in words]
+                    words = re.findall(r" w(\d+)|(.)", choice.get("text") or "", re.DOTALL)
+                    tokens += choice.get("token_ids") or [
+                        int(word) if word else ord(byte) + 1 for word, byte in words
+                    ]
     return tokens
 
 

@@ -1,8 +1,9 @@
 """Speculative decoding of each engine at batch 1, on the same weights and requests: seconds of a request.
 
-``python -m benchmarks.peers.speculation --home FOLDER``. The weights are those of the built-in model and its draft
-model, because drafts of random weights would all be wrong. Each engine is served without drafts, with drafts from the
-text (prompt lookup, n-grams), and with the draft model; those that race are stopped while another one has its turn.
+``python -m benchmarks.peers.speculation --home FOLDER --shape smollm2-135m``. The weights are those of the built-in
+model and its draft model, because drafts of random weights would all be wrong. With ``--shape`` both have the sizes of
+published models (`benchmarks.widened`). Each engine is served without drafts, with drafts from the text (prompt lookup,
+n-grams), and with the draft model; those that race are stopped while another one has its turn.
 
 - ``chats``: stories that the model writes.
 - ``again``: the same question is asked again in a chat, so that the prompt has the answer.
@@ -14,6 +15,7 @@ Headrace sends its tokens in large parts. A figure is the median over rounds.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -24,13 +26,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.install import NotInstalled, version
 from benchmarks.peers.places import HOME, Places
 from benchmarks.peers.server import StoppedServer, first_tokens, free_port, start
+from benchmarks.peers.shapes import WIDENED
 from benchmarks.stage import say
+from benchmarks.widened import write_pair
 from headrace import LLM, SamplingParams
 from headrace.compute.model.hub import resolve_folder
 from headrace.lab.workload import Work
@@ -38,11 +42,6 @@ from headrace.lab.workload import Work
 ENGINES = ("headrace", "openvino", "llama.cpp", "transformers")
 METHODS = ("none", "lookup", "draft")
 NAMES = ("Mia", "Tom", "Anna", "Ben", "Lily", "Max", "Sara", "Leo", "Emma", "Jack")
-HEADRACE: Mapping[str, dict[str, Any] | None] = {
-    "none": None,
-    "lookup": {"method": "ngram"},
-    "draft": {"method": "draft_model", "model": "builtin-draft"},
-}
 LONGEST = 2048
 
 
@@ -53,8 +52,10 @@ class Folders(NamedTuple):
     draft: Path
 
 
-def packaged(places: Places) -> Folders:
-    """The built-in models as folders of their own, to which conversions are added."""
+def prepared(places: Places, shape: str | None) -> Folders:
+    """The built-in models, at a published size or their own, as folders to which conversions are added."""
+    if shape:
+        return Folders(*write_pair(shape, places.home / "models"))
     folders = Folders(places.model("builtin-target"), places.model("builtin-draft"))
     for folder, name in zip(folders, ("builtin", "builtin-draft"), strict=True):
         if not (folder / "model.safetensors").exists():
@@ -72,7 +73,7 @@ def command(
     """
     target, draft = folders
     if engine == "headrace":
-        config = HEADRACE[method]
+        drafts = {"lookup": {"method": "ngram"}, "draft": {"method": "draft_model", "model": str(draft)}}
         return [
             *(
                 sys.executable,
@@ -87,18 +88,19 @@ def command(
             ),
             *("--device", "cpu", "--dtype", "bfloat16", "--stream-interval", "64", "--max-num-seqs", "1"),
             *("--max-model-len", str(LONGEST), "--no-enable-prefix-caching"),
-            *(["--speculative-config", json.dumps(config)] if config else []),
+            *(["--speculative-config", json.dumps(drafts[method])] if method in drafts else []),
         ]
     target, draft = (CONTENDERS[engine].prepare(places, folder, "bf16") for folder in folders)
+    tokens = args.tokens_by.get(f"{engine}, {method}", args.tokens)
     if engine == "llama.cpp":
         program = str(places.llama_cpp_build / "bin/llama-server")
         return [
             *(program, "--model", str(target), "--port", str(port), "--parallel", "1"),
             *("--ctx-size", str(LONGEST), "--threads", str(args.cores), "--threads-batch", str(args.cores)),
             *("--flash-attn", "on", "--cache-ram", "0"),
-            *_llama_cpp_drafts(program, method, draft, args.tokens),
+            *_llama_cpp_drafts(program, method, draft, tokens),
         ]
-    told = {"threads": args.cores, "method": method, "draft": str(draft), "tokens": args.tokens}
+    told = {"threads": args.cores, "method": method, "draft": str(draft), "tokens": tokens}
     python = str(places.python("openvino")) if engine == "openvino" else sys.executable
     return [python, "-m", "benchmarks.peers.serve_alone", engine, str(target), str(port), json.dumps(told)]
 
@@ -144,7 +146,7 @@ def started(
         except NotInstalled as error:
             say(f"left out: {error}")
             continue
-        for method in METHODS:
+        for method in args.methods:
             name, port = f"{engine}, {method}", free_port()
             contender = CONTENDERS[engine]
             try:
@@ -179,17 +181,22 @@ def main() -> None:
     )
     parser.add_argument("--home", type=Path, default=HOME, help="where peers and models lie")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--shape", choices=tuple(WIDENED), help="the built-in models at a published size")
     parser.add_argument("--kinds", nargs="+", choices=("chats", "again"), default=["chats", "again"])
     parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--output-len", type=int, default=160)
     parser.add_argument("--tokens", type=int, default=6, help="drafted at a time by the peers")
+    parser.add_argument(
+        "--tokens-by", type=json.loads, default={}, help='other numbers than --tokens: {"openvino, draft": 3}'
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("bench-results") / "peers-speculation.json")
     args = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     places = Places(args.home.expanduser())
-    folders, found = packaged(places), {}
+    folders, found = prepared(places, args.shape), {}
     loads = {kind: works(folders.target, kind, args.requests, args.output_len) for kind in args.kinds}
     with ExitStack() as stack:
         servers = list(started(stack, folders, places, args))
@@ -203,11 +210,13 @@ def main() -> None:
             tokens = args.requests * args.output_len
             found[kind] = seconds
             for name, each in seconds.items():
-                same = sum(one == two for one, two in zip(said[name], first, strict=False))
-                middle = statistics.median(each)
+                equal = itertools.takewhile(
+                    lambda pair: pair[0] == pair[1], zip(said[name], first, strict=False)
+                )
+                low, middle, high = (tokens / seconds for seconds in statistics.quantiles(each, n=4)[::-1])
                 say(
-                    f"{kind}: {name:22} {tokens / middle:8.0f} tokens/s; {same} of the first answer's"
-                    f" {len(first)} tokens as {next(iter(said))}"
+                    f"{kind}: {name:22} {middle:8.1f} tokens/s ({low:.1f} to {high:.1f}); the first answer's first"
+                    f" {sum(1 for _ in equal)} of {len(first)} tokens as {next(iter(said))}"
                 )
             best = {engine: _best(seconds, engine) for engine in args.engines}
             peers = [value for engine, value in best.items() if engine != "headrace" and value]
