@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from benchmarks.peers.contenders import MEANING
 from benchmarks.peers.install import PEERS, NotInstalled
 from benchmarks.peers.places import HOME, Places
+from benchmarks.peers.server import exit_on_signals
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.workloads import NAMES, workload
 
@@ -101,9 +101,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     name = f"peers-{args.model}-{args.precision}-{load.name}-{load.concurrency}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
-            signal.signal(number, lambda *_: sys.exit(1))  # so that the servers are ended too
+    exit_on_signals()
     race = Race(args.model, args.precision, load, contenders, args.rounds, args.cores, places)
     try:
         failed = run(race, args.output or Path("bench-results") / name)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.peers.vocabulary import read
 from headrace.lab.bench.client import Endpoint
 from headrace.lab.bench.load import ServerTarget
 from headrace.lab.bench.record import Record
@@ -119,6 +120,13 @@ def start(
             raise
 
 
+def exit_on_signals() -> None:
+    """Lets a signal that ends this process unwind it, so that the servers are ended too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, lambda *_: sys.exit(1))
+
+
 def first_tokens(endpoint: Endpoint, work: Work) -> list[int]:
     """The ids that a server answers ``work`` with: as ids where it says them, else read from `vocabulary`'s text."""
     tokens: list[int] = []
@@ -128,10 +136,7 @@ def first_tokens(endpoint: Endpoint, work: Work) -> list[int]:
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 for choice in json.loads(line[6:]).get("choices", ()):
-                    words = re.findall(r" w(\d+)|(.)", choice.get("text") or "", re.DOTALL)
-                    tokens += choice.get("token_ids") or [
-                        int(word) if word else ord(byte) + 1 for word, byte in words
-                    ]
+                    tokens += choice.get("token_ids") or read(choice.get("text") or "")
     return tokens
 
 

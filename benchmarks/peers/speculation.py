@@ -31,7 +31,7 @@ from typing import NamedTuple
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.install import NotInstalled, version
 from benchmarks.peers.places import HOME, Places
-from benchmarks.peers.server import StoppedServer, first_tokens, free_port, start
+from benchmarks.peers.server import StoppedServer, exit_on_signals, first_tokens, free_port, start
 from benchmarks.peers.shapes import WIDENED
 from benchmarks.stage import say
 from benchmarks.widened import write_pair
@@ -43,6 +43,8 @@ ENGINES = ("headrace", "openvino", "llama.cpp", "transformers")
 METHODS = ("none", "lookup", "draft")
 NAMES = ("Mia", "Tom", "Anna", "Ben", "Lily", "Max", "Sara", "Leo", "Emma", "Jack")
 LONGEST = 2048
+NGRAM = 3
+"""Tokens that llama.cpp looks up, as many as OpenVINO does at most. Its default of 12 finds little in short texts."""
 
 
 class Folders(NamedTuple):
@@ -64,7 +66,7 @@ def prepared(places: Places, shape: str | None) -> Folders:
 
 
 def command(
-    engine: str, method: str, folders: Folders, places: Places, port: int, args: argparse.Namespace
+    engine: str, method: str, folders: Folders, places: Places, port: int, cores: int, tokens: int
 ) -> list[str]:
     """What serves an engine with a method of drafting.
 
@@ -91,16 +93,15 @@ def command(
             *(["--speculative-config", json.dumps(drafts[method])] if method in drafts else []),
         ]
     target, draft = (CONTENDERS[engine].prepare(places, folder, "bf16") for folder in folders)
-    tokens = args.tokens_by.get(f"{engine}, {method}", args.tokens)
     if engine == "llama.cpp":
         program = str(places.llama_cpp_build / "bin/llama-server")
         return [
             *(program, "--model", str(target), "--port", str(port), "--parallel", "1"),
-            *("--ctx-size", str(LONGEST), "--threads", str(args.cores), "--threads-batch", str(args.cores)),
+            *("--ctx-size", str(LONGEST), "--threads", str(cores), "--threads-batch", str(cores)),
             *("--flash-attn", "on", "--cache-ram", "0"),
             *_llama_cpp_drafts(program, method, draft, tokens),
         ]
-    told = {"threads": args.cores, "method": method, "draft": str(draft), "tokens": tokens}
+    told = {"threads": cores, "method": method, "draft": str(draft), "tokens": tokens}
     python = str(places.python("openvino")) if engine == "openvino" else sys.executable
     return [python, "-m", "benchmarks.peers.serve_alone", engine, str(target), str(port), json.dumps(told)]
 
@@ -114,9 +115,10 @@ def _llama_cpp_drafts(program: str, method: str, draft: Path, tokens: int) -> li
     if method == "draft":  # newer versions load a draft model, and use it only with this flag
         use = ["--spec-type", "draft-simple"] if "draft-simple" in known else []
         return ["--model-draft", str(draft), most, str(tokens), *use]
-    if "--spec-type" not in known or "ngram-simple" not in known:
+    if "--spec-ngram-simple-size-n" not in known:
         raise NotInstalled("this llama.cpp has no drafts from n-grams")
-    return ["--spec-type", "ngram-simple", most, str(tokens)]
+    sizes = ["--spec-ngram-simple-size-n", str(NGRAM), "--spec-ngram-simple-size-m", str(tokens)]
+    return ["--spec-type", "ngram-simple", *sizes]
 
 
 def works(folder: Path, kind: str, count: int, length: int) -> list[Work]:
@@ -146,11 +148,14 @@ def started(
         except NotInstalled as error:
             say(f"left out: {error}")
             continue
-        for method in args.methods:
-            name, port = f"{engine}, {method}", free_port()
+        for method, number in itertools.product(args.methods, args.tokens):
+            chosen = method != "none" and engine != "headrace"  # by us, and not by the engine
+            if not chosen and number != args.tokens[0]:
+                continue
+            name, port = f"{engine}, {method}" + (f" {number}" if chosen else ""), free_port()
             contender = CONTENDERS[engine]
             try:
-                told = command(engine, method, folders, places, port, args)
+                told = command(engine, method, folders, places, port, args.cores, number)
                 running = start(name, told, port, contender.ready, 1, environment, contender.extra)
             except (NotInstalled, RuntimeError) as error:
                 say(f"left out: {name}: {str(error)[-800:]}")
@@ -186,14 +191,14 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=("chats", "again"), default=["chats", "again"])
     parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--output-len", type=int, default=160)
-    parser.add_argument("--tokens", type=int, default=6, help="drafted at a time by the peers")
     parser.add_argument(
-        "--tokens-by", type=json.loads, default={}, help='other numbers than --tokens: {"openvino, draft": 3}'
+        "--tokens", type=int, nargs="+", default=[4, 8], help="drafted at a time by peers, each served so"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("bench-results") / "peers-speculation.json")
     args = parser.parse_args()
+    exit_on_signals()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     places = Places(args.home.expanduser())
     folders, found = prepared(places, args.shape), {}

@@ -8,6 +8,7 @@ logits, are zero (`benchmarks.peers.weights`), and the largest of thousands of r
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 END = "<|end|>"
@@ -29,6 +30,12 @@ def tokens(size: int) -> list[str]:
     """All ``size`` tokens in the order of their ids."""
     words = (f"Ġw{i}" for i in range(WORDS, size))
     return [END, *byte_letters(), "".join(MERGE), *words]
+
+
+def read(text: str) -> list[int]:
+    """The ids of the tokens in a text that was generated; bytes of characters beyond ASCII cannot be told apart."""
+    found = re.findall(r" w(\d+)|(.)", text, re.DOTALL)
+    return [int(word) if word else ord(letter) + 1 for word, letter in found]
 
 
 def tokenizer(size: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.peers.shapes import SHAPES
+from benchmarks.peers.shapes import SHAPES, WIDENED
 from benchmarks.peers.workloads import IDS
 from headrace.compute.model.families import parse_config
 
@@ -15,6 +15,12 @@ from headrace.compute.model.families import parse_config
 def test_a_shape_has_as_many_parameters_as_the_model_that_it_is_of(name, millions):
     count = sum(math.prod(size) for _, size in SHAPES[name].tensors())
     assert count / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_a_draft_model_is_a_fifth_to_an_eighth_of_its_target(name):
+    target, draft = (sum(math.prod(size) for _, size in shape.tensors()) for shape in WIDENED[name])
+    assert 5 < target / draft < 8
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: shape.name)
