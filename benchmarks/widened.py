@@ -36,18 +36,14 @@ def widen(weights: Tensors, own: Shape, wide: Shape) -> Tensors:
     """The tensors of ``own`` in those of ``wide``, which `shapes.widened` made of it."""
     drawn = torch.Generator().manual_seed(SEED)
     found = {name: _filling(name, size, drawn) for name, size in wide.tensors()}
+    heads = _places(own, wide)
     for name, tensor in weights.items():
-        target = found[name]
         if tensor.ndim == 1:
-            target[: own.hidden] = tensor.float() * (own.hidden / wide.hidden) ** 0.5
-        elif name.endswith(("q_proj.weight", "o_proj.weight")):
-            places, turned = _places(own, wide), name.endswith("o_proj.weight")
-            if turned:
-                target[: own.hidden, places] = tensor.float()
-            else:
-                target[places, : own.hidden] = tensor.float()
-        else:
-            target[: tensor.shape[0], : tensor.shape[1]] = tensor.float()
+            found[name][: own.hidden] = tensor.float() * (own.hidden / wide.hidden) ** 0.5
+            continue
+        rows = heads if "q_proj" in name else torch.arange(tensor.shape[0])
+        columns = heads if "o_proj" in name else torch.arange(tensor.shape[1])
+        found[name][rows[:, None], columns] = tensor.float()
     embedding = found["model.embed_tokens.weight"]
     embedding[: own.vocabulary, -1] = CONSTANT
     embedding[own.vocabulary :] = torch.randn(embedding[own.vocabulary :].shape, generator=drawn) * DEVIATION
@@ -63,11 +59,11 @@ def _filling(name: str, size: tuple[int, ...], drawn: torch.Generator) -> torch.
     return torch.randn(size, generator=drawn) * DEVIATION
 
 
-def _places(own: Shape, wide: Shape) -> list[int]:
+def _places(own: Shape, wide: Shape) -> torch.Tensor:
     """Where the rows of the query heads go: those of a key head stay with it, though it gets more of them."""
     few, many = own.heads // own.kv_heads, wide.heads // wide.kv_heads
     heads = [head // few * many + head % few for head in range(own.heads)]
-    return [head * wide.head_dim + row for head in heads for row in range(wide.head_dim)]
+    return torch.arange(wide.heads * wide.head_dim).view(wide.heads, -1)[heads].flatten()
 
 
 def write_widened(own: Shape, wide: Shape, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
