@@ -9,9 +9,8 @@
 - ``extraction``: sentences of the prompt are quoted, with a few words between them; drafts by ``ngram``.
 - ``agent``: turns of an agent, which repeat earlier ones with other names and numbers; drafts by ``suffix``.
 
-With ``--shape`` the model and its draft model have the sizes of published models: see `benchmarks.widened`.
-
 Texts of the last two kinds are not the model's own: see `benchmarks.scripted_texts`. Each round has new ones.
+With ``--shape`` the model and its draft model have the sizes of published models: see `benchmarks.widened`.
 
 The engine without drafts and the engine with drafts live as long as the script. In each round they compute the same
 requests, in turns of a few steps, each with a clock that stands still meanwhile. The figures are medians of the rounds'

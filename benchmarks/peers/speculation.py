@@ -9,7 +9,8 @@ n-grams), and with the draft model; those that race are stopped while another on
 - ``again``: the same question is asked again in a chat, so that the prompt has the answer.
 
 The answers are greedy and exactly ``--output-len`` tokens long. Some peers can only return an answer as a whole, so
-Headrace sends its tokens in large parts. A figure is the median over rounds.
+Headrace sends its tokens in large parts. A figure is the median over rounds, with the slowest and
+the fastest one beside it.
 """
 
 from __future__ import annotations
@@ -192,7 +193,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--output-len", type=int, default=160)
     parser.add_argument(
-        "--tokens", type=int, nargs="+", default=[4, 8], help="drafted at a time by peers, each served so"
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=[4, 8],
+        help="numbers of tokens that peers draft at a time; each is served",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, default=2)
@@ -218,7 +223,7 @@ def main() -> None:
                 equal = itertools.takewhile(
                     lambda pair: pair[0] == pair[1], zip(said[name], first, strict=False)
                 )
-                low, middle, high = (tokens / seconds for seconds in statistics.quantiles(each, n=4)[::-1])
+                low, middle, high = (tokens / of(each) for of in (max, statistics.median, min))
                 say(
                     f"{kind}: {name:22} {middle:8.1f} tokens/s ({low:.1f} to {high:.1f}); the first answer's first"
                     f" {sum(1 for _ in equal)} of {len(first)} tokens as {next(iter(said))}"
