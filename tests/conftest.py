@@ -11,11 +11,12 @@ import pytest
 from tests.doubles.shared_stores import memcached_server, redis_server
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are first imported, by whichever test that is
+gc.disable()  # until all tests are collected: almost nothing that is made before is garbage
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--lives", type=int, default=1500, help="random lives of the core to run (a release runs 10000)"
+        "--lives", type=int, default=1000, help="random lives of the core to run (a release runs 10000)"
     )
 
 
@@ -23,6 +24,7 @@ def pytest_collection_finish() -> None:
     """Keep a million objects of pytest's own out of the garbage collector, which stopped tests for seconds."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
