@@ -11,7 +11,6 @@ import pytest
 from tests.doubles.shared_stores import memcached_server, redis_server
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are first imported, by whichever test that is
-gc.disable()  # until all tests are collected: almost nothing that is made before is garbage
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,7 +23,6 @@ def pytest_collection_finish() -> None:
     """Keep a million objects of pytest's own out of the garbage collector, which stopped tests for seconds."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(scope="session")
