@@ -115,6 +115,8 @@ class CostlySource:
         times.exclude(seconds)
         rows, contexts = len(asks), sum(len(ask.tokens) for ask in asks)
         unit = max(ask.most for ask in asks) * times.decodes(rows, contexts)
+        if self.probing:  # for example, the text of a row had to be caught up with
+            self._credit -= max(0.0, seconds - self._share * unit)
         if unit > 0 and warm:
             # A prompt that was caught up makes a proposal unusually long.
             share = min(seconds / unit, MOST_OFF * self._share)
