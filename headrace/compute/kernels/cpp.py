@@ -27,10 +27,10 @@ from headrace.compute.kernels import (
 from headrace.compute.kernels.cpp_checks import (
     DTYPES,
     NEVER,
-    batch_lines,
     check_rope,
     extension,
     page_words,
+    row_lines,
     shown,
 )
 from headrace.compute.kernels.native_calls import StackCall, run_drafts, stack_call
@@ -235,20 +235,8 @@ class CppKernels:
         return queries
 
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
-        lines = (
-            batch.query_starts.contiguous(),
-            batch.context_lens.contiguous(),
-            batch.block_tables.contiguous(),
-        )
+        lines = row_lines(batch)
         rows, width = lines[2].shape
-        if (
-            any(line.dtype != torch.int32 for line in lines)
-            or len(lines[0]) != rows + 1
-            or len(lines[1]) != rows
-        ):
-            raise ValueError(
-                f"rows of a batch do not fit: {[(line.dtype, list(line.shape)) for line in lines]}"
-            )
         starts, contexts, tables = (line.data_ptr() for line in lines)
         seen = ALL_KEYS if window is None else window
         tokens = len(batch.positions)
@@ -336,10 +324,7 @@ class CppKernels:
         self, stack: NativeStack, batch: Batch, pages: Sequence[Pages], seconds: Tensor | None = None
     ) -> StackCall:
         self._check_panel(stack.panel)
-        lines = batch_lines(batch)
-        plans = [self.plan_attention(batch, window, stack.stack.dtype) for window in stack.windows]
-        blocks = max(plan.blocks for plan in plans)
-        return stack_call(stack, batch, lines, pages, plans[0].rows, blocks, seconds)
+        return stack_call(self._cpu, stack, batch, pages, seconds)
 
     def draft(
         self,

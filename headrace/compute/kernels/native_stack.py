@@ -59,6 +59,7 @@ class NativeStack:
         self._pages: Sequence[Pages] = ()
         self._pages_table = torch.empty(0, dtype=torch.int64)
         self._room: list[Tensor] = []
+        self._room_words: tuple[int, ...] = ()
         self._room_tokens = 0
 
     def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
@@ -73,7 +74,7 @@ class NativeStack:
             self._pages, self._pages_table = pages, torch.tensor(told, dtype=torch.int64)
         return self._pages_table
 
-    def room(self, tokens: int) -> list[int]:
+    def room(self, tokens: int) -> tuple[int, ...]:
         """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow.
 
         It is kept from step to step, as large as the largest need: a stack runs one step at a time.
@@ -86,7 +87,8 @@ class NativeStack:
                 for width in widths
             ]
             self._room_tokens = tokens
-        return [part.data_ptr() for part in self._room]
+            self._room_words = tuple([part.data_ptr() for part in self._room])
+        return self._room_words
 
     def _rope(self, table: Tensor, head_dim: int) -> tuple[int, int]:
         rotary = table.shape[-1]

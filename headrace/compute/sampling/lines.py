@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.slots import Rows, ramps
+from headrace.compute.batch import ramps
+from headrace.compute.kernels.step_arrays import StepArrays
+from headrace.compute.slots import Rows
 from headrace.compute.transfer import upload
 from headrace.core.plan import Row
 
@@ -78,9 +80,29 @@ class Lines(NamedTuple):
         return accept(drawn, *upload(drawn.device, *known))
 
 
-def drawn_at(rows: Rows, lines: Lines) -> Ints:
-    """The packed tokens of ``rows`` after which the tokens of ``lines`` are drawn, int64 [L]."""
-    return (np.cumsum(rows.length) - 1 - rows.drafts)[lines.rows] + lines.offsets
+class Columns(NamedTuple):
+    """The rows of a plan, their lines, and the packed tokens ``drawn_at`` int64 [L] after which tokens are drawn."""
+
+    rows: Rows
+    lines: Lines
+    drawn_at: Ints
+
+
+def columns_of(plan_rows: tuple[Row, ...], vocab_size: int, arrays: StepArrays | None = None) -> Columns:
+    """The columns of a plan's rows (at least one), in memory of ``arrays`` if they are given."""
+    if arrays is not None:
+        of_rows, (*of_lines, after), verifies = arrays.columns(plan_rows, vocab_size)
+        return Columns(Rows(*of_rows), Lines(*of_lines, verifies), after)
+    rows = Rows.of(plan_rows)
+    sampling = np.flatnonzero(rows.samples)
+    counts = 1 + rows.drafts[sampling]
+    at, offsets, verifies = np.repeat(sampling, counts), ramps(counts), bool(rows.drafts.any())
+    drawing, end = [row for row in plan_rows if row.samples], (NO_DRAFT,)
+    expected = drafted(drawing, vocab_size, end) if verifies else np.zeros_like(at)
+    after = (np.cumsum(rows.length) - 1 - rows.drafts)[at] + offsets
+    return Columns(
+        rows, Lines(at, rows.slot[at], rows.known[at] + offsets, offsets, expected, verifies), after
+    )
 
 
 def every_token(rows: Rows, drafts: Ints) -> Lines:

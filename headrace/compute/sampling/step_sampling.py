@@ -13,15 +13,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from headrace.compute.batch import ramps
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.results import Sampled
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.lines import NO_DRAFT, Lines, drafted
+from headrace.compute.sampling.lines import NO_DRAFT, Columns, Lines, columns_of, drafted
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.sampling.sampler import Drawing, Sampler
-from headrace.compute.slots import Ints, Rows, Slots, ramps
+from headrace.compute.slots import Ints, Rows, Slots
 from headrace.compute.transfer import Download, upload
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.plan import Entry, Row
@@ -124,19 +125,12 @@ class StepSampling:
         """The drafts of all rows, one after the other."""
         return drafted(rows, self._vocab_size)
 
-    def lines_of(self, plan_rows: tuple[Row, ...], rows: Rows) -> Lines:
-        """The lines of logits of all rows; grammars begin to walk along drafts."""
-        sampling = np.flatnonzero(rows.samples)
-        if not any(row.drafts for row in plan_rows):
-            none = np.zeros(len(sampling), dtype=np.int64)
-            return Lines(sampling, rows.slot[sampling], rows.end[sampling], none, none, False)
-        if self._matchers is not None:
+    def columns_of(self, plan_rows: tuple[Row, ...]) -> Columns:
+        """The columns of all rows; grammars begin to walk along drafts."""
+        columns = columns_of(plan_rows, self._vocab_size, self._slots.arrays)
+        if columns.lines.verifies and self._matchers is not None:
             self._matchers.walk({row.slot: row.drafts for row in plan_rows if row.drafts})
-        counts = 1 + rows.drafts[sampling]
-        at, offsets = np.repeat(sampling, counts), ramps(counts)
-        drawing = plan_rows if len(sampling) == len(plan_rows) else [row for row in plan_rows if row.samples]
-        expected = drafted(drawing, self._vocab_size, (NO_DRAFT,))
-        return Lines(at, rows.slot[at], rows.known[at] + offsets, offsets, expected, True)
+        return columns
 
     def drawing(self, lines: Lines) -> Drawing | None:
         """How the tokens of ``lines`` are drawn; None if that takes scores, or more than `Drawing` holds."""
