@@ -33,7 +33,7 @@ from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.parallel import Followers
-from headrace.compute.results import Arriving, Launched, Sampled, output_of
+from headrace.compute.results import Arriving, HostStep, Launched, Sampled, output_of
 from headrace.compute.sampling.lines import Columns, Lines, every_token
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
@@ -47,14 +47,6 @@ from headrace.core.plan import Entry, Move, StepOutput, StepPlan
 LESS_MEMORY = (
     "If this happens often, use a lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs."
 )
-
-
-class _Begun(NamedTuple):
-    """A step in a pipeline: its end, which waits for the last stage, and the slots that get its tokens."""
-
-    future: Future[Launched]
-    end: Callable[[], Launched]
-    slots: frozenset[int]
 
 
 class _Positions(NamedTuple):
@@ -109,7 +101,7 @@ class LocalRunner:
         self._head = head
         self._followers = followers
         self._pipelined = pipelined
-        self._begun: deque[_Begun] = deque()
+        self._begun: deque[HostStep] = deque()
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs,
@@ -135,7 +127,7 @@ class LocalRunner:
         if graphs is not None:
             self._graphs = GraphedSteps(graphs, decoder, kv, self._slots, self._sampling.counts)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-runner") if background else None
-        self._launched: deque[Future[Launched]] = deque()
+        self._launched: deque[Future[Launched] | HostStep] = deque()
 
     def capture(self) -> Captured | None:
         """Record the graphs, before the first step; None if there are none to record."""
@@ -147,39 +139,34 @@ class LocalRunner:
         if self._thread is not None:
             self._launched.append(self._thread.submit(self._execute_whole, plan, restore))
             return
-        slots = {row.slot for row in plan.rows} | {entry.slot for entry in plan.entries}
-        while any(slots & each.slots for each in self._begun):
-            self._end_oldest()
-        future: Future[Launched] = Future()
-        self._launched.append(future)
-        try:
-            launched = self._execute(plan, restore)
-        except Exception as error:
-            future.set_exception(error)
-            return
-        if isinstance(launched, Launched):
-            future.set_result(launched)
-        else:
-            drawn = frozenset(row.slot for row in plan.rows if row.samples)
-            self._begun.append(_Begun(future, launched, drawn))
+        if self._begun:
+            slots = {row.slot for row in plan.rows} | {entry.slot for entry in plan.entries}
+            while any(slots & each.slots for each in self._begun):
+                self._end_oldest()
+        step = HostStep()
+        self._launched.append(step)
+        step.run(partial(self._execute, plan, restore))
+        if step.end is not None:
+            step.slots = frozenset(row.slot for row in plan.rows if row.samples)
+            self._begun.append(step)
 
+    @torch.inference_mode()
     def _execute_whole(self, plan: StepPlan, restore: bool) -> Launched:
         launched = self._execute(plan, restore)
         return launched if isinstance(launched, Launched) else launched()
 
+    @torch.inference_mode()
     def _end_oldest(self) -> None:
-        future, end, _ = self._begun.popleft()
-        try:
-            future.set_result(end())
-        except Exception as error:
-            future.set_exception(error)
+        step = self._begun.popleft()
+        assert step.end is not None
+        step.run(step.end)
 
     def collect(self) -> StepOutput:
         """Wait for the oldest launched plan and return its output; raises what its forward pass raised."""
         began = time.perf_counter()
         try:
             oldest = self._launched.popleft()
-            if self._begun and self._begun[0].future is oldest:
+            if self._begun and self._begun[0] is oldest:
                 self._end_oldest()
             launched = oldest.result()
             output = output_of(launched)
@@ -325,7 +312,6 @@ class LocalRunner:
         end = partial(self._draw, plan, rows, lines, hidden, at, batch.taps)
         return end if self._pipelined else end()
 
-    @torch.inference_mode()
     def _draw(
         self,
         plan: StepPlan,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch, ramps, shared_blocks, worth_sharing
+from headrace.compute.batch import Batch, shared_blocks, worth_sharing
 from headrace.compute.kernels.step_arrays import step_arrays
 from headrace.compute.step_interrupt import StepInterrupt
 from headrace.compute.transfer import Line, upload
@@ -114,18 +114,21 @@ class Slots:
 
     def grow(self, rows: Sequence[Row]) -> Growth | None:
         """Like `extend`, but only in the host's tables: returns what the device's tables need too (None: nothing)."""
-        growing = [row for row in rows if row.new_blocks]
-        if not growing:
+        places, blocks = list[int](), list[int]()
+        for slot, _, _, new, *_ in rows:
+            if new:
+                begin = int(self._blocks[slot])
+                self._blocks[slot] = end = begin + len(new)
+                if end > self.max_blocks:
+                    limit = f"{self.max_blocks} blocks, the limit of the context"
+                    raise ValueError(f"a block table would exceed {limit}")
+                places += range(slot * self.max_blocks + begin, slot * self.max_blocks + end)
+                blocks += new
+        if not blocks:
             return None
-        slots = np.array([row.slot for row in growing], dtype=np.int64)
-        counts = np.array([len(row.new_blocks) for row in growing], dtype=np.int64)
-        blocks = np.array([block for row in growing for block in row.new_blocks], dtype=np.int32)
-        places = np.repeat(slots * self.max_blocks + self._blocks[slots], counts) + ramps(counts)
-        self._blocks[slots] += counts
-        if (self._blocks[slots] > self.max_blocks).any():
-            raise ValueError(f"a block table would exceed {self.max_blocks} blocks, the limit of the context")
-        self._note(places, blocks)
-        return Growth(places, blocks)
+        growth = Growth(np.array(places, dtype=np.int64), np.array(blocks, dtype=np.int32))
+        self._note(*growth)
+        return growth
 
     def send(self, growth: Growth) -> None:
         """Write new blocks to the device's tables."""
@@ -172,6 +175,9 @@ class Slots:
         The next row of a failed row may be in flight already, and needs a valid token. Tokens behind the last known
         one mean nothing, unless they are drafts of the step: they are overwritten before they are read.
         """
+        if self.arrays is not None:
+            self.arrays.store(self._host_tokens, slots, positions, tokens.numpy())
+            return
         self._tokens.put(self.places(slots, positions), tokens, least=0)
 
     def tokens_at(self, slots: Ints, positions: Ints) -> torch.Tensor:

@@ -134,6 +134,7 @@ class _Memory:
             (count,) = arrays[0].tolist()
             collectives.answer_logits(count, decoder.spec.hidden_size, decoder.dtype, decoder.project)
 
+    @torch.inference_mode()
     def _execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
         for entry, known in zip(plan.entries, tokens, strict=True):
             self._slots.admit(entry, known)

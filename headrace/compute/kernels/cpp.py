@@ -41,7 +41,6 @@ from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.draw import likeliest
-from headrace.compute.sampling.lines import counting_of
 from headrace.compute.sampling.penalties import penalize
 from headrace.compute.step_interrupt import StepInterrupted
 
@@ -73,7 +72,6 @@ class CppKernels:
     layout = "head, word, token and head, token, word"
     fp8 = False
     penalize = staticmethod(penalize)
-    accept = staticmethod(counting_of)
 
     def __init__(self, level: str | None = None) -> None:
         self._cpu = extension()
@@ -348,6 +346,14 @@ class CppKernels:
         tokens = logits.new_empty(rows, dtype=torch.int64)
         self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size)
         return tokens
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        counting = torch.empty(len(drawn), dtype=torch.bool)
+        lines = [line.contiguous() for line in (drawn, drafts, offsets)]
+        if any(line.dtype != torch.int64 or len(line) != len(drawn) for line in lines):
+            raise ValueError(f"lines of {[(line.dtype, len(line)) for line in lines]}")
+        self._cpu.accept(*(line.data_ptr() for line in (*lines, counting)), len(drawn))
+        return counting
 
     def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
         logits, words = logits.contiguous(), np.ascontiguousarray(allowed.words)

@@ -17,7 +17,6 @@ from headrace.compute.kernels import Drafted, Pages
 from headrace.compute.kernels.cpp_checks import DTYPES, batch_lines, check_blocks, page_words, row_lines
 from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
-from headrace.compute.kernels.stack import Linear
 
 
 class StackCall(NamedTuple):
@@ -136,8 +135,6 @@ def run_drafts(
     dtype = stack.stack.dtype
     if isinstance(head, PackedWeight) and head.dtype != dtype:
         raise ValueError(f"a head of {head.dtype} after a stack of {dtype}")
-    words = np.array(stack.linear_words(Linear(head, None), stack.hidden, head.outputs), dtype=np.int64)
-    most = np.ascontiguousarray(most, dtype=np.int64)
     logits = torch.empty((kept, head.outputs), dtype=dtype)
     tokens, probabilities = (
         np.zeros((kept, longest), dtype=np.int64),
@@ -147,10 +144,10 @@ def run_drafts(
     extension.drafts(
         level,
         *call.arguments,
-        words.ctypes.data,
-        most.ctypes.data,
+        stack.head_words(head),
+        np.ascontiguousarray(most, dtype=np.int64),
         logits.data_ptr(),
-        *(each.ctypes.data for each in (tokens, probabilities, counts, computed)),
+        *(tokens, probabilities, counts, computed),
         longest,
         block_size,
         least,

@@ -87,6 +87,10 @@ class StepArrays:
             batch = self._batches[shape, bell] = self._batch(shape, bell)
         return batch
 
+    def store(self, tokens: Words, slots: Ints, positions: Ints, values: Ints) -> None:
+        """Write ``values`` to ``tokens`` int32 [N, M] of all slots, as `Slots.append` does."""
+        self._cpu.store(tokens, tokens.shape[1], slots, positions, values)
+
     def _batch(self, shape: Sequence[int], bell: StepInterrupt | None) -> Batch:
         """The arrays of a shape as a batch; the order is that of `csrc/module.cpp`."""
         tokens, wanted, rows, columns, ones = shape

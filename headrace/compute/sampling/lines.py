@@ -73,9 +73,6 @@ class Lines(NamedTuple):
 
         A fault after a draft does not count: the token at its place is drawn again in another step, and fails there.
         """
-        if drawn.device.type == "cpu":  # a loop takes a few lines a fraction of the time
-            counting = _counting(drawn.tolist(), self.drafts.tolist(), self.offsets.tolist())
-            return torch.from_numpy(np.array(counting, dtype=np.bool_))
         known = (self.drafts, np.arange(len(self.rows)) - self.offsets, self.offsets)
         return accept(drawn, *upload(drawn.device, *known))
 
@@ -112,16 +109,6 @@ def every_token(rows: Rows, drafts: Ints) -> Lines:
     last = rows.length[at] - 1
     expected[(offsets < last) & (offsets >= last - rows.drafts[at])] = drafts
     return Lines(at, rows.slot[at], rows.start[at] + offsets + 1, offsets, expected, True)
-
-
-def _counting(drawn: Sequence[int], drafts: Sequence[int], offsets: Sequence[int]) -> list[bool]:
-    """`Lines.counting` of lists."""
-    counting, right = list[bool](), True
-    for token, draft, offset in zip(drawn, drafts, offsets, strict=True):
-        right = right or not offset
-        counting.append(right and (token >= 0 or not offset))
-        right = right and token == draft
-    return counting
 
 
 def counting_of(drawn: Any, drafts: Any, first: Any, offsets: Any) -> Any:

@@ -494,18 +494,25 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Drafts d;
   StackBounds bounds;
   read_stack(in, d.first, bounds);
-  const StackLinear *head = in.pointer<const StackLinear>();
-  d.most = in.pointer<const int64_t>();
+  int64_t words, most, tokens, probabilities, counts, computed;
+  const int64_t *head = in.array<const int64_t>(words);
+  d.most = in.array<const int64_t>(most);
   d.logits = in.pointer<void>();
-  d.tokens = in.pointer<int64_t>();
-  d.probabilities = in.pointer<float>();
-  d.counts = in.pointer<int64_t>();
-  d.computed = in.pointer<int64_t>();
+  d.tokens = in.array<int64_t>(tokens);
+  d.probabilities = in.array<float>(probabilities);
+  d.counts = in.array<int64_t>(counts);
+  d.computed = in.array<int64_t>(computed);
   d.longest = in.integer();
   d.block_size = in.integer();
   d.least = in.real();
-  if (!in.complete() || !stack_fits(d.first, bounds) || !drafts_fit(d, bounds)) return nullptr;
-  d.head = *head;
+  if (!in.complete() || !stack_fits(d.first, bounds)) return nullptr;
+  const int64_t kept = d.first.kept, all = kept * d.longest;
+  if (words * sizeof *head != sizeof d.head || most != kept || counts != kept || computed != kept || tokens != all ||
+      probabilities != all)
+    return PyErr_Format(PyExc_ValueError, "arrays of drafts do not fit %lld rows of %lld", (long long)kept,
+                        (long long)d.longest);
+  if (!drafts_fit(d, bounds)) return nullptr;
+  memcpy(&d.head, head, sizeof d.head);
   const std::vector<Pages> layers = stack_pages(d.first, bounds);
   d.first.pages = layers.data();
   StackEnd end = StackEnd::NO_MEMORY;
@@ -753,7 +760,7 @@ PyObject *pack(PyObject *, PyObject *const *values, Py_ssize_t count) {
     return PyErr_Format(PyExc_ValueError, "%lld tokens for rows of %lld", (long long)token_words, (long long)total);
   const int64_t GROUP = 8;  // columns: not another shape after every block
   int64_t columns = ((longest + block_size - 1) / block_size + GROUP - 1) / GROUP * GROUP;
-  columns = columns < width ? columns : width;
+  if (!slots || columns > width) columns = width;
   const auto halves = [](int64_t n) { return (n + 1) / 2; };
   const int64_t needed = 2 * total + wanted_count + 2 * rows + halves(rows + 1) + halves(rows) + halves(total) +
                          halves(rows * columns);
@@ -783,6 +790,41 @@ PyObject *pack(PyObject *, PyObject *const *values, Py_ssize_t count) {
                        (long long)ones);
 }
 
+// store(tokens, stride, slots, positions, values): `slots.py: Slots.append` to tokens int32 [.., stride] on the host.
+PyObject *store(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  int64_t size, rows, same, given;
+  int32_t *tokens = in.array<int32_t>(size);
+  const int64_t stride = in.integer();
+  const int64_t *slots = in.array<const int64_t>(rows), *positions = in.array<const int64_t>(same);
+  const int64_t *drawn = in.array<const int64_t>(given);
+  if (!in.complete()) return nullptr;
+  if (same != rows || given != rows) return PyErr_Format(PyExc_ValueError, "slots, positions and tokens differ in number");
+  for (int64_t i = 0; i < rows; i++) {
+    if (slots[i] < 0 || slots[i] >= size / stride || positions[i] < 0 || positions[i] >= stride)
+      return PyErr_Format(PyExc_IndexError, "slot %lld has no position %lld", (long long)slots[i], (long long)positions[i]);
+    tokens[slots[i] * stride + positions[i]] = static_cast<int32_t>(drawn[i] > 0 ? drawn[i] : 0);
+  }
+  Py_RETURN_NONE;
+}
+
+// accept(drawn, drafts, offsets, counting, size): `sampling/lines.py: counting_of`, one byte for each line.
+PyObject *accept(PyObject *, PyObject *const *values, Py_ssize_t count) {
+  Arguments in(values, count);
+  const int64_t *drawn = in.pointer<const int64_t>(), *drafts = in.pointer<const int64_t>();
+  const int64_t *offsets = in.pointer<const int64_t>();
+  uint8_t *counting = in.pointer<uint8_t>();
+  const int64_t size = in.integer();
+  if (!in.complete()) return nullptr;
+  bool right = true;
+  for (int64_t i = 0; i < size; i++) {
+    right = right || !offsets[i];
+    counting[i] = right && (drawn[i] >= 0 || !offsets[i]);
+    right = right && drawn[i] == drafts[i];
+  }
+  Py_RETURN_NONE;
+}
+
 #define FAST(name) {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(name)), METH_FASTCALL, nullptr}
 
 PyMethodDef methods[] = {
@@ -805,6 +847,8 @@ PyMethodDef methods[] = {
     FAST(read),
     FAST(columns),
     FAST(pack),
+    FAST(store),
+    FAST(accept),
     {nullptr, nullptr, 0, nullptr},
 };
 
