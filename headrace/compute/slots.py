@@ -190,10 +190,14 @@ class Slots:
         ``logits_indices`` count tokens of the packed batch, ascending.
         """
         if self.arrays is not None:
-            slot, start, length, *_ = rows
-            tables, tokens = (self._host_tables, self._blocks), self._host_tokens
             return self.arrays.pack(
-                slot, start, length, logits_indices, *tables, tokens, limit=self.max_model_len, bell=bell
+                *rows[:3],
+                logits_indices,
+                self._host_tables,
+                self._blocks,
+                self._host_tokens,
+                limit=self.max_model_len,
+                bell=bell,
             )
         self.check(rows)
         end = rows.end

@@ -146,8 +146,10 @@ class Forward:
     def _pack(self, packed: Rows, wanted: Ints) -> Batch:
         tokens, starts, lengths, tables = packed
         if self._arrays is not None:
-            given = None, starts, lengths, wanted, tables, None, tokens
-            return self._arrays.pack(*given, limit=tables.shape[1] * self._block_size)
+            tables = np.ascontiguousarray(tables)
+            return self._arrays.pack(
+                None, starts, lengths, wanted, tables, None, tokens, limit=tables.shape[1] * self._block_size
+            )
         rows, size = len(starts), self._block_size
         ends = starts + lengths
         firsts = np.zeros(rows + 1, dtype=np.int64)

@@ -88,8 +88,9 @@ class Columns(NamedTuple):
 def columns_of(plan_rows: tuple[Row, ...], vocab_size: int, arrays: StepArrays | None = None) -> Columns:
     """The columns of a plan's rows (at least one), in memory of ``arrays`` if they are given."""
     if arrays is not None:
-        of_rows, (*of_lines, after), verifies = arrays.columns(plan_rows, vocab_size)
-        return Columns(Rows(*of_rows), Lines(*of_lines, verifies), after)
+        of_rows, of_lines, verifies = arrays.columns(plan_rows, vocab_size)
+        at, slots, positions, offsets, expected, after = of_lines
+        return Columns(Rows(*of_rows), Lines(at, slots, positions, offsets, expected, verifies), after)
     rows = Rows.of(plan_rows)
     sampling = np.flatnonzero(rows.samples)
     counts = 1 + rows.drafts[sampling]
