@@ -1,18 +1,18 @@
 // The Python module headrace.compute.kernels._cpu: addresses and sizes in, ranges checked, kernels run.
 // It knows no torch; `kernels/cpp.py` keeps the tensors alive and contiguous.
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "arguments.h"
+
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <type_traits>
 #include <vector>
 
 #include "drafts.h"
 #include "operations.h"
 #include "stack.h"
+#include "step_arrays.h"
 #include "team.h"
 
 namespace headrace {
@@ -28,40 +28,6 @@ const bool by_second_cache = [] {
 
 namespace {
 
-using namespace headrace;
-
-struct Level {
-  const char *name;
-  const Operations *operations;
-  bool (*supported)();
-};
-
-#if defined(__x86_64__)
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
-}
-bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
-bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
-bool has_amx() {
-  static const bool has = has_avx512_bf16() && amx_granted();
-  return has;
-}
-#endif
-
-const Level levels[] = {
-#if defined(__x86_64__)
-    {"amx", &amx_operations, has_amx},
-    {"avx512_bf16", &avx512_bf16_operations, has_avx512_bf16},
-    {"avx512_vnni", &avx512_vnni_operations, has_avx512_vnni},
-    {"avx512", &avx512_operations, has_avx512},
-    {"avx2", &avx2_operations,
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
-#endif
-    {"generic", &generic_operations, [] { return true; }},
-};
-const int64_t LEVELS = sizeof levels / sizeof *levels;
-
 PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(team_threads()); }
 
 PyObject *set_threads(PyObject *, PyObject *value) {
@@ -71,109 +37,6 @@ PyObject *set_threads(PyObject *, PyObject *value) {
   set_team_threads(static_cast<int>(count));
   Py_RETURN_NONE;
 }
-
-// keys, values, key_scales, value_scales (0: none), block_size, stride, scale_stride, dtype
-const int PAGE_WORDS = 8;
-
-Pages pages_of(const int64_t *words) {
-  return {reinterpret_cast<void *>(words[0]), reinterpret_cast<void *>(words[1]), reinterpret_cast<float *>(words[2]),
-          reinterpret_cast<float *>(words[3]), words[4], words[5], words[6], static_cast<int>(words[7])};
-}
-
-// Arguments in order: integers (an address is one), then floats. Fails with a Python exception.
-class Arguments {
- public:
-  Arguments(PyObject *const *values, Py_ssize_t count) : values_(values), left_(count) {}
-
-  int64_t integer() {
-    if (failed_ || !take()) return 0;
-    const int64_t value = PyLong_AsLongLong(values_[-1]);
-    if (value == -1 && PyErr_Occurred()) failed_ = true;
-    return value;
-  }
-
-  template <class P>
-  P *pointer() {
-    return reinterpret_cast<P *>(integer());
-  }
-
-  float real() {
-    if (failed_ || !take()) return 0;
-    const double value = PyFloat_AsDouble(values_[-1]);
-    if (value == -1.0 && PyErr_Occurred()) failed_ = true;
-    return static_cast<float>(value);
-  }
-
-  const Operations *operations() {
-    const int64_t level = integer();
-    if (!failed_ && (level < 0 || level >= LEVELS || !levels[level].supported())) {
-      PyErr_Format(PyExc_ValueError, "level %lld does not exist on this machine", (long long)level);
-      failed_ = true;
-    }
-    return failed_ ? nullptr : levels[level].operations;
-  }
-
-  Pages pages() {
-    int64_t words[PAGE_WORDS];
-    for (int64_t &word : words) word = integer();
-    return pages_of(words);
-  }
-
-  // The elements of a contiguous array, for as long as these arguments live; null and 0 for None.
-  template <class T>
-  T *array(int64_t &size) {
-    size = 0;
-    if (failed_ || !take() || values_[-1] == Py_None) return nullptr;
-    Py_buffer &view = views_[view_count_];
-    failed_ = PyObject_GetBuffer(values_[-1], &view, std::is_const<T>::value ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0;
-    if (failed_) return nullptr;
-    view_count_++;
-    if (view.itemsize != sizeof(T)) {
-      PyErr_Format(PyExc_TypeError, "an array has elements of %zd bytes, not %zd", view.itemsize, sizeof(T));
-      failed_ = true;
-    }
-    size = view.len / view.itemsize;
-    return static_cast<T *>(view.buf);
-  }
-
-  PyObject *tuple() {
-    if (failed_ || !take()) return nullptr;
-    if (PyTuple_Check(values_[-1])) return values_[-1];
-    PyErr_SetString(PyExc_TypeError, "rows must be a tuple of tuples");
-    failed_ = true;
-    return nullptr;
-  }
-
-  ~Arguments() {
-    while (view_count_) PyBuffer_Release(&views_[--view_count_]);
-  }
-
-  bool complete() {
-    if (!failed_ && left_) {
-      PyErr_SetString(PyExc_TypeError, "too many arguments");
-      failed_ = true;
-    }
-    return !failed_;
-  }
-
- private:
-  bool take() {
-    if (!left_) {
-      PyErr_SetString(PyExc_TypeError, "too few arguments");
-      failed_ = true;
-      return false;
-    }
-    left_--;
-    values_++;
-    return true;
-  }
-
-  PyObject *const *values_;
-  Py_ssize_t left_;
-  bool failed_ = false;
-  Py_buffer views_[8];
-  int view_count_ = 0;
-};
 
 PyObject *supported_levels(PyObject *, PyObject *) {
   PyObject *found = PyDict_New();
@@ -665,164 +528,6 @@ PyObject *panel(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
   return in.complete() ? PyLong_FromLongLong(operations->panel) : nullptr;
-}
-
-// The values of a row of a plan (core/plan.py: Row).
-struct PlanRow {
-  int64_t slot, start, length, samples;
-  PyObject *drafts;
-};
-
-bool read_row(PyObject *row, PlanRow &r) {
-  PyObject *const *fields = PyTuple_Check(row) ? &PyTuple_GET_ITEM(row, 0) : nullptr;
-  if (!fields || PyTuple_GET_SIZE(row) != 6 || !PyTuple_Check(fields[5])) {
-    PyErr_SetString(PyExc_TypeError, "a row must be a tuple of 6 fields, and its drafts a tuple");
-    return false;
-  }
-  r = {PyLong_AsLongLong(fields[0]), PyLong_AsLongLong(fields[1]), PyLong_AsLongLong(fields[2]),
-       PyLong_AsLongLong(fields[4]), fields[5]};
-  return !PyErr_Occurred();
-}
-
-// columns(words, rows, vocab): `sampling/lines.py: columns_of`. Words int64 get slot, start, length, samples and drafts of
-// all rows, one column after the other, then row, slot, position, offset, draft and packed token of all lines. Returns
-// their numbers, and whether any row has drafts; where the words are too few, only how many there must be.
-PyObject *columns(PyObject *, PyObject *const *values, Py_ssize_t count) {
-  Arguments in(values, count);
-  int64_t size;
-  int64_t *words = in.array<int64_t>(size);
-  PyObject *rows = in.tuple();
-  const int64_t vocab = in.integer();
-  if (!in.complete()) return nullptr;
-  const int64_t row_count = PyTuple_GET_SIZE(rows);
-  int64_t lines = 0;
-  bool verifies = false;
-  PlanRow r;
-  for (int64_t i = 0; i < row_count; i++) {
-    if (!read_row(PyTuple_GET_ITEM(rows, i), r)) return nullptr;
-    const int64_t drafts = PyTuple_GET_SIZE(r.drafts);
-    if (r.samples) lines += 1 + drafts;
-    verifies = verifies || drafts;
-  }
-  if (size < 5 * row_count + 6 * lines) return PyLong_FromLongLong(5 * row_count + 6 * lines);
-  int64_t *line = words + 5 * row_count, end = 0;
-  for (int64_t i = 0; i < row_count; i++) {
-    read_row(PyTuple_GET_ITEM(rows, i), r);
-    const int64_t drafts = PyTuple_GET_SIZE(r.drafts), column[] = {r.slot, r.start, r.length, r.samples, drafts};
-    for (int64_t j = 0; j < 5; j++) words[j * row_count + i] = column[j];
-    end += r.length;
-    for (int64_t k = 0; r.samples && k <= drafts; k++, line++) {
-      int64_t draft = verifies ? NO_DRAFT : 0;
-      if (k < drafts) {
-        const int64_t token = PyLong_AsLongLong(PyTuple_GET_ITEM(r.drafts, k));
-        if (token == -1 && PyErr_Occurred()) return nullptr;
-        if (token >= 0 && token < vocab) draft = token;
-      }
-      const int64_t cells[] = {i, r.slot, r.start + r.length - drafts + k, k, draft, end - 1 - drafts + k};
-      for (int64_t j = 0; j < 6; j++) line[j * lines] = cells[j];
-    }
-  }
-  return Py_BuildValue("(LLN)", (long long)row_count, (long long)lines, PyBool_FromLong(verifies));
-}
-
-// pack(words, slots, starts, lengths, wanted, tables, width, blocks, tokens, stride, limit, block_size): rows of one token
-// sequence and block table each, packed as in `slots.py: Slots.pack`. Tables [.., width] and blocks are by slot, and so are
-// tokens [.., stride]. Without slots each row has its own table, all of it; with stride 0 the tokens are packed already.
-// Words int64 get positions, slot mapping, wanted, lengths and contexts, then as int32, each from a whole word on:
-// query starts, contexts, tokens and tables. Returns their numbers: tokens, wanted, rows, columns of tables and rows of one
-// token at the front; where the words are too few, only how many there must be.
-PyObject *pack(PyObject *, PyObject *const *values, Py_ssize_t count) {
-  Arguments in(values, count);
-  int64_t size, rows, same, table_words, block_count, token_words, wanted_count, none;
-  int64_t *words = in.array<int64_t>(size);
-  const int64_t *slots = in.array<const int64_t>(none), *starts = in.array<const int64_t>(rows);
-  const int64_t *lengths = in.array<const int64_t>(same), *wanted = in.array<const int64_t>(wanted_count);
-  const int32_t *tables = in.array<const int32_t>(table_words);
-  const int64_t width = in.integer();
-  const int64_t *blocks = in.array<const int64_t>(block_count);
-  const int32_t *tokens = in.array<const int32_t>(token_words);
-  const int64_t stride = in.integer(), limit = in.integer(), block_size = in.integer();
-  if (!in.complete()) return nullptr;
-  const int64_t table_count = width > 0 ? table_words / width : 0;
-  int64_t total = 0, longest = 0, ones = 0;
-  for (int64_t i = 0; i < rows; i++) {
-    const int64_t slot = slots ? slots[i] : i, end = starts[i] + lengths[i];
-    if (same != rows || slot < 0 || slot >= table_count || starts[i] < 0 || lengths[i] < 1 || end > limit ||
-        end > (blocks ? blocks[slot] : width) * block_size || (stride && (slot + 1) * stride > token_words)) {
-      PyErr_SetString(PyExc_ValueError, "a row exceeds the blocks of its slot or the context");
-      return nullptr;
-    }
-    if (lengths[i] == 1 && ones == i) ones++;
-    total += lengths[i];
-    longest = end > longest ? end : longest;
-  }
-  if (!stride && token_words != total)
-    return PyErr_Format(PyExc_ValueError, "%lld tokens for rows of %lld", (long long)token_words, (long long)total);
-  const int64_t GROUP = 8;  // columns: not another shape after every block
-  int64_t columns = ((longest + block_size - 1) / block_size + GROUP - 1) / GROUP * GROUP;
-  if (!slots || columns > width) columns = width;
-  const auto halves = [](int64_t n) { return (n + 1) / 2; };
-  const int64_t needed = 2 * total + wanted_count + 2 * rows + halves(rows + 1) + halves(rows) + halves(total) +
-                         halves(rows * columns);
-  if (size < needed) return PyLong_FromLongLong(needed);
-  int64_t *positions = words, *mapping = positions + total, *at = mapping + total, *counts = at + wanted_count;
-  int64_t *contexts = counts + rows;
-  int32_t *firsts = reinterpret_cast<int32_t *>(contexts + rows), *ends = firsts + 2 * halves(rows + 1);
-  int32_t *ids = ends + 2 * halves(rows), *pages = ids + 2 * halves(total);
-  int64_t done = 0;
-  std::copy_n(wanted, wanted_count, at);
-  for (int64_t i = 0; i < rows; i++) {
-    const int64_t slot = slots ? slots[i] : i;
-    const int32_t *table = tables + slot * width, *known = stride ? tokens + slot * stride + starts[i] : tokens + done;
-    firsts[i] = static_cast<int32_t>(done);
-    counts[i] = lengths[i];
-    contexts[i] = starts[i] + lengths[i];
-    ends[i] = static_cast<int32_t>(contexts[i]);
-    std::copy_n(known, lengths[i], ids + done);
-    std::copy_n(table, columns, pages + i * columns);
-    for (int64_t position = starts[i]; position < contexts[i]; position++, done++) {
-      positions[done] = position;
-      mapping[done] = int64_t{table[position / block_size]} * block_size + position % block_size;
-    }
-  }
-  firsts[rows] = static_cast<int32_t>(done);
-  return Py_BuildValue("(LLLLL)", (long long)total, (long long)wanted_count, (long long)rows, (long long)columns,
-                       (long long)ones);
-}
-
-// store(tokens, stride, slots, positions, values): `slots.py: Slots.append` to tokens int32 [.., stride] on the host.
-PyObject *store(PyObject *, PyObject *const *values, Py_ssize_t count) {
-  Arguments in(values, count);
-  int64_t size, rows, same, given;
-  int32_t *tokens = in.array<int32_t>(size);
-  const int64_t stride = in.integer();
-  const int64_t *slots = in.array<const int64_t>(rows), *positions = in.array<const int64_t>(same);
-  const int64_t *drawn = in.array<const int64_t>(given);
-  if (!in.complete()) return nullptr;
-  if (same != rows || given != rows) return PyErr_Format(PyExc_ValueError, "slots, positions and tokens differ in number");
-  for (int64_t i = 0; i < rows; i++) {
-    if (slots[i] < 0 || slots[i] >= size / stride || positions[i] < 0 || positions[i] >= stride)
-      return PyErr_Format(PyExc_IndexError, "slot %lld has no position %lld", (long long)slots[i], (long long)positions[i]);
-    tokens[slots[i] * stride + positions[i]] = static_cast<int32_t>(drawn[i] > 0 ? drawn[i] : 0);
-  }
-  Py_RETURN_NONE;
-}
-
-// accept(drawn, drafts, offsets, counting, size): `sampling/lines.py: counting_of`, one byte for each line.
-PyObject *accept(PyObject *, PyObject *const *values, Py_ssize_t count) {
-  Arguments in(values, count);
-  const int64_t *drawn = in.pointer<const int64_t>(), *drafts = in.pointer<const int64_t>();
-  const int64_t *offsets = in.pointer<const int64_t>();
-  uint8_t *counting = in.pointer<uint8_t>();
-  const int64_t size = in.integer();
-  if (!in.complete()) return nullptr;
-  bool right = true;
-  for (int64_t i = 0; i < size; i++) {
-    right = right || !offsets[i];
-    counting[i] = right && (drawn[i] >= 0 || !offsets[i]);
-    right = right && drawn[i] == drafts[i];
-  }
-  Py_RETURN_NONE;
 }
 
 #define FAST(name) {#name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(name)), METH_FASTCALL, nullptr}
