@@ -11,13 +11,16 @@ size its work is also on the host (`lengths`, `contexts`), so that no launch wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from headrace.compute.step_interrupt import StepInterrupt
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Taps(NamedTuple):
@@ -29,7 +32,7 @@ class Taps(NamedTuple):
     """
 
     states: Tensor
-    layers: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    layers: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Batch:
             `worth_sharing` found; None: each row reads all of its keys.
         bell: interrupts the forward pass when it is set; None if it must not be interrupted.
         taps: hidden states to return, or None.
+        kept: what kernels keep for other steps with these tensors, whose contents will be others.
     """
 
     tokens: Tensor
@@ -63,14 +67,15 @@ class Batch:
     context_lens: Tensor
     block_tables: Tensor
     logits_indices: Tensor
-    lengths: tuple[int, ...]
-    contexts: tuple[int, ...]
+    lengths: Sequence[int]
+    contexts: Sequence[int]
     decode_rows: int
     block_size: int
     most_tokens: int = 1
     shared: Tensor | None = None
     bell: StepInterrupt | None = None
     taps: Taps | None = None
+    kept: dict[Any, Any] = field(default_factory=dict, compare=False)
 
 
 LEAST_SHARED = 256
@@ -94,3 +99,9 @@ def shared_blocks(tables: np.ndarray[tuple[int, ...], np.dtype[np.int32]], most:
         return 0
     different = np.flatnonzero((tables[:, :most] != first[:most]).any(0))
     return int(different[0]) if different.size else most
+
+
+def ramps(counts: Ints) -> Ints:
+    """0 .. counts[0]-1, 0 .. counts[1]-1, … concatenated."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - counts, counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -44,6 +45,38 @@ class Launched(NamedTuple):
     prompt_scores: tuple[Scores, ...] = ()
     waits: bool = False
     broken_off: bool = False
+
+
+class HostStep:
+    """What a plan came to on this thread: a `Future` without locks, which would cost more than planning.
+
+    In a pipeline, its ``end`` waits for the last stage, and ``slots`` get its tokens.
+    """
+
+    __slots__ = ("_error", "_launched", "end", "slots")
+
+    def __init__(self) -> None:
+        self.end: Callable[[], Launched] | None = None
+        self.slots = frozenset[int]()
+
+    def run(self, work: Callable[[], Launched | Callable[[], Launched]]) -> None:
+        """Do the work of the step, or the first part of it."""
+        self._error: Exception | None = None
+        try:
+            done = work()
+        except Exception as error:
+            self._error = error
+        else:
+            if isinstance(done, Launched):
+                self._launched = done
+            else:
+                self.end = done
+
+    def result(self) -> Launched:
+        """The launched step; raises what its work raised."""
+        if self._error is not None:
+            raise self._error
+        return self._launched
 
 
 def output_of(launched: Launched) -> StepOutput:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Taps
+from headrace.compute.batch import Taps, ramps
 from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Decoder, Ending, Variant
@@ -33,12 +33,12 @@ from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.parallel import Followers
-from headrace.compute.results import Arriving, Launched, Sampled, output_of
-from headrace.compute.sampling.lines import Lines, drawn_at, every_token
+from headrace.compute.results import Arriving, HostStep, Launched, Sampled, output_of
+from headrace.compute.sampling.lines import Columns, Lines, every_token
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
 from headrace.compute.sampling.step_sampling import StepSampling
-from headrace.compute.slots import Ints, Rows, Slots, ramps
+from headrace.compute.slots import Ints, Rows, Slots
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
 from headrace.core.capacity import most_logits
@@ -47,14 +47,6 @@ from headrace.core.plan import Entry, Move, StepOutput, StepPlan
 LESS_MEMORY = (
     "If this happens often, use a lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs."
 )
-
-
-class _Begun(NamedTuple):
-    """A step in a pipeline: its end, which waits for the last stage, and the slots that get its tokens."""
-
-    future: Future[Launched]
-    end: Callable[[], Launched]
-    slots: frozenset[int]
 
 
 class _Positions(NamedTuple):
@@ -109,7 +101,7 @@ class LocalRunner:
         self._head = head
         self._followers = followers
         self._pipelined = pipelined
-        self._begun: deque[_Begun] = deque()
+        self._begun: deque[HostStep] = deque()
         self._device = device
         self._slots = Slots(
             max_num_seqs=max_num_seqs,
@@ -117,6 +109,7 @@ class LocalRunner:
             block_size=kv.block_size,
             device=device,
             spare=graphs is not None,
+            held=followers is not None,
         )
         if head is not None:
             head.bind(self._slots)
@@ -134,7 +127,7 @@ class LocalRunner:
         if graphs is not None:
             self._graphs = GraphedSteps(graphs, decoder, kv, self._slots, self._sampling.counts)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-runner") if background else None
-        self._launched: deque[Future[Launched]] = deque()
+        self._launched: deque[Future[Launched] | HostStep] = deque()
 
     def capture(self) -> Captured | None:
         """Record the graphs, before the first step; None if there are none to record."""
@@ -146,39 +139,34 @@ class LocalRunner:
         if self._thread is not None:
             self._launched.append(self._thread.submit(self._execute_whole, plan, restore))
             return
-        slots = {row.slot for row in plan.rows} | {entry.slot for entry in plan.entries}
-        while any(slots & each.slots for each in self._begun):
-            self._end_oldest()
-        future: Future[Launched] = Future()
-        self._launched.append(future)
-        try:
-            launched = self._execute(plan, restore)
-        except Exception as error:
-            future.set_exception(error)
-            return
-        if isinstance(launched, Launched):
-            future.set_result(launched)
-        else:
-            drawn = frozenset(row.slot for row in plan.rows if row.samples)
-            self._begun.append(_Begun(future, launched, drawn))
+        if self._begun:
+            slots = {row.slot for row in plan.rows} | {entry.slot for entry in plan.entries}
+            while any(slots & each.slots for each in self._begun):
+                self._end_oldest()
+        step = HostStep()
+        self._launched.append(step)
+        step.run(partial(self._execute, plan, restore))
+        if step.end is not None:
+            step.slots = frozenset(row.slot for row in plan.rows if row.samples)
+            self._begun.append(step)
 
+    @torch.inference_mode()
     def _execute_whole(self, plan: StepPlan, restore: bool) -> Launched:
         launched = self._execute(plan, restore)
         return launched if isinstance(launched, Launched) else launched()
 
+    @torch.inference_mode()
     def _end_oldest(self) -> None:
-        future, end, _ = self._begun.popleft()
-        try:
-            future.set_result(end())
-        except Exception as error:
-            future.set_exception(error)
+        step = self._begun.popleft()
+        assert step.end is not None
+        step.run(step.end)
 
     def collect(self) -> StepOutput:
         """Wait for the oldest launched plan and return its output; raises what its forward pass raised."""
         began = time.perf_counter()
         try:
             oldest = self._launched.popleft()
-            if self._begun and self._begun[0].future is oldest:
+            if self._begun and self._begun[0] is oldest:
                 self._end_oldest()
             launched = oldest.result()
             output = output_of(launched)
@@ -213,7 +201,7 @@ class LocalRunner:
                 self._followers.execute(plan, known, np.zeros(0, dtype=np.int64))
             return Launched(plan.step, 0, {}, Download(self._device), waits=plan.waits)
         try:
-            return self._step(plan, Rows.of(plan.rows), known, began)
+            return self._step(plan, known, began)
         except torch.OutOfMemoryError as error:
             why = f"the device is out of memory in this step: {str(error).splitlines()[0]} {LESS_MEMORY}"
         # Behind the handler nothing holds the step's tensors any more.
@@ -221,28 +209,27 @@ class LocalRunner:
         failures = dict.fromkeys(range(len(plan.rows)), why)
         return Launched(plan.step, len(plan.rows), failures, Download(self._device))
 
-    def _step(
-        self, plan: StepPlan, rows: Rows, known: Sequence[Ints], began: float
-    ) -> Launched | Callable[[], Launched]:
-        lines = self._sampling.lines_of(plan.rows, rows)
+    def _step(self, plan: StepPlan, known: Sequence[Ints], began: float) -> Launched | Callable[[], Launched]:
+        columns = self._sampling.columns_of(plan.rows)
+        rows, lines, _ = columns
         if self._graphs is not None:
             drawing, shared = self._sampling.drawing(lines), self._slots.shared_keys(rows)
-            variant = self._variant(self._graphs, plan, rows, lines, drawing, shared)
+            variant = self._variant(self._graphs, plan, columns, drawing, shared)
             if variant is not None:
-                return self._replay(self._graphs, variant, plan, rows, lines, drawing, shared, began)
+                return self._replay(self._graphs, variant, plan, columns, drawing, shared, began)
             self._graphs.join()
-        return self._compute(plan, rows, lines, known, began)
+        return self._compute(plan, columns, known, began)
 
     def _variant(
         self,
         graphs: GraphedSteps,
         plan: StepPlan,
-        rows: Rows,
-        lines: Lines,
+        columns: Columns,
         drawing: Drawing | None,
         shared: int,
     ) -> Variant | None:
         """The graph that computes a step; None if there is none, prompts are scored, or the step may be interrupted."""
+        rows, lines, _ = columns
         if self._sampling.spans(rows).any() or (self._breakable and plan.idle):
             return None
         tokens, ending = int(rows.length.sum()), Ending.STATES
@@ -258,13 +245,13 @@ class LocalRunner:
         graphs: GraphedSteps,
         variant: Variant,
         plan: StepPlan,
-        rows: Rows,
-        lines: Lines,
+        columns: Columns,
         drawing: Drawing | None,
         shared: int,
         began: float,
     ) -> Launched:
         """Compute a step by a graph, and draw its tokens if the graph does not."""
+        rows, lines, drawn_at = columns
         growth = self._slots.grow(plan.rows)
         self._slots.check(rows)
         failures = self._sampling.failures(plan.rows)
@@ -277,7 +264,7 @@ class LocalRunner:
         arriving: Arriving
         if variant.ending is Ending.STATES:
             arriving = download = Download(self._device)
-            hidden = self._lines(graphs.states(tokens), np.arange(tokens), drawn_at(rows, lines))
+            hidden = self._lines(graphs.states(tokens), np.arange(tokens), drawn_at)
             if len(lines.rows):
                 sampled = self._sampling.sample(hidden, lines, failures, download)
             download.seal()
@@ -291,23 +278,23 @@ class LocalRunner:
         return Launched(plan.step, len(plan.rows), failures, arriving, sampled)
 
     def _compute(
-        self, plan: StepPlan, rows: Rows, lines: Lines, known: Sequence[Ints], began: float
+        self, plan: StepPlan, columns: Columns, known: Sequence[Ints], began: float
     ) -> Launched | Callable[[], Launched]:
         """Compute a step operation by operation."""
+        rows, lines, sampled_at = columns
         self._slots.extend(plan.rows)
         if lines.verifies:
             (drafts,) = upload(self._device, lines.drafts)
             self._slots.append(lines.slots, lines.positions, drafts)
         if self._ahead is not None:
             self._ahead.begin(self._slots.reached)
-        last = np.cumsum(rows.length) - 1
-        wanted = sampled_at = drawn_at(rows, lines)
         spans = self._sampling.spans(rows)
-        scored_at = np.repeat(last + 1 - rows.length, spans) + ramps(spans) if spans.size else spans
-        if scored_at.size:
+        wanted, scored_at = sampled_at, spans
+        if spans.size:
+            scored_at = np.repeat(np.cumsum(rows.length) - rows.length, spans) + ramps(spans)
             wanted = np.sort(np.concatenate([sampled_at, scored_at]))
         if self._head is not None and self._head.reads_last:
-            wanted = np.arange(last[-1] + 1)
+            wanted = np.arange(rows.length.sum())
         batch = self._slots.pack(rows, wanted, self.bell if self._breakable and plan.idle else None)
         if self._head is not None:
             batch = replace(batch, taps=self._head.tapping(batch))
@@ -325,7 +312,6 @@ class LocalRunner:
         end = partial(self._draw, plan, rows, lines, hidden, at, batch.taps)
         return end if self._pipelined else end()
 
-    @torch.inference_mode()
     def _draw(
         self,
         plan: StepPlan,

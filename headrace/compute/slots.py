@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch, shared_blocks, worth_sharing
+from headrace.compute.kernels.step_arrays import step_arrays
 from headrace.compute.step_interrupt import StepInterrupt
 from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Row
@@ -65,6 +66,7 @@ class Slots:
     The buffer is one wider than the context because the last sampled token is stored, although never computed.
     With ``spare`` there is one slot more than ``max_num_seqs``, which no sequence takes: the padding of a graph reads
     and writes there. The tables then have their own memory on a CPU, too.
+    With ``held`` what `pack` returns is read after the next call of it, so each step has arrays of its own.
     ``reached`` is one more than the highest block that any table ever contained.
     """
 
@@ -76,6 +78,7 @@ class Slots:
         block_size: int,
         device: torch.device,
         spare: bool = False,
+        held: bool = False,
     ) -> None:
         self.device = device
         self.max_model_len = max_model_len
@@ -84,11 +87,13 @@ class Slots:
         slots = max_num_seqs + spare
         self.tokens = torch.zeros(slots, max_model_len + 1, dtype=torch.int32, device=device)
         self._tokens = Line(self.tokens)
+        self._host_tokens = self.tokens.numpy() if device.type == "cpu" else np.zeros((0, 1), dtype=np.int32)
         self._host_tables = np.zeros((slots, self.max_blocks), dtype=np.int32)
         self._shared = device.type == "cpu" and not spare  # the device's tables are those of the host
         tables = torch.from_numpy(self._host_tables)
         self.tables = tables if self._shared else tables.to(device, copy=True)
         self._blocks = np.zeros(slots, dtype=np.int64)
+        self.arrays = None if held or not self._shared else step_arrays(device, block_size)
         self.reached = 0
 
     def admit(self, entry: Entry, tokens: Ints) -> None:
@@ -109,18 +114,21 @@ class Slots:
 
     def grow(self, rows: Sequence[Row]) -> Growth | None:
         """Like `extend`, but only in the host's tables: returns what the device's tables need too (None: nothing)."""
-        growing = [row for row in rows if row.new_blocks]
-        if not growing:
+        places, blocks = list[int](), list[int]()
+        for slot, _, _, new, *_ in rows:
+            if new:
+                begin = int(self._blocks[slot])
+                self._blocks[slot] = end = begin + len(new)
+                if end > self.max_blocks:
+                    limit = f"{self.max_blocks} blocks, the limit of the context"
+                    raise ValueError(f"a block table would exceed {limit}")
+                places += range(slot * self.max_blocks + begin, slot * self.max_blocks + end)
+                blocks += new
+        if not blocks:
             return None
-        slots = np.array([row.slot for row in growing], dtype=np.int64)
-        counts = np.array([len(row.new_blocks) for row in growing], dtype=np.int64)
-        blocks = np.array([block for row in growing for block in row.new_blocks], dtype=np.int32)
-        places = np.repeat(slots * self.max_blocks + self._blocks[slots], counts) + ramps(counts)
-        self._blocks[slots] += counts
-        if (self._blocks[slots] > self.max_blocks).any():
-            raise ValueError(f"a block table would exceed {self.max_blocks} blocks, the limit of the context")
-        self._note(places, blocks)
-        return Growth(places, blocks)
+        growth = Growth(np.array(places, dtype=np.int64), np.array(blocks, dtype=np.int32))
+        self._note(*growth)
+        return growth
 
     def send(self, growth: Growth) -> None:
         """Write new blocks to the device's tables."""
@@ -167,6 +175,9 @@ class Slots:
         The next row of a failed row may be in flight already, and needs a valid token. Tokens behind the last known
         one mean nothing, unless they are drafts of the step: they are overwritten before they are read.
         """
+        if self.arrays is not None:
+            self.arrays.store(self._host_tokens, slots, positions, tokens.numpy())
+            return
         self._tokens.put(self.places(slots, positions), tokens, least=0)
 
     def tokens_at(self, slots: Ints, positions: Ints) -> torch.Tensor:
@@ -178,6 +189,16 @@ class Slots:
 
         ``logits_indices`` count tokens of the packed batch, ascending.
         """
+        if self.arrays is not None:
+            return self.arrays.pack(
+                *rows[:3],
+                logits_indices,
+                self._host_tables,
+                self._blocks,
+                self._host_tokens,
+                limit=self.max_model_len,
+                bell=bell,
+            )
         self.check(rows)
         end = rows.end
         starts = np.zeros(end.size + 1, dtype=np.int64)
@@ -222,9 +243,3 @@ class Slots:
             shared=shared_ if shared else None,
             bell=bell,
         )
-
-
-def ramps(counts: Ints) -> Ints:
-    """0 .. counts[0]-1, 0 .. counts[1]-1, … concatenated."""
-    ends = np.cumsum(counts)
-    return np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - counts, counts)

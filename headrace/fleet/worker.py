@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from headrace.compute.batch import ramps
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
@@ -31,7 +32,7 @@ from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
 from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.sampling.lines import drafted
-from headrace.compute.slots import Ints, Rows, Slots, ramps
+from headrace.compute.slots import Ints, Rows, Slots
 from headrace.compute.transfer import upload
 from headrace.core.plan import StepPlan
 from headrace.fleet.collectives import connect
@@ -133,6 +134,7 @@ class _Memory:
             (count,) = arrays[0].tolist()
             collectives.answer_logits(count, decoder.spec.hidden_size, decoder.dtype, decoder.project)
 
+    @torch.inference_mode()
     def _execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
         for entry, known in zip(plan.entries, tokens, strict=True):
             self._slots.admit(entry, known)

@@ -29,6 +29,10 @@ CATCH_UP_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens that rows which are behind may compute in one call, together, so that a long prompt does not delay a step."""
 
 
+COLUMNS = 8
+"""Tables have a multiple of so many blocks, so that a new block seldom makes another shape."""
+
+
 class _Line(NamedTuple):
     """A row of a call: the ask's place in it, and how many of its tokens are computed now."""
 
@@ -133,12 +137,12 @@ class DraftModel(GuardedProposer):
         tokens: list[int] = []
         for place, state, length, _ in lines:
             tokens += asks[place].tokens[state.computed : state.computed + length]
-        width = max(len(line.state.table) for line in lines)
+        width = -(-max(len(line.state.table) for line in lines) // COLUMNS) * COLUMNS
         rows = Rows(
             np.array(tokens, dtype=np.int32),
             np.array([line.state.computed for line in lines], dtype=np.int64),
             lengths,
-            np.concatenate([line.state.row[:width] for line in lines]).reshape(len(lines), width),
+            np.concatenate([line.state.row[:width] for line in lines]).reshape(len(lines), -1),
         )
         if not caught_up:
             self._forward.compute(rows)

@@ -18,6 +18,7 @@ import torch
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Drafted
+from headrace.compute.kernels.step_arrays import step_arrays
 from headrace.compute.kv import PagedKV
 from headrace.compute.transfer import upload
 
@@ -86,6 +87,7 @@ class Forward:
         self._follow = follow
         self._names = names
         self._block_size = kv.block_size
+        self._arrays = step_arrays(kv.device, kv.block_size)
         self._guess: Callable[[torch.Tensor], Guesses] = (
             guesses_on_cpu if kv.device.type == "cpu" else guesses
         )
@@ -143,6 +145,11 @@ class Forward:
 
     def _pack(self, packed: Rows, wanted: Ints) -> Batch:
         tokens, starts, lengths, tables = packed
+        if self._arrays is not None:
+            tables = np.ascontiguousarray(tables)
+            return self._arrays.pack(
+                None, starts, lengths, wanted, tables, None, tokens, limit=tables.shape[1] * self._block_size
+            )
         rows, size = len(starts), self._block_size
         ends = starts + lengths
         firsts = np.zeros(rows + 1, dtype=np.int64)

@@ -9,6 +9,7 @@ sequences or schedules.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
 - `triton`: the backend in Triton for GPUs.
 - `native_calls`: whole forward passes in one call of it.
+- `step_arrays`: the inputs of a step in one call of it.
 - `native_stack`: a stack in the tables of the C++ backend. `packed`: its weights.
 - `timed`: measures the time of each part of a forward pass.
 - `probe`: measures the memory bandwidth and arithmetic of a CPU.

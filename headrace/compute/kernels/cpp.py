@@ -27,10 +27,10 @@ from headrace.compute.kernels import (
 from headrace.compute.kernels.cpp_checks import (
     DTYPES,
     NEVER,
-    batch_lines,
     check_rope,
     extension,
     page_words,
+    row_lines,
     shown,
 )
 from headrace.compute.kernels.native_calls import StackCall, run_drafts, stack_call
@@ -41,7 +41,6 @@ from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.draw import likeliest
-from headrace.compute.sampling.lines import counting_of
 from headrace.compute.sampling.penalties import penalize
 from headrace.compute.step_interrupt import StepInterrupted
 
@@ -73,7 +72,6 @@ class CppKernels:
     layout = "head, word, token and head, token, word"
     fp8 = False
     penalize = staticmethod(penalize)
-    accept = staticmethod(counting_of)
 
     def __init__(self, level: str | None = None) -> None:
         self._cpu = extension()
@@ -235,20 +233,8 @@ class CppKernels:
         return queries
 
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> AttentionPlan:
-        lines = (
-            batch.query_starts.contiguous(),
-            batch.context_lens.contiguous(),
-            batch.block_tables.contiguous(),
-        )
+        lines = row_lines(batch)
         rows, width = lines[2].shape
-        if (
-            any(line.dtype != torch.int32 for line in lines)
-            or len(lines[0]) != rows + 1
-            or len(lines[1]) != rows
-        ):
-            raise ValueError(
-                f"rows of a batch do not fit: {[(line.dtype, list(line.shape)) for line in lines]}"
-            )
         starts, contexts, tables = (line.data_ptr() for line in lines)
         seen = ALL_KEYS if window is None else window
         tokens = len(batch.positions)
@@ -336,10 +322,7 @@ class CppKernels:
         self, stack: NativeStack, batch: Batch, pages: Sequence[Pages], seconds: Tensor | None = None
     ) -> StackCall:
         self._check_panel(stack.panel)
-        lines = batch_lines(batch)
-        plans = [self.plan_attention(batch, window, stack.stack.dtype) for window in stack.windows]
-        blocks = max(plan.blocks for plan in plans)
-        return stack_call(stack, batch, lines, pages, plans[0].rows, blocks, seconds)
+        return stack_call(self._cpu, stack, batch, pages, seconds)
 
     def draft(
         self,
@@ -363,6 +346,14 @@ class CppKernels:
         tokens = logits.new_empty(rows, dtype=torch.int64)
         self._cpu.likeliest(logits.data_ptr(), tokens.data_ptr(), rows, size)
         return tokens
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        counting = torch.empty(len(drawn), dtype=torch.bool)
+        lines = [line.contiguous() for line in (drawn, drafts, offsets)]
+        if any(line.dtype != torch.int64 or len(line) != len(drawn) for line in lines):
+            raise ValueError(f"lines of {[(line.dtype, len(line)) for line in lines]}")
+        self._cpu.accept(*(line.data_ptr() for line in (*lines, counting)), len(drawn))
+        return counting
 
     def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
         logits, words = logits.contiguous(), np.ascontiguousarray(allowed.words)

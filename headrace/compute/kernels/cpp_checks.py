@@ -21,7 +21,7 @@ class Codes(dict[torch.dtype, int]):
 
 DTYPES = Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 PAGE_DTYPES = Codes({**DTYPES, torch.int8: 3})
-_INTERFACE = 14
+_INTERFACE = 15
 NEVER = {torch.float32: 0xFF800000, torch.bfloat16: 0xFF80, torch.float16: 0xFC00}
 """The bits of minus infinity."""
 _PAIRED = (torch.bfloat16, torch.int8)
@@ -76,6 +76,19 @@ def batch_lines(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     if not len(lines[0]) == len(lines[1]) == len(ids):
         raise ValueError(f"{len(lines[0])} positions and {len(lines[1])} slots for {len(ids)} tokens")
     return ids, lines
+
+
+def row_lines(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of a batch, contiguous and checked: query starts, context lengths and block tables."""
+    starts, contexts, tables = lines = (
+        batch.query_starts.contiguous(),
+        batch.context_lens.contiguous(),
+        batch.block_tables.contiguous(),
+    )
+    rows = len(tables)
+    if any(line.dtype != torch.int32 for line in lines) or (len(starts), len(contexts)) != (rows + 1, rows):
+        raise ValueError(f"rows of a batch do not fit: {[(line.dtype, list(line.shape)) for line in lines]}")
+    return lines
 
 
 def check_blocks(read: int, batch_block_size: int, num_blocks: int, block_size: int) -> None:

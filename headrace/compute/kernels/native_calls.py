@@ -14,39 +14,43 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch, Taps
 from headrace.compute.kernels import Drafted, Pages
-from headrace.compute.kernels.cpp_checks import DTYPES, check_blocks, page_words
-from headrace.compute.kernels.native_stack import NativeStack
+from headrace.compute.kernels.cpp_checks import DTYPES, batch_lines, check_blocks, page_words, row_lines
+from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
-from headrace.compute.kernels.stack import Linear
 
 
 class StackCall(NamedTuple):
-    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result; ``alive`` owns their memory."""
+    """The arguments of a stack on a batch. ``out`` [S, hidden] gets its result."""
 
     arguments: tuple[int | float, ...]
     out: Tensor
+
+
+class KeptCall(NamedTuple):
+    """What calls of a stack on a batch and ``pages`` have in common, whatever the tensors contain.
+
+    ``rows`` are the arguments of `check_rows` for each window, and what they read must be below ``blocks``. ``alive``
+    owns the memory of the ``arguments``.
+    """
+
+    pages: Sequence[Pages]
+    rows: tuple[tuple[int, ...], ...]
+    blocks: int
+    arguments: tuple[int | float, ...]
     alive: tuple[Tensor, ...]
 
 
-def stack_call(
-    stack: NativeStack,
-    batch: Batch,
-    checked: tuple[Tensor, list[Tensor]],
-    pages: Sequence[Pages],
-    rows: tuple[int, ...],
-    blocks: int,
-    seconds: Tensor | None = None,
-) -> StackCall:
-    """The call of ``stack`` on ``batch``, whose lines are ``checked`` and whose planned ``rows`` read blocks below
-    ``blocks``.
-    """
+def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptCall:
+    """The arguments that stay, with the tensors of ``batch`` checked."""
     layers, dtype = stack.stack, stack.stack.dtype
     tokens, kept = len(batch.tokens), len(batch.logits_indices)
-    ids, lines = checked
+    ids, lines = batch_lines(batch)
+    of_rows = row_lines(batch)
+    rows, width = of_rows[2].shape
     table = stack.pages_table(pages, page_words)
     num_blocks, block_size = pages[0].keys.shape[:2]
-    check_blocks(blocks, batch.block_size, num_blocks, block_size)
-    out = torch.empty((kept, stack.hidden), dtype=dtype)
+    check_blocks(0, batch.block_size, num_blocks, block_size)
+    row_words = (*(line.data_ptr() for line in of_rows), rows, width)
     arguments = (
         stack.embedding,
         stack.table.data_ptr(),
@@ -54,12 +58,10 @@ def stack_call(
         stack.ropes.data_ptr(),
         stack.input_norm,
         len(stack.table),
-        *stack.room(tokens),
-        out.data_ptr(),
         ids.data_ptr(),
-        *rows[:3],
+        *row_words[:3],
         *(line.data_ptr() for line in lines),
-        *rows[3:5],
+        *row_words[3:],
         tokens,
         kept,
         len(layers.embedding),
@@ -74,11 +76,38 @@ def stack_call(
         layers.scale,
         layers.softcap or 0.0,
         layers.embedding_scale,
+    )
+    windows = [ALL_KEYS if window is None else window for window in stack.windows]
+    checks = tuple((*row_words, block_size, window, tokens) for window in windows)
+    return KeptCall(pages, checks, num_blocks, arguments, (table, ids, *of_rows, *lines))
+
+
+def stack_call(
+    extension: Any,
+    stack: NativeStack,
+    batch: Batch,
+    pages: Sequence[Pages],
+    seconds: Tensor | None = None,
+) -> StackCall:
+    """The call of ``stack`` on ``batch``, whose rows are checked."""
+    call: KeptCall | None = batch.kept.get(stack)
+    if call is None or call.pages is not pages or not isinstance(pages, tuple):  # a list may have changed
+        call = batch.kept[stack] = kept_call(stack, batch, pages)
+    for rows in call.rows:
+        read = extension.check_rows(*rows)
+        if read > call.blocks:
+            check_blocks(read, batch.block_size, call.blocks, batch.block_size)
+    tokens, kept, hidden = len(batch.tokens), len(batch.logits_indices), stack.hidden
+    out = torch.empty((kept, hidden), dtype=stack.stack.dtype)
+    arguments = (
+        *stack.room(tokens),
+        out.data_ptr(),
         0 if seconds is None else seconds.data_ptr(),
         0 if batch.bell is None else batch.bell.address,
-        *(_tap_words(batch.taps, tokens, stack.hidden, dtype) if batch.taps else (0, 0, 0)),
+        *(_tap_words(batch.taps, tokens, hidden, stack.stack.dtype) if batch.taps else (0, 0, 0)),
+        *call.arguments,
     )
-    return StackCall(arguments, out, (table, ids, *lines))
+    return StackCall(arguments, out)
 
 
 def _tap_words(taps: Taps, tokens: int, hidden: int, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -106,8 +135,6 @@ def run_drafts(
     dtype = stack.stack.dtype
     if isinstance(head, PackedWeight) and head.dtype != dtype:
         raise ValueError(f"a head of {head.dtype} after a stack of {dtype}")
-    words = np.array(stack.linear_words(Linear(head, None), stack.hidden, head.outputs), dtype=np.int64)
-    most = np.ascontiguousarray(most, dtype=np.int64)
     logits = torch.empty((kept, head.outputs), dtype=dtype)
     tokens, probabilities = (
         np.zeros((kept, longest), dtype=np.int64),
@@ -117,10 +144,10 @@ def run_drafts(
     extension.drafts(
         level,
         *call.arguments,
-        words.ctypes.data,
-        most.ctypes.data,
+        stack.head_words(head),
+        np.ascontiguousarray(most, dtype=np.int64),
         logits.data_ptr(),
-        *(each.ctypes.data for each in (tokens, probabilities, counts, computed)),
+        *(tokens, probabilities, counts, computed),
         longest,
         block_size,
         least,

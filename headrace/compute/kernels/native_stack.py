@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 
 PageWords = Callable[[Pages, int, int, torch.dtype], tuple[int, ...]]
+
+Weight = PackedIntegers | PackedWeight
+Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 ALL_KEYS = 2**62
 """The window of a layer whose tokens attend to all keys."""
@@ -58,7 +62,9 @@ class NativeStack:
         self.wide, self.narrow = max(qkv, 2 * inner), max(self.attended, inner)
         self._pages: Sequence[Pages] = ()
         self._pages_table = torch.empty(0, dtype=torch.int64)
+        self._head: tuple[Weight | None, Words] = None, np.zeros(0, dtype=np.int64)
         self._room: list[Tensor] = []
+        self._room_words: tuple[int, ...] = ()
         self._room_tokens = 0
 
     def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
@@ -73,7 +79,7 @@ class NativeStack:
             self._pages, self._pages_table = pages, torch.tensor(told, dtype=torch.int64)
         return self._pages_table
 
-    def room(self, tokens: int) -> list[int]:
+    def room(self, tokens: int) -> tuple[int, ...]:
         """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow.
 
         It is kept from step to step, as large as the largest need: a stack runs one step at a time.
@@ -86,7 +92,8 @@ class NativeStack:
                 for width in widths
             ]
             self._room_tokens = tokens
-        return [part.data_ptr() for part in self._room]
+            self._room_words = tuple([part.data_ptr() for part in self._room])
+        return self._room_words
 
     def _rope(self, table: Tensor, head_dim: int) -> tuple[int, int]:
         rotary = table.shape[-1]
@@ -122,6 +129,13 @@ class NativeStack:
             return (weight.address, 0, 0, 0, bias, inputs, outputs, 0, 0, 0)
         planes = weight.planes(self.stack.dtype)
         return (*weight.addresses, bias, inputs, outputs, weight.group_size, planes, weight.bits)
+
+    def head_words(self, head: Weight) -> Words:
+        """``head``, which gives logits of the stack's states, as words of a table; kept for the next call."""
+        if self._head[0] is not head:
+            words = self.linear_words(Linear(head, None), self.hidden, head.outputs)
+            self._head = head, np.array(words, dtype=np.int64)
+        return self._head[1]
 
     @staticmethod
     def _address(tensor: Tensor | None, dtype: torch.dtype, size: int) -> int:

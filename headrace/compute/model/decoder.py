@@ -96,7 +96,6 @@ class Decoder:
         """Write the batch's keys and values to ``kv``; float32 logits [S, vocab] of ``logits_indices``."""
         return self.logits(self.hidden(batch, kv)).float()
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, vocab] of hidden states [S, hidden], in their dtype; in float32 if a softcap applies."""
         logits = self._parallel.logits(hidden, self.project)
@@ -105,7 +104,6 @@ class Decoder:
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
         return logits
 
-    @torch.inference_mode()
     def project(self, hidden: Tensor) -> Tensor:
         """The logits [S, N] of the N tokens that this rank's part of the head has."""
         logits: Tensor = self.kernels.linear(hidden, self.head)
@@ -131,13 +129,11 @@ class Decoder:
         """See `Kernels.accept`."""
         return self.kernels.accept(drawn, drafts, first, offsets)
 
-    @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Like `forward`, but returns the last hidden states [S, hidden], after the final norm."""
         states = self.kernels.run_stack(self._stack, batch, kv.layers)
         return self._parallel.hidden(states, len(batch.logits_indices))
 
-    @torch.inference_mode()
     def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:
         """See `Kernels.draft`."""
         if self.spec.logits_softcap is not None or self._parallel is not ONE_PROCESS:

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.slots import Rows, ramps
+from headrace.compute.batch import ramps
+from headrace.compute.kernels.step_arrays import StepArrays
+from headrace.compute.slots import Rows
 from headrace.compute.transfer import upload
 from headrace.core.plan import Row
 
@@ -71,16 +73,34 @@ class Lines(NamedTuple):
 
         A fault after a draft does not count: the token at its place is drawn again in another step, and fails there.
         """
-        if drawn.device.type == "cpu":  # a loop takes a few lines a fraction of the time
-            counting = _counting(drawn.tolist(), self.drafts.tolist(), self.offsets.tolist())
-            return torch.from_numpy(np.array(counting, dtype=np.bool_))
         known = (self.drafts, np.arange(len(self.rows)) - self.offsets, self.offsets)
         return accept(drawn, *upload(drawn.device, *known))
 
 
-def drawn_at(rows: Rows, lines: Lines) -> Ints:
-    """The packed tokens of ``rows`` after which the tokens of ``lines`` are drawn, int64 [L]."""
-    return (np.cumsum(rows.length) - 1 - rows.drafts)[lines.rows] + lines.offsets
+class Columns(NamedTuple):
+    """The rows of a plan, their lines, and the packed tokens ``drawn_at`` int64 [L] after which tokens are drawn."""
+
+    rows: Rows
+    lines: Lines
+    drawn_at: Ints
+
+
+def columns_of(plan_rows: tuple[Row, ...], vocab_size: int, arrays: StepArrays | None = None) -> Columns:
+    """The columns of a plan's rows (at least one), in memory of ``arrays`` if they are given."""
+    if arrays is not None:
+        of_rows, of_lines, verifies = arrays.columns(plan_rows, vocab_size)
+        at, slots, positions, offsets, expected, after = of_lines
+        return Columns(Rows(*of_rows), Lines(at, slots, positions, offsets, expected, verifies), after)
+    rows = Rows.of(plan_rows)
+    sampling = np.flatnonzero(rows.samples)
+    counts = 1 + rows.drafts[sampling]
+    at, offsets, verifies = np.repeat(sampling, counts), ramps(counts), bool(rows.drafts.any())
+    drawing, end = [row for row in plan_rows if row.samples], (NO_DRAFT,)
+    expected = drafted(drawing, vocab_size, end) if verifies else np.zeros_like(at)
+    after = (np.cumsum(rows.length) - 1 - rows.drafts)[at] + offsets
+    return Columns(
+        rows, Lines(at, rows.slot[at], rows.known[at] + offsets, offsets, expected, verifies), after
+    )
 
 
 def every_token(rows: Rows, drafts: Ints) -> Lines:
@@ -90,16 +110,6 @@ def every_token(rows: Rows, drafts: Ints) -> Lines:
     last = rows.length[at] - 1
     expected[(offsets < last) & (offsets >= last - rows.drafts[at])] = drafts
     return Lines(at, rows.slot[at], rows.start[at] + offsets + 1, offsets, expected, True)
-
-
-def _counting(drawn: Sequence[int], drafts: Sequence[int], offsets: Sequence[int]) -> list[bool]:
-    """`Lines.counting` of lists."""
-    counting, right = list[bool](), True
-    for token, draft, offset in zip(drawn, drafts, offsets, strict=True):
-        right = right or not offset
-        counting.append(right and (token >= 0 or not offset))
-        right = right and token == draft
-    return counting
 
 
 def counting_of(drawn: Any, drafts: Any, first: Any, offsets: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.slots import ramps
+from headrace.compute.batch import ramps
 from headrace.compute.transfer import upload
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]

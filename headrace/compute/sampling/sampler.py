@@ -131,6 +131,7 @@ class Sampler:
         self._history = history
         self._vocab_size = vocab_size
         self._features = np.zeros(len(history), dtype=np.int64)
+        self._featured = set[int]()  # slots with any
         self._numbers = np.zeros(len(history), dtype=_NUMBERS)
         self._constraints: dict[int, Constraints] = {}
         self._penalties = Penalties(history, vocab_size, penalize, fixed=fixed)
@@ -143,12 +144,15 @@ class Sampler:
                 so that other rows can continue.
         """
         self._features[entry.slot] = 0
+        self._featured.discard(entry.slot)
         self._penalties.release(entry.slot)
         tokens = checked("prompt", entry.tokens, self._vocab_size)
         made = Constraints.of(entry, self._vocab_size)
         params = entry.params
         features = _features(params, made)
         self._features[entry.slot] = features
+        if features:
+            self._featured.add(entry.slot)
         self._numbers[entry.slot] = (
             params.temperature,
             params.min_p,
@@ -216,6 +220,8 @@ class Sampler:
         """
         if allowed is not None:
             logits = self._restrict(logits, allowed)
+        if not self._featured:
+            return self._pick(logits)
         features = self._wanted(slots, positions)
         if not features.any():
             return self._pick(logits)

@@ -13,15 +13,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from headrace.compute.batch import ramps
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.results import Sampled
 from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.lines import NO_DRAFT, Lines, drafted
+from headrace.compute.sampling.lines import NO_DRAFT, Columns, Lines, columns_of, drafted
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.sampling.sampler import Drawing, Sampler
-from headrace.compute.slots import Ints, Rows, Slots, ramps
+from headrace.compute.slots import Ints, Rows, Slots
 from headrace.compute.transfer import Download, upload
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.plan import Entry, Row
@@ -57,6 +58,9 @@ class Head(Protocol):
         ...
 
 
+NONE = np.zeros(0, dtype=np.int64)
+
+
 class StepSampling:
     """The sampling of all slots. At most ``most_logits`` rows of logits exist at once; ``append`` stores drawn tokens.
 
@@ -89,7 +93,9 @@ class StepSampling:
             slots.tokens, vocab_size, head.likeliest, head.choose, head.restrict, penalize, fixed=graphs
         )
         self._refused: dict[int, str] = {}
-        # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score.
+        # Alternatives per sampled token and per prompt token (-1: no scores), and positions to score. Nothing else is
+        # looked at while no slot is `_scored`.
+        self._scored = set[int]()
         self._top = np.full(len(slots.tokens), -1, dtype=np.int64)
         self._prompt_top = np.full(len(slots.tokens), -1, dtype=np.int64)
         self._prompt_end = np.zeros(len(slots.tokens), dtype=np.int64)
@@ -106,6 +112,8 @@ class StepSampling:
         self._top[entry.slot] = -1 if params.logprobs is None else params.logprobs
         self._prompt_top[entry.slot] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         self._prompt_end[entry.slot] = 0 if params.prompt_logprobs is None else entry.prompt_tokens - 1
+        scored = params.logprobs is not None or params.prompt_logprobs is not None
+        (self._scored.add if scored else self._scored.discard)(entry.slot)
         try:
             self._constrain(entry)
             tokens = self._sampler.admit(entry)
@@ -124,29 +132,24 @@ class StepSampling:
         """The drafts of all rows, one after the other."""
         return drafted(rows, self._vocab_size)
 
-    def lines_of(self, plan_rows: tuple[Row, ...], rows: Rows) -> Lines:
-        """The lines of logits of all rows; grammars begin to walk along drafts."""
-        sampling = np.flatnonzero(rows.samples)
-        if not any(row.drafts for row in plan_rows):
-            none = np.zeros(len(sampling), dtype=np.int64)
-            return Lines(sampling, rows.slot[sampling], rows.end[sampling], none, none, False)
-        if self._matchers is not None:
+    def columns_of(self, plan_rows: tuple[Row, ...]) -> Columns:
+        """The columns of all rows; grammars begin to walk along drafts."""
+        columns = columns_of(plan_rows, self._vocab_size, self._slots.arrays)
+        if columns.lines.verifies and self._matchers is not None:
             self._matchers.walk({row.slot: row.drafts for row in plan_rows if row.drafts})
-        counts = 1 + rows.drafts[sampling]
-        at, offsets = np.repeat(sampling, counts), ramps(counts)
-        drawing = plan_rows if len(sampling) == len(plan_rows) else [row for row in plan_rows if row.samples]
-        expected = drafted(drawing, self._vocab_size, (NO_DRAFT,))
-        return Lines(at, rows.slot[at], rows.known[at] + offsets, offsets, expected, True)
+        return columns
 
     def drawing(self, lines: Lines) -> Drawing | None:
         """How the tokens of ``lines`` are drawn; None if that takes scores, or more than `Drawing` holds."""
-        scored = (self._top[lines.slots] >= 0).any()
+        scored = self._scored and (self._top[lines.slots] >= 0).any()
         if scored or (self._matchers is not None and self._matchers.follow(lines.slots)):
             return None
         return self._sampler.drawing(lines.slots, lines.positions)
 
     def spans(self, rows: Rows) -> Ints:
         """Number of positions of each row that need scores of the prompt's next token; empty if none does."""
+        if not self._scored:
+            return NONE
         ends = self._prompt_end[rows.slot]
         return np.maximum(np.minimum(rows.end, ends) - rows.start, 0) if ends.any() else ends[:0]
 
@@ -172,12 +175,10 @@ class StepSampling:
             whole = len(lines.rows) <= self._most_logits
             some = lines if whole else lines.part(part)
             own = allowed if whole or allowed is None else allowed.part(begin, part.stop)
-            logits = self._logits(hidden[part])
+            logits = self._logits(hidden if whole else hidden[part])
             drawn = self._draw(logits, some, own, None if drafts is None else drafts[part], failures)
             tokens.append(drawn)
-            top = self._top[some.slots]
-            at = np.flatnonzero(top >= 0)
-            if at.size:
+            if self._scored and (at := np.flatnonzero((top := self._top[some.slots]) >= 0)).size:
                 (at_,) = upload(self._slots.device, at)
                 chosen = drawn.index_select(0, at_).clamp_(min=0)
                 scores.append(score(logits.index_select(0, at_).float(), chosen, top[at], download))

@@ -362,15 +362,15 @@ class Scheduler:
                 sequence.pending -= 1
                 tokens = sequence.tokens
                 tokens += drawn
-                count = len(tokens)
                 if computed == sequence.prompt_tokens:
                     firsts.append(sequence)
                 scored = logprobs.get(i, ()) if logprobs else ()
                 events.append(new_tuple(Emitted, (sequence.request.id, drawn, scored)))
-                if count >= sequence.finish_length or tokens[-1] in sequence.ends:
+                if len(tokens) >= sequence.finish_length or tokens[-1] in sequence.ends:
                     reason = sequence.finish_reason()
-            if length > 1 or not computed % size:
-                self.pages.register(sequence, tail=length > 1 and samples and i >= decodes)
+            tail = length > 1 and samples and i >= decodes
+            if tail or computed // size > sequence.registered:
+                self.pages.register(sequence, tail=tail)
             if reason is not None:
                 self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
 

@@ -1,8 +1,8 @@
 // The Python module headrace.compute.kernels._cpu: addresses and sizes in, ranges checked, kernels run.
 // It knows no torch; `kernels/cpp.py` keeps the tensors alive and contiguous.
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "arguments.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "drafts.h"
 #include "operations.h"
 #include "stack.h"
+#include "step_arrays.h"
 #include "team.h"
 
 namespace headrace {
@@ -27,40 +28,6 @@ const bool by_second_cache = [] {
 
 namespace {
 
-using namespace headrace;
-
-struct Level {
-  const char *name;
-  const Operations *operations;
-  bool (*supported)();
-};
-
-#if defined(__x86_64__)
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
-}
-bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
-bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
-bool has_amx() {
-  static const bool has = has_avx512_bf16() && amx_granted();
-  return has;
-}
-#endif
-
-const Level levels[] = {
-#if defined(__x86_64__)
-    {"amx", &amx_operations, has_amx},
-    {"avx512_bf16", &avx512_bf16_operations, has_avx512_bf16},
-    {"avx512_vnni", &avx512_vnni_operations, has_avx512_vnni},
-    {"avx512", &avx512_operations, has_avx512},
-    {"avx2", &avx2_operations,
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
-#endif
-    {"generic", &generic_operations, [] { return true; }},
-};
-const int64_t LEVELS = sizeof levels / sizeof *levels;
-
 PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(team_threads()); }
 
 PyObject *set_threads(PyObject *, PyObject *value) {
@@ -70,78 +37,6 @@ PyObject *set_threads(PyObject *, PyObject *value) {
   set_team_threads(static_cast<int>(count));
   Py_RETURN_NONE;
 }
-
-// keys, values, key_scales, value_scales (0: none), block_size, stride, scale_stride, dtype
-const int PAGE_WORDS = 8;
-
-Pages pages_of(const int64_t *words) {
-  return {reinterpret_cast<void *>(words[0]), reinterpret_cast<void *>(words[1]), reinterpret_cast<float *>(words[2]),
-          reinterpret_cast<float *>(words[3]), words[4], words[5], words[6], static_cast<int>(words[7])};
-}
-
-// Arguments in order: integers (an address is one), then floats. Fails with a Python exception.
-class Arguments {
- public:
-  Arguments(PyObject *const *values, Py_ssize_t count) : values_(values), left_(count) {}
-
-  int64_t integer() {
-    if (failed_ || !take()) return 0;
-    const int64_t value = PyLong_AsLongLong(values_[-1]);
-    if (value == -1 && PyErr_Occurred()) failed_ = true;
-    return value;
-  }
-
-  template <class P>
-  P *pointer() {
-    return reinterpret_cast<P *>(integer());
-  }
-
-  float real() {
-    if (failed_ || !take()) return 0;
-    const double value = PyFloat_AsDouble(values_[-1]);
-    if (value == -1.0 && PyErr_Occurred()) failed_ = true;
-    return static_cast<float>(value);
-  }
-
-  const Operations *operations() {
-    const int64_t level = integer();
-    if (!failed_ && (level < 0 || level >= LEVELS || !levels[level].supported())) {
-      PyErr_Format(PyExc_ValueError, "level %lld does not exist on this machine", (long long)level);
-      failed_ = true;
-    }
-    return failed_ ? nullptr : levels[level].operations;
-  }
-
-  Pages pages() {
-    int64_t words[PAGE_WORDS];
-    for (int64_t &word : words) word = integer();
-    return pages_of(words);
-  }
-
-  bool complete() {
-    if (!failed_ && left_) {
-      PyErr_SetString(PyExc_TypeError, "too many arguments");
-      failed_ = true;
-    }
-    return !failed_;
-  }
-
- private:
-  bool take() {
-    if (!left_) {
-      PyErr_SetString(PyExc_TypeError, "too few arguments");
-      failed_ = true;
-      return false;
-    }
-    left_--;
-    values_++;
-    return true;
-  }
-
-  PyObject *const *values_;
-  Py_ssize_t left_;
-  bool failed_ = false;
-};
 
 PyObject *supported_levels(PyObject *, PyObject *) {
   PyObject *found = PyDict_New();
@@ -347,19 +242,25 @@ struct StackBounds {
   int64_t vocab, turns, num_slots;
 };
 
+// First what changes from step to step, then what stays for as long as the arrays of a batch do.
 void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
-  a.embedding = in.pointer<const void>();
-  a.layers = in.pointer<const StackLayer>();
-  bounds.pages = in.pointer<const int64_t>();
-  a.rotations = in.pointer<const StackRotation>();
-  a.input_norm = in.pointer<const float>();
-  a.layer_count = in.integer();
   a.residual = in.pointer<void>();
   a.x = in.pointer<void>();
   a.y = in.pointer<void>();
   a.wide = in.pointer<void>();
   a.narrow = in.pointer<void>();
   a.out = in.pointer<void>();
+  a.seconds = in.pointer<double>();
+  a.bell = in.pointer<const uint8_t>();
+  a.taps = in.pointer<void>();
+  a.tapped = in.pointer<const int64_t>();
+  a.tap_count = in.integer();
+  a.embedding = in.pointer<const void>();
+  a.layers = in.pointer<const StackLayer>();
+  bounds.pages = in.pointer<const int64_t>();
+  a.rotations = in.pointer<const StackRotation>();
+  a.input_norm = in.pointer<const float>();
+  a.layer_count = in.integer();
   a.token_ids = in.pointer<const int32_t>();
   a.query_starts = in.pointer<const int32_t>();
   a.contexts = in.pointer<const int32_t>();
@@ -385,11 +286,6 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.scale = in.real();
   a.softcap = in.real();
   a.embedding_scale = in.real();
-  a.seconds = in.pointer<double>();
-  a.bell = in.pointer<const uint8_t>();
-  a.taps = in.pointer<void>();
-  a.tapped = in.pointer<const int64_t>();
-  a.tap_count = in.integer();
 }
 
 // Fails with a Python exception where what the arrays hold is out of bounds: kernels/native_stack.py has checked the rest.
@@ -461,18 +357,25 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Drafts d;
   StackBounds bounds;
   read_stack(in, d.first, bounds);
-  const StackLinear *head = in.pointer<const StackLinear>();
-  d.most = in.pointer<const int64_t>();
+  int64_t words, most, tokens, probabilities, counts, computed;
+  const int64_t *head = in.array<const int64_t>(words);
+  d.most = in.array<const int64_t>(most);
   d.logits = in.pointer<void>();
-  d.tokens = in.pointer<int64_t>();
-  d.probabilities = in.pointer<float>();
-  d.counts = in.pointer<int64_t>();
-  d.computed = in.pointer<int64_t>();
+  d.tokens = in.array<int64_t>(tokens);
+  d.probabilities = in.array<float>(probabilities);
+  d.counts = in.array<int64_t>(counts);
+  d.computed = in.array<int64_t>(computed);
   d.longest = in.integer();
   d.block_size = in.integer();
   d.least = in.real();
-  if (!in.complete() || !stack_fits(d.first, bounds) || !drafts_fit(d, bounds)) return nullptr;
-  d.head = *head;
+  if (!in.complete() || !stack_fits(d.first, bounds)) return nullptr;
+  const int64_t kept = d.first.kept, all = kept * d.longest;
+  if (words * sizeof *head != sizeof d.head || most != kept || counts != kept || computed != kept || tokens != all ||
+      probabilities != all)
+    return PyErr_Format(PyExc_ValueError, "arrays of drafts do not fit %lld rows of %lld", (long long)kept,
+                        (long long)d.longest);
+  if (!drafts_fit(d, bounds)) return nullptr;
+  memcpy(&d.head, head, sizeof d.head);
   const std::vector<Pages> layers = stack_pages(d.first, bounds);
   d.first.pages = layers.data();
   StackEnd end = StackEnd::NO_MEMORY;
@@ -647,6 +550,10 @@ PyMethodDef methods[] = {
     FAST(permit),
     FAST(panel),
     FAST(read),
+    FAST(columns),
+    FAST(pack),
+    FAST(store),
+    FAST(accept),
     {nullptr, nullptr, 0, nullptr},
 };
 

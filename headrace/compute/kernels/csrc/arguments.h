@@ -1,0 +1,150 @@
+// The arguments of a call from Python, and the levels of instructions that calls name.
+
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <type_traits>
+
+#include "operations.h"
+
+namespace {
+
+using namespace headrace;
+
+struct Level {
+  const char *name;
+  const Operations *operations;
+  bool (*supported)();
+};
+
+#if defined(__x86_64__)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+bool has_amx() {
+  static const bool has = has_avx512_bf16() && amx_granted();
+  return has;
+}
+#endif
+
+const Level levels[] = {
+#if defined(__x86_64__)
+    {"amx", &amx_operations, has_amx},
+    {"avx512_bf16", &avx512_bf16_operations, has_avx512_bf16},
+    {"avx512_vnni", &avx512_vnni_operations, has_avx512_vnni},
+    {"avx512", &avx512_operations, has_avx512},
+    {"avx2", &avx2_operations,
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
+#endif
+    {"generic", &generic_operations, [] { return true; }},
+};
+const int64_t LEVELS = sizeof levels / sizeof *levels;
+
+// keys, values, key_scales, value_scales (0: none), block_size, stride, scale_stride, dtype
+const int PAGE_WORDS = 8;
+
+Pages pages_of(const int64_t *words) {
+  return {reinterpret_cast<void *>(words[0]), reinterpret_cast<void *>(words[1]), reinterpret_cast<float *>(words[2]),
+          reinterpret_cast<float *>(words[3]), words[4], words[5], words[6], static_cast<int>(words[7])};
+}
+
+// Arguments in order: integers (an address is one), then floats. Fails with a Python exception.
+class Arguments {
+ public:
+  Arguments(PyObject *const *values, Py_ssize_t count) : values_(values), left_(count) {}
+
+  int64_t integer() {
+    if (failed_ || !take()) return 0;
+    const int64_t value = PyLong_AsLongLong(values_[-1]);
+    if (value == -1 && PyErr_Occurred()) failed_ = true;
+    return value;
+  }
+
+  template <class P>
+  P *pointer() {
+    return reinterpret_cast<P *>(integer());
+  }
+
+  float real() {
+    if (failed_ || !take()) return 0;
+    const double value = PyFloat_AsDouble(values_[-1]);
+    if (value == -1.0 && PyErr_Occurred()) failed_ = true;
+    return static_cast<float>(value);
+  }
+
+  const Operations *operations() {
+    const int64_t level = integer();
+    if (!failed_ && (level < 0 || level >= LEVELS || !levels[level].supported())) {
+      PyErr_Format(PyExc_ValueError, "level %lld does not exist on this machine", (long long)level);
+      failed_ = true;
+    }
+    return failed_ ? nullptr : levels[level].operations;
+  }
+
+  Pages pages() {
+    int64_t words[PAGE_WORDS];
+    for (int64_t &word : words) word = integer();
+    return pages_of(words);
+  }
+
+  // The elements of a contiguous array, for as long as these arguments live; null and 0 for None.
+  template <class T>
+  T *array(int64_t &size) {
+    size = 0;
+    if (failed_ || !take() || values_[-1] == Py_None) return nullptr;
+    Py_buffer &view = views_[view_count_];
+    failed_ = PyObject_GetBuffer(values_[-1], &view, std::is_const<T>::value ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0;
+    if (failed_) return nullptr;
+    view_count_++;
+    if (view.itemsize != sizeof(T)) {
+      PyErr_Format(PyExc_TypeError, "an array has elements of %zd bytes, not %zd", view.itemsize, sizeof(T));
+      failed_ = true;
+    }
+    size = view.len / view.itemsize;
+    return static_cast<T *>(view.buf);
+  }
+
+  PyObject *tuple() {
+    if (failed_ || !take()) return nullptr;
+    if (PyTuple_Check(values_[-1])) return values_[-1];
+    PyErr_SetString(PyExc_TypeError, "rows must be a tuple of tuples");
+    failed_ = true;
+    return nullptr;
+  }
+
+  ~Arguments() {
+    while (view_count_) PyBuffer_Release(&views_[--view_count_]);
+  }
+
+  bool complete() {
+    if (!failed_ && left_) {
+      PyErr_SetString(PyExc_TypeError, "too many arguments");
+      failed_ = true;
+    }
+    return !failed_;
+  }
+
+ private:
+  bool take() {
+    if (!left_) {
+      PyErr_SetString(PyExc_TypeError, "too few arguments");
+      failed_ = true;
+      return false;
+    }
+    left_--;
+    values_++;
+    return true;
+  }
+
+  PyObject *const *values_;
+  Py_ssize_t left_;
+  bool failed_ = false;
+  Py_buffer views_[8];
+  int view_count_ = 0;
+};
+
+}  // namespace
