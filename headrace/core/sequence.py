@@ -26,7 +26,6 @@ from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 
 if TYPE_CHECKING:
-    from headrace.core.memory.claims import Claim
     from headrace.core.tenancy.fair_share import TenantAccount
 
 Rank = tuple[float, ...]
@@ -58,7 +57,6 @@ class Sequence:
         "account",
         "awaited_key",
         "cached_tokens",
-        "claim",
         "computed",
         "drafts_from",
         "ends",
@@ -140,7 +138,6 @@ class Sequence:
         self.restore_by = math.inf  # how long it waits for blocks from disk and peers
         self.look_up_at = -math.inf  # while it waits for them, when it is looked up in any case
         self.inquiry: Inquiry | None = None  # what peers were asked for it while it waits
-        self.claim: Claim | None = None  # its blocks in host memory while it waits
         self.awaited_key = b""  # of the first block that its last lookup missed
         self.cached_tokens = 0  # prompt tokens found in the cache at first admission, as reported in usage
         self.scored = 0  # prompt positions whose log-probabilities have been emitted

@@ -78,9 +78,14 @@ def open_memory(
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
     transfer = open_transfer(cache, identity, kv)
     peers, wait = transfer.importer if transfer else None, options.server.takeover_timeout
-    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, wait)
+    tiers, ledger = open_tiers(
+        ledger, cache.kv_offload_path, kv, identity, peers, computing.shard.place, wait
+    )
     if (leader := computing.leader) is not None:
-        ledger = replace(ledger, other_ranks=_share_memory(leader, ledger, kv, plans.max_num_seqs))
+        if tiers is not None:
+            leader.listen(tiers.mover.heard)
+        shared = _share_memory(leader, ledger, kv, plans.max_num_seqs, cache.kv_offload_path)
+        ledger = replace(ledger, other_ranks=shared)
     proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
         computing.decoder,
@@ -107,10 +112,13 @@ def open_memory(
     return Memory(ledger, tiers, runner, drafts, transfer)
 
 
-def _share_memory(leader: Leader, ledger: MemoryPlan, kv: PagedKV, max_num_seqs: int) -> tuple[RankSize, ...]:
+def _share_memory(
+    leader: Leader, ledger: MemoryPlan, kv: PagedKV, max_num_seqs: int, folder: str | None
+) -> tuple[RankSize, ...]:
     """Give the other ranks memory of the same sizes."""
     dtype = dtype_name(kv.dtype)
-    setup = MemorySetup(ledger.num_blocks, ledger.block_size, dtype, ledger.host_blocks, max_num_seqs)
+    sizes = ledger.num_blocks, ledger.block_size, dtype, ledger.host_blocks, max_num_seqs
+    setup = MemorySetup(*sizes, folder, ledger.disk_blocks)
     return tuple(leader.allocate(setup))
 
 

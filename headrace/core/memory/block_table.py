@@ -14,6 +14,7 @@ from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
 from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.claims import Claim
 from headrace.core.memory.fence import Fence
 from headrace.core.memory.lower_tier import Saved
 from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
@@ -43,6 +44,7 @@ class BlockTables:
         self.caching = caching
         self._fence = Fence()
         self._lower = pool.lower
+        self._claims: dict[Sequence, Claim] = {}  # of waiting sequences
         self._now = -math.inf
         self.restoring = False  # whether a sequence waits for disk or peers in this step
 
@@ -75,6 +77,12 @@ class BlockTables:
         if self._lower:
             self._lower.adopt(saved)
 
+    def lost(self) -> None:
+        """Device and host have lost their content, and no copy that is under way will arrive."""
+        self.pool.reset(lower=False)
+        if self._lower:
+            self._lower.lost()
+
     @property
     def under_way(self) -> int:
         """Number of copies to or from disk and peers that have started and not ended."""
@@ -89,9 +97,8 @@ class BlockTables:
 
     def unwant(self, sequence: Sequence) -> None:
         """A sequence no longer waits."""
-        if self._lower and sequence.claim is not None:
-            self._lower.claims.drop(sequence.claim)
-            sequence.claim = None
+        if self._lower and (claim := self._claims.pop(sequence, None)) is not None:
+            self._lower.claims.drop(claim)
         self.pool.unwant(sequence.keys[: sequence.wanted])
         sequence.wanted = 0
 
@@ -148,10 +155,11 @@ class BlockTables:
             if self._lower.take(inquiry, sequence.request.id):
                 hit = self.pool.match(sequence.root, keys, sequence.tokens, limit)
         if self._lower:
-            sequence.claim = self._lower.claims.make(hit.below, sequence.claim)
+            claim = self._lower.claims.make(hit.below, self._claims.get(sequence))
+            self._claims[sequence] = claim
         if self._lower and not hit.is_ready:
             sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
-            if self._lower.fetch(hit.below, sequence.request.id, sequence.claim):
+            if self._lower.fetch(hit.below, sequence.request.id, claim):
                 self.restoring = True
                 sequence.look_up_at = self._now + LOOK_UP_SECONDS
                 return SkipReason.RESTORING
@@ -169,7 +177,7 @@ class BlockTables:
             return None
         if sequence.inquiry is not None and sequence.inquiry.answer is None:
             return SkipReason.ASKING_PEERS
-        claim, recent = sequence.claim, self._now < sequence.look_up_at
+        claim, recent = self._claims.get(sequence), self._now < sequence.look_up_at
         if recent and claim is not None and self._lower.waits(claim):
             self.restoring = True
             return SkipReason.RESTORING

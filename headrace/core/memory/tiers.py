@@ -265,7 +265,9 @@ class LowerTiers:
                 break
             self.host.put(target, source, filling=True)
             tier.pin(source)
-            self._start(Move(source.id, target.id, held.tier, Tier.HOST))
+            move = Move(source.id, target.id, held.tier, Tier.HOST)
+            self._under_way.add(move)
+            self._moves.append(move)  # one event for all of them: below
             begun[held.tier] += 1
             coming.add(target.id)
             if claim is not None:
@@ -329,9 +331,7 @@ class LowerTiers:
             if arrival.ok and target.key is not None:
                 target_tier.filled(target)
             else:
-                if target.key is not None:
-                    target_tier.forget(target)
-                target_tier.unpin(target)
+                self._let_go(target_tier, move.target, lost=True)
             if move.source_tier is not Tier.DEVICE:
                 self._let_go(self._tier(move.source_tier), move.source, lost=not (arrival.ok or to_disk))
             if not arrival.ok:
@@ -369,6 +369,17 @@ class LowerTiers:
             tier.reset()
         self.claims.reset()
 
+    def lost(self) -> None:
+        """Device and host have lost their content, and no copy under way will arrive; the disk keeps its content."""
+        for move in self._under_way:
+            self._let_go(self._tier(move.target_tier), move.target, lost=True)
+            if move.source_tier is not Tier.DEVICE:
+                self._let_go(self._tier(move.source_tier), move.source, lost=False)
+        self._under_way.clear()
+        self._moves.clear()
+        self.host.reset()
+        self.claims.reset()
+
     def check(self) -> None:
         """Raise AssertionError if the counts of a tier disagree, or pins do not belong to transfers."""
         for tier in self._tiers:
@@ -387,8 +398,3 @@ class LowerTiers:
     def _begin(self, move: Move, reason: MoveReason) -> None:
         self._under_way.add(move)
         self._move(move, reason)
-
-    def _start(self, move: Move) -> None:
-        """Begin a copy whose event comes with those of others."""
-        self._under_way.add(move)
-        self._moves.append(move)
