@@ -123,7 +123,7 @@ class _Memory:
         self._rank, spec = rank, rank.shard.spec
         self.kv = PagedKV(spec, setup.num_blocks, setup.block_size, torch_dtype(setup.kv_dtype), rank.device)
         self.disk_problem = ""
-        disk = self._open_disk(setup) if setup.disk_folder and setup.disk_blocks else None
+        disk = self._open_disk(setup.disk_folder, setup) if setup.disk_folder and setup.disk_blocks else None
         self._mover = Mover(self.kv, setup.host_blocks, disk, report=report) if setup.host_blocks else None
         self._slots = Slots(
             max_num_seqs=setup.max_num_seqs,
@@ -132,9 +132,9 @@ class _Memory:
             device=rank.device,
         )
 
-    def _open_disk(self, setup: MemorySetup) -> BlockFile | None:
+    def _open_disk(self, tier: str, setup: MemorySetup) -> BlockFile | None:
         """This rank's part of the disk tier; without it, each copy fails here, and blocks are computed again."""
-        folder = disk_folder(setup.disk_folder or "", self._rank.setup.place)
+        folder = disk_folder(tier, self._rank.setup.place)
         until = time.monotonic() + UNLOCK_SECONDS
         while True:
             try:

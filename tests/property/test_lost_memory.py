@@ -46,25 +46,26 @@ class ForgetfulRunner(HashingRunner):
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 3])
-@pytest.mark.parametrize(("host_blocks", "disk_blocks"), [(0, 0), (24, 0), (8, 40)])
+@pytest.mark.parametrize(("host_blocks", "disk_blocks"), [(0, 0), (24, 0), (3, 40)])
 def test_every_request_ends_once_and_right(overlap: int, host_blocks: int, disk_blocks: int) -> None:
     losses = ends = fetched = 0
+    blocks = 12 if disk_blocks else 24
     for seed in range(60):
         engine, plain = hashing_engine(
-            num_blocks=24,
+            num_blocks=blocks,
             max_num_seqs=4,
             max_model_len=40,
             overlap=overlap,
             host_blocks=host_blocks,
             disk_blocks=disk_blocks,
         )
-        runner = ForgetfulRunner(24, 4, 4, host_blocks=host_blocks, disk_blocks=disk_blocks)
+        runner = ForgetfulRunner(blocks, 4, 4, host_blocks=host_blocks, disk_blocks=disk_blocks)
         runner.rng = rng = random.Random(seed)
         engine.runner = runner
         del plain
         requests = {}
         for i in range(12):
-            prompt = (*range(rng.randrange(1, 12)), *(rng.randrange(50) for _ in range(rng.randrange(1, 12))))
+            prompt = (*range(rng.randrange(1, 16)), *(rng.randrange(50) for _ in range(rng.randrange(1, 12))))
             requests[f"r{i}"] = make_request(f"r{i}", prompt, max_tokens=rng.randrange(1, 12), seed=i)
         record = Record()
         for request in requests.values():
