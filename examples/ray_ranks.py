@@ -66,7 +66,7 @@ def main() -> None:
     group = placement_group([resources] * size, strategy=args.strategy)
     ray.get(group.ready(), timeout=60)
     ranks = [
-        Rank.options(  # type: ignore[attr-defined]
+        Rank.options(
             num_cpus=1,
             num_gpus=args.gpus_per_rank,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),

@@ -249,7 +249,8 @@ class LowerTiers:
         The waiting request's ``claim`` gets the blocks that they fill.
         """
         coming: set[int] = set()
-        crowded, missed = not self._may_begin, None
+        crowded = not self._may_begin
+        missed: Block | None = None
         begun: Counter[Tier] = Counter()
         for held in below:
             if held.tier is Tier.HOST:
@@ -265,9 +266,8 @@ class LowerTiers:
                 break
             self.host.put(target, source, filling=True)
             tier.pin(source)
-            move = Move(source.id, target.id, held.tier, Tier.HOST)
-            self._under_way.add(move)
-            self._moves.append(move)  # one event for all of them: below
+            self._moves.append(Move(source.id, target.id, held.tier, Tier.HOST))
+            self._under_way.add(self._moves[-1])
             begun[held.tier] += 1
             coming.add(target.id)
             if claim is not None:
