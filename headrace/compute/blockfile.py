@@ -1,8 +1,7 @@
-"""The block file: KV blocks on disk in one file of equal slots, with a checksum of each slot in memory.
+"""The block file: KV blocks on disk in one file of equal slots, and the checksums of what was written.
 
-A slot is read back only if its bytes are those that were written, in this process or, by `snapshot`, in an earlier
-one. The file belongs to one process at a time. It knows bytes only; `core.memory.tiers` decides what they mean and
-which slot is free.
+`mover` compares the checksums of what it reads with them; `snapshot` keeps them for the next process. The file belongs
+to one process at a time. It knows bytes only; `core.memory.tiers` decides what they mean and which slot is free.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ import time
 import zlib
 from pathlib import Path
 from typing import NamedTuple
+
+BLOCKS_FILE = "blocks.kv"
+"""The name of a block file in the folder of its tier."""
 
 PROBE_BYTES = 4 << 20
 """Bytes written and read back when a file is opened, to test the disk and measure its speed."""
@@ -31,6 +33,8 @@ class DiskSpeed(NamedTuple):
 
 class BlockFile:
     """``num_slots`` slots of ``slot_bytes``; several threads may read and write at once.
+
+    ``checksums`` are those of complete slots, over the parts of all ranks of a model.
 
     Raises:
         OSError: the folder cannot be created or written, another process has the file, or the disk returned other
@@ -52,17 +56,15 @@ class BlockFile:
             os.close(self._file)
             raise
 
-    def write(self, slot: int, content: memoryview) -> None:
-        """Fill a slot. Raises OSError on failure; the slot is then empty."""
-        self.checksums.pop(slot, None)
+    def write(self, slot: int, content: memoryview) -> int:
+        """Fill a slot; returns the checksum of ``content``. Raises OSError on failure."""
         self._write_at(slot * self.slot_bytes, content)
-        self.checksums[slot] = zlib.crc32(content)
+        return zlib.crc32(content)
 
-    def read(self, slot: int, target: memoryview) -> None:
-        """Read a slot into ``target``. Raises `Damaged` if it is not what was written, OSError if reading fails."""
+    def read(self, slot: int, target: memoryview) -> int:
+        """Read a slot into ``target``; returns the checksum of what was read. Raises OSError on failure."""
         self._read_at(slot * self.slot_bytes, target)
-        if zlib.crc32(target) != self.checksums.get(slot):
-            raise Damaged(f"slot {slot} of {self.path} is damaged")
+        return zlib.crc32(target)
 
     def flush(self) -> None:
         """Make everything written survive a power failure."""

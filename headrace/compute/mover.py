@@ -15,12 +15,13 @@ from __future__ import annotations
 import math
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +53,14 @@ class PeerReader(Protocol):
         ...
 
 
+class Copied(NamedTuple):
+    """A rank's part of a copy to or from the disk has ended, with the checksum of its content; None: it failed."""
+
+    move: Move
+    checksum: int | None
+    seconds: float
+
+
 class Mover:
     """Host pages in addition to those of the device, a file on disk, and peers.
 
@@ -60,10 +69,19 @@ class Mover:
         host_blocks: number of pages of the host; on CUDA they are pinned.
         disk: the block file, if there is a disk tier.
         peers: reads from other servers, if there are any.
+        ranks: how many ranks have a part of each block. A copy to or from the disk has arrived when all have said so.
+        report: where a rank other than 0 says it, instead of an arrival.
     """
 
     def __init__(
-        self, kv: PagedKV, host_blocks: int, disk: BlockFile | None = None, peers: PeerReader | None = None
+        self,
+        kv: PagedKV,
+        host_blocks: int,
+        disk: BlockFile | None = None,
+        peers: PeerReader | None = None,
+        *,
+        ranks: int = 1,
+        report: Callable[[Copied], None] | None = None,
     ) -> None:
         self._kv = kv
         self._disk = disk
@@ -78,6 +96,10 @@ class Mover:
         self._side = torch.cuda.Stream(kv.device) if self._cuda else None  # type: ignore[no-untyped-call]
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="headrace-disk-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="headrace-disk-writer")
+        self._ranks = ranks
+        self._report = report
+        self._copying = 0  # copies of this rank that have begun and not ended
+        self._parts: dict[Move, dict[int, Copied]] = {}  # what each rank has said of a copy
         self._arrived: deque[Arrival] = deque()
         self._news = threading.Condition()
 
@@ -103,6 +125,31 @@ class Mover:
             arrived = tuple(self._arrived)
             self._arrived.clear()
         return arrived
+
+    def heard(self, rank: int, copied: Copied) -> None:
+        """A rank's part of a copy has ended; with the last part the copy has arrived. For any thread."""
+        move = copied.move
+        with self._news:
+            parts = self._parts.setdefault(move, {})
+            parts[rank] = copied
+            if len(parts) < self._ranks:
+                return
+            del self._parts[move]
+            checksum = _joined([parts[each].checksum for each in range(self._ranks)])
+            ok = checksum is not None
+            if self._disk is not None:
+                if checksum is not None and move.target_tier is Tier.DISK:
+                    self._disk.checksums[move.target] = checksum
+                elif move.source_tier is Tier.DISK:
+                    ok = ok and checksum == self._disk.checksums.get(move.source)
+            self._arrive(Arrival(move, ok, max(part.seconds for part in parts.values())))
+
+    def restart(self) -> None:
+        """Other ranks have started again: copies under way have no end, and what arrived before does not count."""
+        with self._news:
+            self._news.wait_for(lambda: not self._copying)
+            self._parts.clear()
+            self._arrived.clear()
 
     def host_speed(self) -> float:
         """Bytes per second of copies from host to device, measured on unused pages."""
@@ -156,6 +203,10 @@ class Mover:
 
     def _begin(self, thread: ThreadPoolExecutor, move: Move, page: Tensor) -> None:
         """Let a thread copy between a host page and the disk, after the work queued for that page is done."""
+        with self._news:
+            self._copying += 1
+            if self._disk is not None and move.target_tier is Tier.DISK:
+                self._disk.checksums.pop(move.target, None)
         thread.submit(self._copy, move, page, self._queued())
 
     def _queued(self) -> torch.cuda.Event | None:
@@ -181,27 +232,40 @@ class Mover:
         peers.pull([move.source for move in moves], targets, ready, ended)
 
     def _copy(self, move: Move, page: Tensor, queued: torch.cuda.Event | None) -> None:
-        ok, began = False, time.perf_counter()
+        checksum, began = None, time.perf_counter()
         try:
             if queued is not None:
                 queued.synchronize()
             content = _content(page)
             began = time.perf_counter()
             if self._disk is not None and move.target_tier is Tier.DISK:
-                self._disk.write(move.target, content)
-                ok = True
+                checksum = self._disk.write(move.target, content)
             elif self._disk is not None:
-                self._disk.read(move.source, content)
-                ok = True
+                checksum = self._disk.read(move.source, content)
         except OSError:
-            ok = False  # full, broken or damaged: the arrival reports it, and the core computes
+            checksum = None  # full or broken: the arrival reports it, and the core computes
         finally:
-            self._arrive(Arrival(move, ok, time.perf_counter() - began))
+            copied = Copied(move, checksum, time.perf_counter() - began)
+            if self._report is not None:
+                self._report(copied)
+            else:
+                self.heard(0, copied)
+            with self._news:
+                self._copying -= 1
+                self._news.notify_all()
 
     def _arrive(self, arrival: Arrival) -> None:
         with self._news:
             self._arrived.append(arrival)
-            self._news.notify()
+            self._news.notify_all()
+
+
+def _joined(checksums: Sequence[int | None]) -> int | None:
+    """One checksum over those of all ranks, in their order; None if a rank has none."""
+    known = [checksum for checksum in checksums if checksum is not None]
+    if len(known) < len(checksums):
+        return None
+    return known[0] if len(known) == 1 else zlib.crc32(b"".join(each.to_bytes(4, "little") for each in known))
 
 
 def _content(page: Tensor) -> memoryview:

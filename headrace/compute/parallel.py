@@ -74,8 +74,8 @@ class Followers(Protocol):
     rows.
     """
 
-    def restore(self) -> None:
-        """Start the ranks again if they were lost in a plan that has been collected."""
+    def restore(self) -> bool:
+        """Start the ranks again if they were lost in a plan that has been collected; whether they were."""
         ...
 
     def execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:

@@ -190,8 +190,8 @@ class LocalRunner:
     @torch.inference_mode()
     def _execute(self, plan: StepPlan, restore: bool) -> Launched | Callable[[], Launched]:
         began = time.perf_counter()
-        if restore and self._followers is not None:
-            self._followers.restore()
+        if restore and self._followers is not None and self._followers.restore() and self._mover is not None:
+            self._mover.restart()
         if self._graphs is not None and (plan.entries or plan.moves):
             self._graphs.join()
         known = [self._admit(entry) for entry in plan.entries]

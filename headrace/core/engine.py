@@ -68,7 +68,7 @@ class Engine:
 
         An exception of the runner's `collect` is raised again. Every request with a row in flight has failed then,
         and nothing is in flight any more. After `RunnerLost` every running request has failed, nothing is cached, and
-        the engine continues.
+        the engine continues; what is on disk is found again.
         """
         if self._since is not None:
             self.scheduler.observe_step(now - self._since)
@@ -83,7 +83,7 @@ class Engine:
             except RunnerLost as error:
                 self._lose(str(error))
                 self.scheduler.fail_running(str(error))
-                self.reset_prefix_cache()
+                self.scheduler.pages.lost()
                 return self.take_events()
             except Exception as error:
                 self._lose(str(error))

@@ -55,6 +55,7 @@ class Sequence:
     __slots__ = (
         "accepted",
         "account",
+        "awaited_key",
         "cached_tokens",
         "computed",
         "drafts_from",
@@ -66,6 +67,7 @@ class Sequence:
         "last_step",
         "late",
         "latest_start",
+        "look_up_at",
         "overtakes",
         "passes",
         "pending",
@@ -134,7 +136,9 @@ class Sequence:
         self.promised = 0  # full blocks of the prompt that it announced to compute
         self.wanted = 0  # full blocks that the pool should retain while it waits
         self.restore_by = math.inf  # how long it waits for blocks from disk and peers
+        self.look_up_at = -math.inf  # while it waits for them, when it is looked up in any case
         self.inquiry: Inquiry | None = None  # what peers were asked for it while it waits
+        self.awaited_key = b""  # of the first block that its last lookup missed
         self.cached_tokens = 0  # prompt tokens found in the cache at first admission, as reported in usage
         self.scored = 0  # prompt positions whose log-probabilities have been emitted
         self.skips = 0

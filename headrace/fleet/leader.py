@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from headrace.compute.memory_plan import RankSize
+from headrace.compute.mover import Copied
 from headrace.compute.slots import Ints
 from headrace.core.plan import StepPlan
 from headrace.core.ports import RunnerLost
@@ -52,6 +53,8 @@ class Leader:
         self._device = device
         self._collectives: Collectives | None = None
         self._weight_bytes: list[int] = []
+        self.fingerprints: list[str] = []
+        """Those of the weights of ranks 1, 2, … since `loaded`, if the setup asks for them."""
         self._memory: MemorySetup | None = None
         self._lost = ""
         self._reported = False  # whether the runner has heard of the loss
@@ -87,7 +90,9 @@ class Leader:
 
     def loaded(self) -> list[int]:
         """Wait until all ranks have loaded; returns the bytes of the weights of ranks 1, 2, …"""
-        self._weight_bytes = [reply["weight_bytes"] for reply in self._others.replies()]
+        replies = self._others.replies()
+        self._weight_bytes = [reply["weight_bytes"] for reply in replies]
+        self.fingerprints = [reply["fingerprint"] for reply in replies]
         return self._weight_bytes
 
     def allocate(self, memory: MemorySetup) -> list[RankSize]:
@@ -95,10 +100,17 @@ class Leader:
         self._memory = memory
         self._others.send([_asked(Kind.ALLOCATE, memory.to_json())] * (self._setup.place.size - 1))
         replies = self._others.replies()
+        for rank, reply in enumerate(replies, 1):
+            if reply["disk_problem"]:
+                logger.warning("rank %d has no disk tier in %s", rank, reply["disk_problem"])
         return [
             RankSize(weights, reply["kv_bytes"])
             for weights, reply in zip(self._weight_bytes, replies, strict=True)
         ]
+
+    def listen(self, heard: Callable[[int, Copied], None]) -> None:
+        """``heard`` gets each end of a copy to or from the disk on ranks 1, 2, …, with its rank, on any thread."""
+        self._others.listen(heard)
 
     def close(self) -> None:
         """End the other ranks."""
@@ -108,9 +120,9 @@ class Leader:
 
     # -- `compute.parallel.Followers` ------------------------------------------------------------------
 
-    def restore(self) -> None:
+    def restore(self) -> bool:
         if not self._reported:
-            return
+            return False
         began = time.monotonic()
         self._collectives = None
         self.connect()
@@ -120,6 +132,7 @@ class Leader:
         self._lost, self._reported = "", False
         self.restarts += 1
         logger.warning("all ranks run again after %.1f s", time.monotonic() - began)
+        return True
 
     def execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
         if not (plan.entries or plan.moves or plan.rows):

@@ -16,6 +16,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
+from headrace.compute.mover import Copied
+from headrace.core.plan import Move, Tier
+
 SILENT_SECONDS = 8.0
 """A rank that gives no sign of life for so long is lost."""
 
@@ -50,6 +53,10 @@ class Others(Protocol):
 
     def replies(self) -> list[dict[str, Any]]:
         """One reply of each rank, which may take as long as loading. Raises RankFailed."""
+        ...
+
+    def listen(self, heard: Callable[[int, Copied], None]) -> None:
+        """From now on ``heard`` gets each end of a copy to or from the disk, with its rank, on any thread."""
         ...
 
     def failure(self, seconds: float = 0.0) -> str:
@@ -103,6 +110,7 @@ class Watched(ABC):
     def __init__(self) -> None:
         self._peers: list[Peer] = []
         self._failure = ""
+        self._heard: Callable[[int, Copied], None] = lambda rank, copied: None
         self._news = threading.Condition()
         self._watcher: threading.Thread | None = None
 
@@ -129,6 +137,9 @@ class Watched(ABC):
     def replies(self) -> list[dict[str, Any]]:
         self._until(lambda: all(each.replies for each in self._peers), LOAD_SECONDS)
         return [each.replies.popleft() for each in self._peers]
+
+    def listen(self, heard: Callable[[int, Copied], None]) -> None:
+        self._heard = heard
 
     def failure(self, seconds: float = 0.0) -> str:
         with self._news:
@@ -175,6 +186,9 @@ class Watched(ABC):
         except (EOFError, OSError):
             return each.ended()
         each.heard = time.monotonic()
+        if reply[:1] == b"C":
+            self._heard(each.rank, copied_of(reply[1:]))
+            return ""
         if reply[:1] == b"E":
             return f"rank {each.rank}: {reply[1:].decode()}"
         with self._news:
@@ -193,3 +207,14 @@ class Watched(ABC):
         logger.warning("%s; all ranks end", problem)
         for each in self._peers:
             each.end()
+
+
+def copied_message(copied: Copied) -> bytes:
+    """The end of a copy as JSON."""
+    return json.dumps([*copied.move, copied.checksum, copied.seconds]).encode()
+
+
+def copied_of(message: bytes) -> Copied:
+    """The inverse of `copied_message`."""
+    source, target, source_tier, target_tier, checksum, seconds = json.loads(message)
+    return Copied(Move(source, target, Tier(source_tier), Tier(target_tier)), checksum, seconds)

@@ -20,7 +20,7 @@ class ModelSetup:
 
     ``host`` and ``port`` are those of rank 0's store, at which the ranks meet; other ranks reach this one at
     ``address``. ``local_rank`` is its number on its machine. ``identity`` is `identity` of rank 0. ``threads`` is the
-    number of CPU threads of each rank.
+    number of CPU threads of each rank. ``with_fingerprint``: each rank replies with that of its weights.
     """
 
     place: Place
@@ -38,6 +38,7 @@ class ModelSetup:
     dummy_seed: int | None
     max_model_len: int
     threads: int
+    with_fingerprint: bool
 
     def at(self, rank: int, host: str, port: int) -> ModelSetup:
         """The same for another rank of this machine, and the address of rank 0's store."""
@@ -56,13 +57,15 @@ class ModelSetup:
 
 @dataclass(frozen=True, slots=True)
 class MemorySetup:
-    """The sizes of a rank's memory, which are the same on every rank."""
+    """The sizes of a rank's memory, which are the same on every rank, and the folder of the disk tier, if any."""
 
     num_blocks: int
     block_size: int
     kv_dtype: str
     host_blocks: int
     max_num_seqs: int
+    disk_folder: str | None
+    disk_blocks: int
 
     def to_json(self) -> bytes:
         """As JSON, for a message."""
@@ -92,6 +95,14 @@ def identity(folder: Path) -> str:
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name} {file.stat().st_size};".encode())
     return digest.hexdigest()
+
+
+def disk_folder(folder: str, place: Place) -> Path:
+    """Where a rank keeps its part of the disk tier: each has a folder of its own, for each division of a model."""
+    path = Path(folder).expanduser()
+    if place.size == 1:
+        return path
+    return path / f"tensor-{place.tensor_size}-pipeline-{place.pipeline_size}-rank-{place.rank}"
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -11,7 +11,8 @@ nor sampling.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from headrace.compute.batch import ramps
+from headrace.compute.blockfile import BLOCKS_FILE, BlockFile
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
@@ -29,27 +31,32 @@ from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import ModelError
-from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
-from headrace.compute.mover import Mover, move_blocks
+from headrace.compute.model.weights import DecoderWeights, dummy_weights, kv_fingerprint, load_weights
+from headrace.compute.mover import Copied, Mover, move_blocks
 from headrace.compute.sampling.lines import drafted
 from headrace.compute.slots import Ints, Rows, Slots
 from headrace.compute.transfer import upload
 from headrace.core.plan import StepPlan
 from headrace.fleet.collectives import connect
 from headrace.fleet.messages import Kind, Words, step_of, unpacked
-from headrace.fleet.setup import MemorySetup, ModelSetup, identity, torch_dtype
+from headrace.fleet.setup import MemorySetup, ModelSetup, disk_folder, identity, torch_dtype
 
 STORE_SECONDS = 60.0
 """Longest wait for rank 0's store."""
+
+UNLOCK_SECONDS = 5.0
+"""Longest wait for a block file that a rank which was lost still holds."""
 
 
 class Worker:
     """Answers the messages of rank 0: call `answer` with each, in order.
 
-    ``own`` are fields of `ModelSetup` that rank 0 does not know: those of this machine.
+    ``report`` tells rank 0 the end of a copy to or from the disk, on any thread. ``own`` are fields of `ModelSetup`
+    that rank 0 does not know: those of this machine.
     """
 
-    def __init__(self, own: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, report: Callable[[Copied], None], own: Mapping[str, Any] | None = None) -> None:
+        self._report = report
         self._own = own or {}
         self._rank: _Rank | None = None
         self._memory: _Memory | None = None
@@ -70,11 +77,11 @@ class Worker:
             case Kind.LOAD:
                 self.close()
                 self._rank = _Rank(self._setup(body))
-                return {"weight_bytes": self._rank.decoder.nbytes}
+                return {"weight_bytes": self._rank.decoder.nbytes, "fingerprint": self._rank.fingerprint}
             case Kind.ALLOCATE:
                 assert self._rank is not None
-                self._memory = _Memory(self._rank, MemorySetup.from_json(body))
-                return {"kv_bytes": self._memory.kv.nbytes}
+                self._memory = _Memory(self._rank, MemorySetup.from_json(body), self._report)
+                return {"kv_bytes": self._memory.kv.nbytes, "disk_problem": self._memory.disk_problem}
         assert self._memory is not None
         self._memory.answer(kind, unpacked(message)[1])
         return None
@@ -104,6 +111,8 @@ class _Rank:
             store, setup.place, self.shard.whole.vocab_size, self.device, setup.address
         )
         weights = load_part(setup, self.shard, self.device)
+        spec, length = self.shard.whole, setup.max_model_len
+        self.fingerprint = kv_fingerprint(weights, spec, length) if setup.with_fingerprint else ""
         kernels = select(setup.kernels, self.device, setup.cpu_isa)
         self.decoder = Decoder(self.shard, weights, kernels, setup.max_model_len, self.collectives)
 
@@ -111,16 +120,34 @@ class _Rank:
 class _Memory:
     """Slots and pages, of the sizes that rank 0 chose for all."""
 
-    def __init__(self, rank: _Rank, setup: MemorySetup) -> None:
+    def __init__(self, rank: _Rank, setup: MemorySetup, report: Callable[[Copied], None]) -> None:
         self._rank, spec = rank, rank.shard.spec
         self.kv = PagedKV(spec, setup.num_blocks, setup.block_size, torch_dtype(setup.kv_dtype), rank.device)
-        self._mover = Mover(self.kv, setup.host_blocks) if setup.host_blocks else None
+        self.disk_problem = ""
+        disk = self._open_disk(setup.disk_folder, setup) if setup.disk_folder and setup.disk_blocks else None
+        self._mover = Mover(self.kv, setup.host_blocks, disk, report=report) if setup.host_blocks else None
         self._slots = Slots(
             max_num_seqs=setup.max_num_seqs,
             max_model_len=rank.setup.max_model_len,
             block_size=setup.block_size,
             device=rank.device,
         )
+
+    def _open_disk(self, tier: str, setup: MemorySetup) -> BlockFile | None:
+        """This rank's part of the disk tier; without it, each copy fails here, and blocks are computed again."""
+        folder = disk_folder(tier, self._rank.setup.place)
+        until = time.monotonic() + UNLOCK_SECONDS
+        while True:
+            try:
+                return BlockFile(folder / BLOCKS_FILE, setup.disk_blocks, self.kv.nbytes // setup.num_blocks)
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    self.disk_problem = f"{folder}: {error.strerror}"
+                    return None
+            except OSError as error:
+                self.disk_problem = f"{folder}: {error.strerror or error}"
+                return None
+            time.sleep(0.1)
 
     def answer(self, kind: Kind, arrays: Sequence[Words]) -> None:
         decoder, collectives = self._rank.decoder, self._rank.collectives

@@ -1,7 +1,8 @@
 """The process of one rank other than 0: `processes` or `launched_rank` starts it with a socket to rank 0.
 
-On the socket it reads messages and writes replies: ``b"."`` each second while it lives, ``b"R"`` and JSON, or ``b"E"``
-and what went wrong before it ends. It ends when rank 0 does.
+On the socket it reads messages and writes replies: ``b"."`` each second while it lives, ``b"R"`` and JSON,
+``b"C"`` and the end of a copy to or from the disk, or ``b"E"`` and what went wrong before it ends. It ends when rank 0
+does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from headrace.compute.device import keep_freed_memory
+from headrace.fleet.others import copied_message
 from headrace.fleet.worker import Worker
 
 BEAT_SECONDS = 1.0
@@ -49,7 +51,7 @@ def main(descriptor: int, own: str) -> None:
     replies.send(b".")
     threading.Thread(target=replies.beat, name="headrace-beat", daemon=True).start()
     keep_freed_memory()
-    worker = Worker(json.loads(own))
+    worker = Worker(lambda copied: replies.send(b"C" + copied_message(copied)), json.loads(own))
     try:
         while True:
             reply = worker.answer(connection.recv_bytes())

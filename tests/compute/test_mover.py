@@ -11,7 +11,7 @@ import torch
 
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.kv import PagedKV
-from headrace.compute.mover import Mover
+from headrace.compute.mover import Copied, Mover
 from headrace.core.plan import Arrival, Move, Tier
 from tests.compute.test_kv import SPEC, held, numbered
 
@@ -116,12 +116,14 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_raised(
     kv = numbered()
     mover = on_disk(kv, tmp_path)
 
-    def full(self: BlockFile, slot: int, content: memoryview) -> None:
+    def full(self: BlockFile, slot: int, content: memoryview) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(BlockFile, "write", full)
     mover.move([down(1, 0), Move(0, 3, HOST, DISK), Move(2, 1, DEVICE, DISK)])
     assert [arrival.ok for arrival in landed(mover, 2)] == [False, False]
+    mover.move([Move(3, 0, DISK, HOST)])
+    assert [arrival.ok for arrival in landed(mover, 1)] == [False], "nothing is there"
     mover.close()
 
 
@@ -132,9 +134,9 @@ def test_a_slow_write_does_not_hold_up_a_read(tmp_path: Path, monkeypatch: pytes
     landed(mover, 1)
     gate, real = threading.Event(), BlockFile.write
 
-    def slow(self: BlockFile, slot: int, content: memoryview) -> None:
+    def slow(self: BlockFile, slot: int, content: memoryview) -> int:
         gate.wait(10)
-        real(self, slot, content)
+        return real(self, slot, content)
 
     monkeypatch.setattr(BlockFile, "write", slow)
     write, read = Move(0, 1, HOST, DISK), Move(0, 2, DISK, HOST)
@@ -142,6 +144,32 @@ def test_a_slow_write_does_not_hold_up_a_read(tmp_path: Path, monkeypatch: pytes
     assert [arrival.move for arrival in landed(mover, 1)] == [read]
     gate.set()
     assert [arrival.move for arrival in landed(mover, 1)] == [write]
+    mover.close()
+
+
+def test_a_copy_has_arrived_when_all_ranks_have_their_part(tmp_path: Path) -> None:
+    kv = numbered()
+    mover = Mover(kv, 3, BlockFile(tmp_path / "blocks", 4, whole(kv, 0).nbytes), ranks=2)
+    write, read = Move(0, 3, HOST, DISK), Move(3, 1, DISK, HOST)
+
+    def copy(move: Move, checksum: int | None) -> bool:
+        mover.move([move])
+        mover.heard(1, Copied(move, checksum, 0.5))
+        (arrival,) = landed(mover, 1)
+        assert (arrival.move, arrival.seconds) == (move, 0.5)
+        return arrival.ok
+
+    mover.move([down(1, 0)])
+    assert copy(write, 77)
+    assert copy(read, 77)
+    assert not copy(read, 78), "the other rank has other content"
+    assert not copy(read, None)
+    assert not copy(write, None)
+    assert not copy(read, 77), "it was not written whole"
+    mover.move([write])
+    mover.restart()
+    assert copy(write, 77), "what was under way when the ranks started again has no end"
+    assert mover.arrivals() == ()
     mover.close()
 
 

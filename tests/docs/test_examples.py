@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from headrace import LLM, SamplingParams
 from tests.api.conftest import Server, serving
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +165,7 @@ def test_batch(running, tmp_path):
     assert results.read_text() == first
 
 
-@pytest.mark.parametrize("path", ["examples/ray_serve.py", "examples/ray_data.py"])
+@pytest.mark.parametrize("path", ["examples/ray_serve.py", "examples/ray_data.py", "examples/ray_ranks.py"])
 def test_ray_examples_are_valid_without_ray(path):
     compile((ROOT / path).read_text(), path, "exec")
 
@@ -187,6 +189,32 @@ def test_ray_data_answers_each_row_once(tmp_path):
     ]
     assert sorted(row["id"] for row in rows) == list(range(40))
     assert all(row["output_tokens"] for row in rows)
+
+
+def test_ray_ranks_give_the_tokens_of_one_process():
+    pytest.importorskip("ray", reason="ray is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = ["examples/ray_ranks.py", "builtin", "--dtype", "float32", "--tensor-parallel-size", "2"]
+    process = subprocess.Popen([sys.executable, *command, "--port", str(port)], cwd=ROOT)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        answer = None
+        for _ in range(180):
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health").status_code == 200:
+                    body = {"model": "builtin", "prompt": "Once upon", "max_tokens": 12, "temperature": 0}
+                    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+                    break
+            assert process.poll() is None
+            time.sleep(1)
+        assert answer is not None
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+    llm = LLM("builtin", dtype="float32")
+    (expected,) = llm.generate(["Once upon"], SamplingParams(max_tokens=12, temperature=0.0))
+    assert answer["choices"][0]["text"] == expected.outputs[0].text
 
 
 def test_every_example_is_listed_and_run_in_a_test():

@@ -5,15 +5,21 @@ The ranks are threads here, with the workers, messages and process groups of rea
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.build import engine
 from headrace.build.loading import computing
-from headrace.build.model import close
+from headrace.build.model import Loaded, close
+from headrace.compute.blockfile import BLOCKS_FILE
 from headrace.config import ConfigError
-from headrace.core.plan import StepPlan
+from headrace.core.events import Event, Finished, Moved
+from headrace.core.memory.restore import AlwaysRestore
+from headrace.core.plan import StepPlan, Tier
+from headrace.core.request import FinishReason, Request, SamplingParams
 from tests.fleet.runs import answers, answers_of, load
 from tests.fleet.thread_ranks import ThreadRanks
 from tests.oracle.families import CASES, Case
@@ -132,6 +138,83 @@ def test_a_small_pool_with_host_memory_below_it(tmp_path: Path) -> None:
     assert answers_of(tmp_path, 2, kv_cache_memory_bytes=blocks * block_bytes // 2, **more) == whole
 
 
+@pytest.mark.parametrize(("sizes", "parts"), [((2, 1), 2), ((1, 2), 2)])
+def test_each_rank_keeps_its_part_of_the_disk_tier(
+    sizes: tuple[int, int], parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One life after the other: blocks are saved, found by the next life, and by it again after a rank was lost."""
+    monkeypatch.setattr(engine, "RestoreIfFaster", lambda *args: AlwaysRestore())
+    CASES["qwen3"].build(tmp_path)
+    expected, disk = answers_of(tmp_path), tmp_path / "disk"
+    more = {"kv_offload_path": str(disk), "kv_offload_bytes": 1 << 20, "kv_offload_disk_bytes": 1 << 20}
+    loaded = load(tmp_path, *sizes, **more)
+    assert answers(loaded) == expected
+    assert "blocks are saved on disk" in close(loaded)
+    files = sorted(disk.glob(f"*/{BLOCKS_FILE}"))
+    assert [file.parent.name for file in files] == [
+        f"tensor-{sizes[0]}-pipeline-{sizes[1]}-rank-{rank}" for rank in range(parts)
+    ]
+
+    loaded = load(tmp_path, *sizes, **more)
+    try:
+        assert any("of the last run are on disk" in note for note in loaded.notes)
+        fetched = fetches(loaded, monkeypatch)
+        assert answers(loaded) == expected
+        assert sum(fetched) > 0
+
+        fetched.clear()
+        lose_rank(loaded)
+        assert answers(loaded) == expected
+        assert sum(fetched) > 0, "the blocks on disk are found again"
+
+        lose_rank(loaded)
+        with files[1].open("r+b") as file:  # the part of one rank is damaged
+            file.write(bytes(b ^ 255 for b in file.read()))
+        assert answers(loaded) == expected
+        assert loaded.engine.scheduler.pool.lower is not None
+        loaded.engine.scheduler.pool.lower.check()
+    finally:
+        close(loaded)
+
+
+def test_a_rank_without_its_disk_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RestoreIfFaster", lambda *args: AlwaysRestore())
+    CASES["llama"].build(tmp_path)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (disk / "tensor-2-pipeline-1-rank-1").write_text("a file in place of the folder")
+    more = {"kv_offload_path": str(disk), "kv_offload_bytes": 1 << 20, "kv_offload_disk_bytes": 1 << 20}
+    assert answers_of(tmp_path, 2, **more) == answers_of(tmp_path)
+
+
+def fetches(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on, the number of blocks of each fetch from the disk."""
+    found: list[int] = []
+    step = loaded.engine.step
+
+    def spy(now: float) -> list[Event]:
+        events = step(now)
+        moved = [event for event in events if isinstance(event, Moved)]
+        found.extend(event.blocks for event in moved if event.source is Tier.DISK)
+        return events
+
+    monkeypatch.setattr(loaded.engine, "step", spy)
+    return found
+
+
+def lose_rank(loaded: Loaded) -> None:
+    """A rank is gone; the request that finds out fails."""
+    assert loaded.leader is not None
+    loaded.leader._others.lose("rank 1 is gone")  # type: ignore[attr-defined]
+    params = SamplingParams(max_tokens=2)
+    loaded.engine.submit(Request("unlucky", (1, 2, 3), params), time.monotonic())
+    ends: list[Finished] = []
+    while not ends:
+        ends = [each for each in loaded.engine.step(time.monotonic()) if isinstance(each, Finished)]
+    assert [each.reason for each in ends] == [FinishReason.FAILED]
+    loaded.engine.check_books()
+
+
 def test_dummy_weights_are_the_same_in_parts(tmp_path: Path) -> None:
     CASES["llama"].build(tmp_path)
     assert answers_of(tmp_path, 2, 2, load_format="dummy") == answers_of(tmp_path, load_format="dummy")
@@ -160,7 +243,6 @@ def test_reordered_inputs_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
             "--tensor-parallel-size 3: it must divide the model's 4 attention heads; sizes that work are 1, 2",
         ),
         ((1, 4), {}, "--pipeline-parallel-size 4: the model has 3 layers"),
-        ((2, 1), {"kv_offload_path": "blocks"}, "--kv-offload-path: the disk tier works in one process only"),
     ],
 )
 def test_what_cannot_work_is_refused_before_loading(

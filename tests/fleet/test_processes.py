@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from headrace.build import engine as engine_module
 from headrace.build import model
 from headrace.build.loading import computing
 from headrace.core.events import Emitted, Finished
+from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet import others, processes
@@ -35,8 +37,12 @@ def started() -> list[Processes]:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path, started: list[Processes]) -> Iterator[model.Loaded]:
-    """Two ranks, one of them a process."""
+def loaded(
+    folder: Path, started: list[Processes], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[model.Loaded]:
+    """Two ranks, one of them a process, over host memory and a disk."""
+    disk = tmp_path_factory.mktemp("disk")
+    more = {"kv_offload_path": str(disk), "kv_offload_bytes": 1 << 20, "kv_offload_disk_bytes": 1 << 20}
 
     def start(size: int) -> Processes:
         started.append(Processes(size))
@@ -44,7 +50,8 @@ def loaded(folder: Path, started: list[Processes]) -> Iterator[model.Loaded]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(computing, "open_others", start)
-        loaded = load(folder, 2)
+        patch.setattr(engine_module, "RestoreIfFaster", lambda *args: AlwaysRestore())
+        loaded = load(folder, 2, **more)
     yield loaded
     model.close(loaded)
 

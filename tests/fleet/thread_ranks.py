@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.compute.mover import Copied
 from headrace.fleet.others import RankFailed
 from headrace.fleet.worker import Worker
 
@@ -22,6 +23,7 @@ class ThreadRanks:
         self._replies: list[queue.SimpleQueue[dict[str, Any] | Exception]] = []
         self._threads: list[threading.Thread] = []
         self._failure = ""
+        self._heard: Callable[[int, Copied], None] = lambda rank, copied: None
 
     def start(self) -> None:
         self.stop()
@@ -29,8 +31,8 @@ class ThreadRanks:
         self._mail = [queue.SimpleQueue() for _ in range(1, self._size)]
         self._replies = [queue.SimpleQueue() for _ in range(1, self._size)]
         self._threads = [
-            threading.Thread(target=self._work, args=(mail, replies), daemon=True)
-            for mail, replies in zip(self._mail, self._replies, strict=True)
+            threading.Thread(target=self._work, args=(rank, mail, replies), daemon=True)
+            for rank, (mail, replies) in enumerate(zip(self._mail, self._replies, strict=True), 1)
         ]
         for thread in self._threads:
             thread.start()
@@ -46,6 +48,9 @@ class ThreadRanks:
             if isinstance(reply, Exception):
                 raise RankFailed(str(reply)) from reply
         return [reply for reply in replies if not isinstance(reply, Exception)]
+
+    def listen(self, heard: Callable[[int, Copied], None]) -> None:
+        self._heard = heard
 
     def failure(self, seconds: float = 0.0) -> str:
         return self._failure
@@ -63,8 +68,10 @@ class ThreadRanks:
     def lose(self, why: str) -> None:
         self._failure = why
 
-    def _work(self, mail: queue.SimpleQueue[bytes | None], replies: queue.SimpleQueue[Any]) -> None:
-        worker = Worker()
+    def _work(
+        self, rank: int, mail: queue.SimpleQueue[bytes | None], replies: queue.SimpleQueue[Any]
+    ) -> None:
+        worker = Worker(lambda copied: self._heard(rank, copied))
         try:
             while (message := mail.get()) is not None:
                 if (reply := worker.answer(message)) is not None:

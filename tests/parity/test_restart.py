@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.build.loading.tiers import BLOCKS_FILE, SNAPSHOT_FILE
+from headrace.build.loading.tiers import SNAPSHOT_FILE
+from headrace.compute.blockfile import BLOCKS_FILE
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -112,7 +113,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
     chosen = _choose(model, folder, place)
     spec, length, device, facts, choice, kernels = chosen
     process_bytes = resident_bytes() if device.type == "cpu" else 0
-    setup = _setup(model, folder, place, chosen)
+    setup = _setup(model, folder, place, chosen, with_fingerprint=with_fingerprint)
     leader = None
     try:
         if place.size > 1:
@@ -125,6 +126,9 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
         return_freed_memory()
         if leader is not None:
             leader.loaded()
+            if with_fingerprint:
+                parts = " ".join([fingerprint, *leader.fingerprints])
+                fingerprint = hashlib.sha256(parts.encode()).hexdigest()
     except BaseException as error:
         if leader is not None:
             leader.close()
@@ -177,7 +181,9 @@ def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
     return _Choices(spec, length, device, facts, choice, kernels)
 
 
-def _setup(model: ModelOptions, folder: Path, place: Place, chosen: _Choices) -> ModelSetup:
+def _setup(
+    model: ModelOptions, folder: Path, place: Place, chosen: _Choices, *, with_fingerprint: bool
+) -> ModelSetup:
     return ModelSetup(
         place=place,
         local_rank=0,
@@ -194,6 +200,7 @@ def _setup(model: ModelOptions, folder: Path, place: Place, chosen: _Choices) ->
         dummy_seed=model.seed if model.load_format == "dummy" else None,
         max_model_len=chosen.max_model_len,
         threads=torch.get_num_threads(),
+        with_fingerprint=with_fingerprint,
     )
 
 

@@ -54,7 +54,7 @@ def open_memory(
     matchers: Matchers,
 ) -> Memory:
     """Size the KV cache, allocate it, open the lower tiers, put the runner on them, and record its graphs."""
-    cache, plans = options.cache, options.scheduler
+    cache, plans, place = options.cache, options.scheduler, computing.shard.place
     graphs = _graphs(options, computing)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     sizes = StepSizes(cache.block_size, plans.max_num_seqs, knobs.batched_tokens)
@@ -78,9 +78,9 @@ def open_memory(
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
     transfer = open_transfer(cache, identity, kv)
     peers, wait = transfer.importer if transfer else None, options.server.takeover_timeout
-    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, wait)
-    if (leader := computing.leader) is not None:
-        ledger = replace(ledger, other_ranks=_share_memory(leader, ledger, kv, plans.max_num_seqs))
+    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, place, wait)
+    if computing.leader is not None:
+        ledger = replace(ledger, other_ranks=_share_memory(computing.leader, tiers, ledger, kv, options))
     proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
     runner = LocalRunner(
         computing.decoder,
@@ -90,13 +90,13 @@ def open_memory(
         max_model_len=max_model_len,
         device=device,
         background=overlap > 0 and device.type == "cpu" and knobs.turns == 1,
-        breakable=overlap == 0 and leader is None,
+        breakable=overlap == 0 and computing.leader is None,
         mover=tiers.mover if tiers else None,
         ahead=ahead,
         matchers=matchers,
         head=proposer if isinstance(proposer, HeadDrafts) else None,
         graphs=graphs.spec,
-        followers=leader,
+        followers=computing.leader,
         pipelined=knobs.turns > 1,
     )
     weight = draft.nbytes / computing.decoder.nbytes if draft else 0.0
@@ -107,11 +107,15 @@ def open_memory(
     return Memory(ledger, tiers, runner, drafts, transfer)
 
 
-def _share_memory(leader: Leader, ledger: MemoryPlan, kv: PagedKV, max_num_seqs: int) -> tuple[RankSize, ...]:
-    """Give the other ranks memory of the same sizes."""
-    dtype = dtype_name(kv.dtype)
-    setup = MemorySetup(ledger.num_blocks, ledger.block_size, dtype, ledger.host_blocks, max_num_seqs)
-    return tuple(leader.allocate(setup))
+def _share_memory(
+    leader: Leader, tiers: OpenTiers | None, ledger: MemoryPlan, kv: PagedKV, options: Options
+) -> tuple[RankSize, ...]:
+    """Give the other ranks memory of the same sizes, and hear of their copies to and from the disk."""
+    if tiers is not None:
+        leader.listen(tiers.mover.heard)
+    sizes = ledger.num_blocks, ledger.block_size, dtype_name(kv.dtype), ledger.host_blocks
+    disk = options.cache.kv_offload_path, ledger.disk_blocks
+    return tuple(leader.allocate(MemorySetup(*sizes, options.scheduler.max_num_seqs, *disk)))
 
 
 def _graphs(options: Options, computing: Computing) -> Graphs:

@@ -67,11 +67,6 @@ def check_parallel(options: Options, *, recorded: bool) -> None:
             raise ConfigError(f"RANK {launch.rank}: ranks other than 0 run `headrace serve`")
     if place.size == 1:
         return
-    if options.cache.kv_offload_path is not None:
-        raise ConfigError(
-            f"--kv-offload-path: the disk tier works in one process only, without {size_option(place)};"
-            " use --kv-offload-bytes for evicted KV blocks in host memory"
-        )
     if reads_states(options.scheduler):
         raise ConfigError(
             f"--speculative-config: method eagle3 works in one process only, without {size_option(place)}"

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from headrace.build.engine import TierSizes
-from headrace.compute.blockfile import BlockFile
+from headrace.compute.blockfile import BLOCKS_FILE, BlockFile
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_plan import MemoryPlan
+from headrace.compute.model.sharding import Place
 from headrace.compute.mover import Mover
 from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
 from headrace.core.engine import Engine
+from headrace.core.ports import RunnerLost
 from headrace.fleet.kv_transfer.importer import Importer
+from headrace.fleet.setup import disk_folder
 from headrace.serve.takeover import when_free
 
-BLOCKS_FILE = "blocks.kv"
 SNAPSHOT_FILE = "snapshot.kv"
 
 
@@ -74,6 +76,8 @@ class OpenTiers:
             count = write_snapshot(self.snapshot, self.identity, saved, self.disk.checksums)
         except OSError as error:
             return f"the cache could not be saved in {self.snapshot}: {error.strerror}"
+        except RunnerLost as error:
+            return f"the cache could not be saved in {self.snapshot}: {error}"
         return f"{count} blocks are saved on disk for the next run"
 
 
@@ -97,18 +101,19 @@ def open_tiers(
     kv: PagedKV,
     identity: Mapping[str, Any],
     peers: Importer | None,
+    place: Place,
     wait_seconds: float = 0.0,
 ) -> tuple[OpenTiers | None, MemoryPlan]:
     """The lower tiers that the memory plan has room for, and the plan with the disk size that is available.
 
-    If another process uses ``folder``, it may take ``wait_seconds`` to end.
+    If another process uses ``folder``, it may take ``wait_seconds`` to end. With several ranks each has a folder in it.
     """
     if not ledger.host_blocks:
         return None, ledger
     disk, notes = None, []
     if folder is not None:
         try:
-            path = Path(folder).expanduser()
+            path = disk_folder(folder, place)
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             room = shutil.disk_usage(path).free // ledger.block_bytes
             if (path / BLOCKS_FILE).exists():
@@ -121,7 +126,7 @@ def open_tiers(
         except OSError as error:
             notes.append(f"no disk tier in {folder}: {error.strerror or error}")
             disk, ledger = None, replace(ledger, disk_blocks=0)
-    mover = Mover(kv, ledger.host_blocks, disk, peers)
+    mover = Mover(kv, ledger.host_blocks, disk, peers, ranks=place.size)
     sizes = TierSizes(
         ledger.host_blocks,
         ledger.disk_blocks,

@@ -7,6 +7,7 @@
 - `retention`: retention priority that a request asked for.
 - `prefix_hit`: the result of a prefix lookup.
 - `tiers`: host memory, disk and peers below the device. `lower_tier`: one of them.
+- `claims`: blocks in host memory that waiting requests will start with, and the copies that they wait for.
 - `peer_blocks`: blocks that other servers hold.
 - `restore`: fetch from a lower tier or compute again.
 - `fence`: blocks that a launched step may still write to.

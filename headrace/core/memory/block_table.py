@@ -14,6 +14,7 @@ from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
 from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.claims import Claim
 from headrace.core.memory.fence import Fence
 from headrace.core.memory.lower_tier import Saved
 from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
@@ -29,6 +30,11 @@ from headrace.core.sequence import Sequence
 RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
 
+LOOK_UP_SECONDS = 0.1
+"""How often a request that waits for its blocks is looked up though they have not come: computing the missing ones may
+be faster by now.
+"""
+
 
 class BlockTables:
     """Block tables over a pool; ``caching`` says whether equal prefixes share computed blocks."""
@@ -38,6 +44,7 @@ class BlockTables:
         self.caching = caching
         self._fence = Fence()
         self._lower = pool.lower
+        self._claims: dict[Sequence, Claim] = {}  # of waiting sequences
         self._now = -math.inf
         self.restoring = False  # whether a sequence waits for disk or peers in this step
 
@@ -70,6 +77,12 @@ class BlockTables:
         if self._lower:
             self._lower.adopt(saved)
 
+    def lost(self) -> None:
+        """Device and host have lost their content, and no copy that is under way will arrive."""
+        self.pool.reset(lower=False)
+        if self._lower:
+            self._lower.lost()
+
     @property
     def under_way(self) -> int:
         """Number of copies to or from disk and peers that have started and not ended."""
@@ -84,6 +97,8 @@ class BlockTables:
 
     def unwant(self, sequence: Sequence) -> None:
         """A sequence no longer waits."""
+        if self._lower and (claim := self._claims.pop(sequence, None)) is not None:
+            self._lower.claims.drop(claim)
         self.pool.unwant(sequence.keys[: sequence.wanted])
         sequence.wanted = 0
 
@@ -124,10 +139,14 @@ class BlockTables:
     def _look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
         if not self.caching or sequence.request.params.prompt_logprobs is not None:
             return NO_HIT
+        patient = self._now < sequence.restore_by
+        if (reason := self._still_waits(sequence, patient)) is not None:
+            return reason
         keys = sequence.full_keys(self.pool.block_size)
-        limit, patient = sequence.known - 1, self._now < sequence.restore_by
+        limit = sequence.known - 1
         hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=patient)
-        if hit.full < len(keys) and self.pool.promised(keys[hit.full]):
+        sequence.awaited_key = keys[hit.full] if hit.full < len(keys) else b""
+        if self.pool.promised(sequence.awaited_key):
             return SkipReason.PREFIX_IN_FLIGHT
         if self._lower and self._lower.has_peers and patient:
             inquiry = sequence.inquiry or self._ask(self._lower, sequence, hit)
@@ -136,14 +155,33 @@ class BlockTables:
             if self._lower.take(inquiry, sequence.request.id):
                 hit = self.pool.match(sequence.root, keys, sequence.tokens, limit)
         if self._lower:
-            self._lower.claim(hit.below)
+            claim = self._lower.claims.make(hit.below, self._claims.get(sequence))
+            self._claims[sequence] = claim
         if self._lower and not hit.is_ready:
             sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
-            if self._lower.fetch(hit.below, sequence.request.id):
+            if self._lower.fetch(hit.below, sequence.request.id, claim):
                 self.restoring = True
+                sequence.look_up_at = self._now + LOOK_UP_SECONDS
                 return SkipReason.RESTORING
             hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=False)
         return hit
+
+    def _still_waits(self, sequence: Sequence, patient: bool) -> SkipReason | None:
+        """Why a sequence that was looked up before still waits: nothing that it waits for has come since.
+
+        This takes the same time for a prompt of any length.
+        """
+        if self.pool.promised(sequence.awaited_key):
+            return SkipReason.PREFIX_IN_FLIGHT
+        if self._lower is None or not patient:
+            return None
+        if sequence.inquiry is not None and sequence.inquiry.answer is None:
+            return SkipReason.ASKING_PEERS
+        claim, recent = self._claims.get(sequence), self._now < sequence.look_up_at
+        if recent and claim is not None and self._lower.waits(claim):
+            self.restoring = True
+            return SkipReason.RESTORING
+        return None
 
     def _ask(self, lower: LowerTiers, sequence: Sequence, hit: PrefixHit) -> Inquiry:
         """Ask peers for the whole blocks of a sequence that are missing here."""

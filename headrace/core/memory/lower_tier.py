@@ -61,6 +61,11 @@ class LowerTier:
         """Whether the content of a held block has arrived."""
         return block.id not in self._filling
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `make_room` would return a block."""
+        return bool(self._blank or self._order) or len(self.blocks) < self.num_blocks
+
     def make_room(self) -> Block | None:
         """A blank block, after an eviction if necessary; None while all are pinned."""
         if self._blank:

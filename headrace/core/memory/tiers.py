@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from headrace.core.events import Event, Moved, MoveReason, RestoreDeclined, TransferFailed
+from headrace.core.memory.claims import Claim, Claims
 from headrace.core.memory.eviction import Block
 from headrace.core.memory.lower_tier import Held, LowerTier, Saved
 from headrace.core.memory.peer_blocks import PeerBlocks
@@ -31,6 +32,9 @@ from headrace.core.request import DEFAULT_RETENTION
 
 MAX_TRANSFERS = 512
 """The most copies to or from disk and peers under way at once: each pins two blocks."""
+
+LEAST_BEGUN = 8
+"""Copies for a request begin when so many more may be under way, so that waiting requests are looked up less often."""
 
 WRITE_SHARE = 4
 """Writes may use 1/4 of `MAX_TRANSFERS`, and of the host's blocks; twice as many for blocks worth more."""
@@ -65,7 +69,7 @@ class LowerTiers:
         self._tell = tell
         self._moves: list[Move] = []
         self._under_way: set[Move] = set()
-        self._claimed: list[Block] = []
+        self.claims = Claims(host)
         self._writable = disk is not None
         self._most_writes = max(1, min(MAX_TRANSFERS, host.num_blocks) // WRITE_SHARE)
 
@@ -239,38 +243,49 @@ class LowerTiers:
         self._tell(PeersAnswered(request_id, offer.peer, asked * size, offer.blocks * size, offer.seconds))
         return offer.blocks > 0
 
-    def claim(self, below: Iterable[Held]) -> None:
-        """Pin the host blocks that a waiting request will start with, while a step is planned.
+    def fetch(self, below: Iterable[Held], request_id: str = "", claim: Claim | None = None) -> bool:
+        """Start copies from disk and peers to the host; whether any copy to the host is under way now.
 
-        Without this, requests behind it would fetch their blocks in place of these, or its own later blocks would
-        replace its first ones, in every step.
+        The waiting request's ``claim`` gets the blocks that they fill.
         """
-        for held in below:
-            if held.tier is Tier.HOST:
-                block = self.host.blocks[held.block]
-                self.host.pin(block)
-                self._claimed.append(block)
-
-    def fetch(self, below: Iterable[Held], request_id: str = "") -> bool:
-        """Start copies from disk and peers to the host; whether any copy to the host is under way now."""
-        coming = False
+        coming: set[int] = set()
+        crowded = not self._may_begin
+        missed: Block | None = None
         begun: Counter[Tier] = Counter()
         for held in below:
-            if held.tier is not Tier.HOST and len(self._under_way) < MAX_TRANSFERS:
-                tier = self._tier(held.tier)
-                source = tier.blocks[held.block]
-                target = self.host.make_room()
-                if target is None:
-                    break
-                self.host.put(target, source, filling=True)
-                tier.pin(source)
-                self._start(Move(source.id, target.id, held.tier, Tier.HOST))
-                begun[held.tier] += 1
-            coming = coming or held.tier is not Tier.HOST or not held.ready
+            if held.tier is Tier.HOST:
+                if not held.ready:
+                    coming.add(held.block)
+                continue
+            tier = self._tier(held.tier)
+            source = tier.blocks[held.block]
+            crowded = crowded or len(self._under_way) >= MAX_TRANSFERS
+            target = None if crowded else self.host.make_room()
+            if target is None:
+                missed = source
+                break
+            self.host.put(target, source, filling=True)
+            tier.pin(source)
+            self._moves.append(Move(source.id, target.id, held.tier, Tier.HOST))
+            self._under_way.add(self._moves[-1])
+            begun[held.tier] += 1
+            coming.add(target.id)
+            if claim is not None:
+                self.claims.pin(claim, target)
         for each, count in begun.items():
             size = count * self._block_bytes
             self._tell(Moved(each, Tier.HOST, count, size, MoveReason.FETCHED, request_id))
-        return coming and bool(self._under_way)
+        if claim is not None:
+            claim.wait_for(coming, missed, crowded=crowded)
+        return bool(coming) or (crowded and missed is not None)
+
+    def waits(self, claim: Claim) -> bool:
+        """Whether nothing has changed for a waiting request since its lookup; that renews its claim."""
+        return self.claims.waits(claim, room=self._may_begin and self.host.has_room)
+
+    @property
+    def _may_begin(self) -> bool:
+        return len(self._under_way) <= MAX_TRANSFERS - LEAST_BEGUN
 
     def hold(self, below: Iterable[Held]) -> None:
         """Pin blocks in the host tier that are about to be restored, while room is made on the device."""
@@ -316,15 +331,15 @@ class LowerTiers:
             if arrival.ok and target.key is not None:
                 target_tier.filled(target)
             else:
-                if target.key is not None:
-                    target_tier.forget(target)
-                target_tier.unpin(target)
+                self._let_go(target_tier, move.target, lost=True)
             if move.source_tier is not Tier.DEVICE:
                 self._let_go(self._tier(move.source_tier), move.source, lost=not (arrival.ok or to_disk))
             if not arrival.ok:
                 self._writable = self._writable and not to_disk  # no more writes to a full or broken disk
                 if move.source_tier is not Tier.PEER:  # which `Pulled` counts
                     self._tell(TransferFailed(move.source_tier, move.target_tier))
+        if arrivals:
+            self.claims.arrived(arrivals)
 
     def _let_go(self, tier: LowerTier, block_id: int, *, lost: bool) -> None:
         block = tier.blocks[block_id]
@@ -343,9 +358,8 @@ class LowerTiers:
             tier.mark(keys, wanted=wanted)
 
     def advance(self, now: float) -> None:
-        """A new step is planned: unpin what was claimed for the last one, and expire retention."""
-        self.host.unpin_all(self._claimed[::-1])  # ends of chains first, so that they are evicted first
-        self._claimed = []
+        """A new step is planned: claims lapse that were not renewed in the last one, and retention expires."""
+        self.claims.advance()
         for tier in self._tiers:
             tier.advance(now)
 
@@ -353,6 +367,18 @@ class LowerTiers:
         """Clear all tiers; copies under way are discarded."""
         for tier in self._tiers:
             tier.reset()
+        self.claims.reset()
+
+    def lost(self) -> None:
+        """Device and host have lost their content, and no copy under way will arrive; the disk keeps its content."""
+        for move in self._under_way:
+            self._let_go(self._tier(move.target_tier), move.target, lost=True)
+            if move.source_tier is not Tier.DEVICE:
+                self._let_go(self._tier(move.source_tier), move.source, lost=False)
+        self._under_way.clear()
+        self._moves.clear()
+        self.host.reset()
+        self.claims.reset()
 
     def check(self) -> None:
         """Raise AssertionError if the counts of a tier disagree, or pins do not belong to transfers."""
@@ -360,7 +386,7 @@ class LowerTiers:
             tier.check()
             pins = sum(block.refs for block in tier.blocks.values())
             ends = [move for move in self._under_way if tier.tier in (move.source_tier, move.target_tier)]
-            claims = len(self._claimed) if tier is self.host else 0
+            claims = self.claims.pins if tier is self.host else 0
             assert pins == len(ends) + claims, (
                 f"{tier.tier}: {pins} pins, {len(ends)} transfers, {claims} claims"
             )
@@ -372,8 +398,3 @@ class LowerTiers:
     def _begin(self, move: Move, reason: MoveReason) -> None:
         self._under_way.add(move)
         self._move(move, reason)
-
-    def _start(self, move: Move) -> None:
-        """Begin a copy whose event comes with those of others."""
-        self._under_way.add(move)
-        self._moves.append(move)

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Finished, Moved, MoveReason, Skipped, SkipReason
+from headrace.core.memory.block_table import LOOK_UP_SECONDS
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.plan import Tier
 from headrace.core.request import FinishReason
@@ -84,6 +85,55 @@ def test_while_peers_are_asked_a_request_waits_and_others_pass():
     peers.answer_all()
     drain(engine, record)
     assert record.tokens["waits"] == expected_tokens(STORY, 0, 3, frozenset())
+
+
+def test_a_waiting_request_is_looked_up_again_only_when_something_has_come(monkeypatch):
+    engine, runner, peers, record = scene()
+    peers._delay, runner.disk_steps = (lambda: 3), 40
+    lookups, match = [], engine.scheduler.pool.match
+    monkeypatch.setattr(engine.scheduler.pool, "match", lambda *a, **k: lookups.append(1) or match(*a, **k))
+
+    def steps(count: int, apart: float) -> int:
+        lookups.clear()
+        nonlocal now
+        for _ in range(count):
+            now += apart
+            record.fold(engine.step(now))
+            engine.check_books()
+        return len(lookups)
+
+    now = 0.0
+    engine.submit(request("a", STORY, max_tokens=3), now)
+    assert steps(10, 0.001) == 1, "peers are asked"
+    peers.answer_all()
+    assert steps(1, 0.001) == 2, "the answer names what to fetch"
+    assert steps(20, 0.001) == 0, "copies are under way"
+    assert steps(1, LOOK_UP_SECONDS) == 1
+    assert steps(30, 0.001) == 1, "the last copy has come"
+    assert [event.reason for event in record.of(Skipped)] == [
+        SkipReason.ASKING_PEERS,
+        SkipReason.RESTORING,
+    ]
+    drain(engine, record, now)
+    assert record.tokens["a"] == expected_tokens(STORY, 0, 3, frozenset())
+
+
+@pytest.mark.parametrize("ends", [FinishReason.CANCELLED, None])
+def test_a_request_that_waits_until_more_copies_may_begin(ends, monkeypatch):
+    monkeypatch.setattr("headrace.core.memory.tiers.MAX_TRANSFERS", 3)
+    monkeypatch.setattr("headrace.core.memory.tiers.LEAST_BEGUN", 1)
+    engine, runner, peers, record = scene()
+    peers.hold(OTHER, 4)
+    runner.disk_steps = 3
+    for name, tokens in (("first", STORY), ("second", OTHER)):
+        engine.submit(request(name, tokens, max_tokens=3), 0.0)
+    record.fold(engine.step(0.0))
+    if ends is not None:
+        engine.cancel("first", ends, 0.0)
+    drain(engine, record)
+    engine.check_books()
+    assert record.tokens["second"] == expected_tokens(OTHER, 0, 3, frozenset())
+    assert {event.request_id: event.cached_tokens for event in record.of(Admitted)}["second"] == 16
 
 
 def test_a_request_may_be_cancelled_while_peers_are_asked():

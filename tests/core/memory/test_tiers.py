@@ -339,8 +339,7 @@ def ask(scene: Scene, now: float, *prompts: Sequence[int]) -> list[bool]:
     for tokens in prompts:
         hit = scene.match(*tokens)
         ready.append(hit.full == len(tokens) // SIZE and hit.is_ready)
-        scene.lower.claim(hit.below)
-        scene.lower.fetch(hit.below)
+        scene.lower.fetch(hit.below, claim=scene.lower.claims.make(hit.below, None))
     scene.land(scene.lower.take_moves())
     return ready
 
@@ -361,10 +360,10 @@ def test_what_the_first_has_fetched_is_not_pushed_out_by_those_behind_it():
     assert [ask(scene, step, first, second)[0] for step in range(8)] == [False] + [True] * 7
 
 
-def test_what_was_claimed_for_a_step_can_be_evicted_after_it():
+def test_a_claim_that_is_not_renewed_lapses():
     scene = on_disk((1, 1, 2, 2), (3, 3, 4, 4), host=2)
     assert [ask(scene, step, (1, 1, 2, 2))[0] for step in (0, 1)] == [False, True]
-    assert any(ask(scene, step, (3, 3, 4, 4))[0] for step in (2, 3))
+    assert [ask(scene, step, (3, 3, 4, 4))[0] for step in (2, 3, 4)] == [False, False, True]
 
 
 def save(scene: Scene) -> list[Saved]:
