@@ -8,8 +8,9 @@ class Front:
 
     Before the engine gets a request it spends ``request_seconds``, and ``token_seconds`` for each token of the prompt.
     It spends ``event_seconds`` on each chunk of a response before the client gets it. A request that is read during a
-    step delays the next one by ``stall_seconds``, because both need the interpreter. ``free_at`` is when all its work
-    is done; work is given in order of time. If all are 0, there is no HTTP overhead.
+    step delays the next one by ``stall_seconds``, because both need the interpreter. A request that is read while
+    nothing runs delays the step after its first token by ``wake_seconds``: threads, caches and the response's headers.
+    ``free_at`` is when all its work is done; work is given in order of time. If all are 0, there is no HTTP overhead.
     """
 
     def __init__(
@@ -18,11 +19,13 @@ class Front:
         event_seconds: float = 0.0,
         stall_seconds: float = 0.0,
         token_seconds: float = 0.0,
+        wake_seconds: float = 0.0,
     ) -> None:
         self.request_seconds = request_seconds
         self.event_seconds = event_seconds
         self.stall_seconds = stall_seconds
         self.token_seconds = token_seconds
+        self.wake_seconds = wake_seconds
         self.free_at = 0.0
 
     def take(self, now: float, tokens: int) -> float:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from headrace.core.engine import Engine
-from headrace.core.events import Event
+from headrace.core.events import Emitted, Event
 from headrace.core.ports import Watcher
 from headrace.core.request import Request
 from headrace.core.scheduler.routing import ReplicaLoad
@@ -58,6 +58,7 @@ class SimulatedReplica:
         self._told: list[Event] = []
         self._began = 0.0
         self._stepping = False
+        self._waking = False  # the engine was idle, and has emitted no token since
         self._watchers: list[Watcher] = []
 
     def watch(self, watcher: Watcher) -> None:
@@ -96,9 +97,12 @@ class SimulatedReplica:
     def advance(self) -> None:
         """Advance to ``due``: handle the last step's events, read the mailbox, begin the next step."""
         now = self.due
+        read = now
         engine, mail = self.engine, self._mail
         stall = self._front.stall_seconds if self._stepping else 0.0
-        if self._stepping:
+        if not self._stepping:
+            self._waking = True
+        else:
             self._stepping = False
             for request_id in self._tally.fold(self._told, self._began, now, self.backlog, self._front):
                 del self._answers[request_id]
@@ -107,7 +111,9 @@ class SimulatedReplica:
                     watcher.fold(event, now)
             if self._steering is not None:
                 self._steering.saw(self._told, now)
-        read = now
+            if self._waking and any(type(event) is Emitted for event in self._told):
+                self._waking = False
+                now += self._front.wake_seconds
         while mail and mail[0][0] <= read:
             engine.submit(mail.popleft()[1], read)
             now += stall
