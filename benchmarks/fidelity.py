@@ -2,7 +2,8 @@
 
 The machine is calibrated on made-up work (as by `headrace bench calibrate`), never on the trace that is predicted. A
 closed loop finds what the server can do; the trace is then replayed at shares of that. Without ``--model`` the server
-runs SmolLM2-135M's shape with random weights; without ``--trace`` a bursty population of log-normal lengths is replayed.
+runs SmolLM2-135M's shape with random weights. Without ``--trace`` a bursty population of log-normal lengths is
+replayed.
 
 A shared machine is not equally fast in all minutes, so calibration and measurement alternate: a turn of the calibration
 before the first round, between rounds and after the last one. A pulse of fixed work, made up too, is timed around each

@@ -134,6 +134,7 @@ def calibrated_machine(
             front_prompt=0.0,
             front_stall=0.0,
             front_wake=0.0,
+            front_busy=0.0,
         )
     name = f"{calibration.model} on {calibration.machine}"
     return Machine(

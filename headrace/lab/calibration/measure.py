@@ -25,15 +25,17 @@ ANSWER_MEDIAN = 24
 """Median output tokens; short outputs, because a server mostly computes prompts together with outputs."""
 
 STREAM_TOKENS = 96
-VISITS = 12
+VISITS, VISITED_TOKENS = 12, 288
+"""Visits beside streams, and the tokens of these: few visits meet each other."""
+
 VISIT_TOKENS = (16, 256)
 """Prompts of visits: few tokens, and as many as a context of twice that allows."""
 
-LONE_VISITS, LONE_TOKENS, LONE_GAP, LONE_TIMES = 8, 24, 0.05, 1.3
+LONE_VISITS, LONE_TOKENS, LONE_GAP, LONE_TIMES = 8, 24, 0.03, 1.3
 """Visits without streams: their number and output tokens; each comes so many seconds after the last one, and so many
 times as long as that takes, so that it finds the server idle."""
 
-VISITED = 8
+VISITED = 4
 """Maximum number of streams during visits."""
 
 ALONE = 3
@@ -52,8 +54,8 @@ class Group(NamedTuple):
 
 
 def groups(max_num_seqs: int, max_model_len: int, seed: int = 0, turn: int = 0) -> Iterator[Group]:
-    """Loops of 1, 2, 4 … ``max_num_seqs`` requests at once, down again in every second turn; prompts and answers of many
-    lengths, no prefix shared. The first one, of the largest size, is for warming up.
+    """Loops of 1, 2, 4 … ``max_num_seqs`` requests at once, downwards in every second turn; prompts and answers of
+    many lengths, no prefix shared. The first one, of the largest size, is for warming up.
     """
     rng = random.Random(f"{seed} {turn}")
     longest = max(1, max_model_len // 2)
@@ -114,7 +116,7 @@ def visits(seconds: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
             f"visit{i}",
             tuple(rng.choices(VOCABULARY, k=tokens[i % 2])),
             2,
-            arrival=seconds * (0.1 + 0.7 * (i + rng.random()) / VISITS),
+            arrival=seconds * (0.05 + 0.85 * (i + 0.3 * rng.random()) / VISITS),
             ignore_eos=True,
         )
         for i in range(VISITS)
@@ -136,11 +138,11 @@ def lone_visits(gap: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
     ]
 
 
-def stream_work(streams: int, turn: int = 0) -> list[Work]:
+def stream_work(streams: int, turn: int = 0, tokens: int = STREAM_TOKENS) -> list[Work]:
     """Equal streams that run at once."""
     rng = random.Random(2 * turn + 1)
     return [
-        Work(f"stream{i}", tuple(rng.choices(VOCABULARY, k=16)), STREAM_TOKENS, ignore_eos=True)
+        Work(f"stream{i}", tuple(rng.choices(VOCABULARY, k=16)), tokens, ignore_eos=True)
         for i in range(streams)
     ]
 
@@ -154,9 +156,9 @@ def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
 
 class FrontSeconds(NamedTuple):
     """What HTTP adds: per request and token of its prompt, per step that emits tokens, and per chunk of a response;
-    ``prompt`` is what a chunk takes more where the next step computes prompts. A request that is read during a step
-    delays the next one by ``stall``; one that is read while nothing runs delays the step after its first token by
-    ``wake``."""
+    ``prompt`` is what a chunk takes more where the next step computes prompts. A request that arrives during a step
+    delays its end by ``stall``, and takes ``busy`` instead of ``request``; one that is read while nothing runs delays
+    the step after its first token by ``wake``."""
 
     request: float = 0.0
     token: float = 0.0
@@ -165,25 +167,27 @@ class FrontSeconds(NamedTuple):
     prompt: float = 0.0
     stall: float = 0.0
     wake: float = 0.0
+    busy: float = 0.0
 
 
 class _Turn(NamedTuple):
-    """One turn: seconds of TTFT and TPOT of lone visits with short and long prompts; TPOT by number of streams; what
-    visits add to the TPOT of streams, and a full batch takes longer, than without HTTP; the steps and tokens of that
-    batch."""
+    """One turn: TTFT of lone visits with short and long prompts, and their TPOT; TPOT by number of streams; how much
+    more than without HTTP a visit takes from streams, its TTFT there is, and a full batch takes; that batch's steps
+    and tokens. In seconds."""
 
     ttft: tuple[float, float]
     tpot: float
     streams: Sequence[float]
     beside: float
+    busy_ttft: float
     longer: float
     steps: int
     tokens: int
 
 
 class FrontMeasure:
-    """What HTTP adds, from a server's times of given work beside those of fitted steps, or of the same work in an engine
-    alone.
+    """What HTTP adds, from a server's times of given work beside those of fitted steps, or of the same work in an
+    engine alone.
 
     Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
     costs from what each chunk of a response does: sockets, threads and the client are woken for a step, however little
@@ -203,7 +207,8 @@ class FrontMeasure:
         longest = max(VISIT_TOKENS[0] + 1, min(VISIT_TOKENS[1], max_model_len // 2))
         self._prompts = (VISIT_TOKENS[0], longest)
         self._turns: list[_Turn] = []
-        self._seconds = _tpot(engine.run(stream_work(self._visited, -1))) * STREAM_TOKENS
+        self._visited_tokens = min(VISITED_TOKENS, max_model_len // 2)
+        engine.run(stream_work(self._visited, -1))
         server.run(stream_work(self._visited, -1))  # connections and first uses
         server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
 
@@ -216,9 +221,7 @@ class FrontMeasure:
             median([_tpot(server.run(stream_work(size, turn))) for _ in range(ALONE if size == 1 else 1)])
             for size in self._sizes
         ]
-        among = stream_work(self._visited, turn) + visits(self._seconds, self._prompts, turn)
-        visited = [_tpot(target.run(among)[: self._visited]) for target in (server, engine)]
-        alone = _tpot(engine.run(among[: self._visited]))
+        beside = [self._visits(target, turn) for target in (server, engine)]
         mixed = busy_work(self._streams, self._length, turn)
         served, computed = _whole(server.run(mixed)), _whole(engine.run(mixed))
         self._turns.append(
@@ -226,12 +229,21 @@ class FrontMeasure:
                 (_ttft(lone[::2]), _ttft(lone[1::2])),
                 _tpot(lone),
                 streams,
-                (visited[0] - streams[self._sizes.index(self._visited)]) - (visited[1] - alone),
+                beside[0][0] - beside[1][0],
+                beside[0][1] - beside[1][1],
                 _seconds(served) - _seconds(computed),
                 len({seconds for record in computed for seconds in record.token_seconds}),
                 sum(record.output_tokens for record in computed),
             )
         )
+
+    def _visits(self, target: Target, turn: int) -> tuple[float, float]:
+        """Seconds that a visit takes from streams, and its TTFT beside them."""
+        streams = stream_work(self._visited, turn, self._visited_tokens)
+        alone = _tpot(target.run(streams))
+        records = target.run(streams + visits(alone * self._visited_tokens, self._prompts, turn))
+        longer = _tpot(records[: self._visited]) - alone
+        return longer * (self._visited_tokens - 1) / VISITS, _ttft(records[self._visited :])
 
     def seconds(self, found: Fit) -> FrontSeconds:
         """What all turns say, beside the steps of the fit."""
@@ -244,8 +256,7 @@ class FrontMeasure:
             factors = factors[:, :1]
         written = non_negative(factors / measured[:, None], (measured - fitted) / measured)
         step, event = (*written.tolist(), 0.0)[:2]
-        stall = median([turn.beside for turn in turns]) * (STREAM_TOKENS - 1) / VISITS - 2 * event
-        stall = max(0.0, stall)
+        stall = max(0.0, median([turn.beside for turn in turns]) - 2 * event)
         beside = [
             (turn.longer - turn.steps * step - 2 * self._streams * stall) / turn.tokens - event
             for turn in turns
@@ -258,8 +269,13 @@ class FrontMeasure:
         token = max(0.0, long - short) / (self._prompts[1] - self._prompts[0])
         request = max(0.0, short - self._prompts[0] * token)
         lone = found.decode_seconds(1, sum(self._prompts) // 2) + step + event
+        prompt = sum(self._prompts) / 2
+        busy = (
+            median([turn.busy_ttft for turn in turns]) - step - (self._visited + 1) * event - prompt * token
+        )
         wake = (median([turn.tpot for turn in turns]) - lone) * (LONE_TOKENS - 1)
-        return FrontSeconds(request, token, step, event, max(0.0, median(beside)), stall, max(0.0, wake))
+        terms = (request, token, step, event, median(beside), stall, wake, busy)
+        return FrontSeconds(*(max(0.0, seconds) for seconds in terms))
 
 
 def _seconds(records: Sequence[Record]) -> float:

@@ -37,6 +37,7 @@ _SECONDS = (
         "front_stall",
         "front_token",
         "front_wake",
+        "front_busy",
     ),
 )
 _RANGES = tuple(pairwise((*BENDS, 1 << 62)))
@@ -74,10 +75,11 @@ class Calibration:
     costs of one more token from each of `BENDS` on. ``error_p50`` and ``error_p90`` are relative errors on the measured
     steps.
 
-    ``front_request``, ``front_token``, ``front_event``, ``front_stall`` and ``front_wake`` are those of `Front`. Writing
-    the output of a step also delays the next step, because the two share an interpreter and cores: by ``front_step``
-    seconds, however short the output is, and for each part of an answer by ``front_event``, and ``front_prompt`` more
-    where the step computes prompts.
+    ``front_request``, ``front_token``, ``front_event``, ``front_stall``, ``front_wake`` and ``front_busy`` are those of
+    `Front`.
+    Writing the output of a step also delays the next step, because the two share an interpreter and cores: by
+    ``front_step`` seconds, however short the output is, and for each part of an answer by ``front_event``, and
+    ``front_prompt`` more where the step computes prompts.
     """
 
     model: str
@@ -107,6 +109,7 @@ class Calibration:
     front_stall: float = 0.0
     front_token: float = 0.0
     front_wake: float = 0.0
+    front_busy: float = 0.0
 
     @property
     def device(self) -> tuple[float, ...]:
@@ -116,7 +119,12 @@ class Calibration:
     def front(self) -> Front:
         """A server's HTTP side as it was measured."""
         return Front(
-            self.front_request, self.front_event, self.front_stall, self.front_token, self.front_wake
+            self.front_request,
+            self.front_event,
+            self.front_stall,
+            self.front_token,
+            self.front_wake,
+            self.front_busy,
         )
 
     def at(self, pace: float) -> Calibration:

@@ -80,12 +80,11 @@ class SimulatedReplica:
         backlog.open_tokens += tokens
         backlog.queued_requests += 1
         backlog.queued_tokens += tokens
-        ready = self._front.take(now, tokens)
+        ready = self._front.take(now, tokens, self._stepping)
         if self._steering is not None:
             request = self._steering.assigned(request)
         self._mail.append((ready, request))
-        if not self._stepping:
-            self.due = min(self.due, ready)
+        self.due = self.due + self._front.stall_seconds if self._stepping else min(self.due, ready)
 
     def start_again(self, tally: Tally) -> None:
         """Reset all figures and the prefix cache, between two runs."""
@@ -99,7 +98,6 @@ class SimulatedReplica:
         now = self.due
         read = now
         engine, mail = self.engine, self._mail
-        stall = self._front.stall_seconds if self._stepping else 0.0
         if not self._stepping:
             self._waking = True
         else:
@@ -116,7 +114,6 @@ class SimulatedReplica:
                 now += self._front.wake_seconds
         while mail and mail[0][0] <= read:
             engine.submit(mail.popleft()[1], read)
-            now += stall
         wake = engine.wake_at(now)
         if wake is None or wake > now:
             self.due = min(mail[0][0] if mail else math.inf, math.inf if wake is None else wake)
