@@ -87,8 +87,8 @@ SMOLLM2 = {
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 
-BEATS = 5
-"""Of a pulse at a time; the median counts."""
+BEATS, BEATS_SECONDS = 5, 1.0
+"""Of a pulse at a time, as long as that has not taken so many seconds; the median counts."""
 
 RESAMPLES, STRETCH = 400, 10
 """Of the bootstrap, and the length of a stretch of the trace in requests: they wait for each other."""
@@ -183,7 +183,7 @@ def _measure(
 
         def turn() -> None:
             calm.append(pulse.beat())
-            alone.append(pulse.alone())
+            alone.append(pulse.alone() if len(running) > 1 else calm[-1])
             machine.turn()
             calm.append(pulse.beat())
 
@@ -357,7 +357,10 @@ class Pulse:
         return self._seconds(self._one, self._one_work)
 
     def _seconds(self, target: Target, work: Sequence[Work]) -> float:
-        return median([run_target(target, work).summary.seconds for _ in range(BEATS)])
+        beats: list[float] = []
+        while len(beats) < BEATS and sum(beats) < BEATS_SECONDS:
+            beats.append(run_target(target, work).summary.seconds)
+        return median(beats)
 
 
 class Figures(NamedTuple):
