@@ -1,5 +1,5 @@
 """Plans without devices, each from one ``headrace`` command: prefill and decode on different replicas (P/D) compared
-with replicas for both, and fleets for 1,000 to 1,000,000 requests per second.
+with replicas for both, and fleets for 1,000 to 3,400,000 requests per second, the last one of nearly 10,000 devices.
 
 The commands are printed, and a row of a Markdown table as soon as it is known. ``--block-size 64`` makes simulating P/D
 three times as fast.
@@ -39,7 +39,7 @@ def main() -> None:
     each.add_argument("--requests", type=int, default=1500)
     each.set_defaults(run=handover)
     each = what.add_parser("fleets", help="the cheapest fleet for each rate")
-    each.add_argument("--rates", type=float, nargs="*", default=[1e3, 1e4, 1e5, 1e6])
+    each.add_argument("--rates", type=float, nargs="*", default=[1e3, 1e4, 1e5, 1e6, 3.4e6])
     each.add_argument("--requests", type=int, default=40_000)
     each.add_argument(
         "--more",
