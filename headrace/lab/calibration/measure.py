@@ -256,11 +256,14 @@ class FrontMeasure:
             factors = factors[:, :1]
         written = non_negative(factors / measured[:, None], (measured - fitted) / measured)
         step, event = (*written.tolist(), 0.0)[:2]
-        stall = max(0.0, median([turn.beside for turn in turns]) - 2 * event)
-        beside = [
-            (turn.longer - turn.steps * step - 2 * self._streams * stall) / turn.tokens - event
-            for turn in turns
-        ]
+        requests = 2 * self._streams
+        room = (
+            median(  # what a full batch takes longer for each request, beyond writing: a stall cannot be more
+                [(turn.longer - turn.steps * step - turn.tokens * event) / requests for turn in turns]
+            )
+        )
+        stall = max(0.0, min(room, median([turn.beside for turn in turns]) - 2 * event))
+        chunks = (room - stall) * requests / median([turn.tokens for turn in turns])
         waits = [median([turn.ttft[i] for turn in turns]) - step - event for i in range(2)]
         short, long = (
             max(0.0, wait - found.prompt_seconds(tokens))
@@ -274,7 +277,7 @@ class FrontMeasure:
             median([turn.busy_ttft for turn in turns]) - step - (self._visited + 1) * event - prompt * token
         )
         wake = (median([turn.tpot for turn in turns]) - lone) * (LONE_TOKENS - 1)
-        terms = (request, token, step, event, median(beside), stall, wake, busy)
+        terms = (request, token, step, event, chunks, stall, wake, busy)
         return FrontSeconds(*(max(0.0, seconds) for seconds in terms))
 
 

@@ -44,7 +44,7 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
 
 class Answering:
     """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream: ``prompt``
-    where the batch is full. Each visit takes ``stall`` from the streams beside it; the second token of a request that
+    where the batch is full. Each visit takes ``stall`` from what runs beside it; the second token of a request that
     is alone takes ``wake`` more."""
 
     name = "server"
@@ -66,7 +66,7 @@ class Answering:
     def run(self, work):
         kind = work[0].id.rstrip("0123456789")
         longest = max(each.max_tokens for each in work)
-        visits = sum(each.id.startswith("visit") for each in work)
+        visits = sum(each.id.startswith(("visit", "busy")) for each in work)
         stalled = visits * self.stall / (longest - 1)
         times = [self.ttft]
         while len(times) < longest:
@@ -121,6 +121,7 @@ def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_stre
     assert (found.request, found.busy) == (pytest.approx(0.040), pytest.approx(0.040))
     found = measured(Answering(0.020, 0.010, 0.0005, 0.0005, stall=0.003))
     assert found.stall == pytest.approx(0.003)
+    assert found.prompt == pytest.approx(0.0, abs=1e-9)
     assert found.request == pytest.approx(0.0, abs=1e-9)
     longer = measured(Answering(0.060, 0.010, 0.0005, 0.0005, token=1e-4))
     assert (longer.request, longer.token) == (pytest.approx(0.040), pytest.approx(1e-4))
