@@ -190,7 +190,7 @@ def describe(calibration: Calibration) -> str:
         f"            context {1e6 * c.context:.4g} read {1e6 * c.read:.4g} sample {1e6 * c.sample:.4g}\n"
         f"host, µs    step {1e6 * c.host_step:.4g} row {1e6 * c.host_row:.4g}\n"
         f"front, µs   request {1e6 * c.front_request:.4g} token {1e6 * c.front_token:.4g} step {1e6 * c.front_step:.4g}"
-        f" event {1e6 * c.front_event:.4g} beside prompts {1e6 * c.front_prompt:.4g}"
+        f" event {1e6 * c.front_event:.4g}"
         f" stall {1e6 * c.front_stall:.4g} wake {1e6 * c.front_wake:.4g} busy {1e6 * c.front_busy:.4g}\n"
         f"error       p50 {100 * c.error_p50:.1f} %, p90 {100 * c.error_p90:.1f} %"
     )

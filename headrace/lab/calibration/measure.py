@@ -155,16 +155,14 @@ def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
 
 
 class FrontSeconds(NamedTuple):
-    """What HTTP adds: per request and token of its prompt, per step that emits tokens, and per chunk of a response;
-    ``prompt`` is what a chunk takes more where the next step computes prompts. A request that arrives during a step
-    delays its end by ``stall``, and takes ``busy`` instead of ``request``; one that is read while nothing runs delays
-    the step after its first token by ``wake``."""
+    """What HTTP adds: per request and token of its prompt, per step that emits tokens, and per chunk of a response. A
+    request that arrives during a step delays its end by ``stall``, and takes ``busy`` instead of ``request``. One that
+    is read while nothing runs delays the step after its first token by ``wake``."""
 
     request: float = 0.0
     token: float = 0.0
     step: float = 0.0
     event: float = 0.0
-    prompt: float = 0.0
     stall: float = 0.0
     wake: float = 0.0
     busy: float = 0.0
@@ -172,14 +170,13 @@ class FrontSeconds(NamedTuple):
 
 class _Turn(NamedTuple):
     """One turn: TTFT of lone visits with short and long prompts, and their TPOT; TPOT by number of streams; how much
-    more than without HTTP a visit takes from streams, its TTFT there is, and a full batch takes; that batch's steps
-    and tokens. In seconds."""
+    more than without HTTP the TTFT of visits beside streams is, and a full batch takes; that batch's steps and tokens.
+    In seconds."""
 
     ttft: tuple[float, float]
     tpot: float
     streams: Sequence[float]
     beside: float
-    busy_ttft: float
     longer: float
     steps: int
     tokens: int
@@ -191,9 +188,9 @@ class FrontMeasure:
 
     Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
     costs from what each chunk of a response does: sockets, threads and the client are woken for a step, however little
-    it emits. Prompts beside streams miss the core that HTTP works on. What a request costs is what it delays streams
-    by, and where nothing else runs, how much later its first token is than the fit says, and its other tokens than
-    those of a long stream: waking up threads and cores is part of it.
+    it emits. What a full batch takes longer beyond that is what its requests delay it by. Where nothing else runs, a
+    request costs what its first token is later than the fit says, and its other tokens than those of a long stream:
+    waking up threads and cores is part of it.
 
     Raises:
         RuntimeError: a request failed.
@@ -221,7 +218,9 @@ class FrontMeasure:
             median([_tpot(server.run(stream_work(size, turn))) for _ in range(ALONE if size == 1 else 1)])
             for size in self._sizes
         ]
-        beside = [self._visits(target, turn) for target in (server, engine)]
+        seconds = streams[self._sizes.index(self._visited)] * self._visited_tokens
+        among = stream_work(self._visited, turn, self._visited_tokens) + visits(seconds, self._prompts, turn)
+        beside = [_ttft(target.run(among)[self._visited :]) for target in (server, engine)]
         mixed = busy_work(self._streams, self._length, turn)
         served, computed = _whole(server.run(mixed)), _whole(engine.run(mixed))
         self._turns.append(
@@ -229,21 +228,12 @@ class FrontMeasure:
                 (_ttft(lone[::2]), _ttft(lone[1::2])),
                 _tpot(lone),
                 streams,
-                beside[0][0] - beside[1][0],
-                beside[0][1] - beside[1][1],
+                beside[0] - beside[1],
                 _seconds(served) - _seconds(computed),
                 len({seconds for record in computed for seconds in record.token_seconds}),
                 sum(record.output_tokens for record in computed),
             )
         )
-
-    def _visits(self, target: Target, turn: int) -> tuple[float, float]:
-        """Seconds that a visit takes from streams, and its TTFT beside them."""
-        streams = stream_work(self._visited, turn, self._visited_tokens)
-        alone = _tpot(target.run(streams))
-        records = target.run(streams + visits(alone * self._visited_tokens, self._prompts, turn))
-        longer = _tpot(records[: self._visited]) - alone
-        return longer * (self._visited_tokens - 1) / VISITS, _ttft(records[self._visited :])
 
     def seconds(self, found: Fit) -> FrontSeconds:
         """What all turns say, beside the steps of the fit."""
@@ -257,13 +247,7 @@ class FrontMeasure:
         written = non_negative(factors / measured[:, None], (measured - fitted) / measured)
         step, event = (*written.tolist(), 0.0)[:2]
         requests = 2 * self._streams
-        room = (
-            median(  # what a full batch takes longer for each request, beyond writing: a stall cannot be more
-                [(turn.longer - turn.steps * step - turn.tokens * event) / requests for turn in turns]
-            )
-        )
-        stall = max(0.0, min(room, median([turn.beside for turn in turns]) - 2 * event))
-        chunks = (room - stall) * requests / median([turn.tokens for turn in turns])
+        stall = median([(turn.longer - turn.steps * step - turn.tokens * event) / requests for turn in turns])
         waits = [median([turn.ttft[i] for turn in turns]) - step - event for i in range(2)]
         short, long = (
             max(0.0, wait - found.prompt_seconds(tokens))
@@ -273,11 +257,9 @@ class FrontMeasure:
         request = max(0.0, short - self._prompts[0] * token)
         lone = found.decode_seconds(1, sum(self._prompts) // 2) + step + event
         prompt = sum(self._prompts) / 2
-        busy = (
-            median([turn.busy_ttft for turn in turns]) - step - (self._visited + 1) * event - prompt * token
-        )
+        busy = median([turn.beside for turn in turns]) - step - (self._visited + 1) * event - prompt * token
         wake = (median([turn.tpot for turn in turns]) - lone) * (LONE_TOKENS - 1)
-        terms = (request, token, step, event, chunks, stall, wake, busy)
+        terms = (request, token, step, event, stall, wake, busy)
         return FrontSeconds(*(max(0.0, seconds) for seconds in terms))
 
 

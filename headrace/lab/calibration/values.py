@@ -4,8 +4,7 @@
  device  step + row·rows + sum over ranges of tokens_i·(tokens in range i)
               + context·contexts + read·read_tokens + sample·samples
  host    step + row·rows                                       (planning, packing, events)
- front   step + event·samples, of a step that samples          (writing the output of the step before;
-              + prompt·samples in a step that computes prompts, which need all cores)
+ front   step + event·samples, of a step that samples          (writing the output of the step before)
 ```
 The cost of one more token depends on their number: with few tokens a step waits for the weights, with many it is bound
 by arithmetic. So each range of tokens has a cost of its own. `fit` finds the coefficients.
@@ -33,7 +32,6 @@ _SECONDS = (
         "front_request",
         "front_step",
         "front_event",
-        "front_prompt",
         "front_stall",
         "front_token",
         "front_wake",
@@ -78,8 +76,7 @@ class Calibration:
     ``front_request``, ``front_token``, ``front_event``, ``front_stall``, ``front_wake`` and ``front_busy`` are those of
     `Front`.
     Writing the output of a step also delays the next step, because the two share an interpreter and cores: by
-    ``front_step`` seconds, however short the output is, and for each part of an answer by ``front_event``, and
-    ``front_prompt`` more where the step computes prompts.
+    ``front_step`` seconds, however short the output is, and for each part of an answer by ``front_event``.
     """
 
     model: str
@@ -105,7 +102,6 @@ class Calibration:
     front_request: float = 0.0
     front_step: float = 0.0
     front_event: float = 0.0
-    front_prompt: float = 0.0
     front_stall: float = 0.0
     front_token: float = 0.0
     front_wake: float = 0.0
@@ -182,7 +178,6 @@ class Calibrated:
         self._device = c.device
         self._host_step, self._host_row = c.host_step, c.host_row
         self._front_step, self._front_event = c.front_step, c.front_event
-        self._front_prompt = c.front_event + c.front_prompt
 
     def seconds(self, work: StepWork) -> float:
         return device_seconds(self._device, work)
@@ -191,5 +186,4 @@ class Calibrated:
         seconds = self._host_step + self._host_row * work.rows
         if not work.samples:
             return seconds
-        event = self._front_prompt if work.tokens > work.rows else self._front_event
-        return seconds + self._front_step + event * work.samples
+        return seconds + self._front_step + self._front_event * work.samples

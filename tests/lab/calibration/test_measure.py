@@ -43,8 +43,8 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
 
 
 class Answering:
-    """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream: ``prompt``
-    where the batch is full. Each visit takes ``stall`` from what runs beside it; the second token of a request that
+    """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream. In
+    a full batch each request takes ``stall`` more; the second token of a request that
     is alone takes ``wake`` more."""
 
     name = "server"
@@ -54,25 +54,23 @@ class Answering:
         ttft: float,
         step: float,
         event: float = 0.0,
-        prompt: float = 0.0,
         error: str = "",
         stall: float = 0.0,
         token: float = 0.0,
         wake: float = 0.0,
     ) -> None:
-        self.ttft, self.step, self.event, self.prompt, self.error = ttft, step, event, prompt, error
+        self.ttft, self.step, self.event, self.error = ttft, step, event, error
         self.stall, self.token, self.wake = stall, token, wake
 
     def run(self, work):
         kind = work[0].id.rstrip("0123456789")
         longest = max(each.max_tokens for each in work)
-        visits = sum(each.id.startswith(("visit", "busy")) for each in work)
-        stalled = visits * self.stall / (longest - 1)
+        busy = sum(each.id.startswith("busy") for each in work)
+        stalled = busy * self.stall / (longest - 1)
         times = [self.ttft]
         while len(times) < longest:
             told = 1 if kind == "lone" else sum(each.max_tokens > len(times) for each in work)
-            each = self.prompt if kind == "busy" else self.event
-            times.append(times[-1] + self.step + stalled + each * told)
+            times.append(times[-1] + self.step + stalled + self.event * told)
             if kind == "lone" and len(times) == 2:
                 times[-1] += self.wake
         return [
@@ -102,36 +100,34 @@ class Steps:
 
 
 def measured(server, prompt=0.020, streams=8):
-    front = FrontMeasure(server, Answering(prompt, 0.010, 0.0005, 0.0005), streams, 1024)
+    front = FrontMeasure(server, Answering(prompt, 0.010, 0.0005), streams, 1024)
     front.turn(Steps(prompt))
     return front.seconds(Steps(prompt))
 
 
 def test_what_http_adds_is_what_the_engine_alone_lacks():
-    server = Answering(0.023, 0.013, 0.0007, 0.0015)
+    server = Answering(0.023, 0.013, 0.0007)
     found = measured(server)
     assert found.step == pytest.approx(0.003)
     assert found.event == pytest.approx(0.0002)
-    assert found.prompt == pytest.approx(0.0008, rel=0.15), "the first tokens are told in no time here"
     assert measured(server, streams=1).step == pytest.approx(0.0032), "one stream tells no more"
 
 
 def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_streams():
-    found = measured(Answering(0.060, 0.010, 0.0005, 0.0005))
+    found = measured(Answering(0.060, 0.010, 0.0005))
     assert (found.request, found.busy) == (pytest.approx(0.040), pytest.approx(0.040))
-    found = measured(Answering(0.020, 0.010, 0.0005, 0.0005, stall=0.003))
+    found = measured(Answering(0.020, 0.010, 0.0005, stall=0.003))
     assert found.stall == pytest.approx(0.003)
-    assert found.prompt == pytest.approx(0.0, abs=1e-9)
     assert found.request == pytest.approx(0.0, abs=1e-9)
-    longer = measured(Answering(0.060, 0.010, 0.0005, 0.0005, token=1e-4))
+    longer = measured(Answering(0.060, 0.010, 0.0005, token=1e-4))
     assert (longer.request, longer.token) == (pytest.approx(0.040), pytest.approx(1e-4))
     assert longer.busy == pytest.approx(0.040)
-    slower = measured(Answering(0.060, 0.012, 0.0006, 0.0006))
+    slower = measured(Answering(0.060, 0.012, 0.0006))
     assert slower.request == pytest.approx(0.060 - 0.020 - slower.step - slower.event)
 
 
 def test_what_a_lone_request_takes_longer_than_a_stream_is_waking_up():
-    assert measured(Answering(0.020, 0.012, 0.0006, 0.0006, wake=0.005)).wake == pytest.approx(0.005)
+    assert measured(Answering(0.020, 0.012, 0.0006, wake=0.005)).wake == pytest.approx(0.005)
 
 
 class OneByOne(Answering):
@@ -151,7 +147,7 @@ class OneByOne(Answering):
 
 
 def test_requests_of_a_slow_model_do_not_wait_for_each_other():
-    assert measured(OneByOne(1.010, 0.010, 0.0005, 0.0005), 1.0).request == pytest.approx(0.010)
+    assert measured(OneByOne(1.010, 0.010, 0.0005), 1.0).request == pytest.approx(0.010)
 
 
 def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
