@@ -74,8 +74,7 @@ class Calibration:
     steps.
 
     ``front_request``, ``front_token``, ``front_event``, ``front_stall``, ``front_wake`` and ``front_busy`` are those of
-    `Front`.
-    Writing the output of a step also delays the next step, because the two share an interpreter and cores: by
+    `Front`. Writing the output of a step also delays the next step, because the two share an interpreter and cores: by
     ``front_step`` seconds, however short the output is, and for each part of an answer by ``front_event``.
     """
 
