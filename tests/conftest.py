@@ -15,7 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are first imported, by
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--lives", type=int, default=1500, help="random lives of the core to run (a release runs 10000)"
+        "--lives", type=int, default=1000, help="random lives of the core to run (a release runs 10000)"
     )
 
 

@@ -6,6 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -65,7 +66,7 @@ def _combinations(given: Mapping[str, Any], several: Collection[str], file: Path
 
 
 def _flag(each: Field[Any], part: type, repeatable: bool) -> inspect.Parameter:
-    kind, info = get_args(_hint(part, each.name))
+    kind, info = get_args(_hints(part)[each.name])
     assert isinstance(info, FieldInfo)
     text = info.description or ""
     if repeatable:
@@ -100,8 +101,10 @@ def _metavar(kind: Any, unit: str) -> str:
     return _UNIT_METAVARS.get(unit) or _METAVARS.get(kind, "TEXT")
 
 
-def _hint(part: type, name: str) -> Any:
-    return get_type_hints(part, include_extras=True)[name]
+@cache
+def _hints(part: type) -> dict[str, Any]:
+    """The annotations of a part; once for each, as evaluating them takes milliseconds."""
+    return get_type_hints(part, include_extras=True)
 
 
 def _shown(info: FieldInfo, value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 AXE = Path(__file__).resolve().parents[2] / "tools" / "web" / "node_modules" / "axe-core" / "axe.min.js"
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 FLAGS = (
     "--headless=new",
     "--no-sandbox",

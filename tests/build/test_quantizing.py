@@ -278,6 +278,6 @@ def test_a_report_reads_the_text_for_calibration_once(
     monkeypatch.setattr(
         calibration, "input_moments", lambda *asked: readings.append(asked) or moments(*asked)
     )
-    job = Quantizing("builtin", text(tmp_path, times=1))
+    job = Quantizing("builtin-draft", text(tmp_path, times=1))
     assert len(list(job.report())) == 4 + len(quantizing.REPORTED)
     assert len(readings) == 1

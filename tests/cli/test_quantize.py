@@ -50,7 +50,7 @@ def test_what_is_past_the_bounds_is_not_written_unless_forced(
     text = tmp_path / "text"
     text.write_text("Once upon a time there was a fox who lived by the river. " * 40)
     few = tmp_path / "few"
-    asked = ("builtin", "--method", "awq", "--calibrate", text, "--output", few)
+    asked = ("builtin-draft", "--method", "awq", "--calibrate", text, "--output", few)
     monkeypatch.setattr(quality, "MOST_DIVERGENCE", 0.0)
     with pytest.raises(ConfigError, match=r"divergence is 0.*, more than 0\.0: nothing is written"):
         run(*asked)
@@ -59,8 +59,8 @@ def test_what_is_past_the_bounds_is_not_written_unless_forced(
     assert (few / "config.json").is_file()
 
 
-def test_a_report_has_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = run("builtin", "--report")
+def test_a_report_has_every_way() -> None:
+    shown = run("builtin-draft", "--report")
     ways = ["--quantization int8", "--quantization int4", "--kv-cache-dtype int8"]
     ways += [f"written {scheme} {method}" for scheme, method in quantizing.REPORTED]
     assert all(way in shown for way in ways)

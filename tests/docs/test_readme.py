@@ -46,6 +46,7 @@ PAGES = [
         if page.name != "journal.md" and page.parent.name != "reference"
     ),
 ]
+COMMAND = typer.main.get_command(app)
 OPTIONS = {each.name: each.default for part in PARTS.values() for each in fields(part)}
 PANELS = {kind.__name__.removesuffix("Options") + " options" for kind in PARTS.values()}
 """Where a command's help has the options of `headrace.config`; it may have others of the same name."""
@@ -128,7 +129,7 @@ def shown(value: str | list[str]) -> str:
 
 def leaf_of(words: list[str]):
     """The command that words name, and its arguments."""
-    command, rest = typer.main.get_command(app), words[1:]
+    command, rest = COMMAND, words[1:]
     while hasattr(command, "commands") and rest:
         assert rest[0] in command.commands, f"there is no command {' '.join(words)}"
         command, rest = command.commands[rest[0]], rest[1:]
@@ -206,7 +207,7 @@ OF_OTHERS = {
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_flags_that_are_named_exist(page: Path) -> None:
-    known = flags_of(typer.main.get_command(app))
+    known = flags_of(COMMAND)
     for line in prose_of(page).splitlines():
         ours = line.rstrip(" |").rpartition("|")[2]  # in a table of another's flags and ours, ours come last
         for flag in re.findall(r"`(--[a-z][a-z-]*)", ours):

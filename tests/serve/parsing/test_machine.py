@@ -97,7 +97,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, str, str | None, list[str]]:
     return name, text, reasoning, [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(cut_texts(), st.booleans())
 def test_whatever_comes_nothing_is_raised_and_no_cut_matters(cut, opened):
     name, text, reasoning, pieces = cut
