@@ -1,16 +1,22 @@
-"""How well the simulator predicts a real server: one trace at three loads, measured over HTTP and simulated.
+"""How well the simulator predicts a real server: one trace at several loads, measured over HTTP and simulated.
 
-The machine is calibrated on made-up work (`headrace bench calibrate`), never on the trace that is predicted. A closed
-loop finds what the server can do; the trace is then replayed at shares of that. Without ``--model`` the server runs
-SmolLM2-135M's shape with random weights; without ``--trace`` a bursty population of log-normal lengths is replayed.
+The machine is calibrated on made-up work (as by `headrace bench calibrate`), never on the trace that is predicted. A
+closed loop finds what the server can do; the trace is then replayed at shares of that. Without ``--model`` the server
+runs SmolLM2-135M's shape with random weights. Without ``--trace`` a bursty population of log-normal lengths is
+replayed.
 
-Each load is measured in several rounds, the loads in turn, and each figure is the median of the rounds. A shared
-machine is not equally fast in all minutes, so a pulse of fixed work, made up too, is timed before and after each round:
-a round is simulated at the pace that its pulses had beside the simulated pulse. How far the real rounds lie from each
-other, and what others took of the machine meanwhile, is shown beside the errors.
+A shared machine is not equally fast in all minutes, so calibration and measurement alternate: a turn of the calibration
+before the first round, between rounds and after the last one. A pulse of fixed work, made up too, is timed around each
+turn and each round. A round is simulated twice: with the calibration as it is, and with all its times multiplied by the
+round's pace, its pulses divided by those of the calibration.
 
-``--replicas 2`` does the same with several servers that get the requests in turn. Set ``OMP_NUM_THREADS`` so that they
-do not share cores.
+Each figure is the median of the rounds. Its error has a 95 % interval: resampled are the rounds, and stretches of the
+trace, the same in measured and simulated rounds. The last column of figures is the difference between two rounds of the
+same load: no prediction of a round can be closer than that.
+
+``--replicas 2`` does the same with several servers that get the requests in turn. They share cores: pulses of one
+server and of all of them at once say how much slower a step is beside others' steps. Set ``OMP_NUM_THREADS`` so that
+the servers do not share a thread's core. ``--loads`` and ``--rounds`` make one command as short as is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ import math
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -31,22 +37,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 from rich.table import Table
 
 from benchmarks.peers.quiet import FOREIGN, Watched
 from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.build.simulation import calibrated_machine, make_fleet
-from headrace.cli.bench.calibrate import EACH_TOKEN, describe, measure
+from headrace.cli.bench.calibrate import EACH_TOKEN, describe, measuring
 from headrace.cli.bench.targets import make_server_target
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import Summary, median
+from headrace.lab.bench.stats import median
 from headrace.lab.calibration.values import Calibration
+from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.outcome import outcome
+from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.requests import from_work
+from headrace.lab.simulate.work import StepWork
 from headrace.lab.workload import Work
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.population import calls as population_calls
@@ -73,9 +84,14 @@ SMOLLM2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-LOADS = (0.3, 0.6, 0.9)
-BEATS = 5
-"""Of a pulse at a time; the median counts."""
+Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
+
+BEATS, BEATS_SECONDS = 5, 1.0
+"""Of a pulse at a time, as long as that has not taken so many seconds; the median counts."""
+
+RESAMPLES, STRETCH = 400, 10
+"""Of the bootstrap, and the length of a stretch of the trace in requests: they wait for each other."""
 
 
 def main() -> None:
@@ -86,6 +102,7 @@ def main() -> None:
     parser.add_argument(
         "--scale", type=float, default=0.15, help="of the trace's lengths, for small machines"
     )
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="of the capacity")
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--replicas", type=int, default=1)
@@ -104,36 +121,101 @@ def main() -> None:
         flags = ["--max-num-seqs", str(args.max_num_seqs), "--max-model-len", str(args.max_model_len)]
         flags += ["--load-format", given.model.load_format]
         running = [stack.enter_context(server(args, *flags)) for _ in range(args.replicas)]
-        calibration = measure(given, running[0].url)
-        say(describe(calibration))
-        simulate = partial(_simulate, given, calibration, args.replicas)
-        pulse = Pulse(_target("pulse", running), args.replicas * args.max_num_seqs, simulate)
-        watched = Watched(_target("server", running), [each.pid for each in running])
         work = _work(args)
-        closed = _target("closed", running, args.max_num_seqs)
-        most = run_target(closed, _paced(work, math.inf)).summary.requests_per_second
-        say(f"capacity in a closed loop: {most:.2f} requests per second")
-        paced = {load: _paced(work, load * most) for load in LOADS}
-        rounds: dict[float, list[Round]] = {load: [] for load in LOADS}
-        pulse.beat()
-        for _ in range(args.rounds):
-            for load in LOADS:
-                run = run_target(watched, paced[load])
-                rounds[load].append(Round(run, pulse.pace()))
-    simulated = {
-        load: [
-            _simulate(given, calibration.at(each.pace), args.replicas, paced[load]) for each in rounds[load]
-        ]
-        for load in LOADS
-    }
-    compared = {f"{load:g}": _compare(rounds[load], simulated[load]) for load in LOADS}
+        measured = _measure(args, given, running, work)
+    simulate = partial(_simulate, given, measured, args.replicas)
+    compared = {}
+    for load, rounds in measured.rounds.items():
+        paced = _paced(work, load * measured.capacity)
+        compared[f"{load:g}"] = _compare(
+            [_real(each.run) for each in rounds],
+            [simulate(1.0, paced)] * len(rounds),
+            [simulate(each.pace, paced) for each in rounds],
+        )
     _show(compared)
-    say(f"pulses beside simulated ones: {_told(rounds, lambda each: f'{each.pace:.2f}')}")
-    say(f"{FOREIGN}: {_told(rounds, lambda each: each.run.facts[FOREIGN])}")
-    told: dict[str, Any] = {"calibration": dataclasses.asdict(calibration), "capacity": most}
+    for name, what in (
+        ("pace", lambda each: f"{each.pace:.2f}"),
+        (FOREIGN, lambda each: each.run.facts[FOREIGN]),
+    ):
+        say(
+            f"{name}: "
+            + "; ".join(", ".join(str(what(each)) for each in rounds) for rounds in measured.rounds.values())
+        )
+    told: dict[str, Any] = {
+        "calibration": dataclasses.asdict(measured.calibration),
+        "capacity": measured.capacity,
+    }
+    told |= {"crowding": measured.crowding}
     told["figures"] = {load: [each._asdict() for each in figures] for load, figures in compared.items()}
-    told["paces"] = {f"{load:g}": [each.pace for each in rounds[load]] for load in LOADS}
-    publish("fidelity", args, [each.run for load in LOADS for each in rounds[load]], [], **told)
+    told["paces"] = {f"{load:g}": [each.pace for each in rounds] for load, rounds in measured.rounds.items()}
+    publish(
+        "fidelity", args, [each.run for rounds in measured.rounds.values() for each in rounds], [], **told
+    )
+
+
+class Round(NamedTuple):
+    """One round of one load, and the pace of the machine meanwhile."""
+
+    run: Run
+    pace: float
+
+
+class Measured(NamedTuple):
+    """``crowding``: how many times as long a step takes while so many servers compute, from one on."""
+
+    calibration: Calibration
+    capacity: float
+    crowding: tuple[float, ...]
+    rounds: Mapping[float, Sequence[Round]]
+
+
+def _measure(
+    args: argparse.Namespace, given: Options, running: Sequence[Server], work: Sequence[Work]
+) -> Measured:
+    """Turns of the calibration, and rounds of all loads in between."""
+    pulse = Pulse(running, args.max_num_seqs)
+    watched = Watched(_target("server", running), [each.pid for each in running])
+    calm: list[float] = []  # pulses around the calibration's turns
+    alone: list[float] = []
+    runs: list[tuple[float, Run, float]] = []
+
+    with measuring(given, running[0].url) as machine:
+
+        def turn() -> None:
+            calm.append(pulse.beat())
+            alone.append(pulse.alone() if len(running) > 1 else calm[-1])
+            machine.turn()
+            calm.append(pulse.beat())
+
+        turn()
+        closed = _target("closed", running, args.max_num_seqs)
+        capacity = run_target(closed, _paced(work, math.inf)).summary.requests_per_second
+        say(f"capacity in a closed loop: {capacity:.2f} requests per second")
+        before = pulse.beat()
+        for _ in range(args.rounds):
+            for load in args.loads:
+                run = run_target(watched, _paced(work, load * capacity))
+                after = pulse.beat()
+                runs.append((load, run, (before + after) / 2))
+                before = after
+            turn()
+            before = calm[-1]
+        calibration = machine.calibration()
+    say(describe(calibration))
+    usual = median(calm)
+    say(
+        f"pulses of the calibration: {', '.join(f'{each / usual:.2f}' for each in calm)} of {1e3 * usual:.0f} ms"
+    )
+    crowding = tuple(
+        1 + (usual / median(alone) - 1) * i / max(1, len(running) - 1) for i in range(len(running))
+    )
+    say(
+        f"a step takes {', '.join(f'{each:.2f}' for each in crowding)} times as long while so many servers compute"
+    )
+    rounds = {
+        load: [Round(run, seconds / usual) for at, run, seconds in runs if at == load] for load in args.loads
+    }
+    return Measured(calibration, capacity, crowding, rounds)
 
 
 @contextmanager
@@ -216,98 +298,170 @@ def _paced(work: Sequence[Work], rate: float) -> list[Work]:
     return [dataclasses.replace(each, arrival=each.arrival * stretch) for each in work]
 
 
-def _simulate(given: Options, calibration: Calibration, replicas: int, work: Sequence[Work]) -> Summary:
-    machine = calibrated_machine(calibration, given.cache, given.model.max_model_len)
-    fleet = make_fleet(given.scheduler, given.cache, machine, replicas=replicas, routing="round-robin")
+class Crowded:
+    """A `Device` of several replicas on the same cores: a step takes longer while others compute."""
+
+    def __init__(self, device: Device, crowding: Sequence[float]) -> None:
+        self.replicas: Sequence[SimulatedReplica] = ()
+        self._device, self._crowding = device, crowding
+
+    def seconds(self, work: StepWork) -> float:
+        return self._factor() * self._device.seconds(work)
+
+    def host_seconds(self, work: StepWork) -> float:
+        return self._factor() * self._device.host_seconds(work)
+
+    def _factor(self) -> float:
+        computing = sum(replica.due < math.inf for replica in self.replicas)
+        return self._crowding[max(1, computing) - 1]
+
+
+def _simulate(
+    given: Options, measured: Measured, replicas: int, pace: float, work: Sequence[Work]
+) -> Figures:
+    machine = calibrated_machine(measured.calibration.at(pace), given.cache, given.model.max_model_len)
+    device = Crowded(machine.device, measured.crowding)
+    machine = dataclasses.replace(machine, device=device)
+    fleet = make_fleet(
+        given.scheduler, given.cache, machine, replicas=replicas, routing="round-robin", with_rows=True
+    )
+    device.replicas = fleet.replicas
     fleet.warm_up(from_work(_paced(work, math.inf)))  # the server has seen such work too
     fleet.run(from_work(work, fleet.now))
-    return outcome(fleet.tally, {}).summary
+    rows = {row["request"]: row for row in fleet.tally.rows}
+    times = np.array(
+        [[rows[each.id][name] or math.nan for each in work] for name in ("ttft_seconds", "tpot_seconds")]
+    )
+    return Figures(outcome(fleet.tally, {}).summary.output_tokens_per_second, times)
 
 
 class Pulse:
     """Fixed work, half prompts and half answers, by which the machine's pace is told."""
 
-    def __init__(self, target: Target, streams: int, simulate: Callable[[Sequence[Work]], Summary]) -> None:
+    def __init__(self, running: Sequence[Server], streams: int) -> None:
         rng = random.Random(3)
         self._work = [
             Work(f"pulse{i}", tuple(rng.choices(VOCABULARY, k=128)), 32, ignore_eos=True)
-            for i in range(streams)
+            for i in range(streams * len(running))
         ]
-        self._target = target
-        self._foretold = simulate(self._work).seconds
-        self._last = self.beat()
+        self._all, self._one = _target("pulse", running), _target("pulse", running[:1])
+        self._one_work = self._work[:streams]
+        self.beat()
 
     def beat(self) -> float:
         """Seconds that the work takes now."""
-        self._last = median([run_target(self._target, self._work).summary.seconds for _ in range(BEATS)])
-        return self._last
+        return self._seconds(self._all, self._work)
 
-    def pace(self) -> float:
-        """How many times as long as foretold the work took around what ran since the last beat."""
-        return (self._last + self.beat()) / 2 / self._foretold
+    def alone(self) -> float:
+        """Seconds that one server takes for its part of the work while the others are idle."""
+        return self._seconds(self._one, self._one_work)
 
-
-class Round(NamedTuple):
-    """One round of one load, and the pace of the machine meanwhile."""
-
-    run: Run
-    pace: float
+    def _seconds(self, target: Target, work: Sequence[Work]) -> float:
+        beats: list[float] = []
+        while len(beats) < BEATS and sum(beats) < BEATS_SECONDS:
+            beats.append(run_target(target, work).summary.seconds)
+        return median(beats)
 
 
-def _told(rounds: Mapping[float, Sequence[Round]], what: Callable[[Round], object]) -> str:
-    return "; ".join(", ".join(str(what(each)) for each in rounds[load]) for load in LOADS)
+class Figures(NamedTuple):
+    """A round: tokens per second, and in ``times`` TTFT and TPOT of each request (NaN: an output of one token)."""
+
+    tokens_per_second: float
+    times: Floats
 
 
 class Compared(NamedTuple):
-    """One figure, measured and simulated. ``error`` and ``spread`` are shares of what was measured; the spread is half
-    of what lies between the lowest and the highest round."""
+    """One figure, measured and simulated as calibrated and at the pulses' pace, with the errors of both and their
+    95 % intervals. ``repeat`` is the median difference between two measured rounds. Shares of what was measured."""
 
     name: str
     measured: float
     simulated: float
     error: float
-    spread: float
+    interval: tuple[float, float]
+    paced_error: float
+    paced_interval: tuple[float, float]
+    repeat: float
 
 
-def _compare(rounds: Sequence[Round], simulated: Sequence[Summary]) -> list[Compared]:
+NAMES = ("tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+
+
+def _real(run: Run) -> Figures:
+    times = [[each.ttft, each.tpot] for each in run.records]
+    return Figures(run.summary.output_tokens_per_second, np.array(times, dtype=np.float64).T)
+
+
+def _figures(rounds: Sequence[Figures], which: Sequence[int], chosen: Places | slice = slice(None)) -> Floats:
+    """The figures in `NAMES` of some requests of some rounds: a row for each of these."""
+    rows = []
+    for number in which:
+        one = rounds[number]
+        ttft, tpot = np.nanpercentile(one.times[:, chosen], [50.0, 99.0], axis=1).T
+        rows.append([one.tokens_per_second, *ttft, *tpot])
+    return np.array(rows)
+
+
+def _compare(real: Sequence[Figures], plain: Sequence[Figures], paced: Sequence[Figures]) -> list[Compared]:
     """All figures of one load, measured and simulated ones the medians of the rounds."""
-    real = [_figures(each.run.summary) for each in rounds]
-    foretold = [_figures(each) for each in simulated]
-    compared = []
-    for name in real[0]:
-        seen = [figures[name] for figures in real]
-        measured, predicted = median(seen), median([figures[name] for figures in foretold])
-        spread = (max(seen) - min(seen)) / 2 / measured
-        compared.append(Compared(name, measured, predicted, predicted / measured - 1.0, spread))
-    return compared
+    everything = range(len(real))
 
+    def errors(which: Sequence[int], chosen: Places | slice = slice(None)) -> Floats:
+        seen = np.median(_figures(real, which, chosen), axis=0)
+        return np.array(
+            [np.median(_figures(each, which, chosen), axis=0) / seen - 1.0 for each in (plain, paced)]
+        )
 
-def _figures(summary: Summary) -> dict[str, float]:
-    return {
-        "tok/s": summary.output_tokens_per_second,
-        "TTFT p50": summary.ttft.p50,
-        "TTFT p99": summary.ttft.p99,
-        "TPOT p50": summary.tpot.p50,
-        "TPOT p99": summary.tpot.p99,
-    }
+    rng = np.random.default_rng(0)
+    requests = real[0].times.shape[1]
+    drawn = []
+    for _ in range(RESAMPLES):
+        starts = rng.integers(0, requests, -(-requests // STRETCH))
+        chosen = (starts[:, None] + np.arange(STRETCH)).ravel()[:requests] % requests
+        drawn.append(errors(rng.choice(len(real), len(real)).tolist(), chosen))
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    seen, foretold = _figures(real, everything), np.median(_figures(plain, everything), axis=0)
+    pairs = [abs(seen[i] / seen[j] - 1.0) for i in everything for j in everything if i < j]
+    repeat = np.median(pairs, axis=0) if pairs else np.full(len(NAMES), math.nan)
+    measured, found = np.median(seen, axis=0), errors(everything)
+    return [
+        Compared(
+            name, measured[i], foretold[i], found[0, i], (low[0, i], high[0, i]),
+            found[1, i], (low[1, i], high[1, i]), repeat[i],
+        )
+        for i, name in enumerate(NAMES)
+    ]  # fmt: skip
 
 
 def _show(compared: Mapping[str, Sequence[Compared]]) -> None:
-    """Prints real, simulated, error and the rounds' spread per load."""
-    table = Table(
-        title="real / simulated (error, rounds)", title_justify="left", header_style="bold", show_lines=True
+    """Prints the figures of each load as a table."""
+    table = Table(title="errors of the simulation in percent, with 95 % intervals", title_justify="left")
+    columns = (
+        "load",
+        "figure",
+        "measured",
+        "simulated",
+        "error",
+        "at the pulses' pace",
+        "two measured rounds",
     )
-    table.add_column("load")
-    for each in next(iter(compared.values())):
-        table.add_column(each.name, justify="right")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < 2 else "right")
     for load, figures in compared.items():
-        cells = []
-        for name, measured, predicted, error, spread in figures:
-            unit = (lambda v: f"{v:.1f}") if name == "tok/s" else (lambda v: f"{1e3 * v:.1f} ms")
-            cells.append(
-                f"{unit(measured)} / {unit(predicted)} ({100 * error:+.1f} %, ±{100 * spread:.1f} %)"
+        for each in figures:
+            unit, factor = ("", 1.0) if each.name == "tok/s" else (" ms", 1e3)
+            values = [f"{factor * value:,.2f}{unit}" for value in (each.measured, each.simulated)]
+            errors = [
+                f"{100 * error:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+                for error, (low, high) in (
+                    (each.error, each.interval),
+                    (each.paced_error, each.paced_interval),
+                )
+            ]
+            name = f"{100 * float(load):.0f} %" if each is figures[0] else ""
+            table.add_row(
+                name, each.name, *values, *errors, f"{100 * each.repeat:.1f}", end_section=each is figures[-1]
             )
-        table.add_row(f"{100 * float(load):.0f} %", *cells)
     say(table)
 
 

@@ -1,5 +1,5 @@
 """Plans without devices, each from one ``headrace`` command: prefill and decode on different replicas (P/D) compared
-with replicas for both, and fleets for 1,000 to 1,000,000 requests per second.
+with replicas for both, and fleets for 1,000 to 3,400,000 requests per second, the last one of nearly 10,000 devices.
 
 The commands are printed, and a row of a Markdown table as soon as it is known. ``--block-size 64`` makes simulating P/D
 three times as fast.
@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,8 @@ def main() -> None:
     each.add_argument("--requests", type=int, default=1500)
     each.set_defaults(run=handover)
     each = what.add_parser("fleets", help="the cheapest fleet for each rate")
-    each.add_argument("--rates", type=float, nargs="*", default=[1e3, 1e4, 1e5, 1e6])
-    each.add_argument("--requests", type=int, default=12_000)
+    each.add_argument("--rates", type=float, nargs="*", default=[1e3, 1e4, 1e5, 1e6, 3.4e6])
+    each.add_argument("--requests", type=int, default=40_000)
     each.add_argument(
         "--more",
         default="--spot-share=0.5,--failures=0.001",
@@ -85,11 +84,11 @@ def fleets(args: argparse.Namespace) -> None:
             CHATS,
             *args.more.split(","),
         ]
-        began = time.perf_counter()
-        found = json.loads(_headrace([*words, "--rate", f"{rate:g}"]))
-        seconds = time.perf_counter() - began
-        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-        _row(f"{rate:,.0f}", *_cells(found), f"{seconds:.0f}", f"{memory:.0f}")
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found = json.loads(_headrace([*words, "--rate", f"{rate:.12g}"]))
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        _row(f"{rate:,.0f}", *_cells(found), f"{seconds:.0f}", f"{after.ru_maxrss / 1024:.0f}")
 
 
 def _cells(found: dict[str, Any]) -> list[str]:

@@ -131,8 +131,9 @@ def calibrated_machine(
             front_token=0.0,
             front_step=0.0,
             front_event=0.0,
-            front_prompt=0.0,
             front_stall=0.0,
+            front_wake=0.0,
+            front_busy=0.0,
         )
     name = f"{calibration.model} on {calibration.machine}"
     return Machine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +16,11 @@ from headrace.cli.progress import progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from headrace.core.engine import Engine
-    from headrace.lab.calibration.measure import FrontSeconds
+    from headrace.build.model import Loaded
+    from headrace.lab.calibration.fit import Measured
+    from headrace.lab.calibration.measure import FrontMeasure
     from headrace.lab.calibration.values import Calibration
     from headrace.lab.workload import Prompt
 
@@ -57,89 +59,117 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
     Raises:
         ConfigError: the engine cannot be built, too few steps were measured, or the server fails a request.
     """
-    from headrace.build.model import close, decoder_cost, load, warm_up
-    from headrace.lab.bench.machine import machine_facts
-    from headrace.lab.calibration.fit import fit
-    from headrace.lab.calibration.measure import FrontSeconds, groups, measure_steps
-    from headrace.lab.calibration.recorder import StepRecorder
-    from headrace.lab.calibration.values import BadCalibration, Calibration
+    from headrace.lab.calibration.measure import TURNS
+
+    with measuring(given, base_url, api_key, seed) as machine:
+        with progress("measuring steps and HTTP overhead" if base_url else "measuring steps", TURNS) as meter:
+            for _ in meter.count(range(TURNS)):
+                machine.turn()
+        return machine.calibration()
+
+
+@contextmanager
+def measuring(given: Options, base_url: str = "", api_key: str = "", seed: int = 0) -> Iterator[Measuring]:
+    """A measurement in several turns, between which other work may run. Raises as `measure`."""
+    from headrace.build.model import close, load, warm_up
+    from headrace.lab.calibration.values import BadCalibration
 
     with progress(f"loading {given.model.model}"):
         loaded = load(given)
         warm_up(loaded)
-    engine = loaded.engine
-    engine.runner = recorder = StepRecorder(loaded.runner)
-    length = loaded.ledger.max_model_len
     try:
-        work = list(groups(given.scheduler.max_num_seqs, length, seed))
-        with progress("measuring steps", len(work)) as meter:
-            steps = measure_steps(engine, recorder, meter.count(work), engine.reset_prefix_cache)
-        found = fit(steps)
-        engine.runner = loaded.runner
-        front = FrontSeconds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        if base_url:
-            with progress(f"measuring the HTTP overhead of {base_url}"):
-                streams = given.scheduler.max_num_seqs
-                front = _front(engine, base_url, api_key, streams, length, found.prompt_seconds)
+        yield Measuring(loaded, given.scheduler.max_num_seqs, base_url, api_key, seed)
     except BadCalibration as error:
         raise ConfigError(str(error)) from None
     finally:
         close(loaded)
-    kind = loaded.facts.kind
-    cost = decoder_cost(loaded.spec, kind)
-    return Calibration(
-        model=loaded.name,
-        machine=str(machine_facts()["processor"] if kind == "cpu" else loaded.facts.name),
-        kind=kind,
-        dtype=", ".join(filter(None, (loaded.dtype, loaded.quantization))),
-        kernels=loaded.kernels,
-        kv_tokens=loaded.ledger.kv_tokens,
-        max_model_len=length,
-        fixed_tokens=cost.fixed_tokens,
-        context_tokens=cost.context_tokens,
-        steps=len(steps),
-        **found._asdict(),
-        front_request=front.request,
-        front_step=front.step,
-        front_event=front.event,
-        front_prompt=front.prompt,
-        front_stall=front.stall,
-        front_token=front.token,
-    )
 
 
-def _front(
-    engine: Engine,
-    base_url: str,
-    api_key: str,
-    streams: int,
-    max_model_len: int,
-    prompt_seconds: Callable[[int], float],
-) -> FrontSeconds:
-    """The overhead of a running server's HTTP side, compared with this engine.
+class Measuring:
+    """Collects a machine's steps, and the HTTP overhead of the server at ``base_url``, turn by turn."""
 
-    Raises:
-        ConfigError: no server answers there, or it fails a request.
-    """
-    import httpx
+    def __init__(self, loaded: Loaded, streams: int, base_url: str, api_key: str, seed: int) -> None:
+        self._loaded, self._streams, self._seed = loaded, streams, seed
+        self._steps: list[Measured] = []
+        self._turns = 0
+        self._base_url = base_url
+        self._front = self._open_front(api_key) if base_url else None
 
-    from headrace.lab.bench.engine import EngineTarget
-    from headrace.lab.calibration.measure import front_seconds
+    def turn(self) -> None:
+        """Measure every batch size once, then the overhead.
 
-    alone = EngineTarget("engine", engine, _token_ids, before=engine.reset_prefix_cache)
+        Raises:
+            ConfigError: the server fails a request.
+        """
+        from headrace.lab.calibration.fit import fit
+        from headrace.lab.calibration.measure import groups, measure_steps
+        from headrace.lab.calibration.recorder import StepRecorder
 
-    def forget() -> None:
-        with open_client(base_url, api_key) as client:
+        loaded, engine = self._loaded, self._loaded.engine
+        engine.runner = recorder = StepRecorder(loaded.runner)
+        work = groups(self._streams, loaded.ledger.max_model_len, self._seed, self._turns)
+        self._steps += measure_steps(engine, recorder, work, engine.reset_prefix_cache)
+        engine.runner = loaded.runner
+        self._turns += 1
+        if self._front is not None:
             try:
-                client.post("/reset_prefix_cache").raise_for_status()
-            except httpx.HTTPError as error:
-                raise RuntimeError(f"the prefix cache cannot be reset: {error}") from None
+                self._front.turn(fit(self._steps))
+            except RuntimeError as error:
+                raise ConfigError(f"{self._base_url}: {error}") from None
 
-    server = make_server_target("server", base_url, "", api_key, EACH_TOKEN, 2 * streams, forget)
-    try:
-        return front_seconds(server, alone, streams, max_model_len, prompt_seconds)
-    except RuntimeError as error:
-        raise ConfigError(f"{base_url}: {error}") from None
+    def calibration(self) -> Calibration:
+        """What the turns so far say."""
+        from headrace.build.model import decoder_cost
+        from headrace.lab.bench.machine import machine_facts
+        from headrace.lab.calibration.fit import fit
+        from headrace.lab.calibration.measure import FrontSeconds
+        from headrace.lab.calibration.values import Calibration
+
+        loaded, found = self._loaded, fit(self._steps)
+        front = FrontSeconds() if self._front is None else self._front.seconds(found)
+        kind = loaded.facts.kind
+        cost = decoder_cost(loaded.spec, kind)
+        return Calibration(
+            model=loaded.name,
+            machine=str(machine_facts()["processor"] if kind == "cpu" else loaded.facts.name),
+            kind=kind,
+            dtype=", ".join(filter(None, (loaded.dtype, loaded.quantization))),
+            kernels=loaded.kernels,
+            kv_tokens=loaded.ledger.kv_tokens,
+            max_model_len=loaded.ledger.max_model_len,
+            fixed_tokens=cost.fixed_tokens,
+            context_tokens=cost.context_tokens,
+            steps=len(self._steps),
+            **found._asdict(),
+            **{f"front_{name}": seconds for name, seconds in front._asdict().items()},
+        )
+
+    def _open_front(self, api_key: str) -> FrontMeasure:
+        """The overhead of a running server's HTTP side, compared with this engine.
+
+        Raises:
+            ConfigError: no server answers there, or it fails a request.
+        """
+        import httpx
+
+        from headrace.lab.bench.engine import EngineTarget
+        from headrace.lab.calibration.measure import FrontMeasure
+
+        base_url, engine = self._base_url, self._loaded.engine
+        alone = EngineTarget("engine", engine, _token_ids, before=engine.reset_prefix_cache)
+
+        def forget() -> None:
+            with open_client(base_url, api_key) as client:
+                try:
+                    client.post("/reset_prefix_cache").raise_for_status()
+                except httpx.HTTPError as error:
+                    raise RuntimeError(f"the prefix cache cannot be reset: {error}") from None
+
+        server = make_server_target("server", base_url, "", api_key, EACH_TOKEN, 2 * self._streams, forget)
+        try:
+            return FrontMeasure(server, alone, self._streams, self._loaded.ledger.max_model_len)
+        except RuntimeError as error:
+            raise ConfigError(f"{base_url}: {error}") from None
 
 
 def _token_ids(prompt: Prompt) -> tuple[int, ...]:
@@ -160,7 +190,7 @@ def describe(calibration: Calibration) -> str:
         f"            context {1e6 * c.context:.4g} read {1e6 * c.read:.4g} sample {1e6 * c.sample:.4g}\n"
         f"host, µs    step {1e6 * c.host_step:.4g} row {1e6 * c.host_row:.4g}\n"
         f"front, µs   request {1e6 * c.front_request:.4g} token {1e6 * c.front_token:.4g} step {1e6 * c.front_step:.4g}"
-        f" event {1e6 * c.front_event:.4g} beside prompts {1e6 * c.front_prompt:.4g}"
-        f" stall {1e6 * c.front_stall:.4g}\n"
+        f" event {1e6 * c.front_event:.4g}"
+        f" stall {1e6 * c.front_stall:.4g} wake {1e6 * c.front_wake:.4g} busy {1e6 * c.front_busy:.4g}\n"
         f"error       p50 {100 * c.error_p50:.1f} %, p90 {100 * c.error_p90:.1f} %"
     )

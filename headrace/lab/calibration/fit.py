@@ -50,9 +50,15 @@ class Fit(NamedTuple):
 
     def prompt_seconds(self, tokens: int) -> float:
         """The time of a step that computes a prompt and nothing else, the host's part included."""
-        work = StepWork(1, tokens, tokens * (tokens + 1) // 2, tokens, 1)
+        return self._seconds(StepWork(1, tokens, tokens * (tokens + 1) // 2, tokens, 1))
+
+    def decode_seconds(self, rows: int, context: int) -> float:
+        """The time of a step of ``rows`` sequences of ``context`` tokens, the host's part included."""
+        return self._seconds(StepWork(rows, rows, rows * context, rows * context, rows))
+
+    def _seconds(self, work: StepWork) -> float:
         device = (self.step, self.row, *self.tokens, self.context, self.read, self.sample)
-        return device_seconds(device, work) + self.host_step + self.host_row
+        return device_seconds(device, work) + self.host_step + self.host_row * work.rows
 
 
 def fit(measured: Sequence[Measured]) -> Fit:
@@ -74,10 +80,10 @@ def fit(measured: Sequence[Measured]) -> Fit:
     return Fit._make([step, row, tokens, *others, *host.tolist(), float(p50), float(p90)])
 
 
-_Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 
-def _robust(sums: _Floats, seconds: _Floats) -> tuple[_Floats, _Floats]:
+def _robust(sums: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     """Coefficients at least 0, and the relative errors of what they predict.
 
     An error is divided by the geometric mean of prediction and measurement, which is nearly the difference of their
@@ -89,7 +95,7 @@ def _robust(sums: _Floats, seconds: _Floats) -> tuple[_Floats, _Floats]:
     predicted, weights = seconds, np.ones(len(seconds))
     for _ in range(_REWEIGHTINGS):
         scale = np.sqrt(seconds * np.maximum(predicted, 0.01 * seconds))
-        found = _non_negative(sums * (weights / scale)[:, None], weights * seconds / scale)
+        found = non_negative(sums * (weights / scale)[:, None], weights * seconds / scale)
         predicted = sums @ found
         errors = np.abs(predicted - seconds) / scale
         tolerated = _TOLERATED * 1.4826 * np.median(errors) + 1e-9
@@ -97,7 +103,7 @@ def _robust(sums: _Floats, seconds: _Floats) -> tuple[_Floats, _Floats]:
     return found / columns, predicted / seconds - 1.0
 
 
-def _non_negative(matrix: _Floats, target: _Floats) -> _Floats:
+def non_negative(matrix: Floats, target: Floats) -> Floats:
     """Least squares with all unknowns at least 0 (Lawson and Hanson, 1974, chapter 23)."""
     count = matrix.shape[1]
     found, free = np.zeros(count), np.zeros(count, dtype=bool)

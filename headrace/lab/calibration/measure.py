@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from headrace.core.events import Finished
 from headrace.core.request import Request, SamplingParams
 from headrace.lab.bench.engine import Loop
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.stats import median
-from headrace.lab.calibration.fit import Measured
+from headrace.lab.calibration.fit import Fit, Measured, non_negative
 from headrace.lab.calibration.recorder import StepRecorder
 from headrace.lab.workload import Work
 from headrace.lab.workload.lengths import log_normal
@@ -23,21 +25,25 @@ ANSWER_MEDIAN = 24
 """Median output tokens; short outputs, because a server mostly computes prompts together with outputs."""
 
 STREAM_TOKENS = 96
-VISITS = 12
+VISITS, VISITED_TOKENS = 12, 288
+"""Visits beside streams, and the tokens of these: few visits meet each other."""
+
 VISIT_TOKENS = (16, 256)
 """Prompts of visits: few tokens, and as many as a context of twice that allows."""
 
-VISIT_GAP, VISIT_TIMES = 0.05, 3
-"""Seconds between visits without streams, and how many times as long as their prompts take: few wait for another."""
+LONE_VISITS, LONE_TOKENS, LONE_GAP, LONE_TIMES = 8, 24, 0.03, 1.3
+"""Visits without streams: their number and output tokens; each comes so many seconds after the last one, and so many
+times as long as that takes, so that it finds the server idle."""
 
-VISITED = 8
+VISITED = 4
 """Maximum number of streams during visits."""
 
-PASSES = 4
-"""How often all batch sizes are run, so that drift of the machine is not attributed to some of them."""
+ALONE = 3
+"""How often a single stream runs in a turn, since it is one request."""
 
 TURNS = 5
-"""How often server and engine are measured alternately."""
+"""How often all batch sizes and the HTTP overhead are measured in turn, so that drift of the machine is not attributed
+to some of them."""
 
 
 class Group(NamedTuple):
@@ -47,20 +53,19 @@ class Group(NamedTuple):
     requests: Sequence[Request]
 
 
-def groups(max_num_seqs: int, max_model_len: int, seed: int = 0) -> Iterator[Group]:
-    """Loops of 1, 2, 4 … ``max_num_seqs`` requests at once, up and down `PASSES` times; prompts and answers of many
-    lengths, no prefix shared. The first one, of the largest size, is for warming up.
+def groups(max_num_seqs: int, max_model_len: int, seed: int = 0, turn: int = 0) -> Iterator[Group]:
+    """Loops of 1, 2, 4 … ``max_num_seqs`` requests at once, downwards in every second turn; prompts and answers of
+    many lengths, no prefix shared. The first one, of the largest size, is for warming up.
     """
-    rng = random.Random(seed)
+    rng = random.Random(f"{seed} {turn}")
     longest = max(1, max_model_len // 2)
     up = [1]
     while up[-1] < max_num_seqs:
         up.append(min(2 * up[-1], max_num_seqs))
-    passes = [size for number in range(PASSES) for size in (up, up[::-1])[number % 2]]
-    for number, size in enumerate([max_num_seqs, *passes]):
+    for number, size in enumerate([max_num_seqs, *(up, up[::-1])[turn % 2]]):
         requests = [
             Request(
-                f"calibrate-{number}-{i}",
+                f"calibrate-{turn}-{number}-{i}",
                 prompt,
                 SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True),
             )
@@ -84,7 +89,7 @@ def measure_steps(
     before: Callable[[], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Measured]:
-    """Runs one group after the other through an engine whose runner is behind ``recorder``.
+    """Runs one group after the other through an engine whose runner is behind ``recorder``; returns their steps.
 
     ``before`` each it is made to forget the prompts of those before: kept, they would make it go on to memory that was
     never used, and the system clears that beside the steps. The first group's steps are left out for the same reason.
@@ -100,7 +105,7 @@ def measure_steps(
                 loop.submit(to_come.popleft(), clock())
                 open_ += 1
             open_ -= sum(type(event) is Finished for event in loop.step(clock()))
-    return recorder.measured
+    return list(recorder.measured)
 
 
 def visits(seconds: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
@@ -111,18 +116,33 @@ def visits(seconds: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
             f"visit{i}",
             tuple(rng.choices(VOCABULARY, k=tokens[i % 2])),
             2,
-            arrival=seconds * (0.1 + 0.7 * (i + rng.random()) / VISITS),
+            arrival=seconds * (0.05 + 0.85 * (i + 0.3 * rng.random()) / VISITS),
             ignore_eos=True,
         )
         for i in range(VISITS)
     ]
 
 
-def stream_work(streams: int, turn: int = 0) -> list[Work]:
+def lone_visits(gap: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
+    """Requests with prompts of ``tokens`` in turn and short outputs, ``gap`` seconds apart and more."""
+    rng = random.Random(f"lone {turn}")
+    return [
+        Work(
+            f"lone{i}",
+            tuple(rng.choices(VOCABULARY, k=tokens[i % 2])),
+            LONE_TOKENS,
+            arrival=gap * (i + 0.2 * rng.random()),
+            ignore_eos=True,
+        )
+        for i in range(LONE_VISITS)
+    ]
+
+
+def stream_work(streams: int, turn: int = 0, tokens: int = STREAM_TOKENS) -> list[Work]:
     """Equal streams that run at once."""
     rng = random.Random(2 * turn + 1)
     return [
-        Work(f"stream{i}", tuple(rng.choices(VOCABULARY, k=16)), STREAM_TOKENS, ignore_eos=True)
+        Work(f"stream{i}", tuple(rng.choices(VOCABULARY, k=16)), tokens, ignore_eos=True)
         for i in range(streams)
     ]
 
@@ -135,64 +155,112 @@ def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
 
 
 class FrontSeconds(NamedTuple):
-    """What HTTP adds: per request and token of its prompt, per step that tells something, and per part of an answer;
-    ``prompt`` is the last one where the next step computes prompts. A request that is read during a step delays the
-    next one by ``stall``."""
+    """What HTTP adds: per request and token of its prompt, per step that emits tokens, and per chunk of a response. A
+    request that arrives during a step delays its end by ``stall``, and takes ``busy`` instead of ``request``. One that
+    is read while nothing runs delays the step after its first token by ``wake``."""
 
-    request: float
-    token: float
-    step: float
-    event: float
-    prompt: float
-    stall: float
+    request: float = 0.0
+    token: float = 0.0
+    step: float = 0.0
+    event: float = 0.0
+    stall: float = 0.0
+    wake: float = 0.0
+    busy: float = 0.0
 
 
-def front_seconds(
-    server: Target, engine: Target, streams: int, max_model_len: int, prompt_seconds: Callable[[int], float]
-) -> FrontSeconds:
-    """What HTTP adds, from the same work given to a server and to the engine alone, in turns.
+class _Turn(NamedTuple):
+    """One turn: TTFT of lone visits with short and long prompts, and their TPOT; TPOT by number of streams; how much
+    more than without HTTP the TTFT of visits beside streams is, and a full batch takes; that batch's steps and tokens.
+    In seconds."""
+
+    ttft: tuple[float, float]
+    tpot: float
+    streams: Sequence[float]
+    beside: float
+    longer: float
+    steps: int
+    tokens: int
+
+
+class FrontMeasure:
+    """What HTTP adds, from a server's times of given work beside those of fitted steps, or of the same work in an
+    engine alone.
 
     Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
-    costs from what each part of an answer does: sockets, threads and the client are woken for a step, however little it
-    tells. Prompts beside answers miss the core that HTTP works on; what only decodes waits for memory anyway. What a
-    request costs is what it delays streams by, and where nothing else runs, how much later its first token is than
-    ``prompt_seconds`` of the fit: waking up threads and cores is part of it.
+    costs from what each chunk of a response does: sockets, threads and the client are woken for a step, however little
+    it emits. What a full batch takes longer beyond that is what its requests delay it by. Where nothing else runs, a
+    request costs what its first token is later than the fit says, and its other tokens than those of a long stream:
+    waking up threads and cores is part of it.
 
     Raises:
         RuntimeError: a request failed.
     """
-    visited = max(1, min(VISITED, streams // 2))
-    seconds = _tpot(engine.run(stream_work(visited, -1))) * STREAM_TOKENS
-    server.run(stream_work(visited, -1))  # connections and first uses
-    server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
-    lengths = (VISIT_TOKENS[0], max(VISIT_TOKENS[0] + 1, min(VISIT_TOKENS[1], max_model_len // 2)))
-    gap = max(VISIT_GAP, VISIT_TIMES * prompt_seconds(lengths[1]))
-    waits, alone, together, beside = [], [], [], []
-    busy: list[tuple[float, int, int]] = []  # what a full batch takes longer, its steps and its tokens
-    for turn in range(TURNS):
-        one, many = stream_work(1, turn), stream_work(streams, turn)
-        apart = visits(VISITS * gap, lengths, turn)
-        among = stream_work(visited, turn) + visits(seconds, lengths, turn)
-        lone = server.run(apart)
-        waits.append([_ttft(lone[i::2]) - prompt_seconds(lengths[i]) for i in range(2)])
-        beside.append(_tpot(server.run(among)[:visited]) - _tpot(engine.run(among)[:visited]))
-        alone.append(_tpot(server.run(one)) - _tpot(engine.run(one)))
-        together.append(_tpot(server.run(many)) - _tpot(engine.run(many)))
-        mixed = busy_work(streams, max_model_len, turn)
+
+    def __init__(self, server: Target, engine: Target, streams: int, max_model_len: int) -> None:
+        self._server, self._engine = server, engine
+        self._streams, self._length = streams, max_model_len
+        self._visited = max(1, min(VISITED, streams // 2))
+        self._sizes = sorted({1, self._visited, streams})
+        longest = max(VISIT_TOKENS[0] + 1, min(VISIT_TOKENS[1], max_model_len // 2))
+        self._prompts = (VISIT_TOKENS[0], longest)
+        self._turns: list[_Turn] = []
+        self._visited_tokens = min(VISITED_TOKENS, max_model_len // 2)
+        engine.run(stream_work(self._visited, -1))
+        server.run(stream_work(self._visited, -1))  # connections and first uses
+        server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
+
+    def turn(self, found: Fit) -> None:
+        """Measure everything once."""
+        server, engine, turn = self._server, self._engine, len(self._turns)
+        busy = found.prompt_seconds(self._prompts[1]) + LONE_TOKENS * found.decode_seconds(1, LONE_TOKENS)
+        lone = server.run(lone_visits(LONE_GAP + LONE_TIMES * busy, self._prompts, turn))
+        streams = [
+            median([_tpot(server.run(stream_work(size, turn))) for _ in range(ALONE if size == 1 else 1)])
+            for size in self._sizes
+        ]
+        seconds = streams[self._sizes.index(self._visited)] * self._visited_tokens
+        among = stream_work(self._visited, turn, self._visited_tokens) + visits(seconds, self._prompts, turn)
+        beside = [_ttft(target.run(among)[self._visited :]) for target in (server, engine)]
+        mixed = busy_work(self._streams, self._length, turn)
         served, computed = _whole(server.run(mixed)), _whole(engine.run(mixed))
-        steps = len({seconds for record in computed for seconds in record.token_seconds})
-        tokens = sum(record.output_tokens for record in computed)
-        busy.append((_seconds(served) - _seconds(computed), steps, tokens))
-    event = max(0.0, median(together) - median(alone)) / max(1, streams - 1)
-    step = max(0.0, median(alone) - event)
-    writing = step + visited * event  # the output of a step of the visited streams
-    stall = max(0.0, median(beside) - writing) * (STREAM_TOKENS - 1) / VISITS
-    requests = 2 * streams
-    prompt = median([(longer - steps * step - requests * stall) / tokens for longer, steps, tokens in busy])
-    short, long = (max(0.0, median(wait) - step - event) for wait in zip(*waits, strict=True))
-    token = max(0.0, long - short) / (lengths[1] - lengths[0])
-    request = max(0.0, short - lengths[0] * token)
-    return FrontSeconds(request, token, step, event, max(0.0, prompt), stall)
+        self._turns.append(
+            _Turn(
+                (_ttft(lone[::2]), _ttft(lone[1::2])),
+                _tpot(lone),
+                streams,
+                beside[0] - beside[1],
+                _seconds(served) - _seconds(computed),
+                len({seconds for record in computed for seconds in record.token_seconds}),
+                sum(record.output_tokens for record in computed),
+            )
+        )
+
+    def seconds(self, found: Fit) -> FrontSeconds:
+        """What all turns say, beside the steps of the fit."""
+        turns = self._turns
+        context = VISIT_TOKENS[0] + STREAM_TOKENS // 2
+        measured = np.array([median(each) for each in zip(*(turn.streams for turn in turns), strict=True)])
+        fitted = np.array([found.decode_seconds(size, context) for size in self._sizes])
+        factors = np.array([(1, size) for size in self._sizes])
+        if len(self._sizes) == 1:
+            factors = factors[:, :1]
+        written = non_negative(factors / measured[:, None], (measured - fitted) / measured)
+        step, event = (*written.tolist(), 0.0)[:2]
+        requests = 2 * self._streams
+        stall = median([(turn.longer - turn.steps * step - turn.tokens * event) / requests for turn in turns])
+        waits = [median([turn.ttft[i] for turn in turns]) - step - event for i in range(2)]
+        short, long = (
+            max(0.0, wait - found.prompt_seconds(tokens))
+            for wait, tokens in zip(waits, self._prompts, strict=True)
+        )
+        token = max(0.0, long - short) / (self._prompts[1] - self._prompts[0])
+        request = max(0.0, short - self._prompts[0] * token)
+        lone = found.decode_seconds(1, sum(self._prompts) // 2) + step + event
+        prompt = sum(self._prompts) / 2
+        busy = median([turn.beside for turn in turns]) - step - (self._visited + 1) * event - prompt * token
+        wake = (median([turn.tpot for turn in turns]) - lone) * (LONE_TOKENS - 1)
+        terms = (request, token, step, event, stall, wake, busy)
+        return FrontSeconds(*(max(0.0, seconds) for seconds in terms))
 
 
 def _seconds(records: Sequence[Record]) -> float:

@@ -4,8 +4,7 @@
  device  step + row·rows + sum over ranges of tokens_i·(tokens in range i)
               + context·contexts + read·read_tokens + sample·samples
  host    step + row·rows                                       (planning, packing, events)
- front   step + event·samples, of a step that samples          (writing the output of the step before;
-              prompt·samples instead of event·samples in a step that computes prompts, which need all cores)
+ front   step + event·samples, of a step that samples          (writing the output of the step before)
 ```
 The cost of one more token depends on their number: with few tokens a step waits for the weights, with many it is bound
 by arithmetic. So each range of tokens has a cost of its own. `fit` finds the coefficients.
@@ -29,7 +28,15 @@ BENDS = (0, 8, 32, 128, 512)
 
 _SECONDS = (
     *("step", "row", "context", "read", "sample", "host_step", "host_row"),
-    *("front_request", "front_step", "front_event", "front_prompt", "front_stall", "front_token"),
+    *(
+        "front_request",
+        "front_step",
+        "front_event",
+        "front_stall",
+        "front_token",
+        "front_wake",
+        "front_busy",
+    ),
 )
 _RANGES = tuple(pairwise((*BENDS, 1 << 62)))
 
@@ -66,10 +73,9 @@ class Calibration:
     costs of one more token from each of `BENDS` on. ``error_p50`` and ``error_p90`` are relative errors on the measured
     steps.
 
-    ``front_request``, ``front_token``, ``front_event`` and ``front_stall`` are those of `Front`. Writing the
-    output of a step also delays the next step, because the two share an interpreter and cores: by ``front_step``
-    seconds, however short the output is, and for each part of an answer by ``front_event``, or ``front_prompt`` where
-    the step computes prompts.
+    ``front_request``, ``front_token``, ``front_event``, ``front_stall``, ``front_wake`` and ``front_busy`` are those of
+    `Front`. Writing the output of a step also delays the next step, because the two share an interpreter and cores: by
+    ``front_step`` seconds, however short the output is, and for each part of an answer by ``front_event``.
     """
 
     model: str
@@ -95,9 +101,10 @@ class Calibration:
     front_request: float = 0.0
     front_step: float = 0.0
     front_event: float = 0.0
-    front_prompt: float = 0.0
     front_stall: float = 0.0
     front_token: float = 0.0
+    front_wake: float = 0.0
+    front_busy: float = 0.0
 
     @property
     def device(self) -> tuple[float, ...]:
@@ -106,7 +113,14 @@ class Calibration:
 
     def front(self) -> Front:
         """A server's HTTP side as it was measured."""
-        return Front(self.front_request, self.front_event, self.front_stall, self.front_token)
+        return Front(
+            self.front_request,
+            self.front_event,
+            self.front_stall,
+            self.front_token,
+            self.front_wake,
+            self.front_busy,
+        )
 
     def at(self, pace: float) -> Calibration:
         """The same machine if everything takes ``pace`` times as long."""
@@ -163,7 +177,6 @@ class Calibrated:
         self._device = c.device
         self._host_step, self._host_row = c.host_step, c.host_row
         self._front_step, self._front_event = c.front_step, c.front_event
-        self._front_prompt = max(c.front_event, c.front_prompt)
 
     def seconds(self, work: StepWork) -> float:
         return device_seconds(self._device, work)
@@ -172,5 +185,4 @@ class Calibrated:
         seconds = self._host_step + self._host_row * work.rows
         if not work.samples:
             return seconds
-        event = self._front_prompt if work.tokens > work.rows else self._front_event
-        return seconds + self._front_step + event * work.samples
+        return seconds + self._front_step + self._front_event * work.samples

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from headrace.core.engine import Engine
-from headrace.core.events import Event
+from headrace.core.events import Emitted, Event
 from headrace.core.ports import Watcher
 from headrace.core.request import Request
 from headrace.core.scheduler.routing import ReplicaLoad
@@ -58,6 +58,7 @@ class SimulatedReplica:
         self._told: list[Event] = []
         self._began = 0.0
         self._stepping = False
+        self._waking = False  # the engine was idle, and has emitted no token since
         self._watchers: list[Watcher] = []
 
     def watch(self, watcher: Watcher) -> None:
@@ -79,12 +80,11 @@ class SimulatedReplica:
         backlog.open_tokens += tokens
         backlog.queued_requests += 1
         backlog.queued_tokens += tokens
-        ready = self._front.take(now, tokens)
+        ready = self._front.take(now, tokens, self._stepping)
         if self._steering is not None:
             request = self._steering.assigned(request)
         self._mail.append((ready, request))
-        if not self._stepping:
-            self.due = min(self.due, ready)
+        self.due = self.due + self._front.stall_seconds if self._stepping else min(self.due, ready)
 
     def start_again(self, tally: Tally) -> None:
         """Reset all figures and the prefix cache, between two runs."""
@@ -96,9 +96,11 @@ class SimulatedReplica:
     def advance(self) -> None:
         """Advance to ``due``: handle the last step's events, read the mailbox, begin the next step."""
         now = self.due
+        read = now
         engine, mail = self.engine, self._mail
-        stall = self._front.stall_seconds if self._stepping else 0.0
-        if self._stepping:
+        if not self._stepping:
+            self._waking = True
+        else:
             self._stepping = False
             for request_id in self._tally.fold(self._told, self._began, now, self.backlog, self._front):
                 del self._answers[request_id]
@@ -107,10 +109,11 @@ class SimulatedReplica:
                     watcher.fold(event, now)
             if self._steering is not None:
                 self._steering.saw(self._told, now)
-        read = now
+            if self._waking and any(type(event) is Emitted for event in self._told):
+                self._waking = False
+                now += self._front.wake_seconds
         while mail and mail[0][0] <= read:
             engine.submit(mail.popleft()[1], read)
-            now += stall
         wake = engine.wake_at(now)
         if wake is None or wake > now:
             self.due = min(mail[0][0] if mail else math.inf, math.inf if wake is None else wake)

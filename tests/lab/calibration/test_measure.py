@@ -4,7 +4,7 @@ import pytest
 
 from headrace.core.events import Finished
 from headrace.lab.bench.record import Record
-from headrace.lab.calibration.measure import front_seconds, groups, measure_steps
+from headrace.lab.calibration.measure import FrontMeasure, FrontSeconds, groups, measure_steps
 from headrace.lab.calibration.recorder import StepRecorder
 from headrace.testing.engines import hashing_engine
 
@@ -13,7 +13,8 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
     engine, runner = hashing_engine(num_blocks=400, max_num_seqs=6, max_model_len=128)
     engine.runner = recorder = StepRecorder(runner)
     loops = list(groups(6, 128, seed=1))
-    assert [each.open_at_once for each in loops] == [6, *(1, 2, 4, 6, 6, 4, 2, 1) * 2]
+    assert [each.open_at_once for each in loops] == [6, 1, 2, 4, 6]
+    assert [each.open_at_once for each in groups(6, 128, seed=1, turn=1)] == [6, 6, 4, 2, 1]
     requests = [request for each in loops for request in each.requests]
     assert len({request.id for request in requests}) == len(requests)
     ends, most = [], 0
@@ -32,9 +33,9 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
     assert most == 6
     assert {each.work.rows for each in measured} == {1, 2, 3, 4, 5, 6}
     beside = [each.work for each in measured if each.work.tokens > each.work.rows > 1]
-    assert len(beside) > 20, "steps with a prompt and answers"
+    assert len(beside) > 5, "steps with a prompt and answers"
     assert all(each.seconds > 0 for each in measured)
-    assert sum(each.host_seconds != each.host_seconds for each in measured) == 16, "a pause before each loop"
+    assert sum(each.host_seconds != each.host_seconds for each in measured) == 4, "a pause before each loop"
     answers = [request.params.max_tokens for each in loops[1:] for request in each.requests]
     assert sum(each.work.samples for each in measured) == sum(answers), (
         "all but the first loop's, which warms up"
@@ -42,8 +43,9 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
 
 
 class Answering:
-    """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream: ``prompt``
-    where they are of many lengths. Each visit takes ``stall`` from the streams beside it."""
+    """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream. In
+    a full batch each request takes ``stall`` more; the second token of a request that
+    is alone takes ``wake`` more."""
 
     name = "server"
 
@@ -52,24 +54,25 @@ class Answering:
         ttft: float,
         step: float,
         event: float = 0.0,
-        prompt: float = 0.0,
         error: str = "",
         stall: float = 0.0,
         token: float = 0.0,
+        wake: float = 0.0,
     ) -> None:
-        self.ttft, self.step, self.event, self.prompt, self.error = ttft, step, event, prompt, error
-        self.stall, self.token = stall, token
+        self.ttft, self.step, self.event, self.error = ttft, step, event, error
+        self.stall, self.token, self.wake = stall, token, wake
 
     def run(self, work):
+        kind = work[0].id.rstrip("0123456789")
         longest = max(each.max_tokens for each in work)
-        lengths = {each.max_tokens for each in work}
-        alike = len(lengths) == 1 or lengths == {2, longest}
-        visits = sum(each.max_tokens == 2 < longest for each in work)
-        stalled = visits * self.stall / (longest - 1)
+        busy = sum(each.id.startswith("busy") for each in work)
+        stalled = busy * self.stall / (longest - 1)
         times = [self.ttft]
         while len(times) < longest:
-            told = sum(each.max_tokens > len(times) for each in work)
-            times.append(times[-1] + self.step + stalled + (self.event if alike else self.prompt) * told)
+            told = 1 if kind == "lone" else sum(each.max_tokens > len(times) for each in work)
+            times.append(times[-1] + self.step + stalled + self.event * told)
+            if kind == "lone" and len(times) == 2:
+                times[-1] += self.wake
         return [
             Record(
                 each.id,
@@ -83,54 +86,71 @@ class Answering:
         ]
 
 
-ALONE = Answering(0.020, 0.010, 0.0005, 0.0005)
+class Steps:
+    """The steps of a fit."""
+
+    def __init__(self, prompt: float) -> None:
+        self._prompt = prompt
+
+    def prompt_seconds(self, tokens):
+        return self._prompt
+
+    def decode_seconds(self, rows, context):
+        return 0.010 + 0.0005 * rows
 
 
-def added(server, streams=8):
-    return front_seconds(server, ALONE, streams, 1024, lambda tokens: 0.020)
+def measured(server, prompt=0.020, streams=8):
+    front = FrontMeasure(server, Answering(prompt, 0.010, 0.0005), streams, 1024)
+    front.turn(Steps(prompt))
+    return front.seconds(Steps(prompt))
 
 
 def test_what_http_adds_is_what_the_engine_alone_lacks():
-    server = Answering(0.023, 0.013, 0.0007, 0.0015)
-    found = added(server)
+    server = Answering(0.023, 0.013, 0.0007)
+    found = measured(server)
     assert found.step == pytest.approx(0.003)
     assert found.event == pytest.approx(0.0002)
-    assert found.prompt == pytest.approx(0.001, rel=0.1), "the first tokens are told in no time here"
-    assert added(server, 1).step == pytest.approx(0.0032), "one stream tells no more"
+    assert measured(server, streams=1).step == pytest.approx(0.0032), "one stream tells no more"
 
 
 def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_streams():
-    assert added(Answering(0.060, 0.010, 0.0005, 0.0005)).request == pytest.approx(0.040)
-    found = added(Answering(0.020, 0.010, 0.0005, 0.0005, stall=0.003))
+    found = measured(Answering(0.060, 0.010, 0.0005))
+    assert (found.request, found.busy) == (pytest.approx(0.040), pytest.approx(0.040))
+    found = measured(Answering(0.020, 0.010, 0.0005, stall=0.003))
     assert found.stall == pytest.approx(0.003)
-    assert found.request == found.step == found.token == 0.0
-    longer = added(Answering(0.060, 0.010, 0.0005, 0.0005, token=1e-4))
+    assert found.request == pytest.approx(0.0, abs=1e-9)
+    longer = measured(Answering(0.060, 0.010, 0.0005, token=1e-4))
     assert (longer.request, longer.token) == (pytest.approx(0.040), pytest.approx(1e-4))
-    slower = added(Answering(0.060, 0.012, 0.0006, 0.0006))
+    assert longer.busy == pytest.approx(0.040)
+    slower = measured(Answering(0.060, 0.012, 0.0006))
     assert slower.request == pytest.approx(0.060 - 0.020 - slower.step - slower.event)
 
 
+def test_what_a_lone_request_takes_longer_than_a_stream_is_waking_up():
+    assert measured(Answering(0.020, 0.012, 0.0006, wake=0.005)).wake == pytest.approx(0.005)
+
+
 class OneByOne(Answering):
-    """Answers visits one after the other: each waits for those before it."""
+    """Answers lone requests one after the other: each waits for those before it."""
 
     def run(self, work):
-        if any(each.max_tokens > 2 for each in work):
+        if not work[0].id.startswith("lone"):
             return super().run(work)
         free, records = 0.0, []
         for each in work:
-            first = max(free, each.arrival) + self.ttft
-            free = first + self.step
-            records.append(Record(each.id, each.arrival, free, (first, free), output_tokens=2))
+            times = [max(free, each.arrival) + self.ttft]
+            while len(times) < each.max_tokens:
+                times.append(times[-1] + self.step + self.event)
+            free = times[-1]
+            records.append(Record(each.id, each.arrival, free, tuple(times), output_tokens=each.max_tokens))
         return records
 
 
 def test_requests_of_a_slow_model_do_not_wait_for_each_other():
-    server = OneByOne(1.010, 0.010, 0.0005, 0.0005)
-    found = front_seconds(server, Answering(1.0, 0.010, 0.0005, 0.0005), 8, 1024, lambda tokens: 1.0)
-    assert found.request == pytest.approx(0.010)
+    assert measured(OneByOne(1.010, 0.010, 0.0005), 1.0).request == pytest.approx(0.010)
 
 
 def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
-    assert added(Answering(0.01, 0.009)) == (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    with pytest.raises(RuntimeError, match="visit0: no"):
-        added(Answering(0.1, 0.01, error="no"))
+    assert measured(Answering(0.01, 0.009)) == FrontSeconds()
+    with pytest.raises(RuntimeError, match="0: no"):
+        measured(Answering(0.1, 0.01, error="no"))

@@ -45,7 +45,7 @@ CALIBRATION = Calibration(
     front_request=0.004,
     front_step=1e-3,
     front_event=1e-5,
-    front_prompt=4e-5,
+    front_busy=0.003,
 )
 
 
@@ -53,8 +53,7 @@ def test_a_calibrated_device_takes_what_was_measured():
     device = Calibrated(CALIBRATION)
     for each in steps(20):
         assert device.seconds(each.work) == pytest.approx(each.seconds)
-        event = 4e-5 if each.work.tokens > each.work.rows else 1e-5
-        front = 1e-3 + event * each.work.samples if each.work.samples else 0.0
+        front = 1e-3 + 1e-5 * each.work.samples if each.work.samples else 0.0
         assert device.host_seconds(each.work) == pytest.approx(each.host_seconds + front)
     assert device.host_seconds(StepWork(4, 40, 4, 4, 0)) == pytest.approx(HOST[0] + 4 * HOST[1])
 
@@ -72,7 +71,9 @@ def test_a_slower_machine_takes_longer_for_everything():
     for each in steps(20):
         assert slower.seconds(each.work) == pytest.approx(1.25 * device.seconds(each.work))
         assert slower.host_seconds(each.work) == pytest.approx(1.25 * device.host_seconds(each.work))
-    assert CALIBRATION.at(2.0).front().request_seconds == 2 * CALIBRATION.front().request_seconds
+    once, twice = (vars(each.front()) for each in (CALIBRATION, CALIBRATION.at(2.0)))
+    assert twice == {name: 2 * seconds for name, seconds in once.items()}
+    assert once["busy_seconds"] == 0.003
 
 
 def test_a_calibration_is_a_file(tmp_path):

@@ -73,13 +73,27 @@ def test_a_request_that_comes_during_a_step_waits_for_its_end():
     assert list(tally.groups[0].ttft) == [1.0, 1.5]
 
 
-def test_a_request_that_is_read_during_a_step_delays_the_next_one():
+def test_a_request_that_arrives_during_a_step_delays_its_end():
     calls = [Call(0.0, 4, 3), Call(0.5, 4, 1)]
     (group,) = run(fleet(Fixed(1.0), front=(0.0, 0.0, 0.25)), calls).groups
-    assert sorted(group.ttft) == [1.0, 1.75]
+    assert sorted(group.ttft) == [1.25, 1.75]
     assert max(group.e2e) == 3.25
     (group,) = run(fleet(Fixed(1.0), front=(0.0, 0.0, 0.25)), calls[:1]).groups
     assert list(group.e2e) == [3.0]
+
+
+def test_a_request_that_finds_the_engine_idle_wakes_it_once():
+    front = (0.0, 0.0, 0.0, 0.0, 0.5)
+    calls = [Call(0.0, 4, 3), Call(0.5, 4, 1), Call(9.0, 4, 2)]
+    (group,) = run(fleet(Fixed(1.0), front=front), calls).groups
+    assert sorted(group.ttft) == [1.0, 1.0, 2.0], "the second one waits for the step that is delayed"
+    assert sorted(group.e2e) == [2.0, 2.5, 3.5]
+
+
+def test_a_request_that_arrives_during_a_step_is_read_faster():
+    front = (0.5, 0.0, 0.0, 0.0, 0.0, 0.25)
+    (group,) = run(fleet(Fixed(1.0), front=front), [Call(0.0, 4, 3), Call(1.0, 4, 1)]).groups
+    assert sorted(group.ttft) == [1.5, 1.5]
 
 
 def test_with_overlap_the_host_hides_behind_the_device():
