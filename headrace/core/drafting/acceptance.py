@@ -38,9 +38,6 @@ TENANTS = 4096
 REQUEST_VARIANCE, REQUEST_DRIFT = 1.5, 0.02
 """Variance of a request's offset at the start, and what each trial adds to it."""
 
-EVEN = 1 / 3
-"""The share of both for a source that is about as good for one request as for another."""
-
 TENANT_VARIANCE, TENANT_DRIFT = 0.5, 0.0005
 """The same for a tenant."""
 
@@ -74,11 +71,6 @@ class Acceptance:
         self._calibrations: dict[str, _Calibration] = {}
         self._tenants: OrderedDict[tuple[str, str], _Offset] = OrderedDict()
         self._requests: dict[str, dict[str, _Offset]] = {}
-        self._even: set[str] = set()  # sources that are about as good for all requests
-
-    def expect_even(self, source: str) -> None:
-        """Expect requests to differ little in how often this source is right, as those of a draft model do."""
-        self._even.add(source)
 
     def estimate(
         self, source: str, tenant: str, request_id: str, confidences: tuple[float, ...]
@@ -113,7 +105,7 @@ class Acceptance:
             if not tried:
                 break
         by_tenant.move(surprise, information, TENANT_DRIFT * count)
-        by_request.move(surprise, information, REQUEST_DRIFT * self._share(source) * count)
+        by_request.move(surprise, information, REQUEST_DRIFT * count)
 
     def ended(self, request_id: str) -> None:
         """Drop what was learned about a request alone."""
@@ -135,11 +127,8 @@ class Acceptance:
         own = self._requests.setdefault(request_id, {})
         found = own.get(source)
         if found is None:
-            found = own[source] = _Offset(REQUEST_VARIANCE * self._share(source))
+            found = own[source] = _Offset(REQUEST_VARIANCE)
         return found
-
-    def _share(self, source: str) -> float:
-        return EVEN if source in self._even else 1.0
 
     def _of_tenant(self, source: str, tenant: str) -> _Offset:
         name = (source, tenant)

@@ -5,10 +5,8 @@
  with k tokens   rows + free drafts + more(k)    in that time + k * share * time of a step + verification
 ```
 It is asked for the ``k`` that makes the second ratio largest, if that is larger than the first. If it is not, it is
-asked for a few tokens now and then, so that acceptance and costs stay known: these probes lose at most `PROBES` of the
-time. A probe whose tokens are probably almost worth its time loses little, so where the decision is close, and a few
-unlucky tokens could have made it, probes are frequent. They come in bursts at successive steps, because what a model
-has not done for a while takes longer.
+asked for a few tokens now and then, so that acceptance and costs stay known: these probes take at most `PROBES` of the
+time. They come in bursts at successive steps, because what a model has not done for a while takes longer.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, StepLoad
 from headrace.core.prediction.step_times import StepTimes
 
 PROBES = 0.01
-"""Share of the device's time that may be lost by proposals that are made only to learn how good they are."""
+"""Share of the device's time for proposals that are made only to learn how good they are."""
 
-FIRST_PROBES, FIRST_SHARE = 24, 0.2
-"""The first probes may lose this share, as the costs of drafting and of verifying are not known before."""
+FIRST_PROBES, FIRST_SHARE = 48, 0.2
+"""The first probes may take this share, as the costs of drafting and of verifying are not known before."""
 
 PROBE_TOKENS, BURST = 3, 4
 """Tokens of a probe, and probes at successive steps."""
@@ -55,7 +53,6 @@ class CostlySource:
         self.proposer = proposer
         self._share = share
         self._acceptance = acceptance
-        acceptance.expect_even(proposer.name)
         self._usual = USUAL
         self._credit = 0.0  # seconds for probes
         self._probes = 0
@@ -93,7 +90,7 @@ class CostlySource:
             for row in rows:
                 chosen[row] = asks[row].ahead + count
             return chosen
-        probed = self._probe(asks, held, load, times, gains, passed)
+        probed = self._probe(asks, load, times, passed)
         if probed is not None:
             chosen[probed] = asks[probed].ahead + PROBE_TOKENS
             self.probing = True
@@ -115,8 +112,6 @@ class CostlySource:
         times.exclude(seconds)
         rows, contexts = len(asks), sum(len(ask.tokens) for ask in asks)
         unit = max(ask.most for ask in asks) * times.decodes(rows, contexts)
-        if self.probing:  # for example, the text of a row had to be caught up with
-            self._credit -= max(0.0, seconds - self._share * unit)
         if unit > 0 and warm:
             # A prompt that was caught up makes a proposal unusually long.
             share = min(seconds / unit, MOST_OFF * self._share)
@@ -150,15 +145,7 @@ class CostlySource:
                 best, count = ratio, k
         return count
 
-    def _probe(
-        self,
-        asks: Sequence[DraftAsk],
-        held: Sequence[float],
-        load: StepLoad,
-        times: StepTimes,
-        gains: Sequence[Sequence[float]],
-        passed: int,
-    ) -> int | None:
+    def _probe(self, asks: Sequence[DraftAsk], load: StepLoad, times: StepTimes, passed: int) -> int | None:
         """The row for which a few tokens are asked: rows in turn, as soon as probes have credit for a burst."""
         stairs = times.stairs(load.rows, load.contexts, PROBE_TOKENS)
         self._credit += (FIRST_SHARE if self._probes < FIRST_PROBES else PROBES) * stairs[0] * passed
@@ -173,9 +160,7 @@ class CostlySource:
         row = self._probes // BURST % len(asks)
         ask = asks[row]
         drafting = (ask.ahead + PROBE_TOKENS) * self._share * self._plain([ask], times)
-        gained = max(0.0, sum(gains[row][:PROBE_TOKENS][-1:]) - held[row])
-        worth = gained * stairs[0] / (load.rows + sum(held)) / MARGIN
-        if self._credit < BURST * (drafting + stairs[PROBE_TOKENS] - stairs[0] - worth):
+        if self._credit < BURST * (drafting + stairs[PROBE_TOKENS] - stairs[0]):
             return None
         self._credit = 0.0
         self._probes += 1

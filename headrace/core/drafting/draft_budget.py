@@ -138,7 +138,6 @@ class _Choosing:
         self._scales = self._relative_worth()
         self._bound = Cut.TPOT  # what bounds the tokens that are taken, if anything
         self._keys: list[float] = []  # of the tokens in their order: the survival times the scale of the row
-        self._counted: dict[int, list[int]] = {}  # what `_taken` has returned
 
     def choices(self) -> list[Choice]:
         """The tokens that make the output per second largest, within the budget and the TPOT targets."""
@@ -217,8 +216,6 @@ class _Choosing:
         """By row: how many tokens it has of the first ``count``."""
         if not count:
             return [0] * len(self._offers)
-        if count in self._counted:
-            return self._counted[count]
         least = self._keys[count - 1]
         taken, ties = [], count
         for offer, scale in zip(self._offers, self._scales, strict=True):
@@ -237,7 +234,6 @@ class _Choosing:
                     break
                 taken[row] += 1
                 ties -= 1
-        self._counted[count] = taken
         return taken
 
     def _within_targets(self, count: int) -> int:

@@ -7,9 +7,7 @@
 ```
 `DraftBudget` decides by predicted times, and a prediction can be wrong in its form. So now and then the other way is
 tried for a few steps, and their pace is compared with that of the steps before. The better way is the usual one from
-then on. How many drafts of a dozen steps are accepted is largely luck, so comparisons are averaged by their variance,
-and drafting ends only if it is slower by more than the standard deviation of that average. A trial of the worse way
-loses time, so the steps between two trials grow with what a trial loses.
+then on. A trial of the worse way loses time, so the steps between two trials grow with what a trial loses.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from statistics import fmean, median, pvariance
+from statistics import median
 
 from headrace.core.prediction.step_residuals import EDGES
 
@@ -39,13 +37,10 @@ LOSS = 0.01
 """Share of the time that trials of the worse way may lose."""
 
 GAIN = 1.03
-"""Drafting becomes the usual way when it is this much faster."""
+"""Drafting becomes the usual way when it is this much faster; it ends when it is slower."""
 
-DRIFT = 0.03**2
-"""What the variance of the known ratio of paces grows by from trial to trial; the ratio is a logarithm."""
-
-LEAST_VARIANCE = 0.02**2
-"""The least variance of a comparison: all steps of a trial share what else the machine did meanwhile."""
+NEWEST = 0.4
+"""The least weight of a new comparison."""
 
 FARTHEST = 3.0
 """A step counts as at most this multiple of the median, because one that was interrupted says little; and a trial that
@@ -88,7 +83,7 @@ class PaceTrials:
 class _Class:
     """Steps of about as many rows."""
 
-    __slots__ = ("_first", "_interval", "_left", "_ratio", "_since", "_trial", "_variance", "_ways", "drafts")
+    __slots__ = ("_first", "_interval", "_left", "_ratio", "_since", "_trial", "_ways", "drafts")
 
     def __init__(self) -> None:
         self.drafts = True  # the usual way
@@ -99,7 +94,6 @@ class _Class:
         self._since = 0  # steps in the usual way since the last trial
         self._interval = FIRST
         self._ratio: float | None = None  # logarithm of the pace with drafts over that without
-        self._variance = 0.0  # of the ratio
 
     @property
     def rest(self) -> int:
@@ -137,23 +131,19 @@ class _Class:
         if tried.steps < FEW:
             return  # little was proposed
         found = math.log(drafted.pace / without.pace)
-        ratio, variance = found, max(LEAST_VARIANCE, without.variance + drafted.variance)
-        if self._ratio is not None:
-            before = self._variance + DRIFT
-            ratio = self._ratio + before / (before + variance) * (found - self._ratio)
-            variance = before * variance / (before + variance)
-        changed = ratio < -math.sqrt(variance) if self.drafts else ratio > math.log(GAIN)
+        known = self._ratio
+        ratio = found if known is None else known + NEWEST * (found - known)
+        changed = ratio < 0 if self.drafts else ratio > math.log(GAIN)
         if changed:
             self.drafts = not self.drafts
         # What a step of the next trial loses, in steps of the usual way: one with drafts takes the time of several.
         loss = -math.expm1(-ratio) if self.drafts else drafted.tokens * math.expm1(-ratio)
-        undecided = self.drafts and ratio < 0
-        longer = min(LONGEST, FIRST if changed or undecided else 2 * self._interval)
+        longer = min(LONGEST, FIRST if changed else 2 * self._interval)
         self._interval = int(max(longer, min(FARTHEST * LONGEST, (tried.steps + COLD) * loss / LOSS)))
         if self._first:
             self._first, self._interval = False, min(SOON, self._interval)
         else:
-            self._ratio, self._variance = ratio, variance
+            self._ratio = ratio
 
 
 class _Pace:
@@ -185,13 +175,6 @@ class _Pace:
         """Tokens of a row per second."""
         most = FARTHEST * median(self._seconds)
         return sum(self._tokens) / sum([min(most, each) for each in self._seconds])
-
-    @property
-    def variance(self) -> float:
-        """The variance of the logarithm of `pace`."""
-        most = FARTHEST * median(self._seconds)
-        ways = (self._tokens, [min(most, each) for each in self._seconds])
-        return sum([pvariance(way) / fmean(way) ** 2 for way in ways]) / self.steps
 
     @property
     def tokens(self) -> float:

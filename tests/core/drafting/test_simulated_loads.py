@@ -1,7 +1,6 @@
 """Loads in which drafts are right by chance: the automatic length is never much slower than none, and near the best."""
 
 import random
-from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +9,6 @@ from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
-from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request
 from tests.core.drafting.test_draft_budget import OnTheLine
 
@@ -103,49 +101,3 @@ def test_rows_that_differ_are_better_served_than_by_any_common_length() -> None:
     assert automatic >= 1.05 * fixed, (
         "as much as the rows without drafts allow, which wait a tenth longer at most"
     )
-
-
-class DraftModel(Chances):
-    """Drafts of a model, which take ``token_seconds`` each."""
-
-    name = "model"
-
-    def __init__(self, chance: float, token_seconds: float) -> None:
-        super().__init__(defaultdict(lambda: chance), 0.75)
-        self.seconds = 0.0
-        self._token_seconds = token_seconds
-
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
-        self.seconds += self._token_seconds * min(MOST, asks[0].most)
-        return super().propose(asks)
-
-
-def pace_with_a_draft_model(chance: float, plain: float, drafting: float, fixed: int | None) -> float:
-    """Tokens per second of one request after another, all step times learned; the first two requests do not count."""
-    times, model, rng = StepTimes(), DraftModel(chance, drafting), random.Random(3)
-    drafter = BudgetedDrafter((), Acceptance(), DraftBudget(fixed), [(model, 0.3)])
-    step, drawn, seconds = 0, 0, 0.0
-    for name in range(22):
-        request, tokens = Request(str(name), (1,)), [1]
-        while len(tokens) <= 96:
-            known = times if times.ready and times.residuals.knows(1) else None
-            load, drafted = StepLoad(1, 1, len(tokens), 10_000, known, step), model.seconds
-            [draft] = drafter.draft([DraftAsk(request, tokens, MOST)], load) if fixed != 0 else [None]
-            proposed = draft.tokens if draft else ()
-            right = next((at for at, each in enumerate(proposed) if each != 1), len(proposed))
-            took = rng.uniform(0.9, 1.1) * (plain + 0.001 * len(proposed)) + model.seconds - drafted
-            times.observe(1, 1 + len(proposed), (1 + len(proposed)) * len(tokens), took, bool(proposed))
-            drafter.observed(1, right + 1, took, bool(proposed))
-            tokens += [1] * (right + 1)
-            step += 1
-            if name > 1:
-                drawn, seconds = drawn + right + 1, seconds + took
-        drafter.ended(request, tokens)
-    return drawn / seconds
-
-
-@pytest.mark.parametrize("chance", [0.2, 0.5, 0.7])
-@pytest.mark.parametrize(("plain", "drafting"), [(0.028, 0.012), (0.081, 0.013)])
-def test_a_draft_model_is_soon_used_at_the_best_length(plain: float, drafting: float, chance: float) -> None:
-    best = max(pace_with_a_draft_model(chance, plain, drafting, length) for length in (0, 1, 2, 4))
-    assert pace_with_a_draft_model(chance, plain, drafting, None) >= 0.95 * best
