@@ -23,8 +23,8 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 SHAPES = 8
-"""Shapes whose arrays are kept at most. What is kept lies between working memory that was freed, so each takes far more of
-the process's memory than its own bytes: 128 of them took 20 MB of the built-in model.
+"""Shapes whose arrays are kept at most. They lie between working memory that was freed, so each takes far more memory
+of the process than its own bytes: 128 of them took 20 MB with the built-in model.
 """
 
 
