@@ -121,7 +121,7 @@ def replay_tiers(todo: Iterable[Prompt], device: int, host: int, disk: int) -> C
             _arrive(lower)
             hit = pool.match(ROOT, keys, tokens, len(tokens))
         if not hit.is_ready:
-            hit = pool.match(ROOT, keys, tokens, len(tokens), from_disk=False)
+            hit = pool.match(ROOT, keys, tokens, len(tokens), may_wait=False)
         found += len(hit.blocks) + (hit.copied > 0)
         below += len(hit.below)
         lower.hold(hit.below)
