@@ -141,15 +141,15 @@ def main() -> None:
             f"{name}: "
             + "; ".join(", ".join(str(what(each)) for each in rounds) for rounds in measured.rounds.values())
         )
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "calibration": dataclasses.asdict(measured.calibration),
         "capacity": measured.capacity,
+        "crowding": measured.crowding,
+        "figures": {load: [each._asdict() for each in figures] for load, figures in compared.items()},
+        "paces": {f"{load:g}": [each.pace for each in rounds] for load, rounds in measured.rounds.items()},
     }
-    told |= {"crowding": measured.crowding}
-    told["figures"] = {load: [each._asdict() for each in figures] for load, figures in compared.items()}
-    told["paces"] = {f"{load:g}": [each.pace for each in rounds] for load, rounds in measured.rounds.items()}
     publish(
-        "fidelity", args, [each.run for rounds in measured.rounds.values() for each in rounds], [], **told
+        "fidelity", args, [each.run for rounds in measured.rounds.values() for each in rounds], [], **facts
     )
 
 
@@ -336,7 +336,7 @@ def _simulate(
 
 
 class Pulse:
-    """Fixed work, half prompts and half answers, by which the machine's pace is told."""
+    """Fixed work, half prompts and half answers, that shows the machine's pace."""
 
     def __init__(self, running: Sequence[Server], streams: int) -> None:
         rng = random.Random(3)
@@ -420,13 +420,13 @@ def _compare(real: Sequence[Figures], plain: Sequence[Figures], paced: Sequence[
         chosen = (starts[:, None] + np.arange(STRETCH)).ravel()[:requests] % requests
         drawn.append(errors(rng.choice(len(real), len(real)).tolist(), chosen))
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
-    seen, foretold = _figures(real, everything), np.median(_figures(plain, everything), axis=0)
+    seen, simulated = _figures(real, everything), np.median(_figures(plain, everything), axis=0)
     pairs = [abs(seen[i] / seen[j] - 1.0) for i in everything for j in everything if i < j]
     repeat = np.median(pairs, axis=0) if pairs else np.full(len(NAMES), math.nan)
     measured, found = np.median(seen, axis=0), errors(everything)
     return [
         Compared(
-            name, measured[i], foretold[i], found[0, i], (low[0, i], high[0, i]),
+            name, measured[i], simulated[i], found[0, i], (low[0, i], high[0, i]),
             found[1, i], (low[1, i], high[1, i]), repeat[i],
         )
         for i, name in enumerate(NAMES)

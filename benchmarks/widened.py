@@ -74,8 +74,8 @@ def write_widened(own: Shape, wide: Shape, folder: Path, dtype: torch.dtype = to
         shutil.copytree(
             source, folder, ignore=shutil.ignore_patterns("model.safetensors"), dirs_exist_ok=True
         )
-        told = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        kept = {name: told[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        own_config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        kept = {name: own_config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         config = wide.config() | kept | {"torch_dtype": str(dtype).removeprefix("torch.")}
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         tensors = widen(load_file(source / "model.safetensors"), own, wide)

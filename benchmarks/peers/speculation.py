@@ -102,9 +102,9 @@ def command(
             *("--flash-attn", "on", "--cache-ram", "0"),
             *_llama_cpp_drafts(program, method, draft, tokens),
         ]
-    told = {"threads": cores, "method": method, "draft": str(draft), "tokens": tokens}
+    given = {"threads": cores, "method": method, "draft": str(draft), "tokens": tokens}
     python = str(places.python("openvino")) if engine == "openvino" else sys.executable
-    return [python, "-m", "benchmarks.peers.serve_alone", engine, str(target), str(port), json.dumps(told)]
+    return [python, "-m", "benchmarks.peers.serve_alone", engine, str(target), str(port), json.dumps(given)]
 
 
 def _llama_cpp_drafts(program: str, method: str, draft: Path, tokens: int) -> list[str]:
@@ -156,8 +156,8 @@ def started(
             name, port = f"{engine}, {method}" + (f" {number}" if chosen else ""), free_port()
             contender = CONTENDERS[engine]
             try:
-                told = command(engine, method, folders, places, port, args.cores, number)
-                running = start(name, told, port, contender.ready, 1, environment, contender.extra)
+                flags = command(engine, method, folders, places, port, args.cores, number)
+                running = start(name, flags, port, contender.ready, 1, environment, contender.extra)
             except (NotInstalled, RuntimeError) as error:
                 say(f"left out: {name}: {str(error)[-800:]}")
                 continue

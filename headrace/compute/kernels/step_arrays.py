@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, Ints
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp_checks import extension
 from headrace.compute.step_interrupt import StepInterrupt
 from headrace.core.plan import Row
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 SHAPES = 8
