@@ -138,9 +138,7 @@ class _Choosing:
         self._reach = times.reach(load.rows)
         self._scales = self._relative_worth()
         self._bound = Cut.TPOT  # what bounds the tokens that are taken, if anything
-        self._ratios: list[
-            float
-        ] = []  # tokens per second by the number of drafted tokens, as far as it matters
+        self._ratios: list[float] = []  # tokens per second by the number of drafted tokens
         self._keys: list[float] = []  # of the tokens in their order: the survival times the scale of the row
 
     def choices(self) -> list[Choice]:
