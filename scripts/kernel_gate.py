@@ -274,7 +274,7 @@ def page(record: dict[str, Any]) -> str:
         "This page is generated: `python scripts/kernel_gate.py --write`.",
         "",
         f"Each kernel of `--kernels triton` is compiled for each target with Triton {record['triton']}, without a GPU."
-        " The kernels have not run on one.",
+        " On an H200 they give what torch gives (`scripts/gpu_check`).",
         "A cell has the registers of a thread and the shared memory of a program in KiB. The bytes of a thread that do"
         " not fit its",
         "registers are in brackets. A test fails if a number grows, or if a kernel of prefill has no WGMMA on sm_90.",

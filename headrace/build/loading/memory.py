@@ -119,8 +119,8 @@ def _share_memory(
 
 
 def _graphs(options: Options, computing: Computing, tokens: int) -> Graphs:
-    """The graphs to record for steps of at most ``tokens`` tokens, unless the options forbid them. Heads and other ranks
-    take part in single operations.
+    """The graphs to record for steps of at most ``tokens`` tokens, unless the options forbid them. Heads and other
+    ranks take part in single operations.
     """
     if options.model.enforce_eager or reads_states(options.scheduler) or computing.leader is not None:
         return Graphs(None)

@@ -29,8 +29,8 @@ class Graphs(NamedTuple):
 
 
 def plan_graphs(decoder: Decoder, rows: int, drafts: int | None, tokens: int) -> Graphs:
-    """The graphs for steps of at most ``rows`` rows and ``tokens`` tokens: none on a CPU, or with kernels that cannot be
-    recorded.
+    """The graphs for steps of at most ``rows`` rows and ``tokens`` tokens: none on a CPU, or with kernels that cannot
+    be recorded.
 
     ``drafts`` is the most tokens that a drafter proposes for a row in a step; None: there is no drafter.
     """
