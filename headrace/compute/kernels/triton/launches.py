@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import SHARED_TILE, Batch
 from headrace.compute.kernels import Pages
 from headrace.compute.kernels.triton import attention
 from headrace.compute.kernels.triton.target import Target, power
@@ -26,8 +26,14 @@ CHUNK_TOKENS = 64
 _MOST_SPLITS = 32
 _LEAST_KEYS = 256
 """Keys of a row that are worth a program."""
-_KINDS = {"decode": (16, 4), "mixed": (32, 4), "prefill": (128, 8)}
+_KINDS = {"decode": (16, 2), "mixed": (32, 4), "prefill": (128, 8)}
 """Lines of a tile, and the warps that compute it."""
+
+
+_WHOLE_LINES = 64
+"""Tiles of so many lines read the keys that all of their queries see without masks, by code of its own."""
+_PARTS = 16
+"""Parts of a line that are added at once."""
 
 
 class Shape(NamedTuple):
@@ -57,9 +63,9 @@ def shape_of(kind: str, group: int, head_dim: int, itemsize: int, target: Target
     """The tile of a kind of rows that fits the target's shared memory; ``group`` heads of queries share one of keys."""
     width = power(head_dim) * itemsize
     rows, warps = _KINDS[kind]
-    keys = 64
-    if kind == "prefill" and width > 256:
-        rows, warps, keys = 64, 4, 32  # larger tiles do not fit a program's registers
+    keys = 128 if kind == "prefill" else 64
+    if width > 256:  # larger tiles do not fit a program's registers
+        rows, warps, keys = (64, 4, 32) if kind == "prefill" else (rows, 4, keys)
     rows = max(rows, power(group))
     while keys > 16 and (rows + 2 * keys) * width > target.shared_bytes:
         keys //= 2
@@ -138,6 +144,7 @@ class AttentionPlan:
                 return (rest._replace(prefix=0),)
             tokens = len(batch.tokens)
             shape = shape_of(_kind(tokens * group), group, head_dim, itemsize, target)
+            shape = shape._replace(keys=min(shape.keys, SHARED_TILE))
             tiles = -(-tokens // (shape.rows // group))
             return Tiles(shape, None, tiles, self._splits(longest, tiles * kv_heads), 1), rest
         lengths = np.array(batch.lengths)
@@ -148,7 +155,9 @@ class AttentionPlan:
                 continue
             shape = shape_of(kind, group, head_dim, itemsize, target)
             step = shape.rows // group
-            table = [(row, begin) for row in rows.tolist() for begin in range(0, int(lengths[row]), step)]
+            # The last tiles of a row see the most keys: they begin first, so that none of them is left for the end.
+            begins = {row: range(0, int(lengths[row]), step)[::-1] for row in rows.tolist()}
+            table = [(row, begin) for row, each in begins.items() for begin in each]
             (flat,) = upload(batch.tokens.device, np.array(table, dtype=np.int32).reshape(-1))
             longest = max(batch.contexts[row] for row in rows.tolist())
             splits = self._splits(longest, len(table) * kv_heads) if kind == "decode" else 1
@@ -185,6 +194,7 @@ class AttentionPlan:
             "SPLIT": total > 1,
             "PREFIX": tiles.prefix,
             "DOT": self._target.dot(queries.dtype),
+            "WHOLE": shape.rows >= _WHOLE_LINES and self._window is None and not tiles.prefix,
             "num_warps": shape.warps,
             "num_stages": shape.stages,
         }
@@ -218,8 +228,11 @@ class AttentionPlan:
         """Add the ``total`` parts of the lines of ``tiles``."""
         kv_heads = pages.keys.shape[2]
         sizes = _sizes(queries, kv_heads, tiles)
-        grid = (tiles.programs, kv_heads)
-        attention.join[grid](*parts, out, *self._rows(tiles), total, **sizes, num_warps=4)
+        tokens = tiles.shape.rows // sizes["GROUP"]
+        if tiles.table is None:
+            tokens = min(tokens, self._batch.most_tokens)
+        grid = (tiles.programs, kv_heads, tokens * sizes["GROUP"])
+        attention.join[grid](*parts, out, *self._rows(tiles), total, **sizes, PARTS=_PARTS, num_warps=4)
 
     def _rows(self, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
         table = self._batch.query_starts if tiles.table is None else tiles.table
