@@ -44,7 +44,7 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
 
 class Answering:
     """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream. In
-    a full batch each request takes ``stall`` more; the second token of a request that
+    a full batch each request takes ``stall`` more, and half of the other streams delay one; the second token of a request that
     is alone takes ``wake`` more."""
 
     name = "server"
@@ -66,7 +66,8 @@ class Answering:
         kind = work[0].id.rstrip("0123456789")
         longest = max(each.max_tokens for each in work)
         busy = sum(each.id.startswith("busy") for each in work)
-        stalled = busy * self.stall / (longest - 1)
+        others = busy or (kind == "stream") * (len(work) - 1) / 2
+        stalled = others * self.stall / (longest - 1)
         times = [self.ttft]
         while len(times) < longest:
             told = 1 if kind == "lone" else sum(each.max_tokens > len(times) for each in work)
@@ -108,8 +109,8 @@ def measured(server, prompt=0.020, streams=8):
 def test_what_http_adds_is_what_the_engine_alone_lacks():
     server = Answering(0.023, 0.013, 0.0007)
     found = measured(server)
-    assert found.step == pytest.approx(0.003)
-    assert found.event == pytest.approx(0.0002)
+    assert found.step == pytest.approx(0.003, rel=0.01), "a first token that is late is in the batch too"
+    assert found.event == pytest.approx(0.0002, rel=0.01)
     assert measured(server, streams=1).step == pytest.approx(0.0032), "one stream tells no more"
 
 
