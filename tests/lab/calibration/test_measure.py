@@ -110,7 +110,7 @@ def test_what_http_adds_is_what_the_engine_alone_lacks():
     server = Answering(0.023, 0.013, 0.0007)
     found = measured(server)
     assert found.step == pytest.approx(0.003, rel=0.01), "a first token that is late is in the batch too"
-    assert found.event == pytest.approx(0.0002, rel=0.01)
+    assert found.event == pytest.approx(0.0002, rel=0.03)
     assert measured(server, streams=1).step == pytest.approx(0.0032), "one stream tells no more"
 
 
@@ -128,7 +128,7 @@ def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_stre
 
 
 def test_what_a_lone_request_takes_longer_than_a_stream_is_waking_up():
-    assert measured(Answering(0.020, 0.012, 0.0006, wake=0.005)).wake == pytest.approx(0.005)
+    assert measured(Answering(0.020, 0.012, 0.0006, wake=0.005)).wake == pytest.approx(0.005, rel=0.02)
 
 
 class OneByOne(Answering):
