@@ -252,12 +252,10 @@ class FrontMeasure:
 
     def _written(self) -> tuple[float, float, float]:
         """Seconds for each step, chunk and request that explain all turns best, by relative error."""
-        turns, requests = self._turns, 2 * self._streams
-        measured = [
-            (_terms(size), [turn.streams[i] for turn in turns]) for i, size in enumerate(self._sizes)
-        ]
-        steps, tokens = (median([each[i] for each in turns]) for i in (-2, -1))
-        measured.append(((steps, tokens, requests), [turn.batch for turn in turns]))
+        turns = self._turns
+        measured = [(_terms(size), [each.streams[i] for each in turns]) for i, size in enumerate(self._sizes)]
+        batch = median([each.steps for each in turns]), median([each.tokens for each in turns])
+        measured.append(((*batch, 2.0 * self._streams), [each.batch for each in turns]))
         served = np.array([median([each[0] for each in times]) for _, times in measured])
         longer = np.array([median([each[0] - each[1] for each in times]) for _, times in measured])
         factors = np.array([terms for terms, _ in measured])

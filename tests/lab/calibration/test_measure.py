@@ -44,8 +44,8 @@ def test_prompts_come_beside_answers_and_each_step_is_noted():
 
 class Answering:
     """Answers whose first token takes ``ttft``, and each further one ``step`` and ``event`` for each stream. In
-    a full batch each request takes ``stall`` more, and half of the other streams delay one; the second token of a request that
-    is alone takes ``wake`` more."""
+    a full batch each request takes ``stall`` more, and half of the other streams delay one. The second token of a
+    request that is alone takes ``wake`` more."""
 
     name = "server"
 
