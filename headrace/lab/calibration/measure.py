@@ -138,19 +138,11 @@ def lone_visits(gap: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
     ]
 
 
-def stream_work(
-    streams: int, prompts: tuple[int, int], turn: int = 0, tokens: int = STREAM_TOKENS
-) -> list[Work]:
-    """Streams that run at once, with prompts of lengths in the range ``prompts``."""
+def stream_work(streams: int, turn: int = 0, tokens: int = STREAM_TOKENS) -> list[Work]:
+    """Equal streams that run at once."""
     rng = random.Random(2 * turn + 1)
-    low, high = prompts
     return [
-        Work(
-            f"stream{i}",
-            tuple(rng.choices(VOCABULARY, k=low + round((high - low) * (i + 0.5) / streams))),
-            tokens,
-            ignore_eos=True,
-        )
+        Work(f"stream{i}", tuple(rng.choices(VOCABULARY, k=16)), tokens, ignore_eos=True)
         for i in range(streams)
     ]
 
@@ -177,28 +169,28 @@ class FrontSeconds(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """One turn: TTFT of lone visits with short and long prompts, and their TPOT; TPOT of streams, by their number, with
-    and without HTTP; how much more than without HTTP the TTFT of visits beside streams is; what a full batch takes with
-    and without HTTP, and its steps and tokens. In seconds."""
+    """One turn: TTFT of lone visits with short and long prompts, and their TPOT; TPOT by number of streams; how much
+    more than without HTTP the TTFT of visits beside streams is, and a full batch takes; that batch's steps and tokens.
+    In seconds."""
 
     ttft: tuple[float, float]
     tpot: float
-    streams: Sequence[tuple[float, float]]
+    streams: Sequence[float]
     beside: float
-    batch: tuple[float, float]
+    longer: float
     steps: int
     tokens: int
 
 
 class FrontMeasure:
-    """What HTTP adds, from a server's times of given work beside those of the same work in an engine alone, or of
-    fitted steps.
+    """What HTTP adds, from a server's times of given work beside those of fitted steps, or of the same work in an
+    engine alone.
 
-    Both take requests when they arrive, and forget prompts before they begin. Streams of different lengths of context
-    and a full batch say together what a step, a chunk of a response and a request cost: one stream has one chunk a
-    step, many have as many, and the requests of a batch are short. Where nothing else runs, a request costs what its
-    first token is later than the fit says, and its other tokens than those of a long stream: waking up threads and
-    cores is part of it.
+    Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
+    costs from what each chunk of a response does: sockets, threads and the client are woken for a step, however little
+    it emits. What a full batch takes longer beyond that is what its requests delay it by. Where nothing else runs, a
+    request costs what its first token is later than the fit says, and its other tokens than those of a long stream:
+    waking up threads and cores is part of it.
 
     Raises:
         RuntimeError: a request failed.
@@ -213,8 +205,8 @@ class FrontMeasure:
         self._prompts = (VISIT_TOKENS[0], longest)
         self._turns: list[_Turn] = []
         self._visited_tokens = min(VISITED_TOKENS, max_model_len // 2)
-        for target in (engine, server):  # connections and first uses
-            target.run(stream_work(self._visited, self._prompts, -1))
+        engine.run(stream_work(self._visited, -1))
+        server.run(stream_work(self._visited, -1))  # connections and first uses
         server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
 
     def turn(self, found: Fit) -> None:
@@ -222,10 +214,12 @@ class FrontMeasure:
         server, engine, turn = self._server, self._engine, len(self._turns)
         busy = found.prompt_seconds(self._prompts[1]) + LONE_TOKENS * found.decode_seconds(1, LONE_TOKENS)
         lone = server.run(lone_visits(LONE_GAP + LONE_TIMES * busy, self._prompts, turn))
-        streams = [self._streaming(size, turn) for size in self._sizes]
-        seconds = streams[self._sizes.index(self._visited)][0] * self._visited_tokens
-        among = stream_work(self._visited, self._prompts, turn, self._visited_tokens)
-        among += visits(seconds, self._prompts, turn)
+        streams = [
+            median([_tpot(server.run(stream_work(size, turn))) for _ in range(ALONE if size == 1 else 1)])
+            for size in self._sizes
+        ]
+        seconds = streams[self._sizes.index(self._visited)] * self._visited_tokens
+        among = stream_work(self._visited, turn, self._visited_tokens) + visits(seconds, self._prompts, turn)
         beside = [_ttft(target.run(among)[self._visited :]) for target in (server, engine)]
         mixed = busy_work(self._streams, self._length, turn)
         served, computed = _whole(server.run(mixed)), _whole(engine.run(mixed))
@@ -235,39 +229,25 @@ class FrontMeasure:
                 _tpot(lone),
                 streams,
                 beside[0] - beside[1],
-                (_seconds(served), _seconds(computed)),
+                _seconds(served) - _seconds(computed),
                 len({seconds for record in computed for seconds in record.token_seconds}),
                 sum(record.output_tokens for record in computed),
             )
         )
 
-    def _streaming(self, size: int, turn: int) -> tuple[float, float]:
-        """TPOT of streams on the server and in the engine, one after the other so that both meet the same machine."""
-        tpots: list[tuple[float, float]] = []
-        for _ in range(ALONE if size == 1 else 1):
-            work = stream_work(size, self._prompts, turn)
-            tpots.append((_tpot(self._server.run(work)), _tpot(self._engine.run(work))))
-        served, computed = zip(*tpots, strict=True)
-        return median(served), median(computed)
-
-    def _written(self) -> tuple[float, float, float]:
-        """Seconds for each step, chunk and request that explain all turns best, by relative error."""
-        turns = self._turns
-        measured = [(_terms(size), [each.streams[i] for each in turns]) for i, size in enumerate(self._sizes)]
-        batch = median([each.steps for each in turns]), median([each.tokens for each in turns])
-        measured.append(((*batch, 2.0 * self._streams), [each.batch for each in turns]))
-        served = np.array([median([each[0] for each in times]) for _, times in measured])
-        longer = np.array([median([each[0] - each[1] for each in times]) for _, times in measured])
-        factors = np.array([terms for terms, _ in measured])
-        if self._streams == 1:  # a step has one chunk
-            factors[:, 1] = 0.0
-        step, event, stall = non_negative(factors / served[:, None], longer / served).tolist()
-        return step, event, stall
-
     def seconds(self, found: Fit) -> FrontSeconds:
         """What all turns say, beside the steps of the fit."""
         turns = self._turns
-        step, event, stall = self._written()
+        context = VISIT_TOKENS[0] + STREAM_TOKENS // 2
+        measured = np.array([median(each) for each in zip(*(turn.streams for turn in turns), strict=True)])
+        fitted = np.array([found.decode_seconds(size, context) for size in self._sizes])
+        factors = np.array([(1, size) for size in self._sizes])
+        if len(self._sizes) == 1:
+            factors = factors[:, :1]
+        written = non_negative(factors / measured[:, None], (measured - fitted) / measured)
+        step, event = (*written.tolist(), 0.0)[:2]
+        requests = 2 * self._streams
+        stall = median([(turn.longer - turn.steps * step - turn.tokens * event) / requests for turn in turns])
         waits = [median([turn.ttft[i] for turn in turns]) - step - event for i in range(2)]
         short, long = (
             max(0.0, wait - found.prompt_seconds(tokens))
@@ -281,12 +261,6 @@ class FrontMeasure:
         wake = (median([turn.tpot for turn in turns]) - lone) * (LONE_TOKENS - 1)
         terms = (request, token, step, event, stall, wake, busy)
         return FrontSeconds(*(max(0.0, seconds) for seconds in terms))
-
-
-def _terms(size: int) -> tuple[float, float, float]:
-    """Steps, chunks and requests for each token of ``size`` streams: half of the others are read after a stream has
-    begun, and delay it."""
-    return 1.0, float(size), (size - 1) / 2 / (STREAM_TOKENS - 1)
 
 
 def _seconds(records: Sequence[Record]) -> float:
