@@ -21,7 +21,7 @@ from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
 from headrace.core.memory.retention import block_retention
 from headrace.core.memory.tiers import LowerTiers
-from headrace.core.peers import Inquiry
+from headrace.core.peers import Inquiry, Offer
 from headrace.core.plan import Arrival, Move, StepPlan, Tier
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request
@@ -29,6 +29,9 @@ from headrace.core.sequence import Sequence
 
 RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
+
+ASK_SECONDS = 0.005
+"""How often a peer that still computes a prompt is asked what it has by now."""
 
 LOOK_UP_SECONDS = 0.1
 """How often a request that waits for its blocks is looked up though they have not come: computing the missing ones may
@@ -150,7 +153,7 @@ class BlockTables:
             return SkipReason.PREFIX_IN_FLIGHT
         if self._lower and self._lower.has_peers and patient:
             inquiry = sequence.inquiry or self._ask(self._lower, sequence, hit)
-            if inquiry.answer is None:
+            if inquiry.answer is None or self._asks_again(self._lower, sequence, inquiry, inquiry.answer, hit):
                 return SkipReason.ASKING_PEERS
             if self._lower.take(inquiry, sequence.request.id):
                 hit = self.pool.match(sequence.root, keys, sequence.tokens, limit)
@@ -175,9 +178,14 @@ class BlockTables:
             return SkipReason.PREFIX_IN_FLIGHT
         if self._lower is None or not patient:
             return None
-        if sequence.inquiry is not None and sequence.inquiry.answer is None:
-            return SkipReason.ASKING_PEERS
         claim, recent = self._claims.get(sequence), self._now < sequence.look_up_at
+        if sequence.inquiry is not None:
+            asks = sequence.inquiry.answer is None
+        else:
+            asks = recent and sequence.request.follows
+        if asks:
+            self._lower.claims.keep(claim)
+            return SkipReason.ASKING_PEERS
         if recent and claim is not None and self._lower.waits(claim):
             self.restoring = True
             return SkipReason.RESTORING
@@ -193,6 +201,25 @@ class BlockTables:
         sequence.inquiry = Inquiry(sequence.request.peer, parent, keys[first:end], tokens)
         lower.ask(sequence.inquiry)
         return sequence.inquiry
+
+    def _asks_again(
+        self, lower: LowerTiers, sequence: Sequence, inquiry: Inquiry, offer: Offer, hit: PrefixHit
+    ) -> bool:
+        """Whether a peer that still computes the prompt must be asked again: it had nothing new, or that has come."""
+        if not sequence.request.follows or not offer.peer or (inquiry.taken and not hit.is_ready):
+            return False
+        if offer.blocks and not inquiry.taken:
+            inquiry.keys = inquiry.keys[: offer.blocks]  # the others will be asked for again
+            return False
+        if hit.full >= (len(sequence.request.tokens) - 1) // self.pool.block_size:
+            return False
+        if not inquiry.taken or not hit.full or sequence.keys[hit.full - 1] not in inquiry.keys:
+            sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
+        else:
+            sequence.restore_by = self._now + RESTORE_SECONDS  # something has come
+        sequence.inquiry, sequence.look_up_at = None, self._now + ASK_SECONDS
+        lower.claims.keep(self._claims.get(sequence))
+        return True
 
     def fresh_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
         """Number of blocks to allocate for the known tokens of a sequence, in addition to shared ones."""
