@@ -21,7 +21,7 @@ from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
 from headrace.core.memory.retention import block_retention
 from headrace.core.memory.tiers import LowerTiers
-from headrace.core.peers import Inquiry, Offer
+from headrace.core.peers import Inquiry
 from headrace.core.plan import Arrival, Move, StepPlan, Tier
 from headrace.core.queueing.tenant_queue import PolicyFailed
 from headrace.core.request import Request
@@ -152,8 +152,10 @@ class BlockTables:
         if self.pool.promised(sequence.awaited_key):
             return SkipReason.PREFIX_IN_FLIGHT
         if self._lower and self._lower.has_peers and patient:
-            inquiry = sequence.inquiry or self._ask(self._lower, sequence, hit)
-            if inquiry.answer is None or self._asks_again(self._lower, sequence, inquiry, inquiry.answer, hit):
+            inquiry = sequence.inquiry
+            if inquiry is None or self._has_come(sequence, inquiry, hit):
+                inquiry = self._ask(self._lower, sequence, hit)
+            if self._waits_for_answer(self._lower, sequence, inquiry):
                 return SkipReason.ASKING_PEERS
             if self._lower.take(inquiry, sequence.request.id):
                 hit = self.pool.match(sequence.root, keys, sequence.tokens, limit)
@@ -179,12 +181,8 @@ class BlockTables:
         if self._lower is None or not patient:
             return None
         claim, recent = self._claims.get(sequence), self._now < sequence.look_up_at
-        if sequence.inquiry is not None:
-            asks = sequence.inquiry.answer is None
-        else:
-            asks = recent and sequence.request.follows
-        if asks:
-            self._lower.claims.keep(claim)
+        inquiry = sequence.inquiry
+        if inquiry is not None and self._waits_for_answer(self._lower, sequence, inquiry):
             return SkipReason.ASKING_PEERS
         if recent and claim is not None and self._lower.waits(claim):
             self.restoring = True
@@ -198,28 +196,39 @@ class BlockTables:
         keys = sequence.full_keys(size)
         parent = keys[first - 1] if first else sequence.root
         tokens = sequence.tokens[first * size : end * size]
-        sequence.inquiry = Inquiry(sequence.request.peer, parent, keys[first:end], tokens)
-        lower.ask(sequence.inquiry)
-        return sequence.inquiry
+        inquiry = Inquiry(sequence.request.peer, parent, keys[first:end], tokens)
+        if sequence.request.follows:
+            before = sequence.inquiry
+            if before is None or before.parent != parent:  # something has come
+                sequence.restore_by = self._now + RESTORE_SECONDS
+            sequence.look_up_at = self._now + ASK_SECONDS
+        sequence.inquiry = inquiry
+        lower.ask(inquiry)
+        return inquiry
 
-    def _asks_again(
-        self, lower: LowerTiers, sequence: Sequence, inquiry: Inquiry, offer: Offer, hit: PrefixHit
-    ) -> bool:
-        """Whether a peer that still computes the prompt must be asked again: it had nothing new, or that has come."""
-        if not sequence.request.follows or not offer.peer or (inquiry.taken and not hit.is_ready):
+    def _has_come(self, sequence: Sequence, inquiry: Inquiry, hit: PrefixHit) -> bool:
+        """Whether all has come that a peer held, which still computes the rest of the prompt."""
+        if not sequence.request.follows or not inquiry.taken or not (inquiry.answer and inquiry.answer.peer):
             return False
-        if offer.blocks and not inquiry.taken:
-            inquiry.keys = inquiry.keys[: offer.blocks]  # the others will be asked for again
-            return False
-        if hit.full >= (len(sequence.request.tokens) - 1) // self.pool.block_size:
-            return False
-        if not inquiry.taken or not hit.full or sequence.keys[hit.full - 1] not in inquiry.keys:
-            sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
-        else:
-            sequence.restore_by = self._now + RESTORE_SECONDS  # something has come
-        sequence.inquiry, sequence.look_up_at = None, self._now + ASK_SECONDS
-        lower.claims.keep(self._claims.get(sequence))
-        return True
+        return hit.is_ready and hit.full < (len(sequence.request.tokens) - 1) // self.pool.block_size
+
+    def _waits_for_answer(self, lower: LowerTiers, sequence: Sequence, inquiry: Inquiry) -> bool:
+        """Whether there is no answer, or a peer that still computes the prompt has nothing new and is asked again.
+
+        What the request has so far stays claimed.
+        """
+        answer, follows = inquiry.answer, sequence.request.follows
+        if answer is not None and follows and not inquiry.taken:
+            if answer.blocks:
+                inquiry.keys = inquiry.keys[: answer.blocks]  # the others will be asked for again
+            elif answer.peer and self._now >= sequence.look_up_at:
+                inquiry.answer = None
+                sequence.look_up_at = self._now + ASK_SECONDS
+                lower.ask(inquiry)
+        waits = answer is None or (follows and not answer.blocks and bool(answer.peer))
+        if waits:
+            lower.claims.keep(self._claims.get(sequence))
+        return waits
 
     def fresh_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
         """Number of blocks to allocate for the known tokens of a sequence, in addition to shared ones."""
