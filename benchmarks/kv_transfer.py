@@ -249,6 +249,7 @@ async def load_servers(
                 "max_tokens": args.output_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
+                "skip_special_tokens": False,  # so that each token has text
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }

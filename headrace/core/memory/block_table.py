@@ -31,7 +31,10 @@ RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
 
 ASK_SECONDS = 0.005
-"""How often a peer that still computes a prompt is asked what it has by now."""
+"""How often a peer that still computes a prompt is asked what it has by now, at first."""
+
+ASK_SHARE = 1 / 16
+"""After that, a peer is asked again when it has been waited for longer by this share."""
 
 LOOK_UP_SECONDS = 0.1
 """How often a request that waits for its blocks is looked up though they have not come: computing the missing ones may
@@ -212,6 +215,11 @@ class BlockTables:
             return False
         return hit.is_ready and hit.full < (len(sequence.request.tokens) - 1) // self.pool.block_size
 
+    def asks_at(self, sequence: Sequence) -> float:
+        """When peers are asked again for a waiting sequence; now, if it waits for anything else."""
+        answered = sequence.inquiry is not None and sequence.inquiry.answer is not None
+        return sequence.look_up_at if answered else self._now
+
     def _waits_for_answer(self, lower: LowerTiers, sequence: Sequence, inquiry: Inquiry) -> bool:
         """Whether there is no answer, or a peer that still computes the prompt has nothing new and is asked again.
 
@@ -223,7 +231,8 @@ class BlockTables:
                 inquiry.keys = inquiry.keys[: answer.blocks]  # the others will be asked for again
             elif answer.peer and self._now >= sequence.look_up_at:
                 inquiry.answer = None
-                sequence.look_up_at = self._now + ASK_SECONDS
+                waited = self._now - (sequence.restore_by - RESTORE_SECONDS)
+                sequence.look_up_at = self._now + max(ASK_SECONDS, ASK_SHARE * waited)
                 lower.ask(inquiry)
         waits = answer is None or (follows and not answer.blocks and bool(answer.peer))
         if waits:

@@ -205,16 +205,20 @@ def test_blocks_are_pulled_while_the_peer_computes(overlap, disk_steps):
 
 
 def test_a_peer_that_computes_no_further_is_not_waited_for_longer():
-    engine, _, _, record = scene(held=STORY[:8])
+    engine, _, peers, record = scene(held=STORY[:8])
     engine.submit(request("a", STORY, max_tokens=3, peer="there", follows=True), 0.0)
-    now = 0.0
+    now, steps = 0.0, 0
     while now < RESTORE_SECONDS:
         record.fold(engine.step(now))
-        now += 0.01
+        due, steps = engine.wake_at(now), steps + 1
+        assert due is not None
+        now = max(due, now + 0.0001)
     assert not record.of(Admitted)
     drain(engine, record, now + 0.1)
     assert record.tokens["a"] == expected_tokens(STORY, 0, 3, frozenset())
     assert [event.cached_tokens for event in record.of(Admitted)] == [8]
+    assert len(peers.asked) < 100, "it is asked less and less often"
+    assert steps < 200, "and the engine sleeps until then"
 
 
 def test_a_lost_peer_is_not_followed():
