@@ -121,8 +121,7 @@ def simulate(
 ) -> None:
     """Simulate an engine, or several behind a router, on a device that need not be present.
 
-    With several --scheduling-policy, --queue-order or --prefill-replicas, each is simulated over the same requests, and
-    the table shows the ratio of each figure to the first one's.
+    With several --scheduling-policy, --queue-order or --prefill-replicas, each is compared with the first one.
     """
     check_export(export)
     on = MachineFlags(shape, device, degree, weights, kv, calibration, front, max_model_len)
