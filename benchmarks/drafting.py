@@ -38,6 +38,7 @@ from benchmarks.scripted_texts import Script, Texts
 from benchmarks.stage import arguments, say
 from benchmarks.widened import write_pair
 from headrace import LLM, SamplingParams
+from headrace.compute.device import resolve_device
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
@@ -299,6 +300,8 @@ def opened(stack: ExitStack, args: Any) -> list[LLM]:
     options: dict[str, Any] = {"load_format": args.load_format, "device": args.device}
     if args.kind in SCRIPTED:
         options["max_model_len"] = 4096
+    if resolve_device(args.device).type == "cuda":
+        options["kv_cache_memory_bytes"] = 8 << 30  # there are two engines
     configs = (None, None if args.control else json.dumps(config))
     return [stack.enter_context(LLM(model, speculative_config=each, **options)) for each in configs]
 

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from headrace.lab.plan.devices import DEVICES, DeviceSpec
 from headrace.lab.plan.launches import GRAPHS, TORCH, TRITON, Kernels, expected
 from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, chunk
 from headrace.lab.plan.shapes import SHAPES, ModelShape
+from scripts.gpu_kernels import shown
 
 BUILTIN = ModelShape("builtin", 3, 256, 4, 2, 64, 768, 4096, tied_embeddings=True)
 
@@ -117,6 +119,8 @@ def measurements(
                 )
         if way == "bf16":
             for name in names:
+                found[f"kernels, {name}"] = lambda name=name: measure_kernels(name, "bf16", device, folder)
+            for name in names:
                 found[f"offline, {name}"] = lambda name=name: measure_offline(
                     name, "bf16", device, folder, Figures(*figures)
                 )
@@ -202,6 +206,19 @@ def measure_model(name: str, way: str, device: str, folder: Path, figures: Figur
         figures.take(
             f"{name}, {way}, prompt {length}", lambda length=length: _prefill(llm, name, way, length)
         )
+
+
+def measure_kernels(name: str, way: str, device: str, folder: Path) -> None:
+    """The device's time by kernel, for each batch at one context, and for a prompt."""
+    llm, sizes = LLM(folder_of(name, folder), **options_of(name, way, device)), _sizes(device)
+    context = sizes.contexts[-2:][0]
+    for batch in sizes.batches:
+        prompts = _prompts(batch, context)
+        _seconds(llm, prompts, 2)
+        shown(f"decode {batch} x {context}", sizes.steps, partial(_seconds, llm, prompts, 1 + sizes.steps))
+    length = sizes.prompts[0]
+    _seconds(llm, _prompts(1, length), 1)
+    shown(f"prompt {length}", 1, partial(_seconds, llm, _prompts(1, length), 1))
 
 
 def _prompts(count: int, length: int) -> list[list[int]]:

@@ -75,6 +75,7 @@ def attend(
     tabled = tabled and kind != "decode" and not prefix
     constants |= {"ROWS": shape.rows, "KEYS": shape.keys, "TABLED": tabled, "WINDOWED": windowed}
     constants |= {"CAPPED": capped, "SCALED": scaled, "SPLIT": split, "PREFIX": prefix}
+    constants["WHOLE"] = shape.rows >= 64 and not windowed and not prefix
     constants["DOT"] = {"bf16": tl.bfloat16, "fp16": tl.float16}[dtype]
     out = "*fp32" if split else f"*{dtype}"
     scales = "*fp32" if scaled else f"*{pages}"
@@ -87,11 +88,11 @@ def attend(
 def rope(pages: str, largest: int) -> Case:
     """Rotation and write of a Qwen3, which norms each head."""
     constants = {"HEADS": 16, "KV_HEADS": 8, "D": 128, "BLOCK_D": 128, "ROTARY": 128, "PAGE": 16}
-    constants |= {"GATHERED": True, "NORMED": True, "LARGEST": largest}
+    constants |= {"GATHERED": True, "NORMED": True, "LARGEST": largest, "TOGETHER": 8}
     types = {"qkv": "*bf16", "queries": "*bf16", "keys": f"*{pages}", "values": f"*{pages}", "eps": "fp32"}
     types |= dict.fromkeys(("key_scales", "value_scales", "rotation", "norms"), "*fp32")
     types |= dict.fromkeys(("positions", "slots"), "*i64")
-    return Case(elementwise.rope_write, types, constants, {"num_warps": 1})
+    return Case(elementwise.rope_write, types, constants, {"num_warps": 4})
 
 
 def multiply(bits: int, in_bytes: bool, rows: int, *, whole: bool = False, fp8: bool = False) -> Case:
@@ -121,7 +122,7 @@ def cases(shared: int) -> dict[str, Case]:
     choice |= dict.fromkeys(("temperature", "min_p", "top_p", "uniform"), "*fp64")
     joined = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16"}
     joined |= dict.fromkeys(("tiles", "starts", "contexts"), "*i32")
-    sizes = {"KV_HEADS": 8, "GROUP": 4, "D": 128, "BLOCK_D": 128, "ROWS": 16, "TABLED": False}
+    sizes = {"KV_HEADS": 8, "GROUP": 4, "D": 128, "BLOCK_D": 128, "ROWS": 16, "TABLED": False, "PARTS": 16}
     added = {"parts": "*fp32", "row_scales": "*fp32", "bias": "*bf16", "out": "*bf16"}
     added |= {"sums": "*i32", "scales": "*fp32"}
     penalized = {"logits": "*fp32", "counts": "*i32"}
@@ -273,7 +274,7 @@ def page(record: dict[str, Any]) -> str:
         "This page is generated: `python scripts/kernel_gate.py --write`.",
         "",
         f"Each kernel of `--kernels triton` is compiled for each target with Triton {record['triton']}, without a GPU."
-        " The kernels have not run on one.",
+        " On an H200 they give what torch gives (`scripts/gpu_check`).",
         "A cell has the registers of a thread and the shared memory of a program in KiB. The bytes of a thread that do"
         " not fit its",
         "registers are in brackets. A test fails if a number grows, or if a kernel of prefill has no WGMMA on sm_90.",

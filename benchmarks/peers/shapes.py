@@ -134,12 +134,14 @@ def widened(own: Shape, size: Shape, suffix: str = "") -> Shape:
 
 _TARGET, _DRAFT = PACKAGED["builtin-target"], PACKAGED["builtin-draft"]
 _HALF = replace(SHAPES["smollm2-135m"], hidden=288, intermediate=768, layers=8, head_dim=32)
+_LARGER = replace(SHAPES["llama-3.2-1b"], hidden=1024, intermediate=4096, layers=4, head_dim=32)
 
 WIDENED: Mapping[str, tuple[Shape, Shape]] = {
     "smollm2-135m": (widened(_TARGET, SHAPES["smollm2-135m"]), widened(_DRAFT, _HALF, "-draft")),
+    "llama-3.2-1b": (widened(_TARGET, SHAPES["llama-3.2-1b"]), widened(_DRAFT, _LARGER, "-draft")),
 }
-"""The built-in model at a published size, and its draft model at half the width and a quarter of the layers: 134.5 and
-21.2 million parameters.
+"""The built-in model at published sizes, and its draft model at half the width and a quarter of the layers: 134.5 and
+21.2 million parameters, and for a GPU 1,236 and 192.
 """
 
 EVERY: Mapping[str, Shape] = {

@@ -77,5 +77,5 @@ def test_a_stage_that_fails_is_told_and_others_are_not_run_again(tmp_path: Path)
     assert [line for line in done.stdout.splitlines() if line.startswith("==")] == [
         "== clients of vLLM, builtin"
     ]
-    assert "no such module" in done.stderr
+    assert "no such module" in done.stdout
     assert json.loads(state.read_text())["clients of vLLM, builtin"].startswith("failed (1)")

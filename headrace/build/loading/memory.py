@@ -55,7 +55,7 @@ def open_memory(
 ) -> Memory:
     """Size the KV cache, allocate it, open the lower tiers, put the runner on them, and record its graphs."""
     cache, plans, place = options.cache, options.scheduler, computing.shard.place
-    graphs = _graphs(options, computing)
+    graphs = _graphs(options, computing, knobs.batched_tokens)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     sizes = StepSizes(cache.block_size, plans.max_num_seqs, knobs.batched_tokens)
     step_bytes = _step_bytes(computing, cache, plans, knobs) if device.type == "cuda" else None
@@ -118,13 +118,15 @@ def _share_memory(
     return tuple(leader.allocate(MemorySetup(*sizes, options.scheduler.max_num_seqs, *disk)))
 
 
-def _graphs(options: Options, computing: Computing) -> Graphs:
-    """The graphs to record, unless the options forbid them. Heads and other ranks take part in single operations."""
+def _graphs(options: Options, computing: Computing, tokens: int) -> Graphs:
+    """The graphs to record for steps of at most ``tokens`` tokens, unless the options forbid them. Heads and other
+    ranks take part in single operations.
+    """
     if options.model.enforce_eager or reads_states(options.scheduler) or computing.leader is not None:
         return Graphs(None)
     config = speculation(options.scheduler)
     most_drafts = None if config is None else config.num_speculative_tokens
-    return plan_graphs(computing.decoder, options.scheduler.max_num_seqs, most_drafts)
+    return plan_graphs(computing.decoder, options.scheduler.max_num_seqs, most_drafts, tokens)
 
 
 def _step_bytes(computing: Computing, cache: CacheOptions, plans: SchedulerOptions, knobs: Knobs) -> int:

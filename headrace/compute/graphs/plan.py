@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from headrace.compute.graphs.body import Ending
 from headrace.compute.graphs.recorder import CudaRecorder
-from headrace.compute.graphs.sizes import MOST_LINES, few_sizes, graph_sizes
+from headrace.compute.graphs.sizes import MOST_LINES, MOST_TOKENS, few_sizes, graph_sizes, prompt_sizes
 from headrace.compute.graphs.steps import Captured, GraphSpec
 from headrace.compute.model.decoder import Decoder
 from headrace.core.capacity import activation_bytes
@@ -28,8 +28,9 @@ class Graphs(NamedTuple):
     bytes: int = 0
 
 
-def plan_graphs(decoder: Decoder, rows: int, drafts: int | None) -> Graphs:
-    """The graphs for decode steps of at most ``rows`` rows: none on a CPU, or with kernels that cannot be recorded.
+def plan_graphs(decoder: Decoder, rows: int, drafts: int | None, tokens: int) -> Graphs:
+    """The graphs for steps of at most ``rows`` rows and ``tokens`` tokens: none on a CPU, or with kernels that cannot
+    be recorded.
 
     ``drafts`` is the most tokens that a drafter proposes for a row in a step; None: there is no drafter.
     """
@@ -46,22 +47,22 @@ def plan_graphs(decoder: Decoder, rows: int, drafts: int | None) -> Graphs:
         decoder.spec.hidden_size,
         decoder.dtype,
         row_tokens,
-        MOST_LINES,
+        min(tokens, MOST_TOKENS),
     )
     counts = (rows + 1) * decoder.spec.vocab_size * 4
-    return Graphs(spec, _graph_bytes(decoder, lines, drafting) + counts)
+    return Graphs(spec, _graph_bytes(decoder, spec) + counts)
 
 
-def _graph_bytes(decoder: Decoder, lines: int, drafts: bool) -> int:
+def _graph_bytes(decoder: Decoder, spec: GraphSpec) -> int:
     """Memory to keep for graphs: that of the largest step, in which all others compute too, and each one's own."""
-    sizes, few = graph_sizes(lines), few_sizes(graph_sizes(MOST_LINES))
-    graphs = (len(sizes) + len(few_sizes(sizes))) * (2 * len(Ending) if drafts else len(Ending) + 1)
+    sizes, few = graph_sizes(spec.lines), prompt_sizes(max(spec.tokens, spec.lines))
+    graphs = (len(sizes) + len(few_sizes(sizes))) * (2 * len(Ending) if spec.drafts else len(Ending) + 1)
     step = activation_bytes(
         hidden_size=decoder.spec.hidden_size,
         intermediate_size=decoder.spec.intermediate_size,
         vocab_size=decoder.spec.vocab_size,
         itemsize=decoder.dtype.itemsize,
-        max_num_batched_tokens=MOST_LINES,
+        max_num_batched_tokens=few[-1],
         max_num_seqs=0,  # a graph samples from its logits as they are, without a copy
     )
     step += 2 * sizes[-1] * decoder.spec.vocab_size * 4  # and those that are penalized in float32

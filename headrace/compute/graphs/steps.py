@@ -14,7 +14,7 @@ import torch
 from headrace.compute.graphs.body import Decoder, Ending, StepBody, Variant
 from headrace.compute.graphs.buffers import Fetched, Fields, Staging, StepBuffers
 from headrace.compute.graphs.recorder import Recorder
-from headrace.compute.graphs.sizes import MOST_KEYS_AGAIN, few_sizes, graph_sizes
+from headrace.compute.graphs.sizes import MOST_KEYS_AGAIN, few_sizes, graph_sizes, prompt_sizes
 from headrace.compute.kv import PagedKV
 from headrace.compute.sampling.lines import NO_DRAFT, Lines
 from headrace.compute.sampling.sampler import Drawing
@@ -66,7 +66,7 @@ class GraphedSteps:
         self._row_tokens = spec.row_tokens
         self._recorder = spec.recorder
         self._drawing = graph_sizes(spec.lines)
-        self._sizes = sorted({*self._drawing, *few_sizes(graph_sizes(max(spec.tokens, spec.lines)))})
+        self._sizes = sorted({*self._drawing, *prompt_sizes(max(spec.tokens, spec.lines))})
         self._drafts = spec.drafts
         most = self._sizes[-1]
         self._slots = slots

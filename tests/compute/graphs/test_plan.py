@@ -11,7 +11,7 @@ import torch
 from headrace.build.loading.memory import _graphs
 from headrace.compute.graphs import plan
 from headrace.compute.graphs.plan import describe_graphs, plan_graphs
-from headrace.compute.graphs.sizes import graph_sizes
+from headrace.compute.graphs.sizes import MOST_TOKENS, graph_sizes
 from headrace.compute.graphs.steps import Captured
 from headrace.config import ModelOptions, Options
 
@@ -30,25 +30,32 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_graphs_are_recorded_on_a_gpu_by_kernels_that_allow_it() -> None:
-    planned = plan_graphs(decoder(), 20, None)
+    planned = plan_graphs(decoder(), 20, None, 8192)
     assert planned.spec is not None
     assert [*planned.spec][:3] == ["recorder of cuda", 20, False]
     assert planned.bytes > (5 * len(graph_sizes(20)) << 20) + 20 * 1000 * 4
     for other in (decoder("cpu"), decoder(kernels="torch")):
-        assert plan_graphs(other, 20, None) == (None, 0)
+        assert plan_graphs(other, 20, None, 8192) == (None, 0)
 
 
 def test_options_and_other_ranks_forbid_graphs() -> None:
     whole: Any = SimpleNamespace(decoder=decoder(), leader=None)
     part: Any = SimpleNamespace(decoder=decoder(), leader=object())
-    assert _graphs(Options(model=ModelOptions(enforce_eager=True)), whole) == (None, 0)
-    assert _graphs(Options(), part) == (None, 0)
-    assert _graphs(Options(), whole).spec is not None
+    assert _graphs(Options(model=ModelOptions(enforce_eager=True)), whole, 8192) == (None, 0)
+    assert _graphs(Options(), part, 8192) == (None, 0)
+    assert _graphs(Options(), whole, 8192).spec is not None
+
+
+@pytest.mark.parametrize(("most", "tokens"), [(300, 300), (8192, MOST_TOKENS)])
+def test_graphs_of_prompts_end_at_the_largest_step(most: int, tokens: int) -> None:
+    spec = plan_graphs(decoder(), 20, None, most).spec
+    assert spec is not None
+    assert spec.tokens == tokens
 
 
 @pytest.mark.parametrize(("rows", "lines"), [(20, 100), (400, 512)])
 def test_drafts_take_a_line_each(rows: int, lines: int) -> None:
-    spec = plan_graphs(decoder(), rows, 4).spec
+    spec = plan_graphs(decoder(), rows, 4, 8192).spec
     assert spec is not None
     assert spec[1:3] == (lines, True)
 
@@ -58,7 +65,7 @@ def test_a_row_with_drafts_is_cut_to_what_attention_computes_together(
     drafts: int | None, tokens: int
 ) -> None:
     """Four heads of queries share one of keys, so eight tokens are a tile of 32."""
-    spec = plan_graphs(decoder(), 8, drafts).spec
+    spec = plan_graphs(decoder(), 8, drafts, 8192).spec
     assert spec is not None
     assert spec.row_tokens == tokens
 

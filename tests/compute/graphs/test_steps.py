@@ -11,7 +11,7 @@ from headrace.compute import batch
 from headrace.compute.batch import Batch
 from headrace.compute.graphs import steps
 from headrace.compute.graphs.body import Variant
-from headrace.compute.graphs.sizes import MOST_LINES, few_sizes, graph_sizes
+from headrace.compute.graphs.sizes import MOST_LINES, MOST_TOKENS, few_sizes, graph_sizes, prompt_sizes
 from headrace.compute.graphs.steps import GraphSpec
 from headrace.compute.kv import PagedKV
 from headrace.compute.runner import LocalRunner
@@ -66,6 +66,15 @@ def test_few_sizes_have_graphs_for_shared_prefixes_too() -> None:
         size = next(each for each in few_sizes(graph_sizes(MOST_LINES)) if each >= lines)
         assert size < 2 * lines
         assert few_sizes(graph_sizes(lines))[-1] == graph_sizes(lines)[-1]
+
+
+def test_sizes_for_prompts_go_further() -> None:
+    assert prompt_sizes(40) == few_sizes(graph_sizes(40))
+    assert prompt_sizes(10_000)[-1] == MOST_TOKENS
+    for tokens in range(MOST_LINES + 1, MOST_TOKENS + 1):
+        size = next(each for each in prompt_sizes(MOST_TOKENS) if each >= tokens)
+        assert size - tokens < (64 if tokens <= 1024 else 128)
+        assert prompt_sizes(tokens)[-1] == size
 
 
 def test_sizes_hold_every_number_of_lines_with_little_padding() -> None:

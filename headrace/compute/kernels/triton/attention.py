@@ -70,17 +70,76 @@ def _span(
 # fmt: off
 @triton.jit
 def _scores(q, k, key_scale, key, at, scale, cap, window,
-            WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr):
-    """Scores of a tile in powers of two; minus infinity where a query does not see a key."""
-    score = tl.dot(q, k, input_precision="ieee") * scale
+            WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr):
+    """Scores of a tile; minus infinity where a query does not see a key."""
+    score = tl.dot(q, k, input_precision="ieee")
     if SCALED:
         score = score * key_scale[None, :]
     if CAPPED:
-        score = cap * (2 * tl.sigmoid(2 * score / cap) - 1)
-    seen = key[None, :] <= at[:, None]
-    if WINDOWED:
-        seen = seen & (key[None, :] > at[:, None] - window)
-    return tl.where(seen, score * LOG2E, float("-inf"))
+        score = cap * (2 * tl.sigmoid(2 * score * scale / cap) - 1)
+    if MASKED:
+        seen = key[None, :] <= at[:, None]
+        if WINDOWED:
+            seen = seen & (key[None, :] > at[:, None] - window)
+        score = tl.where(seen, score, float("-inf"))
+    return score
+
+
+@triton.jit
+def _read(q, at, peak, total, mean, begin, end, row, head,
+          keys, values, key_scales, value_scales, tables, table_width, block_stride, scale_stride,
+          scale, cap, window,
+          KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+          WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, DOT: tl.constexpr,
+          MASKED: tl.constexpr):
+    """A tile's peaks, sums and means after the keys from ``begin`` to ``end``.
+
+    Unless ``MASKED``, these are whole tiles of keys, and all queries see them.
+    """
+    feature = tl.arange(0, BLOCK_D)
+    real = feature < D
+    unit = scale * LOG2E
+    if CAPPED:
+        unit = scale * 0 + LOG2E
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        inside = key < end
+        if MASKED:
+            block = tl.load(tables + row * table_width + key // PAGE, mask=inside, other=0).to(tl.int64)
+        else:
+            block = tl.load(tables + row * table_width + key // PAGE).to(tl.int64)
+        where = block * block_stride + ((key % PAGE) * KV_HEADS + head) * D
+        key_scale = key
+        value_scale = key
+        if SCALED:
+            factor = block * scale_stride + head * PAGE + key % PAGE
+            key_scale = tl.load(key_scales + factor, mask=inside, other=0.0)
+            value_scale = tl.load(value_scales + factor, mask=inside, other=0.0)
+        if MASKED:
+            k = tl.load(keys + where[None, :] + feature[:, None], mask=inside[None, :] & real[:, None], other=0.0)
+        elif BLOCK_D == D:
+            k = tl.load(keys + where[None, :] + feature[:, None])
+        else:
+            k = tl.load(keys + where[None, :] + feature[:, None], mask=real[:, None], other=0.0)
+        score = _scores(q, k.to(DOT), key_scale, key, at, scale, cap, window, WINDOWED, CAPPED, SCALED, MASKED)
+        new = tl.maximum(peak, tl.max(score, 1) * unit)
+        finite = new
+        if MASKED:
+            finite = tl.where(new == float("-inf"), 0.0, new)  # a line may see none of these keys
+        p = tl.exp2(score * unit - finite[:, None])
+        shrink = tl.exp2(peak - finite)
+        total = total * shrink + tl.sum(p, 1)
+        if MASKED:
+            v = tl.load(values + where[:, None] + feature[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+        elif BLOCK_D == D:
+            v = tl.load(values + where[:, None] + feature[None, :])
+        else:
+            v = tl.load(values + where[:, None] + feature[None, :], mask=real[None, :], other=0.0)
+        if SCALED:
+            p = p * value_scale[None, :]
+        mean = tl.dot(p.to(DOT), v.to(DOT), mean * shrink[:, None], input_precision="ieee")
+        peak = new
+    return peak, total, mean
 
 
 @triton.jit(
@@ -92,7 +151,7 @@ def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, st
            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
            PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TABLED: tl.constexpr,
            WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr,
-           PREFIX: tl.constexpr, DOT: tl.constexpr):
+           PREFIX: tl.constexpr, DOT: tl.constexpr, WHOLE: tl.constexpr):
     """One tile of queries over (a part of) the keys that it sees; of its ``parts``, so many are ``earlier`` ones."""
     shared = tl.program_id(0) * 0
     if PREFIX:
@@ -112,29 +171,17 @@ def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, st
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mean = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for start in range(begin, end, KEYS):
-        key = start + tl.arange(0, KEYS)
-        inside = key < end
-        block = tl.load(tables + row * table_width + key // PAGE, mask=inside, other=0).to(tl.int64)
-        where = block * block_stride + ((key % PAGE) * KV_HEADS + head) * D
-        key_scale = key
-        value_scale = key
-        if SCALED:
-            factor = block * scale_stride + head * PAGE + key % PAGE
-            key_scale = tl.load(key_scales + factor, mask=inside, other=0.0)
-            value_scale = tl.load(value_scales + factor, mask=inside, other=0.0)
-        k = tl.load(keys + where[None, :] + feature[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-        score = _scores(q, k.to(DOT), key_scale, key, at, scale, cap, window, WINDOWED, CAPPED, SCALED)
-        new = tl.maximum(peak, tl.max(score, 1))
-        finite = tl.where(new == float("-inf"), 0.0, new)  # a line may see none of these keys
-        p = tl.exp2(score - finite[:, None])
-        shrink = tl.exp2(peak - finite)
-        total = total * shrink + tl.sum(p, 1)
-        v = tl.load(values + where[:, None] + feature[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-        if SCALED:
-            p = p * value_scale[None, :]
-        mean = tl.dot(p.to(DOT), v.to(DOT), mean * shrink[:, None], input_precision="ieee")
-        peak = new
+    whole = begin
+    if WHOLE:  # all queries of the tile see the keys before its first one
+        whole = tl.maximum(begin, tl.minimum(end, position + 1) // KEYS * KEYS)
+        peak, total, mean = _read(
+            q, at, peak, total, mean, begin, whole, row, head,
+            keys, values, key_scales, value_scales, tables, table_width, block_stride, scale_stride,
+            scale, cap, window, KV_HEADS, D, BLOCK_D, PAGE, KEYS, WINDOWED, CAPPED, SCALED, DOT, False)
+    peak, total, mean = _read(
+        q, at, peak, total, mean, whole, end, row, head,
+        keys, values, key_scales, value_scales, tables, table_width, block_stride, scale_stride,
+        scale, cap, window, KV_HEADS, D, BLOCK_D, PAGE, KEYS, WINDOWED, CAPPED, SCALED, DOT, True)
     mean = mean / tl.where(total > 0, total, 1.0)[:, None]
     if SPLIT:
         part = place * parts + earlier + tl.program_id(2)
@@ -146,25 +193,30 @@ def attend(queries, out, sums, keys, values, key_scales, value_scales, tiles, st
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tiles", "starts", "contexts"])
 def join(parts, sums, out, tiles, starts, contexts, splits,
          KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-         ROWS: tl.constexpr, TABLED: tl.constexpr):
-    """The attention of a tile from the means and logarithmic sums of its parts."""
+         ROWS: tl.constexpr, TABLED: tl.constexpr, PARTS: tl.constexpr):
+    """The attention of a line of a tile from the means and logarithmic sums of its parts, ``PARTS`` at once."""
     _, token, count, _ = _tile(tiles, starts, contexts, TABLED, ROWS // GROUP)
-    _, used, place = _lines(token, count, ROWS, KV_HEADS, GROUP)
+    line = tl.program_id(2)
+    used = line // GROUP < count
+    limit = tl.where(used, splits, 0)
+    place = (((token + line // GROUP) * KV_HEADS + tl.program_id(1)) * GROUP + line % GROUP).to(tl.int64)
     feature = tl.arange(0, BLOCK_D)
-    held = used[:, None] & (feature < D)[None, :]
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mean = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for split in range(splits):
+    real = feature < tl.where(used, D, 0)
+    peak = float("-inf")
+    total = 0.0
+    mean = tl.zeros([BLOCK_D], tl.float32)
+    for first in range(0, splits, PARTS):
+        split = first + tl.arange(0, PARTS)
         part = place * splits + split
-        weight = tl.load(sums + part, mask=used, other=float("-inf"))
-        new = tl.maximum(peak, weight)
+        held = split < limit
+        weight = tl.load(sums + part, mask=held, other=float("-inf"))
+        each = tl.load(parts + part[:, None] * D + feature[None, :], mask=held[:, None] & real[None, :], other=0.0)
+        new = tl.maximum(peak, tl.max(weight, 0))
         finite = tl.where(new == float("-inf"), 0.0, new)
         share, shrink = tl.exp2(weight - finite), tl.exp2(peak - finite)
-        each = tl.load(parts + part[:, None] * D + feature[None, :], mask=held, other=0.0)
-        mean = mean * shrink[:, None] + each * share[:, None]
-        total = total * shrink + share
+        mean = mean * shrink + tl.sum(each * share[:, None], 0)
+        total = total * shrink + tl.sum(share, 0)
         peak = new
-    mean = mean / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out + place[:, None] * D + feature[None, :], mean.to(out.dtype.element_ty), mask=held)
+    mean = mean / tl.where(total > 0, total, 1.0)
+    tl.store(out + place * D + feature, mean.to(out.dtype.element_ty), mask=real)
 # fmt: on

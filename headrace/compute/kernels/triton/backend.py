@@ -6,6 +6,7 @@ source runs on CPU tensors, which is how it is tested without a GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ from headrace.compute.transfer import upload
 _LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
 _LANES = 512
 """Logits that a program of sampling reads at once."""
+_HEADS_TOGETHER = 8
+"""Heads that a program of rotation takes at most: a power of two."""
 _WIDEST = 1 << 14
 """Elements of a row, with as many of its gate, that a program holds in its registers."""
 
@@ -142,7 +145,8 @@ class TritonKernels:
         heads, kv_heads, head_dim = shape
         queries = qkv.new_empty((len(qkv), heads, head_dim))
         scaled = pages.key_scales is not None and pages.value_scales is not None
-        elementwise.rope_write[(len(qkv), heads + 2 * kv_heads)](
+        together = math.gcd(heads, kv_heads, _HEADS_TOGETHER)
+        elementwise.rope_write[(len(qkv), (heads + 2 * kv_heads) // together)](
             qkv,
             queries,
             pages.keys,
@@ -165,7 +169,8 @@ class TritonKernels:
             GATHERED=positions is not None,
             NORMED=qk_norm is not None,
             LARGEST=_LARGEST[pages.keys.dtype] if scaled else 0,
-            num_warps=1,
+            TOGETHER=together,
+            num_warps=warps_for(2 * together * power(head_dim)),
         )
         return queries
 

@@ -113,57 +113,62 @@ def gated(gate_up, out, scales, width, SILU: tl.constexpr, LARGEST: tl.constexpr
 def _write(pages, scales, value, inside, slot, head, block_stride, scale_stride,
            KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
            LARGEST: tl.constexpr):
-    """One head into its slot; with ``LARGEST`` scaled to that number at most. A slot below zero is nowhere."""
+    """Heads [H, D] of a token into its slot; with ``LARGEST`` each scaled to that number at most. A slot below zero is
+    nowhere."""
     block = slot // PAGE
     offset = slot % PAGE
     feature = tl.arange(0, BLOCK_D)
-    there = inside & (feature + slot >= feature)
-    place = pages + block * block_stride + (offset * KV_HEADS + head) * D + feature
+    there = inside & (head[:, None] + slot >= head[:, None])
+    place = pages + block * block_stride + (offset * KV_HEADS + head[:, None]) * D + feature[None, :]
     if LARGEST == 0:
         tl.store(place, value.to(pages.dtype.element_ty), mask=there)
     else:
         wide = value.to(tl.float32)
-        most = tl.max(tl.where(inside, tl.abs(wide), 0.0), 0)
-        wide = _nearest(wide * tl.where(most > SMALLEST, LARGEST / most, 0.0), LARGEST)
+        most = tl.max(tl.where(inside, tl.abs(wide), 0.0), 1)
+        wide = _nearest(wide * tl.where(most > SMALLEST, LARGEST / most, 0.0)[:, None], LARGEST)
         tl.store(place, wide.to(pages.dtype.element_ty), mask=there)
-        tl.store(scales + block * scale_stride + head * PAGE + offset, most / LARGEST, mask=slot >= 0)
+        tl.store(scales + block * scale_stride + head * PAGE + offset, most / LARGEST, mask=head + slot >= head)
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, positions, norms, slots,
                block_stride, scale_stride, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
                BLOCK_D: tl.constexpr, ROTARY: tl.constexpr, PAGE: tl.constexpr, GATHERED: tl.constexpr,
-               NORMED: tl.constexpr, LARGEST: tl.constexpr):
-    """One head of one token: normed, rotated, and written where it belongs."""
+               NORMED: tl.constexpr, LARGEST: tl.constexpr, TOGETHER: tl.constexpr):
+    """Some heads of one token, all of the same kind: normed, rotated, and written where they belong."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    first = tl.program_id(1) * TOGETHER
+    head = first + tl.arange(0, TOGETHER)
     feature = tl.arange(0, BLOCK_D)
-    inside = feature < D
-    line = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * D
-    queried = feature * 0 + head < HEADS + KV_HEADS  # queries and keys, which are normed and rotated
-    turns = (feature < ROTARY) & queried
+    inside = (feature < D)[None, :] & (head >= 0)[:, None]
+    line = qkv + (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * D
+    queried = head < HEADS + KV_HEADS  # queries and keys, which are normed and rotated
+    turned = feature < ROTARY
+    turns = turned[None, :] & queried[:, None]
     other = tl.where(feature < ROTARY // 2, feature + ROTARY // 2, feature - ROTARY // 2)
-    x = tl.load(line + feature, mask=inside, other=0.0)
-    y = tl.load(line + other, mask=turns, other=0.0)
+    x = tl.load(line + feature[None, :], mask=inside, other=0.0)
+    y = tl.load(line + other[None, :], mask=turns, other=0.0)
     if NORMED:
         wide = x.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, 0) / D + eps)
-        scale = tl.where(head < HEADS + KV_HEADS, scale, 1.0)
-        factor = tl.load(norms + head * D + feature, mask=inside & queried, other=1.0)
+        scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)
+        scale = tl.where(queried, scale, 1.0)[:, None]
+        weight = norms + head[:, None] * D
+        factor = tl.load(weight + feature[None, :], mask=inside & queried[:, None], other=1.0)
         x = (wide * scale * factor).to(x.dtype)
-        factor = tl.load(norms + head * D + other, mask=turns, other=1.0)
+        factor = tl.load(weight + other[None, :], mask=turns, other=1.0)
         y = (y.to(tl.float32) * scale * factor).to(y.dtype)
     at = token
     if GATHERED:
         at = tl.load(positions + token)
-    cosine = tl.load(rotation + at * 2 * ROTARY + feature, mask=turns, other=1.0)
-    sine = tl.load(rotation + at * 2 * ROTARY + ROTARY + feature, mask=turns, other=0.0)
-    x = (x.to(tl.float32) * cosine + y.to(tl.float32) * sine).to(x.dtype)
-    if head < HEADS:
-        tl.store(queries + (token * HEADS + head) * D + feature, x, mask=inside)
+    if first < HEADS + KV_HEADS:
+        cosine = tl.load(rotation + at * 2 * ROTARY + feature, mask=turned, other=1.0)
+        sine = tl.load(rotation + at * 2 * ROTARY + ROTARY + feature, mask=turned, other=0.0)
+        x = (x.to(tl.float32) * cosine[None, :] + y.to(tl.float32) * sine[None, :]).to(x.dtype)
+    if first < HEADS:
+        tl.store(queries + (token * HEADS + head[:, None]) * D + feature[None, :], x, mask=inside)
     else:
         slot = tl.load(slots + token)
-        if head < HEADS + KV_HEADS:
+        if first < HEADS + KV_HEADS:
             _write(keys, key_scales, x, inside, slot, head - HEADS, block_stride, scale_stride,
                    KV_HEADS, D, BLOCK_D, PAGE, LARGEST)
         else:

@@ -30,6 +30,12 @@ _KINDS = {"decode": (16, 4), "mixed": (32, 4), "prefill": (128, 8)}
 """Lines of a tile, and the warps that compute it."""
 
 
+_WHOLE_LINES = 64
+"""Tiles of so many lines read the keys that all of their queries see without masks, by code of its own."""
+_PARTS = 16
+"""Parts of a line that are added at once."""
+
+
 class Shape(NamedTuple):
     """A tile of ``rows`` lines by ``keys`` keys, computed by ``warps``, with ``stages`` of keys in shared memory."""
 
@@ -148,7 +154,9 @@ class AttentionPlan:
                 continue
             shape = shape_of(kind, group, head_dim, itemsize, target)
             step = shape.rows // group
-            table = [(row, begin) for row in rows.tolist() for begin in range(0, int(lengths[row]), step)]
+            # The last tiles of a row see the most keys: they begin first, so that none of them is left for the end.
+            begins = {row: range(0, int(lengths[row]), step)[::-1] for row in rows.tolist()}
+            table = [(row, begin) for row, each in begins.items() for begin in each]
             (flat,) = upload(batch.tokens.device, np.array(table, dtype=np.int32).reshape(-1))
             longest = max(batch.contexts[row] for row in rows.tolist())
             splits = self._splits(longest, len(table) * kv_heads) if kind == "decode" else 1
@@ -185,6 +193,7 @@ class AttentionPlan:
             "SPLIT": total > 1,
             "PREFIX": tiles.prefix,
             "DOT": self._target.dot(queries.dtype),
+            "WHOLE": shape.rows >= _WHOLE_LINES and self._window is None and not tiles.prefix,
             "num_warps": shape.warps,
             "num_stages": shape.stages,
         }
@@ -218,8 +227,11 @@ class AttentionPlan:
         """Add the ``total`` parts of the lines of ``tiles``."""
         kv_heads = pages.keys.shape[2]
         sizes = _sizes(queries, kv_heads, tiles)
-        grid = (tiles.programs, kv_heads)
-        attention.join[grid](*parts, out, *self._rows(tiles), total, **sizes, num_warps=4)
+        tokens = tiles.shape.rows // sizes["GROUP"]
+        if tiles.table is None:
+            tokens = min(tokens, self._batch.most_tokens)
+        grid = (tiles.programs, kv_heads, tokens * sizes["GROUP"])
+        attention.join[grid](*parts, out, *self._rows(tiles), total, **sizes, PARTS=_PARTS, num_warps=4)
 
     def _rows(self, tiles: Tiles) -> tuple[Tensor, Tensor, Tensor]:
         table = self._batch.query_starts if tiles.table is None else tiles.table
