@@ -67,7 +67,7 @@ class Admitter:
 
     def admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
         """Start requests while policies and step have room; ``before``: only those served less than it."""
-        self._now, self._look_at = now, math.inf
+        self._now = now
         self._most = knobs.max_running or sys.maxsize
         self._batch_seconds = knobs.static_batch_seconds
         if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
@@ -102,8 +102,9 @@ class Admitter:
             passed.append(head)
             self._skip(head, reason)
             if reason in HOLDS:
+                due = max(self._pages.asks_at(head), now + HOLD_SECONDS)
+                self._look_at = min(due, self._look_at) if self.holding else due
                 self._held_at = now
-                self._look_at = min(self._look_at, max(self._pages.asks_at(head), now + HOLD_SECONDS))
                 held += 1
             elif head.skips >= knobs.max_skips:
                 break
