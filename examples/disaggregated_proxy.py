@@ -37,9 +37,8 @@ class Proxy:
         self._decode = itertools.cycle(decode)
         self._client = client
         self._at_once = at_once
-        self._known: dict[
-            str, dict[str, Any]
-        ] = {}  # what each prefill server has said, which is always the same
+        # What each prefill server has said, which is always the same.
+        self._known: dict[str, dict[str, Any]] = {}
         self._computing: set[asyncio.Task[Any]] = set()
 
     async def answer(self, request: Request) -> Response:
