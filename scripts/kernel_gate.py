@@ -29,6 +29,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from headrace.compute.batch import SHARED_TILE  # noqa: E402
 from headrace.compute.kernels.triton import attention, elementwise, linear, sampling  # noqa: E402
 from headrace.compute.kernels.triton.launches import shape_of  # noqa: E402
 from headrace.compute.kernels.triton.target import Target, power  # noqa: E402
@@ -71,6 +72,8 @@ def attend(
 ) -> Case:
     """Attention of a Llama-3.1-8B, whose four heads of queries share one of keys, unless said otherwise."""
     shape = shape_of(kind, 4, head_dim, 2, Target("", 132, shared))
+    if prefix:
+        shape = shape._replace(keys=min(shape.keys, SHARED_TILE))
     constants = {"KV_HEADS": 8, "GROUP": 4, "D": head_dim, "BLOCK_D": power(head_dim), "PAGE": 16}
     tabled = tabled and kind != "decode" and not prefix
     constants |= {"ROWS": shape.rows, "KEYS": shape.keys, "TABLED": tabled, "WINDOWED": windowed}

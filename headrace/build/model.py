@@ -252,6 +252,7 @@ def warm_up(loaded: Loaded) -> None:
     compiles = loaded.kernels == "triton" and loaded.decoder.device.type == "cuda"
     requests = groups(compiles, loaded.ledger.max_model_len)
     with timed(loaded.seconds, "warm-up"):
+        loaded.runner.compile_others()
         apart(lambda: answer(loaded.engine, requests))
 
 

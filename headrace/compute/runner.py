@@ -28,6 +28,7 @@ from headrace.compute.batch import Taps, ramps
 from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Decoder, Ending, Variant
+from headrace.compute.graphs.others import compile_others
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
@@ -132,6 +133,11 @@ class LocalRunner:
     def capture(self) -> Captured | None:
         """Record the graphs, before the first step; None if there are none to record."""
         return None if self._graphs is None else self._graphs.capture()
+
+    def compile_others(self) -> None:
+        """Launch the kernels of steps that no graph computes, before the first request: see `graphs.others`."""
+        if self._graphs is not None:
+            compile_others(self._decoder, self._kv, self._slots.max_model_len)
 
     def launch(self, plan: StepPlan, now: float) -> None:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""

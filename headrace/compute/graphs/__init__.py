@@ -13,5 +13,6 @@ that it draws. Steps that a graph cannot compute (prompts, scores) are launched 
 - `body`: the work that a graph records.
 - `buffers`: the inputs and outputs of graphs, on both sides.
 - `sizes`: the numbers of lines for which there are graphs.
+- `others`: what no graph computes, run once so that its kernels are compiled.
 - `recorder`: what this needs of a device, and CUDA as that device.
 """

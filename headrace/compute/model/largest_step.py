@@ -67,7 +67,7 @@ def largest_step_bytes(
     """
     lengths = row_lengths(max_num_seqs, max_num_batched_tokens, max_model_len)
     kv = PagedKV(decoder.spec, 1, block_size, kv_dtype, decoder.device)
-    batch = _batch(lengths, block_size, decoder.device)
+    batch = in_one_block(lengths, lengths, block_size, decoder.device)
     uniform = np.full(len(lengths), 0.5)
     ones, none = np.ones(len(lengths)), np.zeros(len(lengths))
     try:
@@ -92,21 +92,25 @@ def row_lengths(rows: int, tokens: int, longest: int) -> tuple[int, ...]:
     return tuple(sorted(lengths))
 
 
-def _batch(lengths: tuple[int, ...], block_size: int, device: torch.device) -> Batch:
-    """Rows without context before them, all in block 0."""
+def in_one_block(
+    lengths: tuple[int, ...], contexts: tuple[int, ...], block_size: int, device: torch.device
+) -> Batch:
+    """Rows of so many tokens behind contexts that end with them, all in block 0; those of one token come first."""
     ends = np.cumsum(lengths)
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    blocks = -(-max(lengths) // block_size)
+    positions = np.concatenate(
+        [np.arange(end - row, end) for row, end in zip(lengths, contexts, strict=True)]
+    )
+    blocks = -(-max(contexts) // block_size)
     return Batch(
         tokens=torch.zeros(len(positions), dtype=torch.int32, device=device),
         positions=torch.from_numpy(positions).to(device),
         slot_mapping=torch.from_numpy(positions % block_size).to(device),
         query_starts=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)).to(device),
-        context_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
         block_tables=torch.zeros(len(lengths), blocks, dtype=torch.int32, device=device),
         logits_indices=torch.from_numpy(ends - 1).to(device),
         lengths=lengths,
-        contexts=lengths,
+        contexts=contexts,
         decode_rows=sum(length == 1 for length in lengths),
         block_size=block_size,
     )

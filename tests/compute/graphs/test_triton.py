@@ -8,7 +8,9 @@ import torch
 pytest.importorskip("triton", reason="the extra `test` installs it on Linux")
 
 from headrace.compute.graphs.body import Ending, Variant
+from headrace.compute.graphs.others import compile_others
 from headrace.compute.graphs.steps import GraphedSteps, GraphSpec
+from headrace.compute.kernels.triton.launches import _KINDS, AttentionPlan, Tiles
 from headrace.compute.kv import PagedKV
 from headrace.compute.runner import LocalRunner
 from headrace.core.plan import Row, StepPlan
@@ -77,6 +79,24 @@ def test_graphs_give_the_tokens_of_single_launches(monkeypatch: pytest.MonkeyPat
     trace_triton(device, monkeypatch)
     assert tokens_of(runner_of(device)) == tokens_of(runner_of(None))
     assert device.replays == 4
+
+
+def test_kernels_of_steps_without_a_graph_are_launched_before_the_first_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Single tokens behind many keys and few, a short chunk, a long one."""
+    launched = set[tuple[str, bool]]()
+
+    def launch(plan: AttentionPlan, queries: torch.Tensor, pages: object, tiles: Tiles, *_: object) -> None:
+        assert tiles.table is not None
+        kinds = {rows: kind for kind, (rows, _) in _KINDS.items()}
+        launched.add((kinds[tiles.shape.rows], tiles.splits > 1))
+
+    monkeypatch.setattr(AttentionPlan, "_launch", launch)
+    monkeypatch.setattr(AttentionPlan, "_join", lambda *_: None)
+    model = decoder("triton")
+    compile_others(model, PagedKV(model.spec, 1, BLOCK, torch.float32, DEVICE), 2048)
+    assert launched == {("decode", True), ("decode", False), ("mixed", False), ("prefill", False)}
 
 
 def test_a_graph_packs_with_as_many_operations_as_the_static_model_says(

@@ -49,7 +49,7 @@ def test_the_limit_is_the_bytes_at_the_peak() -> None:
 
 
 def test_a_small_model_waits_for_the_host_and_a_large_batch_for_the_device() -> None:
-    small, large = (expected(Replica(QWEN, H200), TRITON, rows, 1024) for rows in (1, 256))
+    small, large = (expected(Replica(QWEN, H200), TRITON, rows, 1024) for rows in (1, 512))
     assert (small.held_by, large.held_by) == ("host", "device")
     assert small.seconds == small.launches * TRITON.launch_seconds
     assert large.seconds == large.device

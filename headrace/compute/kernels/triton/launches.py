@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import SHARED_TILE, Batch
 from headrace.compute.kernels import Pages
 from headrace.compute.kernels.triton import attention
 from headrace.compute.kernels.triton.target import Target, power
@@ -26,7 +26,7 @@ CHUNK_TOKENS = 64
 _MOST_SPLITS = 32
 _LEAST_KEYS = 256
 """Keys of a row that are worth a program."""
-_KINDS = {"decode": (16, 4), "mixed": (32, 4), "prefill": (128, 8)}
+_KINDS = {"decode": (16, 2), "mixed": (32, 4), "prefill": (128, 8)}
 """Lines of a tile, and the warps that compute it."""
 
 
@@ -63,9 +63,9 @@ def shape_of(kind: str, group: int, head_dim: int, itemsize: int, target: Target
     """The tile of a kind of rows that fits the target's shared memory; ``group`` heads of queries share one of keys."""
     width = power(head_dim) * itemsize
     rows, warps = _KINDS[kind]
-    keys = 64
-    if kind == "prefill" and width > 256:
-        rows, warps, keys = 64, 4, 32  # larger tiles do not fit a program's registers
+    keys = 128 if kind == "prefill" else 64
+    if width > 256:  # larger tiles do not fit a program's registers
+        rows, warps, keys = (64, 4, 32) if kind == "prefill" else (rows, 4, keys)
     rows = max(rows, power(group))
     while keys > 16 and (rows + 2 * keys) * width > target.shared_bytes:
         keys //= 2
@@ -144,6 +144,7 @@ class AttentionPlan:
                 return (rest._replace(prefix=0),)
             tokens = len(batch.tokens)
             shape = shape_of(_kind(tokens * group), group, head_dim, itemsize, target)
+            shape = shape._replace(keys=min(shape.keys, SHARED_TILE))
             tiles = -(-tokens // (shape.rows // group))
             return Tiles(shape, None, tiles, self._splits(longest, tiles * kv_heads), 1), rest
         lengths = np.array(batch.lengths)
