@@ -142,7 +142,7 @@ def main() -> None:
             + "; ".join(", ".join(str(what(each)) for each in rounds) for rounds in measured.rounds.values())
         )
     facts: dict[str, Any] = {
-        "calibration": dataclasses.asdict(measured.calibration),
+        "calibration_us": dataclasses.asdict(measured.calibration.at(1e6)),  # figures have seven digits
         "capacity": measured.capacity,
         "crowding": measured.crowding,
         "figures": {load: [each._asdict() for each in figures] for load, figures in compared.items()},

@@ -2,7 +2,8 @@
 
 - ``speed``: GB/s from one process to another, by size of a block.
 - ``serving``: TTFT and inter-token latency of one prefill and one decode server, compared with one server and with two
-  servers that each do both, at several rates. The client does what a proxy does: it asks the prefill server first.
+  servers that each do both, at several rates. The client does what a proxy does: it asks the prefill server first, or
+  both at once.
 - ``kills``: a peer is killed while its blocks are pulled: wrong tokens, requests that ended twice or never.
 
 All processes share the cores of one machine.
@@ -120,6 +121,10 @@ class Answer(NamedTuple):
     cached: int
 
 
+SEPARATE = ("P+D", "P+D at once")
+"""A prefill and a decode server; the first is asked first, or both at once."""
+
+
 class Server:
     """A server process with the built-in model; ``url`` answers once it is ready."""
 
@@ -164,12 +169,12 @@ class Server:
 
 @contextmanager
 def servers(which: str, args: argparse.Namespace) -> Iterator[list[Server]]:
-    """``1``, ``2``: so many servers that do both; ``P+D``: a prefill and a decode server."""
+    """``1``, ``2``: so many servers that do both; `SEPARATE`: a prefill and a decode server."""
     common = ["--dtype", args.dtype, "--kv-cache-memory-bytes", "512MiB", "--max-model-len", "4096"]
     with tempfile.TemporaryDirectory() as folder:
         started: list[Server] = []
         try:
-            if which == "P+D":
+            if which in SEPARATE:
                 config = {"kv_connector": CONNECTOR, "kv_role": "kv_producer", "kv_port": args.kv_port}
                 option = "--kv-transfer-config"
                 started.append(Server(Path(folder), *common, option, json.dumps(config)))
@@ -192,16 +197,25 @@ def servers(which: str, args: argparse.Namespace) -> Iterator[list[Server]]:
                 server.end()
 
 
+async def compute_prompt(client: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """A prompt is computed for another server: the fields of its request."""
+    once = {"max_tokens": 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
+    kept = {name: value for name, value in body.items() if name != "stream_options"}
+    async with client.post(f"{url}/v1/completions", json=kept | once) as answer:
+        return {"kv_transfer_params": (await answer.json())["kv_transfer_params"]}
+
+
 async def ask(
-    client: aiohttp.ClientSession, urls: Sequence[str], separate: bool, body: dict[str, Any]
+    client: aiohttp.ClientSession, urls: Sequence[str], which: str, kv_port: int, body: dict[str, Any]
 ) -> Answer:
-    """One streamed request; if ``separate``, its prompt is computed by the first server."""
+    """One streamed request; with `SEPARATE` servers, its prompt is computed by the first one."""
     began = time.perf_counter()
-    if separate:
-        first = body | {"max_tokens": 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
-        first.pop("stream_options")
-        async with client.post(f"{urls[0]}/v1/completions", json=first) as answer:
-            body = body | {"kv_transfer_params": (await answer.json())["kv_transfer_params"]}
+    computing = asyncio.create_task(compute_prompt(client, urls[0], body)) if which in SEPARATE else None
+    if computing is not None and which == "P+D":
+        body = body | await computing
+    elif computing is not None:
+        there = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": kv_port}
+        body = body | {"kv_transfer_params": there | {"remote_prefill_runs": True}}
     times: list[float] = []
     cached = 0
     async with client.post(f"{urls[-1]}/v1/completions", json=body) as answer:
@@ -213,11 +227,13 @@ async def ask(
                     times.append(time.perf_counter())
                 elif chunk.get("usage"):
                     cached = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
+    if computing is not None:
+        await computing
     return Answer(times[0] - began, [b - a for a, b in itertools.pairwise(times)], cached)
 
 
 async def load_servers(
-    running: Sequence[Server], separate: bool, rate: float, args: argparse.Namespace
+    running: Sequence[Server], which: str, rate: float, args: argparse.Namespace
 ) -> list[Answer]:
     """Requests at random times, ``rate`` a second on average; prompts share nothing."""
     rng, tasks = random.Random(f"{args.seed} {rate} {args.seconds}"), []
@@ -233,11 +249,12 @@ async def load_servers(
                 "max_tokens": args.output_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
+                "skip_special_tokens": False,  # so that each token has text
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }
-            to = urls if separate else [next(turns)]
-            tasks.append(asyncio.create_task(ask(client, to, separate, body)))
+            to = urls if which in SEPARATE else [next(turns)]
+            tasks.append(asyncio.create_task(ask(client, to, which, args.kv_port, body)))
             due += rng.expovariate(rate)
         return list(await asyncio.gather(*tasks))
 
@@ -253,11 +270,9 @@ def serving(args: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for which in args.arrangements:
         with servers(which, args) as running:
-            asyncio.run(
-                load_servers(running, which == "P+D", 4.0, argparse.Namespace(**vars(args) | {"seconds": 2}))
-            )
+            asyncio.run(load_servers(running, which, 4.0, argparse.Namespace(**vars(args) | {"seconds": 2})))
             for rate in args.rates:
-                answers = asyncio.run(load_servers(running, which == "P+D", rate, args))
+                answers = asyncio.run(load_servers(running, which, rate, args))
                 firsts = [answer.first for answer in answers]
                 gaps = [gap for answer in answers for gap in answer.gaps]
                 numbers = (
@@ -398,7 +413,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[48, 256, 2048], help="KiB of a block")
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=9)
-    parser.add_argument("--arrangements", nargs="+", default=["1", "2", "P+D"], choices=("1", "2", "P+D"))
+    parser.add_argument(
+        "--arrangements", nargs="+", default=["1", "2", *SEPARATE], choices=("1", "2", *SEPARATE)
+    )
     parser.add_argument("--rates", type=float, nargs="+", default=[2.0, 6.0, 12.0])
     parser.add_argument("--seconds", type=float, default=12.0, help="of each rate")
     parser.add_argument("--prompt-tokens", type=int, default=1500)

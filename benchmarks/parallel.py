@@ -1,28 +1,36 @@
 """A model in parts: bytes between ranks per decode step against the formula, memory per rank, speed; and lost ranks.
 
-``--kills N`` kills a rank N times under load instead, and prints how long it took until the next token. All ranks
-share the CPU of one machine here, so more ranks are not faster: the table says how much slower they are.
+``--kills N`` kills a rank N times under load instead, and prints how long it took until the next token; with ``--disk``
+over a disk tier, whose blocks must be found again each time. All ranks share the CPU of one machine here, so more ranks
+are not faster: the table says how much slower they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import signal
+import statistics
+import sys
+import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.build import model
 from headrace.build.loading import computing
 from headrace.config import options
-from headrace.core.events import Emitted, Finished
+from headrace.core.events import Emitted, Event, Finished, Moved
+from headrace.core.memory.restore import AlwaysRestore
+from headrace.core.plan import Tier
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet.processes import Processes
 
 PROMPT_TOKENS = 900
-"""Length of the prompts whose computation is measured."""
+"""Length of the prompts whose computation is measured, and of those whose blocks go to the disk."""
 
 
 class Bytes(NamedTuple):
@@ -57,8 +65,8 @@ def formula(loaded: model.Loaded, rows: int, sizes: tuple[int, int], itemsize: i
     )
 
 
-def load(args: argparse.Namespace, sizes: tuple[int, int]) -> model.Loaded:
-    """The model in parts of these sizes."""
+def load(args: argparse.Namespace, sizes: tuple[int, int], disk: str = "") -> model.Loaded:
+    """The model in parts of these sizes; over host memory and a disk tier in the folder ``disk``, if it is given."""
     given = {
         "model": args.model,
         "dtype": args.dtype,
@@ -71,14 +79,25 @@ def load(args: argparse.Namespace, sizes: tuple[int, int]) -> model.Loaded:
     }
     if args.overlap is not None:
         given["overlap"] = args.overlap
-    return model.load(options(given))
+    if disk:
+        given["kv_offload_path"] = disk
+        given["kv_offload_bytes"] = args.kv_bytes // 2
+        given["kv_offload_disk_bytes"] = 8 * args.kv_bytes
+    loaded = model.load(options(given))
+    if lower := loaded.engine.scheduler.pool.lower:
+        lower._restore = AlwaysRestore()  # so small a model computes faster
+    return loaded
 
 
-def submit(loaded: model.Loaded, name: str, rows: int, tokens: int, prompt_tokens: int = 64) -> None:
-    """Requests with prompts and outputs of one length."""
-    rng = random.Random(name)
-    for i in range(rows):
-        prompt = tuple(rng.randrange(8, loaded.spec.vocab_size) for _ in range(prompt_tokens))
+def random_prompts(loaded: model.Loaded, count: int, length: int = 64) -> list[tuple[int, ...]]:
+    """The same prompts each time."""
+    rng = random.Random(length)
+    return [tuple(rng.randrange(8, loaded.spec.vocab_size) for _ in range(length)) for _ in range(count)]
+
+
+def submit(loaded: model.Loaded, name: str, prompts: Sequence[tuple[int, ...]], tokens: int) -> None:
+    """Requests with outputs of one length."""
+    for i, prompt in enumerate(prompts):
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         loaded.engine.submit(Request(f"{name} {i}", prompt, params), time.monotonic())
 
@@ -98,7 +117,7 @@ def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     """Decode steps of full batches: bytes of a step that begins no block, memory, tokens per second. And prompts."""
     loaded = load(args, sizes)
     try:
-        submit(loaded, "rows", args.rows, args.tokens)
+        submit(loaded, "rows", random_prompts(loaded, args.rows), args.tokens)
         engine, steps, seconds, found = loaded.engine, 0, 0.0, None
         share = args.rows // engine.knobs.turns
         left = args.rows
@@ -111,7 +130,7 @@ def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
                 steps, seconds = steps + 1, seconds + spent
                 moved = Bytes(*(new - old for new, old in zip(exchange(loaded), before, strict=True)))
                 found = moved if found is None or sum(moved) < sum(found) else found
-        submit(loaded, "prompts", args.rows, 1, PROMPT_TOKENS)
+        submit(loaded, "prompts", random_prompts(loaded, args.rows, PROMPT_TOKENS), 1)
         began, left = time.perf_counter(), args.rows
         while left:
             left -= sum(isinstance(event, Finished) for event in engine.step(time.monotonic()))
@@ -133,6 +152,67 @@ def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
         model.close(loaded)
 
 
+class Lives:
+    """What has become of the requests of `kill`. ``right`` are the tokens of each prompt, by its number."""
+
+    def __init__(self, right: Mapping[str, list[int]]) -> None:
+        self.ended: dict[str, FinishReason] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.emitted = self.fetched = self.failed = self.wrong = 0
+        """Tokens; blocks from the disk; requests that failed, and that have other tokens than the right ones."""
+        self._right = right
+
+    def fold(self, event: Event) -> None:
+        """Raises AssertionError if a request ends twice, or fails for another reason than a lost rank."""
+        if isinstance(event, Emitted):
+            self.emitted += len(event.tokens)
+            self.tokens.setdefault(event.request_id, []).extend(event.tokens)
+        elif isinstance(event, Moved) and event.source is Tier.DISK:
+            self.fetched += event.blocks
+        elif isinstance(event, Finished):
+            assert event.request_id not in self.ended, f"{event.request_id} ended twice"
+            self.ended[event.request_id] = event.reason
+            if event.reason is FinishReason.FAILED:
+                assert event.message.startswith(LOST_PREFIX), event.message
+                self.failed += 1
+            else:
+                tokens = self.tokens[event.request_id]
+                self.wrong += tokens != self._right.get(event.request_id.split()[1], tokens)
+
+    def step(self, loaded: model.Loaded) -> None:
+        for event in loaded.engine.step(time.monotonic()):
+            self.fold(event)
+
+
+def serve(
+    loaded: model.Loaded,
+    lives: Lives,
+    name: str,
+    prompts: Sequence[tuple[int, ...]],
+    tokens: int,
+    kill_at: int = sys.maxsize,
+    kill_one: Callable[[], None] = lambda: None,
+) -> float:
+    """Serve a request with each prompt; after ``kill_at`` tokens lose a rank, and return seconds to the next token."""
+    submit(loaded, name, prompts, tokens)
+    engine, pool = loaded.engine, loaded.engine.scheduler.pool
+    until, failed, kill_at = len(lives.ended) + len(prompts), lives.failed, lives.emitted + kill_at
+    killed_at = seconds = 0.0
+    while len(lives.ended) < until or engine.wake_at(0.0) is not None:
+        lost, emitted = lives.failed > failed, lives.emitted
+        if not lost:
+            lives.fetched = 0
+        lives.step(loaded)
+        if lost and not seconds and lives.emitted > emitted:
+            seconds = time.monotonic() - killed_at
+        if not killed_at and lives.emitted >= kill_at:
+            kill_one()
+            killed_at = time.monotonic()
+    engine.check_books()
+    assert pool.num_free == pool.num_blocks, "a block is lost"
+    return seconds
+
+
 def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     """Kill a random rank under load, again and again; every request must end once and every block come back."""
     started: list[Processes] = []
@@ -141,45 +221,46 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
         started.append(Processes(size))
         return started[-1]
 
+    rng = random.Random(args.seed)
+
+    def kill_one() -> None:
+        os.kill(rng.choice(started[0].ids), rng.choice((signal.SIGKILL, signal.SIGTERM)))
+
+    whole, teacher = load(args, (1, 1)), Lives({})
+    prompts = random_prompts(whole, 2 * args.rows, PROMPT_TOKENS if args.disk else 64)
+    serve(whole, teacher, "right", prompts, args.tokens)
+    model.close(whole)
+    lives = Lives({name.split()[1]: tokens for name, tokens in teacher.tokens.items()})
     computing.open_others = start
-    loaded = load(args, sizes)
-    engine, rng, gaps = loaded.engine, random.Random(args.seed), []
-    ended: dict[str, FinishReason] = {}
-    failed = 0
-    try:
-        for number in range(args.kills):
-            submit(loaded, str(number), 2 * args.rows, args.tokens)
-            due, killed_at = rng.randrange(1, args.rows * args.tokens), 0.0
-            emitted, open_requests, before = 0, 2 * args.rows, failed
-            while open_requests:
-                for event in engine.step(time.monotonic()):
-                    if isinstance(event, Emitted):
-                        emitted += len(event.tokens)
-                        if killed_at and failed > before:
-                            gaps.append(time.monotonic() - killed_at)
-                            killed_at = 0.0
-                    elif isinstance(event, Finished):
-                        if event.request_id in ended:
-                            raise AssertionError(f"{event.request_id} ended twice")
-                        ended[event.request_id] = event.reason
-                        open_requests -= 1
-                        if event.reason is FinishReason.FAILED:
-                            if not event.message.startswith(LOST_PREFIX):
-                                raise AssertionError(event.message)
-                            failed += 1
-                if emitted >= due:
-                    os.kill(rng.choice(started[0].ids), rng.choice((signal.SIGKILL, signal.SIGTERM)))
-                    killed_at, due = time.monotonic(), 10**9
-            engine.check_books()
-    finally:
-        model.close(loaded)
-    gaps.sort()
+    seconds, fetched = list[float](), list[int]()
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load(args, sizes, folder if args.disk else "")
+        try:
+            for name in ("first", "second"):  # they bring the blocks to the disk
+                serve(loaded, lives, name, prompts, args.tokens)
+            for number in range(args.kills):
+                due = rng.randrange(1, args.rows * args.tokens)
+                seconds.append(serve(loaded, lives, str(number), prompts, args.tokens, due, kill_one))
+                fetched.append(lives.fetched)
+                print(
+                    f"kill {number}: {seconds[-1]:.2f} s, {fetched[-1]} blocks fetched",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        finally:
+            model.close(loaded)
+    seconds.sort()
+    at_99 = seconds[min(len(seconds) - 1, math.ceil(0.99 * len(seconds)) - 1)]
     print(
-        f"{args.kills} ranks killed under load: {len(ended):,} requests, each ended once; {failed:,} failed"
+        f"{args.kills} ranks killed under load: {len(lives.ended):,} requests, each ended once; "
+        f"{lives.failed:,} failed, {lives.wrong:,} had other tokens than in one process; no block leaked"
     )
     print(
-        f"seconds to the next token: median {gaps[len(gaps) // 2]:.2f}, longest {gaps[-1]:.2f}; no block leaked"
+        f"seconds to the next token: median {statistics.median(seconds):.2f}, p99 {at_99:.2f}, "
+        f"longest {seconds[-1]:.2f}"
     )
+    if args.disk:
+        print(f"blocks that came from the disk after a kill: {min(fetched)} to {max(fetched)}")
 
 
 def main() -> None:
@@ -194,6 +275,9 @@ def main() -> None:
     parser.add_argument("--sizes", default="1x1,2x1,1x2,2x2", help="tensor and pipeline sizes")
     parser.add_argument("--overlap", type=int, choices=(0, 1), help="0: one plan at a time in a pipeline too")
     parser.add_argument("--kills", type=int, default=0, help="kill a rank so often instead of measuring")
+    parser.add_argument(
+        "--disk", action="store_true", help="with --kills: over a disk tier, and longer prompts"
+    )
     parser.add_argument("--seed", type=int, default=0, help="when which rank is killed")
     args = parser.parse_args()
     for pair in args.sizes.split(","):

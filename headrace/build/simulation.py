@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -215,10 +216,12 @@ def make_fleet(
         front = copy(machine.front)
         steering = steer(engine) if steer is not None else None
         made.append(SimulatedReplica(engine, runner, tally, answers, front, steering))
+        if peers is not None:
+            peers.clock = partial(getattr, made[-1], "began")
     door, handover = limits or Limits(1 << 62, 1 << 62), None
     if prefill:
         first = ROUTINGS[routing]()
-        handover = Handover(made[:prefill], publishers, first, wire.latency, tally, answers)
+        handover = Handover(made[:prefill], publishers, first, wire, tally, answers)
     return Fleet(made[prefill:], ROUTINGS[routing](), door, tally, answers, handover)
 
 

@@ -13,7 +13,10 @@ from typing import NamedTuple, Protocol
 
 
 class Offer(NamedTuple):
-    """The answer to an inquiry: ``peer`` holds the first ``blocks`` of its keys. It took ``seconds``."""
+    """The answer to an inquiry: ``peer`` holds the first ``blocks`` of its keys. It took ``seconds``.
+
+    ``peer`` is empty if none holds any, unless one was named by the inquiry and has answered.
+    """
 
     peer: str
     blocks: int

@@ -231,7 +231,8 @@ class Request:
     the class. ``salt`` partitions the prefix cache: only requests with equal ``salt`` and ``adapter`` share blocks.
     ``seed`` is the resolved seed of the sampler's counter-based generator: the client's, or one drawn when the
     request was parsed. ``affinity`` names a group of similar requests that gain from running together (empty: none).
-    ``peer`` names the one server that is asked for blocks that are missing here (empty: all peers are).
+    ``peer`` names the one server that is asked for blocks that are missing here (empty: all peers are); it is asked
+    again while it computes the prompt, if the request ``follows`` it.
     ``answered`` are the known first tokens of the answer, at most ``max_tokens``. They are not sampled or emitted
     again, and count as output everywhere (length, penalties, ``min_tokens``, the sampler's position).
     ``prediction`` is what the client expects the answer to be, ``cached_answer`` a cached answer to a similar request.
@@ -251,6 +252,7 @@ class Request:
     slo: Slo = NO_SLO
     retention: tuple[Retention, ...] = ()
     peer: str = ""
+    follows: bool = False
     affinity: str = ""
     answered: tuple[int, ...] = ()
     prediction: tuple[int, ...] = ()

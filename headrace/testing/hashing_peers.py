@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from headrace.core.block_keys import chained_keys, root_key
-from headrace.core.peers import Inquiry, Offer
+from headrace.core.peers import NO_OFFER, Inquiry, Offer
 from headrace.core.plan import Tier
 from headrace.testing.hashing_runner import HashingRunner, mix
 
@@ -17,6 +17,7 @@ class HashingPeers:
     def __init__(self, delay: Callable[[], int] = lambda: 0) -> None:
         self.runner: HashingRunner | None = None
         self.asked: list[Inquiry] = []
+        self.lost = False
         self._delay = delay
         self._pages: dict[bytes, list[int]] = {}
         self._waiting: deque[tuple[int, Inquiry]] = deque()
@@ -58,4 +59,4 @@ class HashingPeers:
                 continue
             keys = inquiry.keys
             held = next((i for i, key in enumerate(keys) if key not in self._pages), len(keys))
-            inquiry.answer = Offer("peer", held)
+            inquiry.answer = NO_OFFER if self.lost else Offer(inquiry.peer or "peer", held)

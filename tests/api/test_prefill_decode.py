@@ -63,6 +63,8 @@ async def serving() -> AsyncIterator[httpx.AsyncClient]:
         inner = await stack.enter_async_context(httpx.AsyncClient(mounts=mounts))
         proxy = example().make_app(["http://prefill"], ["http://decode"], inner)
         lost = example().make_app(["http://127.0.0.1:9"], ["http://decode"], inner)
+        at_once = example().make_app(["http://prefill"], ["http://decode"], inner, at_once=True)
+        mounts |= {"http://at-once": httpx.ASGITransport(at_once)}
         mounts |= {"http://proxy": httpx.ASGITransport(proxy), "http://lost": httpx.ASGITransport(lost)}
         yield await stack.enter_async_context(httpx.AsyncClient(mounts=mounts))
 
@@ -88,6 +90,13 @@ def test_the_prompt_is_computed_on_one_server_and_the_answer_on_the_other() -> N
             message = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "stream": True}
             streamed = await client.post("http://proxy/v1/chat/completions", json=message)
             assert streamed.text.endswith("data: [DONE]\n\n")
+            for story in ("First", "Second"):  # the first answer says where the prefill server publishes
+                body = BODY | {"prompt": f"{story}: {PROMPT * 4}", "request_id": story}
+                answer = (await client.post("http://at-once/v1/completions", json=body)).json()
+                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert cached == (answer["usage"]["prompt_tokens"] - 1) // 16 * 16
+                alone = (await client.post("http://prefill/v1/completions", json=body)).json()
+                assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
             other = BODY | {"prompt": f"Another story. {PROMPT}"}
             lost = await client.post("http://lost/v1/completions", json=other)
             assert lost.status_code == 200, "the decode server computes the prompt itself"

@@ -200,9 +200,9 @@ OF_OTHERS = {
         "--namespace",
         "--request-plane",
     ),
-    *("--router-mode", "--kill", "--lives"),
+    *("--router-mode", "--kill", "--lives", "--at-once"),
 }
-"""Flags of Dynamo and of the benchmarks."""
+"""Flags of Dynamo, of the benchmarks and of the examples."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

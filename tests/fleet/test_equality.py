@@ -138,7 +138,7 @@ def test_a_small_pool_with_host_memory_below_it(tmp_path: Path) -> None:
     assert answers_of(tmp_path, 2, kv_cache_memory_bytes=blocks * block_bytes // 2, **more) == whole
 
 
-@pytest.mark.parametrize(("sizes", "parts"), [((2, 1), 2), ((1, 2), 2)])
+@pytest.mark.parametrize(("sizes", "parts"), [((2, 1), 2), ((1, 2), 2), ((2, 2), 4)])
 def test_each_rank_keeps_its_part_of_the_disk_tier(
     sizes: tuple[int, int], parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,12 +156,16 @@ def run(seed: int, *, drafts: bool = True) -> Record:
         peers.hold(prefixes[0], block_size, "a")
         peers.hold(prefixes[1], block_size)
     shapes = random.Random(seed + 3)  # its own, like that of `Compiling`
+    following = random.Random(seed + 5)
     now = 0.0
     for number in range(rng.randint(1, 40 if host else 14)):
         tokens = rng.choice(prefixes)[: rng.randint(1, max_model_len)] if rng.random() < 0.7 else ()
         tokens += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0 if tokens else 1, 12)))
+        follows = peers is not None and following.random() < 0.3
         request = Request(
             id=f"r{number}",
+            peer="peer" if follows else "",
+            follows=follows,
             tokens=tokens,
             params=_params(rng, shapes),
             arrived=now,
@@ -183,6 +187,10 @@ def run(seed: int, *, drafts: bool = True) -> Record:
             now += 0.001
             if peers is not None:
                 peers.tick()
+                if following.random() < 0.2:
+                    peers.lost = following.random() < 0.2
+                    prompt = following.choice(list(requests.values()))
+                    peers.hold(prompt.tokens[: following.randint(0, 64)], block_size, prompt.salt)
             record.fold(engine.step(now))
             engine.check_books()
         chance = rng.random()

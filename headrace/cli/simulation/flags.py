@@ -93,6 +93,15 @@ TransferLatency = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+TransferAtOnce = Annotated[
+    bool,
+    typer.Option(
+        "--transfer-at-once",
+        help="Both replicas get a request at the same time, and blocks are pulled while the prompt is computed; the "
+        "latency begins at the arrival.",
+        rich_help_panel=MACHINE,
+    ),
+]
 MaxQueuedReqs = Annotated[
     int | None,
     typer.Option(

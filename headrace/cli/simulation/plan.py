@@ -144,6 +144,7 @@ def plan(
     disaggregate: Split = False,
     transfer_bandwidth: flags.TransferBandwidth = 25.0,
     transfer_latency: flags.TransferLatency = 0.006,
+    transfer_at_once: flags.TransferAtOnce = False,
     max_devices: MaxDevices = 64,
     rate: Rate = None,
     spot_share: SpotShare = 0.0,
@@ -173,7 +174,7 @@ def plan(
         calls = _at_rate(list(read_calls(trace, workload or [], requests, speedup, seed)), rate)
         supply = Supply(spot_share, spot_price, spot_interruptions, failures, recovery)
         slo = Slo(slo_ttft, slo_tpot, attainment)
-        wire = partial(wire_of, transfer_bandwidth, transfer_latency)
+        wire = partial(wire_of, transfer_bandwidth, transfer_latency, transfer_at_once)
         wanted = Wanted(calls, slo, routing, max_devices, seed, speculation, supply, disaggregate, wire)
         fleet, section = _fleet(shape, devices, precision, wanted)
         document |= fleet

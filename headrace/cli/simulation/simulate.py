@@ -98,6 +98,7 @@ def simulate(
     prefill_replicas: flags.PrefillReplicas = None,
     transfer_bandwidth: flags.TransferBandwidth = 25.0,
     transfer_latency: flags.TransferLatency = 0.006,
+    transfer_at_once: flags.TransferAtOnce = False,
     routing: flags.Routing = "least-loaded",
     max_num_queued_reqs: flags.MaxQueuedReqs = None,
     max_num_queued_tokens: flags.MaxQueuedTokens = None,
@@ -120,13 +121,12 @@ def simulate(
 ) -> None:
     """Simulate an engine, or several behind a router, on a device that need not be present.
 
-    With several --scheduling-policy, --queue-order or --prefill-replicas, each is simulated over the same requests, and
-    the table shows the ratio of each figure to the first one's.
+    With several --scheduling-policy, --queue-order or --prefill-replicas, each is compared with the first one.
     """
     check_export(export)
     on = MachineFlags(shape, device, degree, weights, kv, calibration, front, max_model_len)
     speculation = read_speculation(acceptance, draft_cost)
-    wire = wire_of(transfer_bandwidth, transfer_latency, 1 if calibration else degree)
+    wire = wire_of(transfer_bandwidth, transfer_latency, transfer_at_once, 1 if calibration else degree)
     pools = _pools(prefill_replicas or [0], replicas)
     fleet = FleetFlags(
         replicas, pools, wire, routing, max_num_queued_reqs, max_num_queued_tokens, speculation
@@ -146,11 +146,11 @@ def simulate(
     write_rows(export, rows)
 
 
-def wire_of(gigabytes: float, latency: float, degree: int) -> Wire:
+def wire_of(gigabytes: float, latency: float, at_once: bool, degree: int) -> Wire:
     """The connection of a replica of ``degree`` devices."""
     from headrace.lab.simulate.handover import Wire
 
-    return Wire(latency, 1e9 * gigabytes * degree)
+    return Wire(latency, 1e9 * gigabytes * degree, at_once)
 
 
 def _pools(prefill: Sequence[int], replicas: int) -> Sequence[int]:

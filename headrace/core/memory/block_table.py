@@ -30,6 +30,12 @@ from headrace.core.sequence import Sequence
 RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
 
+ASK_SECONDS = 0.005
+"""How often a peer that still computes a prompt is asked what it has by now, at first."""
+
+ASK_SHARE = 1 / 16
+"""After that, a peer is asked again when it has been waited for longer by this share."""
+
 LOOK_UP_SECONDS = 0.1
 """How often a request that waits for its blocks is looked up though they have not come: computing the missing ones may
 be faster by now.
@@ -149,8 +155,10 @@ class BlockTables:
         if self.pool.promised(sequence.awaited_key):
             return SkipReason.PREFIX_IN_FLIGHT
         if self._lower and self._lower.has_peers and patient:
-            inquiry = sequence.inquiry or self._ask(self._lower, sequence, hit)
-            if inquiry.answer is None:
+            inquiry = sequence.inquiry
+            if inquiry is None or self._has_come(sequence, inquiry, hit):
+                inquiry = self._ask(self._lower, sequence, hit)
+            if self._waits_for_answer(self._lower, sequence, inquiry):
                 return SkipReason.ASKING_PEERS
             if self._lower.take(inquiry, sequence.request.id):
                 hit = self.pool.match(sequence.root, keys, sequence.tokens, limit)
@@ -175,9 +183,10 @@ class BlockTables:
             return SkipReason.PREFIX_IN_FLIGHT
         if self._lower is None or not patient:
             return None
-        if sequence.inquiry is not None and sequence.inquiry.answer is None:
-            return SkipReason.ASKING_PEERS
         claim, recent = self._claims.get(sequence), self._now < sequence.look_up_at
+        inquiry = sequence.inquiry
+        if inquiry is not None and self._waits_for_answer(self._lower, sequence, inquiry):
+            return SkipReason.ASKING_PEERS
         if recent and claim is not None and self._lower.waits(claim):
             self.restoring = True
             return SkipReason.RESTORING
@@ -190,9 +199,45 @@ class BlockTables:
         keys = sequence.full_keys(size)
         parent = keys[first - 1] if first else sequence.root
         tokens = sequence.tokens[first * size : end * size]
-        sequence.inquiry = Inquiry(sequence.request.peer, parent, keys[first:end], tokens)
-        lower.ask(sequence.inquiry)
-        return sequence.inquiry
+        inquiry = Inquiry(sequence.request.peer, parent, keys[first:end], tokens)
+        if sequence.request.follows:
+            before = sequence.inquiry
+            if before is None or before.parent != parent:  # something has come
+                sequence.restore_by = self._now + RESTORE_SECONDS
+            sequence.look_up_at = self._now + ASK_SECONDS
+        sequence.inquiry = inquiry
+        lower.ask(inquiry)
+        return inquiry
+
+    def _has_come(self, sequence: Sequence, inquiry: Inquiry, hit: PrefixHit) -> bool:
+        """Whether all has come that a peer held, which still computes the rest of the prompt."""
+        if not sequence.request.follows or not inquiry.taken or not (inquiry.answer and inquiry.answer.peer):
+            return False
+        return hit.is_ready and hit.full < (len(sequence.request.tokens) - 1) // self.pool.block_size
+
+    def asks_at(self, sequence: Sequence) -> float:
+        """When peers are asked again for a waiting sequence; now, if it waits for anything else."""
+        answered = sequence.inquiry is not None and sequence.inquiry.answer is not None
+        return sequence.look_up_at if answered else self._now
+
+    def _waits_for_answer(self, lower: LowerTiers, sequence: Sequence, inquiry: Inquiry) -> bool:
+        """Whether there is no answer, or a peer that still computes the prompt has nothing new and is asked again.
+
+        What the request has so far stays claimed.
+        """
+        answer, follows = inquiry.answer, sequence.request.follows
+        if answer is not None and follows and not inquiry.taken:
+            if answer.blocks:
+                inquiry.keys = inquiry.keys[: answer.blocks]  # the others will be asked for again
+            elif answer.peer and self._now >= sequence.look_up_at:
+                inquiry.answer = None
+                waited = self._now - (sequence.restore_by - RESTORE_SECONDS)
+                sequence.look_up_at = self._now + max(ASK_SECONDS, ASK_SHARE * waited)
+                lower.ask(inquiry)
+        waits = answer is None or (follows and not answer.blocks and bool(answer.peer))
+        if waits:
+            lower.claims.keep(self._claims.get(sequence))
+        return waits
 
     def fresh_blocks(self, sequence: Sequence, hit: PrefixHit) -> int:
         """Number of blocks to allocate for the known tokens of a sequence, in addition to shared ones."""

@@ -86,6 +86,11 @@ class Claims:
         self._host.pin(block)
         claim.blocks.append(block)
 
+    def keep(self, claim: Claim | None) -> None:
+        """Renew the claim of a request that waits for an answer of peers, if it has one."""
+        if claim is not None:
+            claim.kept = True
+
     def waits(self, claim: Claim, *, room: bool) -> bool:
         """Whether a request need not be looked up again; that renews its claim."""
         waits = claim.waits(room=room)

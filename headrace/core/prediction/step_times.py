@@ -194,8 +194,11 @@ class StepTimes:
                 _, _, token, context = self._coefficients
                 further = (token + context * contexts / tokens) * (tokens - rows)
                 self.residuals.observe(rows, tokens, seconds / usual, 1 + further / usual)
-        if drafted and self.ready:
-            return
+        if not (drafted and self.ready):
+            self.fit(rows, tokens, contexts, seconds)
+
+    def fit(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
+        """Move the line by a step, and learn nothing else of it: all that a rehearsal needs."""
         self._recent.append((1, rows, tokens, contexts, seconds))
         if len(self._recent) >= min(BATCH, 1 + self._steps / 4):
             self._learn()

@@ -63,6 +63,7 @@ class Admitter:
         self._most = sys.maxsize  # running requests that this plan may reach
         self._batch_seconds: float | None = None  # of the last plan
         self._held_at = math.nan  # the last time at which a request was held
+        self._look_at = math.inf  # when one that is held may go on
 
     def admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
         """Start requests while policies and step have room; ``before``: only those served less than it."""
@@ -101,6 +102,8 @@ class Admitter:
             passed.append(head)
             self._skip(head, reason)
             if reason in HOLDS:
+                due = max(self._pages.asks_at(head), now + HOLD_SECONDS)
+                self._look_at = min(due, self._look_at) if self.holding else due
                 self._held_at = now
                 held += 1
             elif head.skips >= knobs.max_skips:
@@ -122,7 +125,7 @@ class Admitter:
         except Exception:
             # The step that is due now asks again, and ends the request that the policy failed for.
             return -math.inf
-        return max(due, self._now + HOLD_SECONDS) if self.holding else due
+        return max(due, self._look_at) if self.holding else due
 
     @property
     def holding(self) -> bool:

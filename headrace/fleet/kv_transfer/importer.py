@@ -39,9 +39,9 @@ class _Question:
         self._best = NO_OFFER
         self._lock = threading.Lock()
 
-    def answered(self, peer: str, blocks: int, now: float) -> None:
+    def answered(self, peer: str, blocks: int, now: float, *, lost: bool) -> None:
         with self._lock:
-            if blocks > self._best.blocks:
+            if blocks > self._best.blocks or (self.inquiry.peer and not lost):
                 self._best = Offer(peer, blocks)
             self._left -= 1
             if not self._left:
@@ -125,14 +125,14 @@ class Importer:
                 ended(page.number, ok, each)
 
     def _find(self, link: Link, question: _Question) -> None:
-        held = 0
+        held, lost = 0, False
         try:
             if self._clock() < question.deadline:
                 held = link.find(question.inquiry.keys)
         except PeerLost:
-            held = 0
+            lost = True
         finally:
-            question.answered(link.name, held, self._clock())
+            question.answered(link.name, held, self._clock(), lost=lost)
 
     def _greet(self, link: Link) -> None:
         """Open the connections, so that the first request need not wait for them."""

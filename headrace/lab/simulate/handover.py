@@ -4,14 +4,16 @@
  arrival ──> prefill replica ──one token──> latency ──> decode replica ──missing blocks, one by one──> first token
 ```
 As in `examples/disaggregated_proxy.py`: a prefill replica computes the prompt and one token, then the request goes to a
-decode replica. That one names the prefill replica as its peer, and the engine's own code decides what it pulls.
+decode replica. That one names the prefill replica as its peer, and the engine's own code decides what it pulls. Both
+may also get a request at once; the decode replica then follows the prefill replica.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -34,25 +36,31 @@ class Wire(NamedTuple):
     """The connection between replicas.
 
     ``latency`` is the time in seconds from the end of a prefill to the arrival at the decode replica: a second request
-    and a question. ``bytes_per_second`` is the bandwidth of one replica.
+    and a question. ``bytes_per_second`` is the bandwidth of one replica. If both replicas get a request ``at_once``,
+    the latency begins at its arrival.
     """
 
     latency: float
     bytes_per_second: float
+    at_once: bool = False
 
 
 class Publisher:
-    """What a prefill replica publishes: the keys in its prefix cache. ``free_at``: when all that was pulled is sent."""
+    """What a prefill replica publishes: the keys in its prefix cache, and since when; ``clock`` is that of its runner.
+
+    ``free_at``: when all that was pulled is sent.
+    """
 
     def __init__(self) -> None:
-        self.keys: set[bytes] = set()
+        self.clock: Callable[[], float] = float
+        self.keys: dict[bytes, float] = {}
         self.free_at = 0.0
 
     def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
-        self.keys.add(key)
+        self.keys[key] = self.clock()
 
     def removed(self, key: bytes) -> None:
-        self.keys.discard(key)
+        self.keys.pop(key, None)
 
     def cleared(self) -> None:
         self.keys.clear()
@@ -61,10 +69,11 @@ class Publisher:
 class SimulatedPeers:
     """`core.peers.Peers` of a decode replica: a question is answered at once, a block takes ``block_seconds``.
 
-    Blocks come one after the other: both ends of a transfer have one connection.
+    Blocks come one after the other: both ends of a transfer have one connection. ``clock`` is the time of a question.
     """
 
     def __init__(self, publishers: Mapping[str, Publisher], block_seconds: float) -> None:
+        self.clock: Callable[[], float] = float
         self.block_seconds = block_seconds
         self._publishers = publishers
         self._sources: dict[int, Publisher] = {}
@@ -75,8 +84,8 @@ class SimulatedPeers:
         if publisher is None:
             inquiry.answer = NO_OFFER
             return
-        keys = inquiry.keys
-        held = next((i for i, key in enumerate(keys) if key not in publisher.keys), len(keys))
+        keys, since, now = inquiry.keys, publisher.keys, self.clock()
+        held = next((i for i, key in enumerate(keys) if since.get(key, math.inf) > now), len(keys))
         inquiry.answer = Offer(inquiry.peer, held)
 
     def assign(self, block: int, peer: str, key: bytes) -> None:
@@ -97,19 +106,21 @@ class Handover:
         replicas: Sequence[SimulatedReplica],
         publishers: Mapping[str, Publisher],
         routing: RoutingPolicy,
-        latency: float,
+        wire: Wire,
         tally: Tally,
         answers: dict[str, tuple[int, ...]],
     ) -> None:
         self.replicas = tuple(replicas)
-        self.latency = latency
+        self.wire = wire
         self.tally = tally
         self._routing = routing
         self._answers = answers
         self._computing: dict[str, Request] = {}
         self._on_the_way: list[tuple[float, int, Request]] = []
         self._sent = 0
-        for name, replica in zip(publishers, replicas, strict=True):
+        self._names = dict(zip(replicas, publishers, strict=True))
+        for replica, name in self._names.items():
+            publishers[name].clock = partial(getattr, replica.runner, "time")
             replica.engine.scheduler.pool.news.listeners.append(publishers[name])
             replica.watch(_Exit(self, name))
 
@@ -130,11 +141,18 @@ class Handover:
         self._answers[prompt.id] = (EOS,)
         self.tally.expect(prompt, counted=False)
         replica.submit(prompt, request.arrived)
+        if self.wire.at_once:
+            self._send(request, self._names[replica], request.arrived)
 
     def computed(self, prompt_id: str, name: str, now: float) -> None:
         """A prompt was computed, or failed: then the decode replica finds no blocks, and fails it too if it must."""
-        due = now + self.latency
-        request = replace(self._computing.pop(prompt_id), arrived=due, peer=name)
+        request = self._computing.pop(prompt_id)
+        if not self.wire.at_once:
+            self._send(request, name, now)
+
+    def _send(self, request: Request, name: str, now: float) -> None:
+        due = now + self.wire.latency
+        request = replace(request, arrived=due, peer=name, follows=self.wire.at_once)
         self._sent += 1
         heappush(self._on_the_way, (due, self._sent, request))
 

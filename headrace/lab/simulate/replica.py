@@ -31,7 +31,7 @@ class Steering(Protocol):
 
 
 class SimulatedReplica:
-    """Advances from one event to the next; ``due`` is the time of the next one.
+    """Advances from one event to the next; ``due`` is the time of the next one, ``began`` that of the last step.
 
     As in the server, requests that arrive during a step wait in the mailbox until it has ended, and the events of a
     step are handled when it has ended.
@@ -56,7 +56,7 @@ class SimulatedReplica:
         self._steering = steering
         self._mail: deque[tuple[float, Request]] = deque()
         self._told: list[Event] = []
-        self._began = 0.0
+        self.began = 0.0
         self._stepping = False
         self._waking = False  # the engine was idle, and has emitted no token since
         self._watchers: list[Watcher] = []
@@ -102,7 +102,7 @@ class SimulatedReplica:
             self._waking = True
         else:
             self._stepping = False
-            for request_id in self._tally.fold(self._told, self._began, now, self.backlog, self._front):
+            for request_id in self._tally.fold(self._told, self.began, now, self.backlog, self._front):
                 del self._answers[request_id]
             for watcher in self._watchers:
                 for event in self._told:
@@ -120,6 +120,6 @@ class SimulatedReplica:
             return
         if self._steering is not None:
             self._steering.steer(engine, now)
+        self.began, self._stepping = now, True
         self._told = engine.step(now)
-        self._began, self._stepping = now, True
         self.due = max(now, self.runner.time)

@@ -12,6 +12,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Generator, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 from headrace.core.knobs import Knobs
@@ -47,6 +48,15 @@ class Scene(NamedTuple):
         return tokens / (self.ended - self.began)
 
 
+class _Prompt:
+    """A prompt under way, computed up to ``position`` of ``goal``."""
+
+    __slots__ = ("goal", "job", "position")
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.position, self.goal = job, job.context, job.context + job.prompt
+
+
 class Outcome(NamedTuple):
     """How a rehearsal went.
 
@@ -72,15 +82,14 @@ class Rehearsal:
         self, scene: Scene, knobs: Knobs, times: StepTimes, slots: int, *, static: bool = False
     ) -> None:
         self._scene, self._knobs, self._times = scene, knobs, times.copy()
-        self._curve = self._times.curve.copy()  # what a step takes does not change by rehearsing it
-        self._slope = times.coefficients[2]
+        # what a step takes does not change by rehearsing it
+        self._seconds = cache(partial(self._times.curve.seconds, slope=times.coefficients[2]))
         self._slots = min(slots, knobs.max_running or slots)
         self._timeout = (knobs.static_batch_seconds or 0.0) if static else None
         self._joining = 0  # requests of a static batch that have not started yet
         self._now, self._step = scene.began, 0
         self._waiting: deque[Job] = deque()
-        self._prefilling: list[list[int]] = []  # position and end of each prompt under way
-        self._jobs: list[Job] = []  # of these prompts
+        self._prefilling: list[_Prompt] = []
         self._decoding = self._contexts = 0
         self._ends: list[tuple[int, int, float]] = []  # step, context and arrival of each decoding job's end
         self._inside = self._open = 0.0  # seconds that jobs were open, within the scene and in all
@@ -143,9 +152,10 @@ class Rehearsal:
             self._decoding -= 1
             self._contexts -= context
             self._end(arrived)
-        for prompt, length in zip(self._prefilling, chunks, strict=False):
-            prompt[0] += length
-        self._emit_first()
+        if chunks:
+            for prompt, length in zip(self._prefilling, chunks, strict=False):
+                prompt.position += length
+            self._emit_first()
 
     def _plan(self) -> tuple[list[int], float]:
         """The chunks of the prompts under way and of those that start now, and the seconds of the step.
@@ -160,11 +170,9 @@ class Rehearsal:
         mixed = mixed_limit(decoding, knobs.mixed_prefill_ratio, prompts)
         chunks: list[int] = []
         for number in range(prompts):
-            if number == len(self._prefilling):
-                job = self._waiting[0]
-                position, goal = job.context, job.context + job.prompt
-            else:
-                position, goal = self._prefilling[number]
+            starts = number == len(self._prefilling)
+            prompt = _Prompt(self._waiting[0]) if starts else self._prefilling[number]
+            position, goal = prompt.position, prompt.goal
             length = min(goal - position, knobs.batched_tokens - tokens, knobs.long_prefill_tokens or goal)
             if self._decoding and knobs.mixed_prefill_ratio:
                 length = min(
@@ -175,30 +183,32 @@ class Rehearsal:
                 length = min(length, fitting if chunks else max(fitting, LEAST_PREFILL))
             if length <= 0:
                 break
-            if number == len(self._prefilling):
-                self._prefilling.append([position, goal])
-                self._jobs.append(self._waiting.popleft())
+            if starts:
+                self._waiting.popleft()
+                self._prefilling.append(prompt)
                 self._joining -= 1
             chunks.append(length)
             rows, tokens = rows + 1, tokens + length
             contexts += length * position + length * length // 2
-        seconds = self._curve.seconds(tokens, self._slope)
-        times.observe(rows, tokens, contexts, seconds)
+        seconds = self._seconds(tokens)
+        times.fit(rows, tokens, contexts, seconds)
         return chunks, seconds
 
     def _emit_first(self) -> None:
         """The prompts that are complete have their first token."""
-        under_way = list(zip(self._prefilling, self._jobs, strict=True))
-        for (position, goal), job in under_way:
-            if position == goal:
-                self._first.append(self._now - job.arrived)
-                self._tokens += self._now <= self._scene.ended
-                if job.output > 1:
-                    self._decode(job, goal + 1, job.output - 1)
-                else:
-                    self._end(job.arrived)
-        left = [each for each in under_way if each[0][0] < each[0][1]]
-        self._prefilling, self._jobs = [each[0] for each in left], [each[1] for each in left]
+        left = []
+        for prompt in self._prefilling:
+            if prompt.position < prompt.goal:
+                left.append(prompt)
+                continue
+            job = prompt.job
+            self._first.append(self._now - job.arrived)
+            self._tokens += self._now <= self._scene.ended
+            if job.output > 1:
+                self._decode(job, prompt.goal + 1, job.output - 1)
+            else:
+                self._end(job.arrived)
+        self._prefilling = left
 
     def _decode(self, job: Job, context: int, output: int) -> None:
         self._decoding += 1

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.engine import Engine
 from headrace.core.events import Admitted, Finished, Moved, MoveReason, Skipped, SkipReason
-from headrace.core.memory.block_table import LOOK_UP_SECONDS
+from headrace.core.memory.block_table import ASK_SECONDS, LOOK_UP_SECONDS, RESTORE_SECONDS
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.plan import Tier
 from headrace.core.request import FinishReason
@@ -21,13 +21,13 @@ STORY = tuple(range(100, 117))  # four full blocks and a token
 OTHER = tuple(range(300, 317))
 
 
-def scene(**settings) -> tuple[Engine, HashingRunner, HashingPeers, Record]:
-    """An empty engine whose peers have computed `STORY`."""
+def scene(held: Sequence[int] = STORY, **settings) -> tuple[Engine, HashingRunner, HashingPeers, Record]:
+    """An empty engine whose peers have computed ``held``."""
     peers = HashingPeers()
     engine, runner = hashing_engine(
         **{"num_blocks": 16, "max_model_len": 40, "host_blocks": 20, "peers": peers} | settings
     )
-    peers.hold(STORY, 4)
+    peers.hold(held, 4)
     return engine, runner, peers, Record()
 
 
@@ -178,3 +178,73 @@ def test_a_named_peer_is_the_only_one_that_is_asked():
     engine, _, peers, record = scene()
     ask(engine, record, "a", STORY, peer="10.0.0.1:14579")
     assert [inquiry.peer for inquiry in peers.asked] == ["10.0.0.1:14579"]
+
+
+def follow(engine: Engine, peers: HashingPeers, record: Record, grow, steps: int = 40, **fields) -> None:
+    """A request follows its peer, which computes a block of `STORY` every ``grow`` steps."""
+    engine.submit(request("a", STORY, max_tokens=3, peer="there", follows=True, **fields), 0.0)
+    for step in range(steps):
+        if step % grow == 0:
+            peers.hold(STORY[: 4 * (step // grow)], 4)
+        record.fold(engine.step(step * ASK_SECONDS))
+        engine.check_books()
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("disk_steps", [0, 3])
+def test_blocks_are_pulled_while_the_peer_computes(overlap, disk_steps):
+    engine, runner, peers, record = scene(overlap=overlap, held=())
+    runner.disk_steps = disk_steps
+    follow(engine, peers, record, grow=5)
+    drain(engine, record, 40 * ASK_SECONDS)
+    assert record.tokens["a"] == expected_tokens(STORY, 0, 3, frozenset())
+    assert runner.computed_tokens == len(STORY) - 16 + 2
+    fetched = [event for event in record.of(Moved) if event.reason is MoveReason.FETCHED]
+    assert [event.blocks for event in fetched] == [1, 1, 1, 1]
+    assert sum(event.asked_tokens for event in record.of(PeersAnswered)) == 16, "each token counts once"
+
+
+def test_a_peer_that_computes_no_further_is_not_waited_for_longer():
+    engine, _, peers, record = scene(held=STORY[:8])
+    engine.submit(request("a", STORY, max_tokens=3, peer="there", follows=True), 0.0)
+    now, steps = 0.0, 0
+    while now < RESTORE_SECONDS:
+        record.fold(engine.step(now))
+        due, steps = engine.wake_at(now), steps + 1
+        assert due is not None
+        now = max(due, now + 0.0001)
+    assert not record.of(Admitted)
+    drain(engine, record, now + 0.1)
+    assert record.tokens["a"] == expected_tokens(STORY, 0, 3, frozenset())
+    assert [event.cached_tokens for event in record.of(Admitted)] == [8]
+    assert len(peers.asked) < 100, "it is asked less and less often"
+    assert steps < 200, "and the engine sleeps until then"
+
+
+def test_a_lost_peer_is_not_followed():
+    engine, _, peers, record = scene(held=STORY[:8])
+    engine.submit(request("a", STORY, max_tokens=3, peer="there", follows=True), 0.0)
+    for step in range(20):
+        peers.lost = step >= 10
+        record.fold(engine.step(step * ASK_SECONDS))
+    assert [event.cached_tokens for event in record.of(Admitted)] == [8], "what had come before"
+    drain(engine, record, 1.0)
+    assert record.tokens["a"] == expected_tokens(STORY, 0, 3, frozenset())
+
+
+def test_other_requests_do_not_lose_the_blocks_that_a_follower_has_pulled():
+    """A host of few blocks: those that have come are pinned while the peer is asked for more."""
+    engine, _, peers, record = scene(held=STORY[:8], host_blocks=4)
+    peers.hold(OTHER, 4)
+    engine.submit(request("a", STORY, max_tokens=3, peer="there", follows=True), 0.0)
+    for step in range(20):
+        record.fold(engine.step(step * ASK_SECONDS))
+    engine.submit(request("b", OTHER, max_tokens=3), 20 * ASK_SECONDS)
+    for step in range(20, 60):
+        record.fold(engine.step(step * ASK_SECONDS))
+    peers.hold(STORY, 4)
+    drain(engine, record, 60 * ASK_SECONDS)
+    engine.check_books()
+    assert {event.request_id: event.cached_tokens for event in record.of(Admitted)}["a"] == 16
+    for name, tokens in (("a", STORY), ("b", OTHER)):
+        assert record.tokens[name] == expected_tokens(tokens, 0, 3, frozenset())

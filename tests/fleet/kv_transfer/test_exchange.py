@@ -259,7 +259,8 @@ def test_the_peer_that_holds_most_is_the_answer(scene):
     assert pull(importer, 40, 41) == [content(1), content(2)]
     named = asked(importer, 0, peer=importer.peers[1])
     assert named.peer == importer.peers[1]
-    assert asked(importer, 0, peer="10.0.0.1:1").blocks == 0
+    assert asked(importer, 99, peer=importer.peers[1])[:2] == (importer.peers[1], 0), "it is there"
+    assert asked(importer, 0, peer="10.0.0.1:1")[:2] == ("", 0)
 
 
 def test_a_hung_peer_is_waited_for_once_and_then_left_alone(scene):
@@ -269,7 +270,7 @@ def test_a_hung_peer_is_waited_for_once_and_then_left_alone(scene):
     importer.assign(1, link.name, key(1))
     assert pull(importer, 1) == [None]
     assert link.resting
-    assert asked(importer, 0, peer=link.name).blocks == 0
+    assert asked(importer, 0, peer=link.name)[:2] == ("", 0)
 
 
 def test_a_slow_peer_fails_what_comes_too_late(scene):

@@ -17,11 +17,11 @@ FREE = Wire(0.0, 1e30)
 TOKEN = 0.001
 
 
-def fleet(replicas, prefill, wire=FREE, *, routing="round-robin", kv_tokens=4096, host=1 << 20):
+def fleet(replicas, prefill, wire=FREE, *, routing="round-robin", kv_tokens=4096, host=1 << 20, step=512):
     """Replicas on which a token takes `TOKEN` seconds; blocks of 4 tokens and 64 bytes."""
     machine = Machine("m", "cpu", Fixed(0.0, TOKEN), kv_tokens, 512, TOKENS_ONLY, Front(), 64, 1e12)
     cache = CacheOptions(block_size=4, kv_offload_bytes=host)
-    plans = SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=512)
+    plans = SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=step)
     return make_fleet(
         plans, cache, machine, replicas=replicas, routing=routing, prefill=prefill, wire=wire, with_rows=True
     )
@@ -58,10 +58,12 @@ class Seen:
         return [event for event in self.events if isinstance(event, kind)]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(("routing", "kv_tokens"), [("least-loaded", 4096), ("prefix-affinity", 520)])
-def test_every_request_ends_once_with_all_its_tokens(routing, kv_tokens):
+def test_every_request_ends_once_with_all_its_tokens(routing, kv_tokens, at_once):
     calls = crowd()
-    tally = run(fleet(4, 2, Wire(0.002, 1e5), routing=routing, kv_tokens=kv_tokens), calls)
+    wire = Wire(0.002, 1e5, at_once)
+    tally = run(fleet(4, 2, wire, routing=routing, kv_tokens=kv_tokens, step=64), calls)
     assert len(tally.rows) == len({row["request"] for row in tally.rows}) == len(calls)
     assert sum(group.output_tokens for group in tally.groups) == sum(call.output_tokens for call in calls)
     assert sum(group.prompt_tokens for group in tally.groups) == sum(call.prompt_tokens for call in calls)
@@ -85,6 +87,20 @@ def test_latency_and_bandwidth_come_on_top():
     assert first_token(Wire(0.5, 1e30)) == pytest.approx(free + 0.5)
     assert first_token(Wire(0.7, 1e30)) == pytest.approx(free + 0.7)
     assert first_token(Wire(0.0, 64_000)) == pytest.approx(free + blocks * 64 / 64_000)
+
+
+def test_at_once_a_chunk_is_copied_while_the_next_one_is_computed():
+    def first(at_once, prompt):
+        wire = Wire(0.0, 64 / 0.003, at_once)  # a block is computed in 4 ms and copied in 3 ms
+        live = fleet(2, 1, wire, step=100)
+        (group,) = run(live, [Call(1.0, prompt, 5)]).groups
+        assert group.cached_tokens == prompt - 1
+        return group.ttft[0]
+
+    computing, copying = 401 * TOKEN, 100 * 0.003
+    assert first(False, 401) == pytest.approx(computing + copying + TOKEN)
+    assert first(True, 401) == pytest.approx(computing + copying / 4 + TOKEN, abs=0.02)
+    assert first(True, 81) == pytest.approx(first(False, 81), abs=0.02)
 
 
 def test_decode_replicas_pull_only_what_they_lack():

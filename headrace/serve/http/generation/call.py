@@ -361,6 +361,7 @@ def _request(
         id="",
         tenant=who,
         peer=model.sharing.peer(body.kv_transfer_params),
+        follows=body.kv_transfer_params is not None and body.kv_transfer_params.remote_prefill_runs,
         affinity=f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
         salt=cache_scope(caller, body),
         tokens=prompt.tokens,

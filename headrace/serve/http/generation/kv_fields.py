@@ -34,6 +34,9 @@ class KVTransferParams(Wire):
         False, description="Another server pulls the prompt's KV blocks and decodes."
     )
     do_remote_prefill: bool = Field(False, description="Pull the prompt's KV blocks from remote_host.")
+    remote_prefill_runs: bool = Field(
+        False, description="With do_remote_prefill: pull the blocks while remote_host computes the prompt."
+    )
     remote_engine_id: str | None = Field(
         None, max_length=256, description="Informative: blocks have global names."
     )
@@ -69,6 +72,8 @@ class KVSharing:
                 f"{FIELD}.do_remote_decode: this server publishes no KV blocks (--kv-transfer-config)", FIELD
             )
         if not asked.do_remote_prefill:
+            if asked.remote_prefill_runs:
+                raise invalid(f"{FIELD}.remote_prefill_runs needs do_remote_prefill", FIELD)
             return ""
         if asked.remote_host is None or asked.remote_port is None:
             raise invalid(f"{FIELD}.do_remote_prefill needs remote_host and remote_port", FIELD)

@@ -44,6 +44,9 @@ def test_the_answer_of_a_prefill_server_is_the_question_to_a_decode_server(house
     assert house.recall.requests[-1].peer == ""
     assert "kv_transfer_params" not in ask(house, CONSUMER, answer, path=path)
     assert house.recall.requests[-1].peer == "10.0.0.5:5000"
+    assert not house.recall.requests[-1].follows
+    ask(house, CONSUMER, answer | {"remote_prefill_runs": True}, path=path)
+    assert house.recall.requests[-1].follows
 
 
 def test_nothing_is_said_where_nothing_is_asked(house):
@@ -64,6 +67,7 @@ def test_nothing_is_said_where_nothing_is_asked(house):
             "has no peer evil:80",
         ),
         (CONSUMER, {"do_remote_prefill": True, "remote_block_ids": [1]}, "remote_block_ids"),
+        (CONSUMER, {"remote_prefill_runs": True}, "remote_prefill_runs needs do_remote_prefill"),
         (CONSUMER, {"do_remote": True}, "do_remote"),
     ],
 )
