@@ -127,9 +127,9 @@ class CostlySource:
         rows: Sequence[int],
     ) -> int:
         """The number of tokens with which the most are expected per second; 0 is best without it."""
-        most = max((len(gains[row]) for row in rows), default=0)
-        if not most:
+        if not rows:
             return 0
+        most = min(max(len(gains[row]) for row in rows), times.reach(load.rows) // len(rows))
         stairs = times.stairs(load.rows, load.contexts, most * len(rows))
         step = stairs[0]
         drafting = self._share * self._plain([asks[row] for row in rows], times)

@@ -135,15 +135,19 @@ class _Choosing:
         _, _, self._token, self._context = times.coefficients
         most = sum([len(offer.survivals) for offer in offers])
         self._stairs = times.stairs(load.rows, load.contexts, most)
+        self._reach = times.reach(load.rows)
         self._scales = self._relative_worth()
         self._bound = Cut.TPOT  # what bounds the tokens that are taken, if anything
+        self._ratios: list[float] = []  # tokens per second by the number of drafted tokens
         self._keys: list[float] = []  # of the tokens in their order: the survival times the scale of the row
 
     def choices(self) -> list[Choice]:
         """The tokens that make the output per second largest, within the budget and the TPOT targets."""
         wanted = 0 if self._is_hopeless() else self._best()
-        count = min(wanted, self._load.budget)
+        count = min(wanted, self._load.budget, self._reach)
         kept = self._within_targets(count)
+        if kept < count and self._ratios[kept] <= self._ratios[0]:
+            kept = 0  # more tokens pay, but so few do not
         taken = self._taken(kept)
         before = self._taken(count) if kept < count else taken
         chosen = []
@@ -182,10 +186,8 @@ class _Choosing:
         """How many tokens make the tokens per second largest, the most worthy ones first."""
         survivals, seconds = self._ordered()
         gains = accumulate(survivals, initial=self._load.rows * self._margin)
-        if seconds[0] <= 0:
-            return len(survivals)
-        ratios = list(map(truediv, gains, seconds))
-        return ratios.index(max(ratios))
+        self._ratios = list(map(truediv, gains, seconds) if seconds[0] > 0 else gains)
+        return self._ratios.index(max(self._ratios))
 
     def _ordered(self) -> tuple[list[float], Sequence[float]]:
         """The survivals of all tokens, the most worthy first, and the seconds of a step with so many of them."""

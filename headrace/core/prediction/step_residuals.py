@@ -6,9 +6,9 @@
  -------'
  tokens 1   8   16   32
 ```
-Of steps whose rows all have one token, the table has the ratio to the line. Of steps with longer rows (drafts,
-prompts) it has the ratio to a step of the same rows with one token each. Old observations lose their weight, so that
-what once seemed slow is tried again.
+Of steps whose rows all have one token, the table has the ratio to the line. Of steps with drafts it has the ratio to a
+step of the same rows with one token each. Old observations lose their weight, so that what once seemed slow is tried
+again.
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ LITTLE = 4.0
 """The weight of a few observations."""
 
 
+FURTHER = 2
+"""A step with drafts may have this multiple of the tokens of the largest known one: how long it takes is a guess."""
+
+
 class Longer(NamedTuple):
-    """Known steps with longer rows: ``ratio`` to one-token rows, at so many ``tokens``, and the ``trust`` (0 to 1).
+    """Known steps with drafts: ``ratio`` to one-token rows, at so many ``tokens``, and the ``trust`` (0 to 1).
 
     ``larger``: they have more tokens than the step asked for, which takes no longer.
     """
@@ -58,10 +62,13 @@ class StepResiduals:
         self._longer: dict[int, list[_Cell]] = {}  # by class of rows, then of tokens
         self._steps = 0
         self.news = 0
-        """Observations of longer rows of which little was known."""
+        """Observations of steps with drafts of which little was known."""
 
-    def observe(self, rows: int, tokens: int, ratio: float) -> None:
-        """A step took ``ratio`` times the line (rows of one token), or a step of the same rows (longer rows)."""
+    def observe(self, rows: int, tokens: int, ratio: float, expected: float = 1.0) -> None:
+        """A step took ``ratio`` times the line (rows of one token), or a step of the same rows without drafts.
+
+        The first observation counts from the ``expected`` ratio, since it moves an estimate by `LIMIT` at most.
+        """
         self._steps += 1
         at = bisect_left(EDGES, tokens)
         if tokens == rows:
@@ -72,8 +79,7 @@ class StepResiduals:
                 cells += [_Cell() for _ in range(len(EDGES) + 1)]
             self.news += cells[at].weight < LITTLE
         if not cells[at].weight and tokens > rows:
-            # The first observation counts from what fewer tokens take, since it moves an estimate by `LIMIT` at most.
-            cells[at].value = next((each.value for each in reversed(cells[:at]) if each.weight), 0.0)
+            cells[at].value = math.log(min(expected, ratio))
         cells[at].learn(math.log(ratio), tokens, self._steps)
 
     def plain(self, rows: int) -> float:
@@ -84,6 +90,11 @@ class StepResiduals:
         """Whether steps of as many rows of one token, by class, have been observed often enough, and lately enough."""
         cell = self._plain[bisect_left(EDGES, rows)]
         return cell.weight * KEPT ** (self._steps - cell.seen) >= ENOUGH
+
+    def reach(self, rows: int) -> int:
+        """The most drafted positions of a step of ``rows`` rows that is not far beyond the known ones."""
+        cells = self._longer.get(bisect_left(EDGES, rows), ())
+        return int(FURTHER * max([rows, *(cell.tokens for cell in cells if cell.weight)])) - rows
 
     def line_moved(self, line: Callable[[float], float], before: Sequence[float]) -> None:
         """The line was refitted and was ``before``, as `of_line` gives it: what was observed stays as it was."""

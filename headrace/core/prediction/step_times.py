@@ -131,6 +131,10 @@ class StepTimes:
         blended = hoped + (seconds - hoped) * known.trust
         return min(hoped, blended) if known.larger else blended
 
+    def reach(self, rows: int) -> int:
+        """The most drafted positions of a step of ``rows`` rows whose duration is not far beyond what is known."""
+        return self.residuals.reach(rows)
+
     def stairs(self, rows: int, contexts: int, most: int) -> Sequence[float]:
         """The seconds of a step of ``rows`` rows by the number of drafted positions, 0 to ``most`` or more.
 
@@ -186,8 +190,10 @@ class StepTimes:
             )
             if plain:
                 self._context += (contexts / rows - self._context) / CONTEXT_MEMORY
-            if usual > 0:
-                self.residuals.observe(rows, tokens, seconds / usual)
+            if usual > 0 and (plain or drafted):
+                _, _, token, context = self._coefficients
+                further = (token + context * contexts / tokens) * (tokens - rows)
+                self.residuals.observe(rows, tokens, seconds / usual, 1 + further / usual)
         if not (drafted and self.ready):
             self.fit(rows, tokens, contexts, seconds)
 

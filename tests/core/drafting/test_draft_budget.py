@@ -17,12 +17,22 @@ class OnTheLine(StepTimes):
     def drafted(self, rows: int, tokens: int, contexts: int) -> float:
         return self.predict(rows, tokens, contexts)
 
+    def reach(self, rows: int) -> int:
+        return 1 << 20
+
 
 class Stairs(OnTheLine):
     """Up to 8 tokens a step takes as long as one; above, the line holds."""
 
     def drafted(self, rows: int, tokens: int, contexts: int) -> float:
         return self.predict(rows, rows if tokens <= 8 else tokens, contexts)
+
+
+class Jump(OnTheLine):
+    """Any drafts make a step much longer, and each further token a little."""
+
+    def drafted(self, rows: int, tokens: int, contexts: int) -> float:
+        return 0.025 + 0.001 * (tokens - rows)
 
 
 def times(fixed: float, token: float, context: float = 0.0, row: float = 0.0) -> StepTimes:
@@ -171,6 +181,17 @@ def test_drafts_of_some_rows_slow_down_a_quarter_of_the_others_at_most() -> None
     assert first.tokens == 8, "drafts have helped the others before"
     (first,) = DraftBudget().choose([drafted], load(4, known)._replace(paces=(1.0, 1.0, 1.0)))
     assert first == Choice(1, Cut.OTHERS), "rows that are not asked for count, too"
+
+
+def test_so_few_drafts_that_they_do_not_pay_are_not_verified() -> None:
+    """Above its first stair a step is quick, but a target of another row ends it there."""
+    known = Jump()
+    known._coefficients = [0.010, 0.0, 0.0, 0.0]
+    offers = [Offer(survivals(0.95, 8), 1), Offer((), 1, pace=9.0)]
+    assert DraftBudget().choose(offers, load(2, known))[0].tokens == 8
+    target = known.drafted(2, 6, 0) / TPOT_SHARE
+    choice = DraftBudget().choose([offers[0], Offer((), 1, 0, target, 9.0)], load(2, known))[0]
+    assert choice == Choice(0, Cut.TPOT)
 
 
 def test_drafts_of_one_row_keep_the_tpot_target_of_another() -> None:

@@ -47,7 +47,7 @@ def test_what_is_new_is_in_the_next_table() -> None:
     for _ in range(40):
         times.observe(1, 1, 100, 0.01)
     before = times.stairs(1, 100, 8)[8]
-    times.observe(1, 9, 900, 0.09)
+    times.observe(1, 9, 900, 0.09, drafted=True)
     assert times.stairs(1, 100, 8)[8] == pytest.approx(times.drafted(1, 9, 900))
     assert times.stairs(1, 100, 8)[8] != before
 

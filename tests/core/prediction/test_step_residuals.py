@@ -81,11 +81,11 @@ def test_a_larger_step_bounds_what_smaller_ones_are_hoped_to_take() -> None:
         times.observe(1, 1, 10, 0.010)
     hoped = times.drafted(1, 9, 90)
     for _ in range(8):
-        times.observe(1, 30, 300, 0.012)
+        times.observe(1, 30, 300, 0.012, drafted=True)
     assert times.drafted(1, 9, 90) == pytest.approx(0.012, rel=0.1)
     assert hoped > 0.04
     for _ in range(8):
-        times.observe(1, 30, 300, 10.0)
+        times.observe(1, 30, 300, 10.0, drafted=True)
     assert times.drafted(1, 9, 90) <= hoped * 1.01, "a slow larger step says nothing"
 
 
@@ -130,7 +130,8 @@ def test_a_staircase_is_predicted_better_than_by_a_line() -> None:
     rng, times = random.Random(3), StepTimes()
     for _ in range(3000):
         tokens = rng.choice((1, 1, 1, 2, 4, 6, 12, 30, 200))
-        times.observe(1, tokens, tokens * 100, truth(tokens) * rng.gauss(1, 0.03))
+        seconds = truth(tokens) * rng.gauss(1, 0.03)
+        times.observe(1, tokens, tokens * 100, seconds, drafted=1 < tokens < 200)
     assert times.decodes(1, 100) == pytest.approx(truth(1), rel=0.05)
     for tokens in (2, 4, 6, 12, 30):
         assert times.drafted(1, tokens, tokens * 100) == pytest.approx(truth(tokens), rel=0.08)
@@ -148,14 +149,41 @@ def test_a_single_step_of_more_tokens_does_not_bound_those_of_fewer() -> None:
     assert more.ratio < fewer.ratio, "it is little known itself"
 
 
-def test_the_first_step_of_more_tokens_counts_from_what_fewer_take() -> None:
+def test_the_first_step_of_more_tokens_counts_from_what_is_expected() -> None:
     residuals = StepResiduals()
-    for _ in range(40):
-        residuals.observe(32, 400, 9.0)
-    residuals.observe(32, 600, 11.0)
-    more = residuals.longer(32, 600)
-    assert more is not None
-    assert more.ratio == pytest.approx(11.0, rel=0.05)
+    residuals.observe(32, 600, 11.0, expected=9.0)
+    known = residuals.longer(32, 600)
+    assert known is not None
+    assert known.ratio == pytest.approx(11.0, rel=0.01)
+
+
+def test_the_line_says_what_is_expected_of_the_first_step_with_drafts() -> None:
+    times = StepTimes()
+    for _ in range(100):
+        times.observe(16, 16, 1600, 0.001)
+        times.observe(16, 512, 8192, 0.032)
+    times.observe(16, 256, 25_600, 0.016, drafted=True)
+    times.observe(16, 256, 25_600, 0.016, drafted=True)
+    assert times.drafted(16, 256, 25_600) == pytest.approx(0.016, rel=0.1)
+
+
+def test_prompts_say_nothing_of_steps_with_drafts() -> None:
+    times = StepTimes()
+    for _ in range(100):
+        times.observe(16, 16, 1600, 0.001)
+        times.observe(16, 512, 8192, 0.032)
+    assert times.residuals.longer(16, 512) is None
+
+
+def test_steps_with_drafts_grow_from_what_is_known() -> None:
+    residuals = StepResiduals()
+    assert (residuals.reach(1), residuals.reach(16)) == (1, 16)
+    residuals.observe(16, 16, 1.0)
+    assert residuals.reach(16) == 16, "a step without drafts"
+    residuals.observe(16, 24, 1.5)
+    assert residuals.reach(16) == 32
+    assert residuals.reach(14) == 34, "of the same class of rows"
+    assert residuals.reach(8) == 8
 
 
 def test_a_single_step_without_drafts_between_others_is_no_measure_of_steps_without() -> None:

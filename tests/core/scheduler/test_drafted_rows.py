@@ -398,7 +398,8 @@ def test_a_step_with_drafts_says_what_it_gained():
     times = StepTimes()
     for _ in range(40):
         times.observe(1, 1, 10, 0.011)
-        times.observe(1, 5, 50, 0.015)
+    for _ in range(40):
+        times.observe(1, 5, 50, 0.015, drafted=True)
     engine, _ = hashing_engine(drafter=Reasoned(right(4)), times=times)
     record = Record()
     engine.submit(request("r", 5, max_tokens=6), 0.0)
