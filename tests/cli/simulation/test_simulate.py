@@ -90,7 +90,11 @@ def test_prefill_replicas_are_compared_with_replicas_for_both(trace, tmp_path):
     both, apart = runs["3 for both"]["summary"], runs["1 prefill, 2 decode"]["summary"]
     assert both["requests"] == apart["requests"] == 20
     assert apart["ttft"]["p50"] > both["ttft"]["p50"] + 0.006
-    assert runs["3 for both"]["settings"]["transfer"] == {"latency": 0.006, "bytes_per_second": 25e9}
+    assert runs["3 for both"]["settings"]["transfer"] == {
+        "latency": 0.006,
+        "bytes_per_second": 25e9,
+        "at_once": False,
+    }
 
 
 @pytest.mark.parametrize(
