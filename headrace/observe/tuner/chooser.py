@@ -32,11 +32,15 @@ Way = tuple[str, bool]
 
 
 class Choice(NamedTuple):
-    """A value of a setting; ``gain`` is a difference of logarithms, the mean over the loads of a forecast."""
+    """A value of a setting; ``gain`` is a difference of logarithms, the mean over the loads of a forecast.
+
+    ``back``: it brings the setting back towards its value at the start.
+    """
 
     setting: str
     value: Value
     gain: float
+    back: bool
 
 
 class Decision(NamedTuple):
@@ -113,7 +117,7 @@ class Chooser:
         start: Sequence[Outcome],
         ways: Sequence[Way],
     ) -> Generator[None, None, list[Choice]]:
-        """The values on these ways that keep the guards at the present load."""
+        """The values on these ways that keep the guards at the present load, and gain there or go back."""
         found, present = [], self.present
         for name, up in ways:
             value = present[name]
@@ -127,8 +131,11 @@ class Chooser:
                     break
                 later = yield from self.rehearse(forecast.later, times, {name: value})
                 gain = _mean_gain(own, (now, later))
-                if is_within(now, own[0], start[0]):
-                    found.append(Choice(name, value, gain))
+                first = self._start[name]
+                back = min(present[name], first) <= value <= max(present[name], first)
+                # what is slower now would be measured so and undone
+                if is_within(now, own[0], start[0]) and (back or gain_of(own[0], now) > LEAST_GAIN):
+                    found.append(Choice(name, value, gain, back))
                 if gain < -LEAST_GAIN:
                     break
         return found

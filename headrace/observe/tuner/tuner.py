@@ -254,17 +254,15 @@ class Tuner:
 
     def _make(self, choice: Choice, measured: Mapping[str, float], now: float) -> None:
         """Make a change; on probation, unless it brings the setting back towards its value at the start."""
-        setting, value, gain = choice
-        present, start = self._chooser.present[setting], self._start[setting]
-        probation = Probation(setting, present, value, self._errors, measured)
+        setting, value, gain, back = choice
+        probation = Probation(setting, self._chooser.present[setting], value, self._errors, measured)
         reason = f"{probation}: rehearsed {math.expm1(gain):+.1%} faster"
         if self.mode is Mode.ADVISE:
             if (setting, value) != self._advised:
                 self._advised = (setting, value)
                 self._log(now, f"{reason}; not made")
             return
-        goes_back = min(present, start) <= value <= max(present, start)
-        self._probation = None if goes_back else probation
+        self._probation = None if back else probation
         self._change(setting, value, reason, now)
 
     def _undo(self, probation: Probation, why: str, now: float) -> None:

@@ -181,6 +181,12 @@ def test_a_change_must_gain_in_the_mean_over_the_present_load_and_a_later_one(wo
     assert edge.live(1800).ratio > 0.7
 
 
+def test_a_change_away_from_the_start_must_gain_at_the_present_load(world):
+    safe = world(curve(0.7))
+    safe.later = curve(8.0, 0.6)
+    assert set(safe.live(1800).values) == {0.7}
+
+
 def test_values_that_lose_more_at_a_later_load_than_they_gain_now_are_left(world):
     edge = world(curve(0.1)).live(1800)
     assert edge.ratio < 0.3
