@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from headrace.core.knobs import Knobs
@@ -17,13 +17,6 @@ from headrace.observe.tuner.verdict import gain_of, is_within
 
 LEAST_GAIN = 0.03
 """Rehearsed gain from which on a change is made; smaller ones are not worth a change."""
-
-SATURATION = 2.0
-"""The engine is near saturation if its latency grows by this factor when the load rises as it may."""
-
-LEAST_GAIN_NEAR_SATURATION = 0.3
-"""Rehearsed gain from which on a change is made or kept near saturation: there rehearsals are least exact, and a queue
-that a wrong value leaves behind lasts until the load falls."""
 
 MOST_STEPS = 3
 """Steps of a setting that one change may take: where a step alone brings nothing, more may."""
@@ -39,21 +32,22 @@ Way = tuple[str, bool]
 
 
 class Choice(NamedTuple):
-    """A value of a setting; ``gain`` is a difference of logarithms, rehearsed for the present load."""
+    """A value of a setting; ``gain`` is a difference of logarithms, the mean over the loads of a forecast.
+
+    ``back``: it brings the setting back towards its value at the start.
+    """
 
     setting: str
     value: Value
     gain: float
+    back: bool
 
 
 class Decision(NamedTuple):
-    """The change to make, and why the present values must not stay (empty: they may).
+    """The change to make, if any; or the ``gain`` of a return of all settings to their values at the start."""
 
-    Without a ``choice`` they return to the start if they must not stay.
-    """
-
-    choice: Choice | None
-    why: str
+    choice: Choice | None = None
+    back: float = 0.0
 
 
 class Chooser:
@@ -93,55 +87,37 @@ class Chooser:
     def decide(
         self, forecast: Forecast, times: StepTimes, resting: Callable[[Way], bool]
     ) -> Generator[None, None, Decision]:
-        """The best change now that is also good at a load that may come later; ways that rest are left out."""
-        own = start = yield from self.rehearse(forecast.now, times)
-        start_later = yield from self.rehearse(forecast.later, times, self._start)
-        why = ""
-        if (present := self.present) != self._start:
-            start = yield from self.rehearse(forecast.now, times, self._start)
-        near = start_later.seconds_per_token > SATURATION * start.seconds_per_token
-        least = LEAST_GAIN_NEAR_SATURATION if near else LEAST_GAIN
-        if present != self._start:
-            why = yield from self._why_leave(forecast, times, gain_of(start, own), near)
-        ways = [each for each in self._ways(back=bool(why)) if not resting(each)]
-        found = yield from self._values(forecast.now, times, start if why else own, start, ways)
-        for choice in sorted(found, key=lambda each: -each.gain):
-            if choice.gain <= least:
-                break
-            outcome = yield from self.rehearse(forecast.later, times, {choice.setting: choice.value})
-            if gain_of(start_later, outcome) > least:
-                return Decision(choice, why)
-        return Decision(None, why)
+        """The change with the largest gain, as a mean over the loads that may come; ways that rest are left out."""
+        own = start = yield from self._outcomes(forecast, times, {})
+        if self.present != self._start:
+            start = yield from self._outcomes(forecast, times, self._start)
+        back = _mean_gain(own, start)
+        ways = [each for each in itertools.product(self._ranges, (True, False)) if not resting(each)]
+        found = yield from self._values(forecast, times, own, start, ways)
+        best = max(found, key=lambda each: each.gain, default=None)
+        if best is not None and best.gain > max(LEAST_GAIN, back):
+            return Decision(best)
+        return Decision(back=back if back > LEAST_GAIN else 0.0)
 
-    def _why_leave(
-        self, forecast: Forecast, times: StepTimes, gain: float, near: bool
-    ) -> Generator[None, None, str]:
-        """Why the present values must not stay; ``gain`` is theirs over the start at the present load."""
-        if gain < -LEAST_GAIN:
-            return f"rehearsed {math.expm1(-gain):+.1%} faster at the start's values"
-        if near and gain < LEAST_GAIN_NEAR_SATURATION:
-            return "near saturation"
-        own = yield from self.rehearse(forecast.soon, times)
-        start = yield from self.rehearse(forecast.soon, times, self._start)
-        gain = gain_of(start, own)
-        if gain < -LEAST_GAIN:
-            return f"rehearsed {math.expm1(-gain):+.1%} faster at the start's values if the load rises"
-        return ""
-
-    def _ways(self, *, back: bool) -> list[Way]:
-        """All ways, or only those that bring settings ``back`` to their values at the start."""
-        if not back:
-            return list(itertools.product(self._ranges, (True, False)))
-        return [
-            (name, (self._start[name] or math.inf) > (value or math.inf))
-            for name, value in self.present.items()
-            if value != self._start[name]
-        ]
+    def _outcomes(
+        self, forecast: Forecast, times: StepTimes, values: Mapping[str, Value]
+    ) -> Generator[None, None, list[Outcome]]:
+        """The outcome at each load of the forecast."""
+        outcomes = []
+        for scene in forecast:
+            outcome = yield from self.rehearse(scene, times, values)
+            outcomes.append(outcome)
+        return outcomes
 
     def _values(
-        self, scene: Scene, times: StepTimes, reference: Outcome, start: Outcome, ways: Sequence[Way]
+        self,
+        forecast: Forecast,
+        times: StepTimes,
+        own: Sequence[Outcome],
+        start: Sequence[Outcome],
+        ways: Sequence[Way],
     ) -> Generator[None, None, list[Choice]]:
-        """The values on these ways that keep the guards, with their gain over ``reference``."""
+        """The values on these ways that keep the guards at the present load, and gain there or go back."""
         found, present = [], self.present
         for name, up in ways:
             value = present[name]
@@ -150,10 +126,20 @@ class Chooser:
                 if following is None:
                     break
                 value = following
-                outcome = yield from self.rehearse(scene, times, {name: value})
-                gain = gain_of(reference, outcome)
-                if is_within(outcome, reference, start):
-                    found.append(Choice(name, value, gain))
-                if gain < -LEAST_GAIN or abs(gain) < NO_EFFECT:
+                now = yield from self.rehearse(forecast.now, times, {name: value})
+                if abs(gain_of(own[0], now)) < NO_EFFECT:
+                    break
+                later = yield from self.rehearse(forecast.later, times, {name: value})
+                gain = _mean_gain(own, (now, later))
+                first = self._start[name]
+                back = min(present[name], first) <= value <= max(present[name], first)
+                # what is slower now would be measured so and undone
+                if is_within(now, own[0], start[0]) and (back or gain_of(own[0], now) > LEAST_GAIN):
+                    found.append(Choice(name, value, gain, back))
+                if gain < -LEAST_GAIN:
                     break
         return found
+
+
+def _mean_gain(own: Sequence[Outcome], other: Sequence[Outcome]) -> float:
+    return fmean(map(gain_of, own, other))

@@ -1,4 +1,4 @@
-"""What is to come: the requests of the last scenes once more, at the present load and at loads that may come soon.
+"""What is to come: the requests of the last scenes once more, at the present load and at one that may come later.
 
 A single scene is too short to show a queue that grows slowly, so those of some minutes are repeated. The load may rise
 before the tuner looks again: a little at any time, and as fast and as high as it has done within the last hour.
@@ -24,15 +24,14 @@ PRESENT_SCENES = 2
 MEMORY_SECONDS = 3600.0
 """How long loads are remembered."""
 
-SOON, LATER = 1.15, 1.3
-"""Times the present load: what values must be good for to stay, and what changes must be good for to be made."""
+LATER = 1.3
+"""How many times the present load may come in any case."""
 
 
 class Forecast(NamedTuple):
-    """The same requests at the present load, and at two higher ones."""
+    """The same requests at the present load, and at a higher one."""
 
     now: Scene
-    soon: Scene
     later: Scene
 
 
@@ -59,12 +58,9 @@ class Forecaster:
         """The next so many scenes, with what is ``left`` of open requests; `ready` must be true."""
         means = list(_means(self._loads))
         present, jump = means[-1], _largest_jump(means)
-
-        def at(margin: float) -> Scene:
-            load = max(margin * present, min(max(means), jump * present))
-            return self._again(left, load, scenes * self._seconds)
-
-        return Forecast(self._again(left, present, scenes * self._seconds), at(SOON), at(LATER))
+        later = max(LATER * present, min(max(means), jump * present))
+        seconds = scenes * self._seconds
+        return Forecast(self._again(left, present, seconds), self._again(left, later, seconds))
 
     def _again(self, left: Sequence[Job], load: float, seconds: float) -> Scene:
         """The requests of the last scenes, repeated, each scene at this ``load``; what is ``left`` is open before."""

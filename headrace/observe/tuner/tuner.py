@@ -6,11 +6,10 @@ noise, because both sides have the same requests. Then, in this order:
 
     a change on probation   gain = what the rehearsal says the change brings - what the error has risen since.
                             Below zero, or beyond a guard: it is undone, and its direction rests.
-    the present values      rehearse what is to come: the requests of the last scenes, at the present load and at one
-                            that may come soon. Where the values at the start are better, settings return to them, or go
-                            only a part of the way if that is better still.
-    otherwise               rehearse each setting some steps up and down. The best change that gains enough, also at a
-                            load that may come later, is made, and is on probation next.
+    what is to come         the requests of the last scenes, at the present load and at one that may come later, with
+                            each setting some steps up and down, and with all at their values at the start. The change
+                            that gains most, as a mean over both loads, is made if it gains enough, and is on probation
+                            next.
 
 A direction that was undone rests for a time that doubles with each failure. An experiment of a person freezes the tuner
 until it has ended.
@@ -215,9 +214,9 @@ class Tuner:
                 forecast, times, lambda way: self._resting.get(way, -math.inf) > now
             )
             if decision.choice is not None:
-                self._make(decision.choice, decision.why, watched.measured, now)
-            elif decision.why:
-                self._return(now, decision.why)
+                self._make(decision.choice, watched.measured, now)
+            elif decision.back:
+                self._return(now, f"rehearsed {math.expm1(decision.back):+.1%} faster at the start's values")
 
     def _confirm(
         self,
@@ -253,17 +252,17 @@ class Tuner:
 
     # -- deeds -------------------------------------------------------------------------------------
 
-    def _make(self, choice: Choice, why: str, measured: Mapping[str, float], now: float) -> None:
-        """Make a change; on probation, unless the present value has to be left (``why``)."""
-        setting, value, gain = choice
+    def _make(self, choice: Choice, measured: Mapping[str, float], now: float) -> None:
+        """Make a change; on probation, unless it brings the setting back towards its value at the start."""
+        setting, value, gain, back = choice
         probation = Probation(setting, self._chooser.present[setting], value, self._errors, measured)
-        reason = f"{probation}: {why or f'rehearsed {math.expm1(gain):+.1%} faster'}"
+        reason = f"{probation}: rehearsed {math.expm1(gain):+.1%} faster"
         if self.mode is Mode.ADVISE:
             if (setting, value) != self._advised:
                 self._advised = (setting, value)
                 self._log(now, f"{reason}; not made")
             return
-        self._probation = None if why else probation
+        self._probation = None if back else probation
         self._change(setting, value, reason, now)
 
     def _undo(self, probation: Probation, why: str, now: float) -> None:

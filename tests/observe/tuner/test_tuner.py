@@ -35,7 +35,7 @@ class World:
         self.knobs = Knobs(mixed_prefill_ratio=0.7)
         self.values, self.rehearsals = [], 0
         self.load = 1000.0
-        self.later = self.soon = None  # what rehearsals of a higher load say, if not the same
+        self.later = None  # what rehearsals of a higher load say, if not the same
         times = StepTimes() if learns else None
         for _ in range(50):
             if times is not None:
@@ -62,7 +62,7 @@ class World:
         class Rehearsed:
             def run(self, most_steps):
                 world.rehearsals += 1
-                rehearsed = (rise > 1.1 and world.later) or (rise > 1.02 and world.soon) or world.rehearsed
+                rehearsed = (rise > 1.1 and world.later) or world.rehearsed
                 seconds = rehearsed(ratio)
                 return Outcome(seconds, 1000 * seconds, world.ttft(ratio), 0.05, 100)
 
@@ -173,43 +173,36 @@ def test_two_steps_are_taken_where_one_alone_brings_nothing(world):
     assert min(flat.values) < 0.2
 
 
-def test_a_change_must_also_be_good_at_a_load_that_may_come_later(world):
+def test_a_change_must_gain_in_the_mean_over_the_present_load_and_a_later_one(world):
     edge = world(curve(8.0))
-    edge.later = curve(0.7)
+    edge.later = curve(0.7, 0.2)
     assert set(edge.live(1800).values) == {0.7}
-    edge.later = None
+    edge.later = curve(0.7, 0.05)
     assert edge.live(1800).ratio > 0.7
 
 
-def test_values_that_would_be_worse_than_the_start_at_a_load_that_may_come_soon_are_left(world):
+def test_a_change_away_from_the_start_must_gain_at_the_present_load(world):
+    safe = world(curve(0.7))
+    safe.later = curve(8.0, 0.6)
+    assert set(safe.live(1800).values) == {0.7}
+
+
+def test_values_that_lose_more_at_a_later_load_than_they_gain_now_are_left(world):
     edge = world(curve(0.1)).live(1800)
     assert edge.ratio < 0.3
-    edge.soon = edge.later = curve(0.7, 1.5)
+    edge.later = curve(0.7, 1.5)
     edge.live(3 * WINDOW + 1)
     assert edge.ratio == 0.7
-    assert "faster at the start's values if the load rises" in edge.tuner.notes[-1].what
+    assert "faster at the start's values" in edge.tuner.notes[-1].what
 
 
-def test_a_part_of_the_way_back_is_enough_if_it_is_better_than_the_start(world):
+def test_a_part_of_the_way_back_is_taken_if_it_is_better_than_the_start(world):
     edge = world(curve(0.1)).live(1800)
     assert edge.ratio < 0.2
-    edge.soon = edge.later = curve(0.3, 0.9)
+    edge.later = curve(0.3, 0.9)
     edge.live(3 * WINDOW + 1)
-    assert 0.15 < edge.ratio < 0.2
+    assert 0.2 < edge.ratio < 0.5
     assert edge.tuner.report()["probation"] is None
-
-
-def test_near_saturation_only_a_large_gain_changes_anything(world):
-    full = world(lambda ratio: 0.02 * (0.8 if ratio > 1.0 else 1.0))
-    full.later = lambda ratio: 3 * full.rehearsed(ratio)
-    assert set(full.live(1800).values) == {0.7}
-    full.true = full.rehearsed = lambda ratio: 0.02 * (0.5 if ratio > 1.0 else 1.0)
-    full.live(1800)
-    assert full.ratio > 1.0
-    full.true = full.rehearsed = lambda ratio: 0.02 * (0.8 if ratio > 1.0 else 1.0)
-    full.live(3 * WINDOW + 1)
-    assert full.ratio == 0.7
-    assert "near saturation" in full.tuner.notes[-1].what
 
 
 def test_rehearsals_that_do_not_describe_the_engine_change_nothing(world):
