@@ -72,6 +72,7 @@ WITHHELD = (
     "seed",
     "affinity",
     "peer",
+    "follows",
     "eos_token_ids",
     "call_format",
     "settings",

@@ -54,6 +54,7 @@ REQUEST: Mapping[str, Part] = {
     "retention": Part.INERT,
     "affinity": Part.INERT,
     "peer": Part.INERT,
+    "follows": Part.INERT,
     "answered": Part.GENERATION,
     "prediction": Part.INERT,
     "cached_answer": Part.INERT,

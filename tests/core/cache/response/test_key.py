@@ -60,6 +60,7 @@ OTHER_REQUESTS = {
     "retention": (Retention(0, None, 90),),
     "affinity": "a",
     "peer": "10.0.0.1:14579",
+    "follows": True,
     "answered": (4,),
     "prediction": (5, 6),
     "cached_answer": (5, 6),
