@@ -82,10 +82,16 @@ def quantize(
         raise ConfigError("give --output FOLDER, or --report, or both")
     one_of("--scheme", scheme, ("int8", "int4", "w4a8"))
     method_name = cast(Method, one_of("--method", method, get_args(Method)))
+    ended: list[int] = []
     if output is not None:
         check_output(output)
+
+        def end(number: int, frame: object) -> None:
+            ended.append(128 + number)
+            sys.exit(128 + number)
+
         # By default SIGTERM ends the process at once and leaves a half-written folder behind.
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        signal.signal(signal.SIGTERM, end)
     with progress(f"preparing {model} and its text"):
         job = Quantizing(model, calibrate, seed)
     origin = str(calibrate) if calibrate else "text that the model generated"
@@ -96,8 +102,15 @@ def quantize(
             for line in meter.count(job.report()):
                 typer.echo(shown(line))
     if output is not None:
-        with progress(f"writing and measuring {scheme} {method}"):
-            write(job, scheme, method_name, output, force=force, show=lambda line: typer.echo(shown(line)))
+        try:
+            with progress(f"writing and measuring {scheme} {method}"):
+                write(
+                    job, scheme, method_name, output, force=force, show=lambda line: typer.echo(shown(line))
+                )
+        except Exception:
+            if ended:  # a library took the end for an error of its own
+                sys.exit(ended[0])
+            raise
         typer.echo(f"written: {output}")
 
 
