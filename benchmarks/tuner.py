@@ -27,9 +27,10 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +38,6 @@ from headrace.build.simulation import make_fleet, roofline_machine
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.events import Event
-from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_times import StepTimes
 from headrace.lab.plan.devices import device
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
@@ -52,7 +51,7 @@ from headrace.lab.workload.traces import read_trace
 from headrace.observe.experiments.conductor import Change
 from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import live_settings
-from headrace.observe.tuner.rehearsal import Outcome, Rehearsal, Scene
+from headrace.observe.tuner.rehearsal import in_parts
 from headrace.observe.tuner.tuner import Mode
 
 RATE = 3.0
@@ -169,17 +168,6 @@ class Late(Recorded):
             super().saw(self._mail.popleft()[1], now)
 
 
-def beside(
-    scene: Scene, knobs: Knobs, times: StepTimes, slots: int, static: bool
-) -> Generator[None, None, Outcome]:
-    """The outcome of a rehearsal in a process of its own, as in the server: the tuner asks for it at each pause."""
-    rehearsal = Rehearsal(scene, knobs, times, slots, static=static)
-    while (outcome := rehearsal.run(STEPS_PER_PAUSE)) is None:
-        yield
-    yield
-    return outcome
-
-
 class Ran(NamedTuple):
     """Arrival, time and tokens of each request; the tuner's log, its changes as setting and direction, its CPU time."""
 
@@ -205,8 +193,9 @@ def run(load: Load, calls: Sequence[Call], plans: SchedulerOptions, mode: Mode) 
     def steer(engine: Engine) -> Steering:
         kind = Late if load.name == "delayed" else Recorded
         settings = live_settings(plans.max_num_seqs)
+        rehearse = partial(in_parts, steps=STEPS_PER_PAUSE)  # by a process of its own, as in the server
         made.append(
-            kind(settings, lambda: engine.knobs, str, mode, WINDOW, times=engine.times, rehearse=beside)
+            kind(settings, lambda: engine.knobs, str, mode, WINDOW, times=engine.times, rehearse=rehearse)
         )
         return made[0]
 

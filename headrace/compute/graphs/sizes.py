@@ -39,4 +39,5 @@ def prompt_sizes(tokens: int) -> tuple[int, ...]:
     """
     small = few_sizes(graph_sizes(min(tokens, MOST_LINES)))
     large = (*range(MOST_LINES + 64, 1025, 64), *range(1152, MOST_TOKENS + 1, 128))
-    return small + tuple(size for size in large if size - (64 if size <= 1024 else 128) < tokens)
+    smaller = (MOST_LINES, *large)
+    return small + tuple(size for size, before in zip(large, smaller, strict=False) if before < tokens)

@@ -221,11 +221,11 @@ class Rehearsal:
 
 
 def in_parts(
-    scene: Scene, knobs: Knobs, times: StepTimes, slots: int, static: bool
+    scene: Scene, knobs: Knobs, times: StepTimes, slots: int, static: bool, steps: int = PART_STEPS
 ) -> Generator[None, None, Outcome]:
-    """The outcome of a rehearsal; yields after every `PART_STEPS` steps."""
+    """The outcome of a rehearsal; yields after every ``steps`` steps."""
     rehearsal = Rehearsal(scene, knobs, times, slots, static=static)
-    while (outcome := rehearsal.run(PART_STEPS)) is None:
+    while (outcome := rehearsal.run(steps)) is None:
         yield
     yield
     return outcome
