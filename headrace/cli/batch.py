@@ -213,7 +213,7 @@ async def _run(
                 read_lines(raw_lines),
                 results,
                 concurrency=concurrency,
-                told=told,
+                ended=told,
                 model=reached.model,
             )
 

@@ -37,8 +37,8 @@ EXPOSED_HEADERS = (
 """Response headers that browsers let pages of other origins read."""
 
 
-class Beside(Protocol):
-    """Background work on the server's loop."""
+class BackgroundWork(Protocol):
+    """Background work on the server's event loop."""
 
     def start(self) -> None: ...
 
@@ -49,13 +49,13 @@ def create_app(
     recall: CacheLookup,
     routes: Sequence[Route],
     keys: Keys,
-    beside: Sequence[Beside] = (),
+    background: Sequence[BackgroundWork] = (),
     origins: Sequence[str] = (),
     hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
     """The application of the main port. Its lifespan starts and stops ``recall`` with the engine.
 
-    The work ``beside`` starts after that, in order, and stops before, in reverse order. Browsers let pages of
+    The ``background`` work starts after it, in order, and stops before it, in reverse order. Browsers let pages of
     ``origins`` call the server. ``hooks`` are called with each HTTP request.
 
     Raises:
@@ -67,10 +67,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await recall.start()
-        for each in beside:
+        for each in background:
             each.start()
         yield
-        for each in reversed(beside):
+        for each in reversed(background):
             await each.stop()
         await recall.stop()
         for hook in hooks.stopped:
@@ -86,7 +86,7 @@ def create_app(
 
 
 def create_metrics_app(routes: Iterable[Route]) -> ASGIApp:
-    """The application of the metrics port: metrics and health alone, without a key."""
+    """The application of the metrics port: only metrics and health, without a key."""
     served = [route for route in routes if f"GET {route.path}" in METRICS_PORT]
     return Edge(_starlette(served), AccessCheck(Keys({})), served)
 

@@ -52,7 +52,7 @@ from headrace.serve.cache.warmer import Warmer
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.embedding.worker import EmbeddingWorker
 from headrace.serve.http.anthropic.routes import Messages
-from headrace.serve.http.app import Beside, create_app
+from headrace.serve.http.app import BackgroundWork, create_app
 from headrace.serve.http.batch.batches import BatchRoutes
 from headrace.serve.http.batch.files import Files
 from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
@@ -277,7 +277,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     calls = PoolingCalls(worker, models, service.now, model.cost)
     embedding = EmbeddingApi(calls, **bounds_of)
     routes = [route for part in (*parts, embedding) for route in part.routes()]
-    beside: list[Beside] = [warmer, background, worker, *tuning.tasks]
+    beside: list[BackgroundWork] = [warmer, background, worker, *tuning.tasks]
     if "batch_path" in options:
         lines = GeneratedLines(recall, model, notes, request_timeout=30.0)
         runner = LineRunner(service, (lines, PooledLines(calls, request_timeout=30.0)))

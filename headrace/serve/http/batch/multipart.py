@@ -1,6 +1,6 @@
-"""Reads ``multipart/form-data`` (RFC 7578) as it arrives, with bounds and without buffering a part.
+"""Reads ``multipart/form-data`` (RFC 7578) as it arrives, with limits and without buffering a part.
 
-It is a state machine: bytes in, events out. It opens no file and knows no HTTP.
+It is a state machine that turns bytes into events, without I/O.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MultipartError(ValueError):
 
 
 class PartBegun(NamedTuple):
-    """A part begins; ``filename`` is None where it is a plain field."""
+    """A part begins; ``filename`` is None for a plain field."""
 
     name: str
     filename: str | None
@@ -53,7 +53,7 @@ def boundary_of(content_type: str) -> bytes:
     """The boundary that a ``Content-Type`` header names.
 
     Raises:
-        MultipartError: it is no ``multipart/form-data``, or has no boundary that could be used.
+        MultipartError: it is no ``multipart/form-data``, or has no usable boundary.
     """
     header = HeaderParser().parsestr(f"Content-Type: {content_type}")
     if header.get_content_type() != "multipart/form-data":
@@ -74,7 +74,7 @@ class MultipartReader:
         self._parts = 0
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events of some more bytes.
+        """The events of the next bytes.
 
         Raises:
             MultipartError: the body is malformed, or has too many parts or too long headers.
@@ -93,10 +93,10 @@ class MultipartReader:
             self._buffer.clear()
 
     def close(self) -> None:
-        """The body has ended.
+        """Mark the end of the body.
 
         Raises:
-            MultipartError: it ended too early.
+            MultipartError: the body ended too early.
         """
         if self._state is not _State.END:
             raise MultipartError(f"the form ends {self._state.value}")
@@ -159,8 +159,8 @@ def _part(headers: bytes) -> PartBegun:
 
 
 def _text(value: str) -> str:
-    """A header's text: clients send UTF-8 as it is, which has been read as Latin-1."""
+    """A header's text: clients send raw UTF-8, which was decoded as Latin-1."""
     try:
         return value.encode("latin-1").decode("utf-8", "replace")
-    except UnicodeEncodeError:  # it was spelled in ASCII, as RFC 2231 has it
+    except UnicodeEncodeError:  # it was encoded in ASCII, as RFC 2231 defines
         return value

@@ -13,10 +13,10 @@ from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.call import Call
 
 MOST_NOTES = 1000
-"""Calls with metadata or several sequences that are remembered."""
+"""Most calls with metadata or several sequences that are remembered."""
 
 MOST_NAMES = 10_000
-"""Request ids of clients that are remembered."""
+"""Most request ids of clients that are remembered."""
 
 
 class CallNote(NamedTuple):
@@ -34,7 +34,7 @@ class _Name(NamedTuple):
 
 
 class CallNotes:
-    """The latest calls. An id that is used twice means the newest call."""
+    """The latest calls. If an id is used twice, it names the newest call."""
 
     def __init__(self) -> None:
         self._notes: OrderedDict[str, CallNote] = OrderedDict()
@@ -68,10 +68,10 @@ class CallNotes:
                 self._notes.popitem(last=False)
 
     def get(self, call_id: str) -> CallNote:
-        """What is known of a call. An unknown call has one sequence with the same id."""
+        """The note of a call. An unknown call has one sequence with the same id."""
         return self._notes.get(call_id) or CallNote((call_id,), {})
 
     def under_way(self, call_id: str) -> Call | None:
-        """The call with this id, while it is being answered."""
+        """The call with this id, while it runs."""
         call = self._calls.get(call_id)
         return None if call is None or call.settled else call

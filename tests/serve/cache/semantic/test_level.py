@@ -68,7 +68,7 @@ class Scene(House):
 
     async def desk_done(self):
         done = threading.Event()
-        self.desk._errand(done.set)
+        self.desk._add_task(done.set)
         await asyncio.to_thread(done.wait, 10)
         await asyncio.sleep(0)  # what it told the loop has been heard
 

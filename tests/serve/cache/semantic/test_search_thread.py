@@ -25,7 +25,7 @@ def computed(
 
 def settle(made: SearchThread) -> None:
     done = threading.Event()
-    made._errand(done.set)
+    made._add_task(done.set)
     assert done.wait(10)
 
 
