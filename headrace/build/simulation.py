@@ -234,7 +234,7 @@ def make_replica(
 ) -> tuple[Engine, SimulatedRunner]:
     """The engine that a server would have on a machine, and its runner, which outputs ``answers``.
 
-    ``forced`` determines which drafts are accepted. Without it, the options' own methods propose drafts from the tokens.
+    ``forced`` determines which drafts are accepted. Without it, the options' methods propose drafts from the tokens.
     """
     tenants, classes = read_tenants(plans.tenants)
     runner = SimulatedRunner(machine.device, answers, drafts=forced, peers=peers)

@@ -71,7 +71,7 @@ class ModelOptions:
         Literal["auto", "torch", "cpp", "triton"],
         Field(
             description="Kernel backend; auto takes cpp on a CPU, and on a GPU triton if a check at start finds that "
-            "it computes what torch does, else torch. triton has been tested in its interpreter, not on a GPU yet."
+            "its results agree with those of torch, else torch."
         ),
     ] = "auto"
     cpu_isa: Annotated[

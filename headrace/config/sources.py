@@ -120,7 +120,7 @@ class Launch:
 
 
 def read_launch() -> Launch | None:
-    """The place that torchrun, or another launcher of torch.distributed, put into the environment; None for one process.
+    """The place that torchrun or another launcher of torch.distributed put into the environment; None for one process.
 
     Raises:
         ConfigError: a variable is missing or has no usable value.

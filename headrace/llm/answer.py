@@ -12,8 +12,8 @@ from headrace.serve.text.stream import TextStream, TextStreams
 class PendingAnswer:
     """The completion of one request, which is written into its `RequestOutput` as it grows.
 
-    Text is made at every step where it is ``streamed`` or where stop strings must be found, otherwise at the end.
-    ``continues`` says that the completion continues the prompt's text instead of beginning a new one.
+    Text is made at every step if it is ``streamed`` or if there are stop strings, otherwise at the end.
+    ``continues``: the completion continues the prompt's text instead of beginning a new one.
     """
 
     def __init__(

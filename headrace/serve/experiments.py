@@ -1,4 +1,4 @@
-"""Runs experiments and the tuner: wakes at each window's begin and end, changes settings between steps, writes the file.
+"""Runs experiments and the tuner: wakes when a window begins or ends, changes settings between steps, writes the file.
 
 `observe` has the logic of experiments; this file has the clock, the engine thread and the disk.
 """
@@ -79,7 +79,7 @@ class Steering(Protocol):
 
 
 class Experiments:
-    """The background task. ``change`` sets a setting on the engine thread; ``path`` stores experiments across restarts."""
+    """The background task. ``change`` sets a setting, on the engine thread; ``path`` is the file of the experiments."""
 
     def __init__(
         self,

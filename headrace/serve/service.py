@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 class Health(NamedTuple):
-    """``well``: steps make progress while requests wait. ``ready``: new calls are accepted. ``why``: the reason if not."""
+    """``well``: steps make progress while requests wait. ``ready``: calls are accepted. ``why``: the reason, if not."""
 
     well: bool
     ready: bool

@@ -13,7 +13,7 @@ from headrace.core.request import Request
 from headrace.testing.hashing_runner import expected_tokens, grammar_of, seed_of
 
 Truth = Callable[[DraftAsk, int], Sequence[int]]
-"""Returns the right tokens after those of an ask, as far as they are known; more than the second argument are useless."""
+"""Returns the right tokens after those of an ask, as far as they are known, and at most the given number."""
 
 MOST = 8
 IMPOSSIBLE = (-1, -2, -3, 1 << 40)

@@ -41,7 +41,7 @@ MakeEviction = Callable[[], EvictionPolicy]
 
 
 def ranks_are_valid_and_unique(make: MakeOrder) -> None:
-    """Each rank is a tuple of numbers that ends with ``number``; ranks differ, can be compared, and are deterministic."""
+    """Each rank is a tuple of numbers that ends with ``number``; ranks differ, are comparable, and deterministic."""
     policy, again = make(), make()
     ranks = [ask_rank(policy, each, number) for number, each in enumerate(make_crowd())]
     assert len(set(ranks)) == len(ranks), "two requests have the same rank"

@@ -108,7 +108,7 @@ def open_memory(
 def _share_memory(
     leader: Leader, tiers: OpenTiers | None, ledger: MemoryPlan, kv: PagedKV, options: Options
 ) -> tuple[RankSize, ...]:
-    """Allocate memory of the same sizes on the other ranks, and receive reports of their copies to and from the disk."""
+    """Allocate memory of the same sizes on the other ranks, and subscribe to their copies to and from the disk."""
     if tiers is not None:
         leader.listen(tiers.mover.heard)
     sizes = ledger.num_blocks, ledger.block_size, dtype_name(kv.dtype), ledger.host_blocks

@@ -1,6 +1,6 @@
 """The ranks of a divided model: starts them, and checks options that they do not support.
 
-Without a launcher, rank 0 starts the others on its machine. Under torchrun, every rank is started with the same command.
+Without a launcher, rank 0 starts the others on its machine. Under torchrun, all ranks are started by the same command.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ranks_here(place: Place) -> int:
 
 
 def launched_rank(model: ModelOptions) -> Callable[[], None] | None:
-    """The function that runs this process as a rank other than 0, until rank 0 ends; None if it was not launched as one.
+    """The function that runs this process as a rank other than 0, until rank 0 ends; None if it is not such a rank.
 
     Raises:
         ConfigError: the launcher started another number of ranks. The function raises it if rank 0 cannot be reached or

@@ -38,7 +38,7 @@ class SpeculativeConfig:
 
     All ``methods`` propose drafts; for each request the most promising one is used. ``num_speculative_tokens`` is the
     maximum number of draft tokens of a request in a step. If ``adaptive``, only as many are verified as are worth their
-    cost. ``prompt_lookup_min`` and ``prompt_lookup_max`` bound the length of the text that ``ngram`` looks up, in tokens.
+    cost. ``prompt_lookup_min`` and ``prompt_lookup_max`` bound the number of tokens that ``ngram`` looks up.
     ``suffix_max_bytes`` is the memory of the past outputs that ``suffix`` searches. ``model`` is the draft model of
     ``draft_model`` (a folder, a Hugging Face name or builtin-draft) or the head of ``eagle3``, ``revision`` its branch,
     tag or commit, and ``quantization`` quantizes the weights of a draft model while loading.

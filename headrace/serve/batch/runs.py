@@ -247,7 +247,7 @@ class Run:
                 await asyncio.to_thread(self._contents.remove, id)
 
     def _finalizing(self, batch: BatchRecord) -> BatchRecord:
-        """Enter the state finalizing, since all lines have results; a batch that was just cancelled stays cancelling."""
+        """Enter the state finalizing, as all lines have results; a batch that was just cancelled stays cancelling."""
         if batch.status is BatchStatus.IN_PROGRESS:
             return batch.enter(BatchStatus.FINALIZING, self._clock())
         return batch

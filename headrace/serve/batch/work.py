@@ -1,6 +1,6 @@
 """Runs the lines of a batch: a number at a time, in job order, each result written exactly once.
 
-``run-batch`` and the batches of a server use it. The caller passes a function that sends a line, and a sink for results.
+``run-batch`` and the batches of a server use it. They pass a function that sends a line, and a sink for results.
 """
 
 from __future__ import annotations

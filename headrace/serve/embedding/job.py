@@ -17,7 +17,7 @@ class EmbeddingFailed(RuntimeError):
 
 
 class EmbeddingJob:
-    """The inputs ``rows`` of one call, to be computed by ``model``. Create it on the event loop that awaits `result`."""
+    """The inputs ``rows`` of one call, computed by ``model``. Create it on the event loop that awaits `result`."""
 
     def __init__(
         self, id: str, tenant: str, task: str, model: PoolingModel, rows: Sequence[TokenRow], arrived: float

@@ -1,6 +1,6 @@
 """Wraps a store for the lookup: converts bytes to entries, and turns every fault into a miss.
 
-A store that is slow or unreachable delays a few lookups by its deadline; then a circuit breaker disables it for a while.
+A slow or unreachable store delays a few lookups by its deadline; then a circuit breaker disables it for a while.
 """
 
 from __future__ import annotations

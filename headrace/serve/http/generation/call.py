@@ -237,7 +237,7 @@ class Call:
 
 
 def _interval(model: ServedModel, body: Generation, prompts: Sequence[Prompt]) -> int:
-    """Tokens per delivery of events; 0: one delivery at the end. 1 if text can end the output: each token is checked."""
+    """Tokens per delivery of events; 0: one delivery at the end. It is 1 if text, such as a stop string, can end it."""
     if any(prompt.ends_by_text for prompt in prompts):
         return 1
     return model.stream_interval if body.stream else 0

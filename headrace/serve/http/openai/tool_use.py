@@ -188,8 +188,8 @@ def plain_messages(dialect: Dialect, body: Conversation) -> list[dict[str, Any]]
     """The messages in the form that the template expects.
 
     Arguments of calls are an object, or text if the template needs text. Results of tools have the name of the function
-    that was called. If the template allows one call per message, each of several calls becomes its own message, followed
-    by its results.
+    that was called. If the template allows only one call per message, each call becomes its own message, followed by
+    its results.
 
     Raises:
         ApiError: a message lacks what its role demands.
