@@ -131,7 +131,7 @@ def test_drafts_are_compared_by_request(tmp_path):
     with serving(*flags) as server:
         again = server.get(f"{PATH}/{started['id']}").json()
         assert again["units"]["control"] >= first["units"]["control"]
-        assert [line["what"] for line in again["log"]][-1] == "goes on after a restart"
+        assert [line["what"] for line in again["log"]][-1] == "continued after a restart"
         more = sum(again["units"].values()) + 20
         with Load(server):
             eventually(lambda: _measured(server, started["id"], more))

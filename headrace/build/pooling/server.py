@@ -219,7 +219,7 @@ def _accounts(service: Service, usage: UsageBook, cost: CostReport) -> UsageRepo
     return UsageReport(
         service,
         usage.tenants,
-        lambda tenant: {**usage.tell(tenant), **cost.tenant(tenant)},
+        lambda tenant: {**usage.account(tenant), **cost.tenant(tenant)},
         cost.device,
         partial(focus_csv, cost),
     )

@@ -236,7 +236,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     accounts = UsageReport(
         service,
         usage.tenants,
-        lambda tenant: {**usage.tell(tenant), **cost.tenant(tenant)},
+        lambda tenant: {**usage.account(tenant), **cost.tenant(tenant)},
         cost.device,
         partial(focus_csv, cost),
     )
