@@ -111,7 +111,7 @@ def _device(signs: Signs) -> Bottleneck:
     if signs.prefill >= PREFILL_SHARE:
         return Bottleneck(
             Kind.ARITHMETIC,
-            f"{_percent(signs.prefill)} of the step time is spent on prompt tokens, which share one read of the weights; "
+            f"{_percent(signs.prefill)} of the step time is spent on prompt tokens, which share one weight read; "
             f"steps compute {_percent(signs.computing)} of the time.",
         )
     return Bottleneck(
