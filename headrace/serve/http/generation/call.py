@@ -298,12 +298,10 @@ async def open_call(
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
             if not n:
                 model.prompts.submit(request, prompt.about, session)
-            questions.append(
-                LookupRequest(request, directives, prompt.continues, stops, turn, bars, caller.origin)
-            )
+            query = LookupRequest(request, directives, prompt.continues, stops, turn, bars, caller.origin)
+            questions.append(query)
     if caller.exchange is not None:
-        request_ids = [question.request.id for question in questions]
-        caller.exchange.opened(call_id, model.name, tenant_name, request_ids)
+        caller.exchange.opened(call_id, model.name, tenant_name, [each.request.id for each in questions])
     try:
         answer = await recall.open(questions, interval=_interval(model, body, prompts))
     except Refused as refused:
