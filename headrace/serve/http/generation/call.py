@@ -298,8 +298,8 @@ async def open_call(
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
             if not n:
                 model.prompts.submit(request, prompt.about, session)
-            asked = LookupRequest(request, directives, prompt.continues, stops, turn, bars, caller.origin)
-            questions.append(asked)
+            query = LookupRequest(request, directives, prompt.continues, stops, turn, bars, caller.origin)
+            questions.append(query)
     if caller.exchange is not None:
         caller.exchange.opened(call_id, model.name, tenant_name, [each.request.id for each in questions])
     try:
