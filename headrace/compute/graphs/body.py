@@ -34,7 +34,7 @@ class Ending(StrEnum):
 
 
 class Variant(NamedTuple):
-    """The key of a graph. ``verifies``: rows may have drafts; ``shares``: rows share leading keys, which are read once."""
+    """The key of a graph. ``verifies``: rows may have drafts; ``shares``: rows share leading keys, read once."""
 
     size: int
     ending: Ending

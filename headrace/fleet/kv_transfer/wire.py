@@ -94,8 +94,8 @@ def welcome(
     link: socket.socket, secret: bytes, nonces: str, identity: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> None:
     """The exporter's last message of the handshake, with ``facts`` about the connection."""
-    told = dict(identity) | {"facts": dict(facts)}
-    send(link, {"identity": told, "proof": proof(secret, "exporter", nonces, told)})
+    stated = dict(identity) | {"facts": dict(facts)}
+    send(link, {"identity": stated, "proof": proof(secret, "exporter", nonces, stated)})
 
 
 def introduce(
@@ -125,10 +125,10 @@ def introduce(
     said, _ = receive(link, 0)
     if "refused" in said:
         raise PeerRefused(str(said["refused"]))
-    told = said.get("identity")
-    if not _equal(said.get("proof"), proof(secret, "exporter", nonces, told)):
+    stated = said.get("identity")
+    if not _equal(said.get("proof"), proof(secret, "exporter", nonces, stated)):
         raise PeerRefused("its secret differs (--kv-transfer-secret)")
-    facts = told.get("facts") if isinstance(told, dict) else None
+    facts = stated.get("facts") if isinstance(stated, dict) else None
     if not isinstance(facts, dict):
         raise ConnectionError("a message is damaged")
     return facts
