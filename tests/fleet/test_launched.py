@@ -210,7 +210,7 @@ def test_a_refused_rank_says_why(listening: Launched, monkeypatch: pytest.Monkey
     ):
         listening.start()
     assert str(raised[0]).startswith(
-        "rank 0 refuses this rank: rank 1 at 127.0.0.1 has Headrace 0; rank 0 has"
+        "rank 0 rejected this rank: rank 1 at 127.0.0.1 has Headrace 0; rank 0 has"
     )
 
 

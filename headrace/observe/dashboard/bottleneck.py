@@ -111,8 +111,8 @@ def _device(signs: Signs) -> Bottleneck:
     if signs.prefill >= PREFILL_SHARE:
         return Bottleneck(
             Kind.ARITHMETIC,
-            f"{_percent(signs.prefill)} of the step time is spent on prompt tokens, which share one weight read; "
-            f"steps compute {_percent(signs.computing)} of the time.",
+            f"{_percent(signs.prefill)} of the step time is spent on prompt tokens, which share a read of the "
+            f"weights; steps compute {_percent(signs.computing)} of the time.",
         )
     return Bottleneck(
         Kind.BANDWIDTH,

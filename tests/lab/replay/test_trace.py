@@ -42,7 +42,7 @@ def test_a_corrupted_line_is_named(tmp_path, text, message):
 def test_bytes_that_are_no_text_are_named(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_bytes(HEADER.encode() + b"\xff\xfe\n")
-    with pytest.raises(BadTrace, match="no text"):
+    with pytest.raises(BadTrace, match="not text"):
         read_trace(path)
 
 
