@@ -64,6 +64,32 @@ def test_a_tenant_sees_only_its_own(store):
     assert get(store, "a") is None
 
 
+def test_the_id_of_another_tenant_is_not_replaced(store):
+    store.put(record("a", "ann"))
+    store.put(record("a", "bob", text="later"))
+    assert get(store, "a") == record("a", "ann")
+    assert set(store._sizes) == {"ann"}
+
+
+def test_what_could_not_be_written_does_not_count(clock):
+    """The disk is full when a transaction ends; a constraint that is checked then stands for it."""
+    store = ResponseStore(None, 3000, clock)
+    store._connection.execute("PRAGMA foreign_keys = ON")
+    store._connection.executescript(
+        "CREATE TABLE disk (id INTEGER PRIMARY KEY);"
+        "CREATE TABLE full (id INTEGER REFERENCES disk (id) DEFERRABLE INITIALLY DEFERRED);"
+        "CREATE TRIGGER written AFTER INSERT ON responses BEGIN INSERT INTO full VALUES (1); END;"
+    )
+    for id in "abcdefgh":
+        store.put(record(id, text="x" * 500))
+    assert get(store, "a") is None
+    assert (store._sizes, store._count) == ({}, 0)
+    store._connection.execute("DROP TRIGGER written")
+    store.put(record("b", "bob"))
+    assert get(store, "b") is not None
+    store.close()
+
+
 def test_a_chain_is_the_oldest_first(store):
     for id, previous in (("a", None), ("b", "a"), ("c", "b"), ("other", "a")):
         store.put(record(id, previous=previous))
