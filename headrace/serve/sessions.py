@@ -43,7 +43,7 @@ class Sessions:
         self._open: OrderedDict[str, tuple[Request, Turn]] = OrderedDict()
 
     def enter(self, request: Request, turn: Turn) -> None:
-        """A request of a session is about to be submitted."""
+        """A request of a session has been submitted; its events are folded later."""
         self._open[request.id] = (request, turn)
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)

@@ -1,6 +1,6 @@
 """Explains where each prompt left the prefix cache, and counts tokens that were computed again, by cause.
 
-The HTTP layer enters a prompt before it submits the request. The event `Admitted` says how many tokens were cached;
+The HTTP layer enters a prompt when it has submitted the request. The event `Admitted` says how many tokens were cached;
 only then is the prompt compared with earlier ones, so that no request waits for it. Prompts are remembered as
 fingerprints. Words of a prompt are kept only if ``show_text`` is set.
 """
@@ -41,7 +41,7 @@ MOVED_TO_END = "moved_to_last_message"
 
 
 class Entered(NamedTuple):
-    """A prompt that is about to be looked up.
+    """A prompt that has been submitted.
 
     ``place`` says what stands at one of its tokens, ``tools`` are digests of its tools, ``normalized`` what was done to
     its text.
@@ -69,7 +69,7 @@ class _Explained(NamedTuple):
 
 
 class PrefixBook:
-    """A `core.ports.Watcher` that explains prompts; ``enter`` them before they are submitted.
+    """A `core.ports.Watcher` that explains prompts; ``enter`` them before the events of their requests are folded.
 
     Args:
         memory: the prompts of earlier requests.
@@ -110,7 +110,7 @@ class PrefixBook:
         tools: Sequence[int] = (),
         normalized: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """A request is about to be submitted."""
+        """A request has been submitted."""
         self._waiting[request.id] = Entered(request, place, tuple(tools), tuple(normalized))
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)

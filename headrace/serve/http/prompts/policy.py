@@ -1,4 +1,4 @@
-"""What happens with the prompts of a model's calls before they are submitted: normalization, explanation, sessions."""
+"""What happens with the prompts of a model's calls: normalization before they are submitted, explanation, sessions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class About(NamedTuple):
 UNKNOWN = About()
 
 Enter = Callable[[Request, Callable[[int], Place], Sequence[int], Sequence[dict[str, Any]]], None]
-"""Notes a prompt that is about to be looked up: `observe.prefixes.book.PrefixBook.enter`."""
+"""Notes a prompt that has been submitted: `observe.prefixes.book.PrefixBook.enter`."""
 
 
 class SessionOf(NamedTuple):
@@ -85,7 +85,7 @@ class PromptPolicy:
         return self.normalize if own is None else chosen(own)
 
     def submit(self, request: Request, about: About, session: SessionOf | None) -> None:
-        """A request is about to be submitted."""
+        """A request has been submitted; its id is its own now. Its events are folded later."""
         if self.enter is not None:
             self.enter(request, about.place, about.tools, about.normalized)
         if self.sessions is not None and session is not None:
