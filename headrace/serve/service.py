@@ -310,9 +310,8 @@ class Service:
             return False
         for event in events:
             route = self._routes.get(event.request_id) if type(event) is Emitted else None
-            listener = (
-                None if route is None or route.begun else route.listener
-            )  # the loop may withdraw it now
+            # Read once, because the loop may withdraw the listener meanwhile.
+            listener = None if route is None or route.begun else route.listener
             if listener is not None and listener.each_step:
                 return True
         return False

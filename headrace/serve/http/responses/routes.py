@@ -35,6 +35,7 @@ from headrace.serve.http.responses.writer import CompactionWriter, ResponseWrite
 from headrace.serve.http.wire import parse
 
 ID_PREFIX = "resp_"
+"""Begins the id of every response."""
 
 COMPACTED = ("prompt_cache_key", "prompt_cache_retention", "request_id", "service_tier")
 """Fields of a request for a compaction that the request for its summary has too."""
