@@ -60,17 +60,6 @@ def test_a_response(house):
     assert house.client.get(f"{PATH}/{response['id']}").json() == response
 
 
-@pytest.mark.parametrize("options", [{"keys": ("ann", "bob")}], indirect=True)
-def test_the_id_of_a_stored_response_is_not_given_again(house):
-    ann, bob = ({"Authorization": f"Bearer {key}"} for key in ("ann", "bob"))
-    first = create(house, request_id="mine", headers=ann)
-    for who in (ann, bob):
-        error = create(house, 400, input="Ho", request_id="mine", headers=who)["error"]
-        assert (error["param"], error["code"]) == ("request_id", "invalid_value")
-    assert house.client.get(f"{PATH}/resp_mine", headers=ann).json() == first
-    assert create(house, request_id="mine", store=False, headers=bob)["id"] == "resp_mine"
-
-
 @pytest.mark.parametrize("options", [{"answer": CALL}], indirect=True)
 def test_a_stream_has_the_same_items_as_a_whole_response(house):
     whole = create(house, tools=TOOLS)

@@ -71,6 +71,21 @@ def test_the_id_of_another_tenant_is_not_replaced(store):
     assert set(store._sizes) == {"ann"}
 
 
+@pytest.mark.parametrize("options", [{"keys": ("ann", "bob")}])
+def test_the_id_of_a_stored_response_is_not_given_again(house):
+    def create(key, **more):
+        body = {"input": "Hi", "request_id": "mine", "max_output_tokens": 3} | more
+        return house.client.post("/v1/responses", json=body, headers={"Authorization": f"Bearer {key}"})
+
+    first = create("ann").json()
+    for key in ("ann", "bob"):
+        refused = create(key, input="Ho")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_id")
+    shown = house.client.get("/v1/responses/resp_mine", headers={"Authorization": "Bearer ann"})
+    assert shown.json() == first
+    assert create("bob", store=False).json()["id"] == "resp_mine"
+
+
 def test_what_could_not_be_written_does_not_count(clock):
     """The disk is full when a transaction ends; a constraint that is checked then stands for it."""
     store = ResponseStore(None, 3000, clock)
