@@ -156,8 +156,12 @@ class Experiments:
 
     async def _apply(self, change: Change) -> None:
         setting, value = change.setting, change.value
-        await self._service.between_steps(lambda: self._change(setting, value))
-        logger.info("%s is %s: %s", setting, value, change.why)
+        try:
+            await self._service.between_steps(lambda: self._change(setting, value))
+        except Exception:  # one change that cannot be made must not end the task
+            logger.exception("%s cannot be set to %s", setting, value)
+        else:
+            logger.info("%s is %s: %s", setting, value, change.why)
 
     def _restore(self, path: Path) -> None:
         try:

@@ -310,9 +310,9 @@ class Service:
             return False
         for event in events:
             route = self._routes.get(event.request_id) if type(event) is Emitted else None
-            if route is None or route.begun or route.listener is None:
-                continue
-            if route.listener.each_step:
+            # Read once, because the loop may withdraw the listener meanwhile.
+            listener = None if route is None or route.begun else route.listener
+            if listener is not None and listener.each_step:
                 return True
         return False
 
@@ -376,22 +376,23 @@ class Service:
         """Send all events to the watchers now; also called before metrics or the cost of a request are read."""
         unfolded, self._unfolded = self._unfolded, []
         for events, now in unfolded:
-            try:
-                self._fold(events, now)
-            except Exception:
-                logger.exception("a watcher failed on %s", events)
-
-    def _fold(self, events: Sequence[Event], now: float) -> None:
-        others = [event for event in events if type(event) is not Emitted]
-        for watcher in self._without_tokens:
-            for event in others:
-                watcher.fold(event, now)
-        for watcher in self._watchers:
-            for event in events:
-                watcher.fold(event, now)
+            others = [event for event in events if type(event) is not Emitted]
+            for watcher in self._without_tokens:
+                _fold(watcher, others, now)
+            for watcher in self._watchers:
+                _fold(watcher, events, now)
 
     def _unqueue(self, route: Route) -> None:
         if route.queued:
             route.queued = False
             self._queued_requests -= 1
             self._queued_tokens -= route.prompt_tokens
+
+
+def _fold(watcher: Watcher, events: Sequence[Event], now: float) -> None:
+    """Send events to a watcher. If it raises, the other watchers still receive them."""
+    try:
+        for event in events:
+            watcher.fold(event, now)
+    except Exception:
+        logger.exception("a watcher failed on %s", events)

@@ -43,7 +43,7 @@ class Sessions:
         self._open: OrderedDict[str, tuple[Request, Turn]] = OrderedDict()
 
     def enter(self, request: Request, turn: Turn) -> None:
-        """Follow a request of a session that is about to be submitted."""
+        """Follow a submitted request of a session, before its events are folded."""
         self._open[request.id] = (request, turn)
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)

@@ -79,6 +79,24 @@ def make(path=None):
 
 
 @pytest.mark.anyio
+async def test_a_change_that_fails_does_not_end_the_task(caplog):
+    task, _, changed = make()
+    task._steering.changes = [Change(), Change()]
+    made = task._change
+
+    def fails_first(setting, value):
+        made(setting, value)
+        if len(changed) == 1:
+            raise RuntimeError("the engine failed")
+
+    task._change = fails_first
+    task.start()
+    await until(lambda: len(changed) == 2)
+    await task.stop()
+    assert "x cannot be set to 2" in caplog.text
+
+
+@pytest.mark.anyio
 async def test_changes_are_made_and_the_file_follows(tmp_path):
     path = tmp_path / "experiments.json"
     task, _, changed = make(path)

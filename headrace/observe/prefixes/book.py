@@ -1,8 +1,8 @@
 """Explains where each prompt missed the prefix cache, and counts recomputed tokens by cause.
 
-The HTTP layer enters a prompt before it submits the request. The event `Admitted` has the number of cached tokens; only
-then is the prompt compared with earlier ones, so that no request waits for it. Prompts are stored as fingerprints. Text
-of a prompt is stored only if ``show_text`` is set.
+The HTTP layer enters a prompt after it has submitted the request. The event `Admitted` has the number of cached tokens;
+only then is the prompt compared with earlier ones, so that no request waits for it. Prompts are stored as fingerprints.
+Text of a prompt is stored only if ``show_text`` is set.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOVED_TO_END = "moved_to_last_message"
 
 
 class Entered(NamedTuple):
-    """A prompt before its lookup.
+    """A prompt that has been submitted.
 
     ``place`` describes the part of the request at a token, ``tools`` are digests of its tools, ``normalized`` the
     normalizations of its text.
@@ -69,7 +69,7 @@ class _Explained(NamedTuple):
 
 
 class PrefixBook:
-    """A `core.ports.Watcher` that explains prompts; ``enter`` them before they are submitted.
+    """A `core.ports.Watcher` that explains prompts; ``enter`` them before the events of their requests are folded.
 
     Args:
         memory: the prompts of earlier requests.
@@ -110,7 +110,7 @@ class PrefixBook:
         tools: Sequence[int] = (),
         normalized: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Register a prompt before its request is submitted."""
+        """Register the prompt of a submitted request."""
         self._waiting[request.id] = Entered(request, place, tuple(tools), tuple(normalized))
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)

@@ -231,9 +231,13 @@ class Warmer:
             await self._begin(self._waiting.popleft())
 
     def _renew_prefixes(self, now: float) -> None:
-        for prefix, due in self._prefixes.items():
-            if now >= due:
-                self._prefixes[prefix] = now + PREFIX_SECONDS
+        due = [prefix for prefix, at in self._prefixes.items() if now >= at]
+        if not due:
+            return
+        waiting = {job.question for job in (*self._waiting, *self._running.values())}
+        for prefix in due:
+            self._prefixes[prefix] = now + PREFIX_SECONDS
+            if prefix not in waiting:
                 self._waiting.appendleft(_Job(prefix, None))
 
     async def _begin(self, job: _Job) -> None:

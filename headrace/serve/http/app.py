@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -66,15 +66,15 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await recall.start()
-        for each in background:
-            each.start()
-        yield
-        for each in reversed(background):
-            await each.stop()
-        await recall.stop()
-        for hook in hooks.stopped:
-            hook()
+        async with AsyncExitStack() as stack:  # if one fails to stop, the others are still stopped
+            for hook in reversed(hooks.stopped):
+                stack.callback(hook)
+            await recall.start()
+            stack.push_async_callback(recall.stop)
+            for each in background:
+                each.start()
+                stack.push_async_callback(each.stop)
+            yield
 
     edge = Edge(_starlette(routes, lifespan), AccessCheck(keys), routes, hooks)
     if not origins:

@@ -261,3 +261,15 @@ async def test_stopping_leaves_nothing_running():
         await asyncio.sleep(0.01)
     await scene.warmer.stop()
     assert scene.desk.interrupted == ["a"]
+
+
+@on_a_loop
+async def test_a_prefix_that_waits_is_not_queued_again():
+    scene = Scene(Desk(), batch=1, seconds_per_hour=3600.0)
+    await scene.tick(6)
+    for name in "abc":
+        await scene.warmer.keep_warm("t", question(name))
+    for _ in range(5):
+        await scene.tick(PREFIX_SECONDS + 1)
+    state = scene.warmer.state()
+    assert (state.running, state.waiting) == (1, 2)

@@ -58,7 +58,10 @@ def boundary_of(content_type: str) -> bytes:
     header = HeaderParser().parsestr(f"Content-Type: {content_type}")
     if header.get_content_type() != "multipart/form-data":
         raise MultipartError("the Content-Type must be multipart/form-data")
-    boundary = header.get_boundary()
+    try:
+        boundary = header.get_boundary()
+    except UnicodeError:  # spelled as RFC 2231 has it, in an encoding that it is not
+        boundary = None
     if not boundary or len(boundary) > MAX_BOUNDARY_CHARACTERS or not boundary.isascii():
         raise MultipartError("the Content-Type has no usable boundary")
     return boundary.encode("ascii")
@@ -154,7 +157,10 @@ def _part(headers: bytes) -> PartBegun:
     name = parsed.get_param("name", header="content-disposition")
     if not isinstance(name, str) or not name:
         raise MultipartError("a part has no name")
-    filename = parsed.get_filename()
+    try:
+        filename = parsed.get_filename()
+    except UnicodeError:
+        raise MultipartError("a file name is not in the encoding that it names") from None
     return PartBegun(_text(name), None if filename is None else _text(filename))
 
 
@@ -163,4 +169,4 @@ def _text(value: str) -> str:
     try:
         return value.encode("latin-1").decode("utf-8", "replace")
     except UnicodeEncodeError:  # it was encoded in ASCII, as RFC 2231 defines
-        return value
+        return value.encode("utf-8", "replace").decode()  # some encodings contain lone surrogates

@@ -46,7 +46,8 @@ class CacheDirectiveFields(Wire):
     )
 
 
-_DIRECTIVE = re.compile(r"[\s,]*([\w-]+)(?:=(?:\"([^\"]*)\"|([^\s,\"]*)))?\s*(?=,|$)")
+_DIRECTIVE = re.compile(r'(?:[^,"]+|"[^"]*")+')
+"""The text between two commas outside quotation marks. It takes linear time on any header."""
 
 
 def control(fields: CacheDirectiveFields | None, header: str | None) -> CacheDirectives:
@@ -74,12 +75,13 @@ def control(fields: CacheDirectiveFields | None, header: str | None) -> CacheDir
 def _directives(header: str) -> dict[str, Any]:
     """The known directives of a request's ``Cache-Control``; unknown ones are ignored, as RFC 9111 demands."""
     directives: dict[str, Any] = {}
-    for name, quoted, plain in _DIRECTIVE.findall(header):
+    for text in _DIRECTIVE.findall(header):
+        name, _, value = text.strip().partition("=")
         directive = name.lower()
         if directive in ("no-store", "no-cache", "only-if-cached"):
             directives[directive.replace("-", "_")] = True
         elif directive in ("max-age", "max-stale"):
-            directives[directive.replace("-", "_")] = _seconds(directive, quoted or plain)
+            directives[directive.replace("-", "_")] = _seconds(directive, value.strip('"'))
         elif directive == "min-fresh":
             raise invalid(
                 "Cache-Control: min-fresh is not supported", "Cache-Control", "unsupported_parameter"

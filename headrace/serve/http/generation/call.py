@@ -296,8 +296,6 @@ async def open_call(
             )
             complete = _complete(model, prompt.params)
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
-            if not n:
-                model.prompts.submit(request, prompt.about, session)
             query = LookupRequest(request, directives, prompt.continues, stops, turn, bars, caller.origin)
             questions.append(query)
     if caller.exchange is not None:
@@ -308,6 +306,8 @@ async def open_call(
         raise turned_away(refused.verdict, rate_headers(refused.rooms), _multiple(prompts, choices)) from None
     except NotCached:
         raise not_cached() from None
+    for prompt, choice in zip(prompts, choices[::choices_per_prompt], strict=True):
+        model.prompts.submit(choice.request, prompt.about, session)
     seconds = scheduling.seconds or answer.requests[0].settings.request_timeout or request_timeout
     call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows)
     if caller.exchange is not None:

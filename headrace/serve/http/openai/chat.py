@@ -163,15 +163,19 @@ def _render(model: ServedModel, body: Conversation, opens: bool, continues: bool
 
 async def _marked(model: ServedModel, body: ChatBody, tokens: list[int]) -> tuple[Retention, ...]:
     """The retentions that ``cache_control`` asks for: each from the prompt's beginning to the end of its message."""
-    marked = []
-    for number, message in enumerate(body.messages, start=1):
-        mark = message.mark()
-        if mark is not None:
-            end = await _end_of(model, body, number, tokens)
-            marked.append(Retention(0, end, MARKED_RETENTION, mark.seconds))
-    if len(marked) > MAX_MARKS:
-        raise invalid(f"at most {MAX_MARKS} messages may have cache_control, got {len(marked)}", "messages")
-    return tuple(marked)
+    marks = [
+        (number, mark)
+        for number, message in enumerate(body.messages, start=1)
+        if (mark := message.mark()) is not None
+    ]
+    if len(marks) > MAX_MARKS:
+        raise invalid(f"at most {MAX_MARKS} messages may have cache_control, got {len(marks)}", "messages")
+    return tuple(
+        [
+            Retention(0, await _end_of(model, body, number, tokens), MARKED_RETENTION, mark.seconds)
+            for number, mark in marks
+        ]
+    )
 
 
 async def _end_of(model: ServedModel, body: ChatBody, messages: int, tokens: list[int]) -> int:

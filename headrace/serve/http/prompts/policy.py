@@ -1,4 +1,4 @@
-"""Handles the prompts of a model's calls before they are submitted: normalization, explanation, sessions."""
+"""Handles the prompts of a model's calls: normalization, explanation, sessions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class About(NamedTuple):
 UNKNOWN = About()
 
 Enter = Callable[[Request, Callable[[int], Place], Sequence[int], Sequence[dict[str, Any]]], None]
-"""Records a prompt before its prefix cache lookup: `observe.prefixes.book.PrefixBook.enter`."""
+"""Records a submitted prompt: `observe.prefixes.book.PrefixBook.enter`."""
 
 
 class SessionOf(NamedTuple):
@@ -85,7 +85,7 @@ class PromptPolicy:
         return self.normalize if own is None else chosen(own)
 
     def submit(self, request: Request, about: About, session: SessionOf | None) -> None:
-        """Record a request that is about to be submitted."""
+        """Record a request that was submitted, before its events are folded."""
         if self.enter is not None:
             self.enter(request, about.place, about.tools, about.normalized)
         if self.sessions is not None and session is not None:

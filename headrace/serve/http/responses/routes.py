@@ -34,6 +34,9 @@ from headrace.serve.http.responses.wire import InputTokensBody, ResponsesBody
 from headrace.serve.http.responses.writer import CompactionWriter, ResponseWriter
 from headrace.serve.http.wire import parse
 
+ID_PREFIX = "resp_"
+"""Begins the id of every response."""
+
 COMPACTED = ("prompt_cache_key", "prompt_cache_retention", "request_id", "service_tier")
 """Fields of a compaction request that are copied to the request for its summary."""
 
@@ -68,6 +71,8 @@ class ResponsesApi:
         body = parse(await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES)
         self._model.check_name(body.model)
         _check(body)
+        if body.stored and body.request_id is not None:
+            await self._check_new(body.request_id)
         caller: Caller = request.scope[CALLER]
         items = stored_items(body.input, await self._referred(caller, references(body.input)))
         context = await self._context(caller, body.previous_response_id)
@@ -78,7 +83,7 @@ class ResponsesApi:
             if body.stored:
                 caller = caller._replace(stored=StoredFor(MAX_AGE_SECONDS, body.previous_response_id))
             call = await open_chat(
-                self._recall, self._model, chat, caller, self._serving.request_timeout, id_prefix="resp_"
+                self._recall, self._model, chat, caller, self._serving.request_timeout, id_prefix=ID_PREFIX
             )
         log = EventLog() if body.stream and body.stored else None
         keep = partial(self._keep, call.tenant, items, log) if body.stored else _drop
@@ -117,7 +122,7 @@ class ResponsesApi:
                 chat,
                 caller,
                 self._serving.request_timeout,
-                id_prefix="resp_",
+                id_prefix=ID_PREFIX,
                 shorten=True,
             )
         writer = writer_of(call, lambda: CompactionWriter(call, [*filter(is_rule, [*context, *items])]))
@@ -229,6 +234,11 @@ class ResponsesApi:
                 raise ApiError(404, message, param=f"input[{at}].id", code="item_not_found")
             found[id] = item
         return found
+
+    async def _check_new(self, request_id: str) -> None:
+        """Raise `ApiError` 400 if a response with this id is stored, of any tenant."""
+        if await self._store.get(None, f"{ID_PREFIX}{request_id}") is not None:
+            raise invalid(f"request_id {request_id!r} is already in use by a stored response", "request_id")
 
     def _keep(self, tenant: str, items: list[Stored], log: EventLog | None, response: dict[str, Any]) -> None:
         events = log.packed() if log is not None and log.ended else None

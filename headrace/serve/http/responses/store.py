@@ -117,11 +117,9 @@ class ResponseStore:
         try:
             self._connection = _open(path)
             self._end_unfinished()
-            sizes = self._connection.execute(_SIZES).fetchall()
+            self._measure()
         except sqlite3.Error as error:
             raise OSError(f"{path}: {error}") from error
-        self._sizes = {tenant: size for tenant, _, size in sizes}
-        self._count = sum(count for _, count, _ in sizes)
         self._closed = False
         self._thread = ThreadPoolExecutor(1, "responses")
 
@@ -169,7 +167,20 @@ class ResponseStore:
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.wrap_future(self._thread.submit(work))
 
+    def _measure(self) -> None:
+        """Count what is stored."""
+        sizes = self._connection.execute(_SIZES).fetchall()
+        self._sizes = {tenant: size for tenant, _, size in sizes}
+        self._count = sum(count for _, count, _ in sizes)
+
     def _put(self, record: Record) -> None:
+        try:
+            self._write(record)
+        except sqlite3.Error:  # the disk may be full: the transaction was undone, and so must be the counts
+            self._measure()
+            raise
+
+    def _write(self, record: Record) -> None:
         now, response = self._clock(), record.response
         given, shown = _dump(record.input), _dump(response)
         size = len(given) + len(shown) + len(record.events or b"")
@@ -179,8 +190,11 @@ class ResponseStore:
         row = (response["id"], record.tenant, response["previous_response_id"], now, now, size)
         with self._connection as connection:
             known = connection.execute(
-                "SELECT bytes FROM responses WHERE id = ?", (response["id"],)
+                "SELECT bytes, tenant FROM responses WHERE id = ?", (response["id"],)
             ).fetchone()
+            if known is not None and known[1] != record.tenant:
+                logger.warning("the id belongs to another tenant", extra={"fields": {"id": response["id"]}})
+                return
             connection.execute(_PUT, (*row, response["status"], given, shown))
             names = {(item["id"], response["id"]) for item in record.items() if item.get("id")}
             connection.executemany("INSERT OR IGNORE INTO items VALUES (?, ?)", sorted(names))
