@@ -346,23 +346,19 @@ def read_calls(
         else:
             with trace.open():  # a missing file is reported now, not in the middle
                 calls = read_trace(trace, requests)
-        return _readable(trace, speedup(calls, faster))
+        return _readable(speedup(calls, faster))
     except OSError as error:
         raise ConfigError(
             f"{trace_flag} {trace} cannot be read: {(error.strerror or str(error)).lower()}"
         ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{trace}: the file is not UTF-8 text") from None
     except (BadTrace, population.BadPopulation, ValueError) as error:
         raise ConfigError(str(error)) from None
 
 
-def _readable(trace: Path | None, calls: Iterator[Call]) -> Iterator[Call]:
+def _readable(calls: Iterator[Call]) -> Iterator[Call]:
     from headrace.lab.workload.traces import BadTrace
 
     try:
         yield from calls
     except BadTrace as error:
         raise ConfigError(str(error)) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{trace}: the file is not UTF-8 text") from None

@@ -70,6 +70,8 @@ def _row(line: str, where: str) -> dict[str, Any]:
         row: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadLine(f"{where}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise BadLine(f"{where}: nested too deeply") from None
     if not isinstance(row, dict):
         raise BadLine(f"{where}: expected an object")
     return row

@@ -68,11 +68,20 @@ def read_trace(path: Path, limit: int | None = None) -> Iterator[Call]:
     """The first ``limit`` calls of a trace (None: all), in order of arrival, the first at 0.
 
     Raises:
-        BadTrace: an unknown format, or a line that cannot be read.
+        BadTrace: an unknown format, a line that cannot be read, or a file that is not UTF-8 text.
         OSError: no such file.
     """
-    calls = _from_zero(_in_order(_read(path), path))
+    calls = _from_zero(_in_order(_text(path), path))
     return calls if limit is None else islice(calls, limit)
+
+
+def _text(path: Path) -> Iterator[Call]:
+    try:
+        yield from _read(path)
+    except UnicodeDecodeError:
+        raise BadTrace(f"{path}: the file is not UTF-8 text") from None
+    except csv.Error as error:
+        raise BadTrace(f"{path}: cannot be read as CSV: {error}") from None
 
 
 def _read(path: Path) -> Iterator[Call]:
