@@ -192,7 +192,7 @@ def test_quotas(client):
     with pytest.raises(openai.PermissionDeniedError) as error:
         client.files.create(file=("a", b"x" * 10_001), purpose="batch")
     assert error.value.code == "storage_quota_exceeded"
-    file = upload(client, [long_line("a", tokens=7000)])
+    file = upload(client, [long_line(f"r{n}", f"{n}", 7000) for n in range(20)])
     made = [
         client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h") for _ in range(2)
     ]
@@ -307,8 +307,9 @@ def test_without_a_folder_the_routes_say_what_is_missing(server):
 
 
 def test_requests_beside_a_batch_are_answered_first(batch_server, client):
-    batch = begin(client, [long_line(f"r{n}", f"Story {n}", 300) for n in range(30)])
-    while client.batches.retrieve(batch.id).status != "in_progress":
+    batch = begin(client, [long_line(f"r{n}", f"Story {n}") for n in range(30)])
+    while (status := client.batches.retrieve(batch.id).status) != "in_progress":
+        assert status == "validating"
         time.sleep(0.05)
     for n in range(5):
         answer = batch_server.post(
