@@ -36,12 +36,12 @@ def settle() -> None:
     """Until no thread clears."""
     for thread in threading.enumerate():
         if thread.name == "headrace-clear":
-            thread.join(10.0)
+            thread.join(60.0)
             assert not thread.is_alive()
 
 
 def until(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while not ready():
         assert time.monotonic() < deadline
         time.sleep(0.001)

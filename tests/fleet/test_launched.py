@@ -26,14 +26,9 @@ from headrace.fleet.launched import Launched, meeting_point
 from headrace.fleet.launched_rank import run_rank
 from headrace.fleet.others import RankFailed
 from headrace.fleet.setup import versions
+from tests.doubles.shared_stores import free_port
 from tests.fleet.runs import answers, answers_of, load, requests
 from tests.oracle.families import CASES
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def launch(port: int, rank: int = 0, size: int = 2, *, agent_store: bool = False) -> Launch:
@@ -86,12 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def listen(size: int = 2) -> Iterator[Launched]:
     """Rank 0's side of so many ranks, on a free port."""
-    while True:
-        try:
-            others = Launched(launch(free_port(), size=size))
-            break
-        except RankFailed:  # taken meanwhile
-            pass
+    others = Launched(launch(free_port(), size=size))
     yield others
     others.close()
 

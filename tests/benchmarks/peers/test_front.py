@@ -32,7 +32,7 @@ def endpoint() -> Endpoint:
     port = free_port()
     threading.Thread(target=serve, args=(Counting(), "counting", port), daemon=True).start()
     url = f"http://127.0.0.1:{port}"
-    for _ in range(100):
+    for _ in range(1200):
         try:
             return Endpoint(url, httpx.get(f"{url}/v1/models").json()["data"][0]["id"])
         except httpx.TransportError:

@@ -13,7 +13,7 @@ from headrace.serve.service import Refused
 from headrace.testing.hashing_runner import expected_tokens
 from tests.fleet.dynamo.workers import answering, body, collected
 
-SOON = 30.0
+SOON = 60.0
 
 
 async def idle(worker) -> None:
