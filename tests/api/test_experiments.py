@@ -113,8 +113,8 @@ def test_drafts_are_compared_by_request(tmp_path):
     body = {
         "setting": "draft_method",
         "treatment": "none",
-        "metric": "e2e_mean_seconds",
-        "guards": {"failed_share": 0.2},
+        "metric": "failed_share",  # no request fails, so it never decides
+        "guards": {"e2e_mean_seconds": 10.0},
         "max_seconds": 600.0,
     }
     with serving(*flags) as server:

@@ -15,9 +15,22 @@ from dataclasses import dataclass
 
 import pytest
 
+from headrace.serve.cache.stores import memcached, redis, sqlite, tier
+
 START_SECONDS = 60.0
 PORTS = range(10_000, 30_000)
 """Below those that the system gives to connections and to servers that ask for any port."""
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Stores wait for a minute: on a slow machine a write would be given up, and what it kept a miss."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tier, "WRITE_SECONDS", 60.0)
+        patch.setattr(sqlite, "BUSY_SECONDS", 60.0)
+        patch.setattr(redis, "CONNECT_SECONDS", 60.0)
+        patch.setattr(memcached, "SOCKET_SECONDS", 60.0)
+        yield
 
 
 @dataclass

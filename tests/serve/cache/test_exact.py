@@ -18,8 +18,6 @@ from headrace.core.events import StoreFaulted
 from headrace.core.tenancy.gate import Limits
 from headrace.serve.cache.exact import ExactCache
 from headrace.serve.cache.lookup import CacheLookup, NotCached
-from headrace.serve.cache.stores import sqlite as sqlite_file
-from headrace.serve.cache.stores import tier as tier_file
 from headrace.serve.cache.stores.generation import PREFIX, VERSIONS
 from headrace.serve.cache.stores.memcached import MemcachedStore
 from headrace.serve.cache.stores.memory import MemoryStore
@@ -28,7 +26,7 @@ from headrace.serve.cache.stores.sqlite import SQLiteStore
 from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
 from headrace.testing.engines import hashing_engine
-from tests.doubles.shared_stores import redis_server
+from tests.doubles.shared_stores import patience, redis_server
 from tests.serve.cache.test_lookup import Clock, House, truth
 from tests.serve.test_service import Book
 
@@ -37,11 +35,10 @@ SECONDS = 60.0  # of a look-up: tests share their machine
 SEAL = Seal(b"secret")
 
 
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch):
-    """A write that is late would be given up, and what it kept a miss."""
-    monkeypatch.setattr(tier_file, "WRITE_SECONDS", SECONDS)
-    monkeypatch.setattr(sqlite_file, "BUSY_SECONDS", SECONDS)
+@pytest.fixture(autouse=True, scope="module")
+def _patience():
+    with patience():
+        yield
 
 
 def tier(kind, folder, request, tell=lambda event: None):

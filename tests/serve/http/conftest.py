@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -25,7 +26,7 @@ from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
-from headrace.core.plan import StepPlan
+from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.prediction.memory_peak import AlwaysFits
 from headrace.core.prediction.step_cost import TOKENS_ONLY
 from headrace.core.queueing.fair_queue import single_file
@@ -153,6 +154,21 @@ def time_runs_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(house.service, "end_in_time", end_in_time)
     at_the_fourth_step(house, monkeypatch, act)
+
+
+def in_step(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step ends after the event loop has sent what the step before it drew, so that each is a chunk of its own."""
+    collect = house.runner.collect
+
+    async def turns() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def collected() -> StepOutput:
+        asyncio.run_coroutine_threadsafe(turns(), house.service._running_loop()).result(60)
+        return collect()
+
+    monkeypatch.setattr(house.runner, "collect", collected)
 
 
 @pytest.fixture
