@@ -94,7 +94,8 @@ def test_the_tuner_is_turned_on_and_off():
         assert server.get("/v1/tuner").json()["mode"] == "off"
         assert server.post("/v1/tuner", {"mode": "fast"}).status_code == 400
         assert server.post("/v1/tuner", {"mode": "advise"}).json()["mode"] == "advise"
-        compared, until = None, time.monotonic() + 60.0  # a scene has three seconds
+        # A scene has three seconds. Rehearsals have the lowest priority, and others may keep all cores busy.
+        compared, until = None, time.monotonic() + 200.0
         while compared is None and time.monotonic() < until:
             server.post("/v1/completions", {"prompt": "The race", "max_tokens": 30, "temperature": 1})
             compared = server.get("/v1/tuner").json()["measured_to_rehearsed"]
