@@ -234,7 +234,7 @@ EXPIRY = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600
     ],
 )
 def test_bad_forms_are_named(batch_server, form, files, param, code):
-    answer = httpx.post(batch_server.url + "/v1/files", data=form, files=files)
+    answer = httpx.post(batch_server.url + "/v1/files", data=form, files=files, timeout=60)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
 
@@ -254,7 +254,8 @@ def test_bad_forms_are_named(batch_server, form, files, param, code):
     ],
 )
 def test_what_is_no_form_is_refused(batch_server, body, content_type, code):
-    answer = httpx.post(batch_server.url + "/v1/files", content=body, headers={"Content-Type": content_type})
+    headers = {"Content-Type": content_type}
+    answer = httpx.post(batch_server.url + "/v1/files", content=body, headers=headers, timeout=60)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
 
 

@@ -327,9 +327,8 @@ def test_the_tuner_is_turned_on_and_off_with_its_reasons(inside: Browser, loaded
     inside.eventually(lambda: len(inside.all("input[type=radio]")) == 3)
     press(inside, "label.choice", "Advise", "input")
     inside.eventually(lambda: loaded.admin.get("/v1/tuner").json()["mode"] == "advise")
-    until = (
-        time.monotonic() + 200.0
-    )  # rehearsals have the lowest priority, and others may keep all cores busy
+    # Rehearsals have the lowest priority, and others may keep all cores busy.
+    until = time.monotonic() + 200.0
     while loaded.admin.get("/v1/tuner").json()["measured_to_rehearsed"] is None:
         assert time.monotonic() < until
         time.sleep(0.2)

@@ -84,9 +84,9 @@ def test_an_experiment_is_stopped_and_wrong_ones_are_named():
         started = server.post(PATH, BODY | {"window_seconds": 1000.0, "max_seconds": 10_000.0}).json()
         again = server.post(PATH, BODY)
         assert (again.status_code, again.json()["error"]["code"]) == (409, "experiment_running")
-        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}").json()
+        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}", timeout=60).json()
         assert stopped["status"] == "stopped"
-        assert httpx.delete(f"{server.url}{PATH}/none").status_code == 404
+        assert httpx.delete(f"{server.url}{PATH}/none", timeout=60).status_code == 404
 
 
 def test_the_tuner_is_turned_on_and_off():
@@ -135,7 +135,7 @@ def test_drafts_are_compared_by_request(tmp_path):
         more = sum(again["units"].values()) + 20
         with Load(server):
             eventually(lambda: _measured(server, started["id"], more))
-        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}").json()
+        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}", timeout=60).json()
         assert stopped["status"] == "stopped"
 
 

@@ -156,7 +156,9 @@ def test_sigterm_drains_saves_the_disk_tier_and_says_how_many_finished(tmp_path)
         for stream in streams:
             assert '"finish_reason":"length"' in read_to_end(stream)
         assert server.end() == 0
-        assert any("drained_requests=3 cancelled_requests=0" in line for line in server.lines)
+        said = "".join(server.lines)
+        assert re.search(r"drained_requests=[123] cancelled_requests=0", said)  # one may have ended before
+        assert "server stopped finished_requests=3" in said
         assert any("blocks are saved on disk for the next run" in line for line in server.lines)
 
 
