@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.serve.cache.stores import memcached, redis, sqlite, tier
-
 START_SECONDS = 60.0
 PORTS = range(10_000, 30_000)
 """Below those that the system gives to connections and to servers that ask for any port."""
@@ -26,10 +24,8 @@ PORTS = range(10_000, 30_000)
 def patience() -> Iterator[None]:
     """Stores wait for a minute: on a slow machine a write would be given up, and what it kept a miss."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tier, "WRITE_SECONDS", 60.0)
-        patch.setattr(sqlite, "BUSY_SECONDS", 60.0)
-        patch.setattr(redis, "CONNECT_SECONDS", 60.0)
-        patch.setattr(memcached, "SOCKET_SECONDS", 60.0)
+        for name in ("tier.WRITE", "sqlite.BUSY", "redis.CONNECT", "memcached.SOCKET"):
+            patch.setattr(f"headrace.serve.cache.stores.{name}_SECONDS", 60.0)
         yield
 
 
@@ -55,7 +51,7 @@ def program(name: str) -> str:
 def free_port() -> int:
     """A port for a program that must be told one: nothing else takes it before the program does."""
     while True:
-        port = random.choice(PORTS)
+        port = random.SystemRandom().choice(PORTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
