@@ -9,10 +9,11 @@ import httpx
 import pytest
 
 from benchmarks.peers.front import Stream, serve
-from benchmarks.peers.server import first_tokens, free_port
+from benchmarks.peers.server import first_tokens
 from headrace.lab.bench.client import Endpoint
 from headrace.lab.bench.load import offer
 from headrace.lab.workload import Work
+from tests.doubles.shared_stores import free_port
 
 
 class Counting:
