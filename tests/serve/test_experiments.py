@@ -64,7 +64,7 @@ class Service:
 
 
 async def until(condition):
-    for _ in range(1000):
+    for _ in range(12_000):
         if condition():
             return
         await asyncio.sleep(0.005)

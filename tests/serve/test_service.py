@@ -15,7 +15,7 @@ from headrace.serve.service import Refused, Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 
-SOON = 10.0
+SOON = 60.0
 
 
 def request(name: str, max_tokens: int = 5, prompt=(1, 2, 3), **more) -> Request:
@@ -157,10 +157,12 @@ def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
 
     async def run():
         async with serving() as service:
+            gate = Gate(service)
             ahead = service.open([request("ahead", 20, service_class=BACKGROUND.name)], interval=0)
             assert not service.awaited
             service.expect()
             assert service.awaited
+            gate.open.set()
             await read_all(service.open([request("a", 3)]))
             await asyncio.sleep(0.05)
             assert not ahead.settled

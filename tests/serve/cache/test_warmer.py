@@ -3,7 +3,6 @@ import asyncio
 from headrace.core.cache.warming.demand_forecast import DAY
 from headrace.core.cache.warming.idle_detector import IdleDetector
 from headrace.core.events import Arrived
-from headrace.serve.cache import warmer as module
 from headrace.serve.cache.history import History, Recorded
 from headrace.serve.cache.warmer import PREFIX_SECONDS, REFILL_SECONDS, Outcome, Warmer
 from tests.serve.cache.test_history import on_a_loop
@@ -245,9 +244,10 @@ async def test_a_prefix_is_asked_for_now_and_again_and_after_a_restart(tmp_path)
     assert await history.prefixes() == [question("system")]
     again = Scene(Desk(), history=history)
     again.warmer.start()
-    await asyncio.sleep(3 * module.TICK_SECONDS)
+    async with asyncio.timeout(60.0):
+        while again.warmer.state().prefixes != 1:
+            await asyncio.sleep(0.01)
     await again.warmer.stop()
-    assert again.warmer.state().prefixes == 1
     await history.stop()
 
 
