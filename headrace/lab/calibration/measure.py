@@ -170,8 +170,8 @@ class FrontSeconds(NamedTuple):
 
 class _Turn(NamedTuple):
     """One turn: TTFT of lone visits with short and long prompts, and their TPOT; TPOT by number of streams; how much
-    more than without HTTP the TTFT of visits beside streams is, and a full batch takes; that batch's steps and tokens.
-    In seconds."""
+    more than without HTTP the TTFT of short visits beside streams is, and a full batch takes; that batch's steps and
+    tokens. In seconds."""
 
     ttft: tuple[float, float]
     tpot: float
@@ -188,9 +188,10 @@ class FrontMeasure:
 
     Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
     costs from what each chunk of a response does: sockets, threads and the client are woken for a step, however little
-    it emits. What a full batch takes longer beyond that is what its requests delay it by. Where nothing else runs, a
-    request costs what its first token is later than the fit says, and its other tokens than those of a long stream:
-    waking up threads and cores is part of it.
+    it emits. What a full batch takes longer beyond that is what its requests delay it by, at most what a request costs
+    where nothing else runs: with long steps a batch varies by more than that. There, a request costs what its first
+    token is later than the fit says, and its other tokens than those of a long stream: waking up threads and cores is
+    part of it. Beside streams only short prompts count: long ones are divided by each scheduler as it has learned.
 
     Raises:
         RuntimeError: a request failed.
@@ -220,7 +221,7 @@ class FrontMeasure:
         ]
         seconds = streams[self._sizes.index(self._visited)] * self._visited_tokens
         among = stream_work(self._visited, turn, self._visited_tokens) + visits(seconds, self._prompts, turn)
-        beside = [_ttft(target.run(among)[self._visited :]) for target in (server, engine)]
+        short = [_ttfts(target.run(among)[self._visited :: 2]) for target in (server, engine)]
         mixed = busy_work(self._streams, self._length, turn)
         served, computed = _whole(server.run(mixed)), _whole(engine.run(mixed))
         self._turns.append(
@@ -228,7 +229,7 @@ class FrontMeasure:
                 (_ttft(lone[::2]), _ttft(lone[1::2])),
                 _tpot(lone),
                 streams,
-                beside[0] - beside[1],
+                median([late - early for late, early in zip(*short, strict=True)]),
                 _seconds(served) - _seconds(computed),
                 len({seconds for record in computed for seconds in record.token_seconds}),
                 sum(record.output_tokens for record in computed),
@@ -256,10 +257,10 @@ class FrontMeasure:
         token = max(0.0, long - short) / (self._prompts[1] - self._prompts[0])
         request = max(0.0, short - self._prompts[0] * token)
         lone = found.decode_seconds(1, sum(self._prompts) // 2) + step + event
-        prompt = sum(self._prompts) / 2
-        busy = median([turn.beside for turn in turns]) - step - (self._visited + 1) * event - prompt * token
+        said = step + (self._visited + 1) * event + self._prompts[0] * token
+        busy = median([turn.beside for turn in turns]) - said
         wake = (median([turn.tpot for turn in turns]) - lone) * (LONE_TOKENS - 1)
-        terms = (request, token, step, event, stall, wake, busy)
+        terms = (request, token, step, event, min(stall, request), wake, busy)
         return FrontSeconds(*(max(0.0, seconds) for seconds in terms))
 
 
@@ -268,7 +269,11 @@ def _seconds(records: Sequence[Record]) -> float:
 
 
 def _ttft(records: Sequence[Record]) -> float:
-    return median([record.ttft for record in _whole(records) if record.ttft is not None])
+    return median(_ttfts(records))
+
+
+def _ttfts(records: Sequence[Record]) -> list[float]:
+    return [record.ttft for record in _whole(records) if record.ttft is not None]
 
 
 def _tpot(records: Sequence[Record]) -> float:
