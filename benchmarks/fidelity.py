@@ -10,7 +10,8 @@ before the first round, between rounds and after the last one. A pulse of fixed 
 turn and each round. A round is simulated twice: with the calibration as it is, and with all its times multiplied by the
 round's pace, its pulses divided by those of the calibration.
 
-Each figure is the median of the rounds. Its error has a 95 % interval: resampled are the rounds, and stretches of the
+A request is in time if its TTFT and TPOT are within ``--ttft`` and ``--tpot``. Each figure is the median of the
+rounds. Its error has a 95 % interval: resampled are the rounds, and stretches of the
 trace, the same in measured and simulated rounds. The last column of figures is the difference between two rounds of the
 same load: no prediction of a round can be closer than that.
 
@@ -52,6 +53,7 @@ from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import median
+from headrace.lab.calibration.measure import stream_work
 from headrace.lab.calibration.values import Calibration
 from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.outcome import outcome
@@ -89,6 +91,10 @@ Places = npt.NDArray[np.int64]
 
 BEATS, BEATS_SECONDS = 5, 1.0
 """Of a pulse at a time, as long as that has not taken so many seconds; the median counts."""
+
+STREAMS = (1, 4, 16)
+"""Streams that a simulated server has computed before, as the server has in the calibration, and then the trace at
+once: its scheduler divides prompts by the step times that it has learned from such work."""
 
 RESAMPLES, STRETCH = 400, 10
 """Of the bootstrap, and the length of a stretch of the trace in requests: they wait for each other."""
@@ -329,7 +335,8 @@ def _simulate(
         given.scheduler, given.cache, machine, replicas=replicas, routing="round-robin", with_rows=True
     )
     device.replicas = fleet.replicas
-    fleet.warm_up(from_work(work))  # the server has learned step times from such work too
+    for seen in (*map(stream_work, STREAMS), _paced(work, math.inf)):
+        fleet.warm_up(from_work(seen, fleet.now))
     fleet.run(from_work(work, fleet.now))
     rows = {row["request"]: row for row in fleet.tally.rows}
     times = np.array(

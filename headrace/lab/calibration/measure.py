@@ -26,10 +26,10 @@ ANSWER_MEDIAN = 24
 
 STREAM_TOKENS = 96
 VISITS, VISITED_TOKENS = 12, 288
-"""Visits beside streams, and the tokens of these: few visits meet each other."""
+"""Visits beside streams, and the tokens of these: visits have short prompts, so that they do not meet each other."""
 
 VISIT_TOKENS = (16, 256)
-"""Prompts of visits: few tokens, and as many as a context of twice that allows."""
+"""Prompts of visits: few tokens, and, of lone ones, as many as a context of twice that allows."""
 
 LONE_VISITS, LONE_TOKENS, LONE_GAP, LONE_TIMES = 8, 24, 0.03, 1.3
 """Visits without streams: their number and output tokens; each comes so many seconds after the last one, and so many
@@ -108,13 +108,13 @@ def measure_steps(
     return list(recorder.measured)
 
 
-def visits(seconds: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
-    """Single requests with prompts of ``tokens`` in turn, one after the other, spread over about ``seconds``."""
+def visits(seconds: float, turn: int = 0) -> list[Work]:
+    """Single requests with short prompts, one after the other, spread over about ``seconds``."""
     rng = random.Random(2 * turn)
     return [
         Work(
             f"visit{i}",
-            tuple(rng.choices(VOCABULARY, k=tokens[i % 2])),
+            tuple(rng.choices(VOCABULARY, k=VISIT_TOKENS[0])),
             2,
             arrival=seconds * (0.05 + 0.85 * (i + 0.3 * rng.random()) / VISITS),
             ignore_eos=True,
@@ -170,7 +170,7 @@ class FrontSeconds(NamedTuple):
 
 class _Turn(NamedTuple):
     """One turn: TTFT of lone visits with short and long prompts, and their TPOT; TPOT by number of streams; how much
-    more than without HTTP the TTFT of short visits beside streams is, and a full batch takes; that batch's steps and
+    more than without HTTP the TTFT of visits beside streams is, and a full batch takes; that batch's steps and
     tokens. In seconds."""
 
     ttft: tuple[float, float]
@@ -191,7 +191,7 @@ class FrontMeasure:
     it emits. What a full batch takes longer beyond that is what its requests delay it by, at most what a request costs
     where nothing else runs: with long steps a batch varies by more than that. There, a request costs what its first
     token is later than the fit says, and its other tokens than those of a long stream: waking up threads and cores is
-    part of it. Beside streams only short prompts count: long ones are divided by each scheduler as it has learned.
+    part of it. Beside streams prompts are short: long ones are divided as each scheduler has learned.
 
     Raises:
         RuntimeError: a request failed.
@@ -220,8 +220,8 @@ class FrontMeasure:
             for size in self._sizes
         ]
         seconds = streams[self._sizes.index(self._visited)] * self._visited_tokens
-        among = stream_work(self._visited, turn, self._visited_tokens) + visits(seconds, self._prompts, turn)
-        short = [_ttfts(target.run(among)[self._visited :: 2]) for target in (server, engine)]
+        among = stream_work(self._visited, turn, self._visited_tokens) + visits(seconds, turn)
+        beside = [_ttfts(target.run(among)[self._visited :]) for target in (server, engine)]
         mixed = busy_work(self._streams, self._length, turn)
         served, computed = _whole(server.run(mixed)), _whole(engine.run(mixed))
         self._turns.append(
@@ -229,7 +229,7 @@ class FrontMeasure:
                 (_ttft(lone[::2]), _ttft(lone[1::2])),
                 _tpot(lone),
                 streams,
-                median([late - early for late, early in zip(*short, strict=True)]),
+                median([late - early for late, early in zip(*beside, strict=True)]),
                 _seconds(served) - _seconds(computed),
                 len({seconds for record in computed for seconds in record.token_seconds}),
                 sum(record.output_tokens for record in computed),
