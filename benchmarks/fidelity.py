@@ -10,7 +10,8 @@ before the first round, between rounds and after the last one. A pulse of fixed 
 turn and each round. A round is simulated twice: with the calibration as it is, and with all its times multiplied by the
 round's pace, its pulses divided by those of the calibration.
 
-Each figure is the median of the rounds. Its error has a 95 % interval: resampled are the rounds, and stretches of the
+A request is in time if its TTFT and TPOT are within ``--ttft`` and ``--tpot``. Each figure is the median of the
+rounds. Its error has a 95 % interval: resampled are the rounds, and stretches of the
 trace, the same in measured and simulated rounds. The last column of figures is the difference between two rounds of the
 same load: no prediction of a round can be closer than that.
 
@@ -52,6 +53,7 @@ from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import median
+from headrace.lab.calibration.measure import stream_work
 from headrace.lab.calibration.values import Calibration
 from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.outcome import outcome
@@ -90,6 +92,10 @@ Places = npt.NDArray[np.int64]
 BEATS, BEATS_SECONDS = 5, 1.0
 """Of a pulse at a time, as long as that has not taken so many seconds; the median counts."""
 
+STREAMS = (1, 4, 16)
+"""Streams that a simulated server has computed before, as the server has in the calibration, and then the trace at
+once: its scheduler divides prompts by the step times that it has learned from such work."""
+
 RESAMPLES, STRETCH = 400, 10
 """Of the bootstrap, and the length of a stretch of the trace in requests: they wait for each other."""
 
@@ -106,6 +112,8 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--ttft", type=float, default=0.5, help="target of a request in seconds")
+    parser.add_argument("--tpot", type=float, default=0.025, help="target of a request in seconds")
     args = parser.parse_args()
     with _model(args) as model, ExitStack() as stack:
         args.model = model
@@ -123,12 +131,13 @@ def main() -> None:
         running = [stack.enter_context(server(args, *flags)) for _ in range(args.replicas)]
         work = _work(args)
         measured = _measure(args, given, running, work)
-    simulate = partial(_simulate, given, measured, args.replicas)
+    limits = np.array([args.ttft, args.tpot, math.inf])
+    simulate = partial(_simulate, given, measured, args.replicas, limits)
     compared = {}
     for load, rounds in measured.rounds.items():
         paced = _paced(work, load * measured.capacity)
         compared[f"{load:g}"] = _compare(
-            [_real(each.run) for each in rounds],
+            [_real(each.run, limits) for each in rounds],
             [simulate(1.0, paced)] * len(rounds),
             [simulate(each.pace, paced) for each in rounds],
         )
@@ -317,7 +326,7 @@ class Crowded:
 
 
 def _simulate(
-    given: Options, measured: Measured, replicas: int, pace: float, work: Sequence[Work]
+    given: Options, measured: Measured, replicas: int, limits: Floats, pace: float, work: Sequence[Work]
 ) -> Figures:
     machine = calibrated_machine(measured.calibration.at(pace), given.cache, given.model.max_model_len)
     device = Crowded(machine.device, measured.crowding)
@@ -326,13 +335,14 @@ def _simulate(
         given.scheduler, given.cache, machine, replicas=replicas, routing="round-robin", with_rows=True
     )
     device.replicas = fleet.replicas
-    fleet.warm_up(from_work(_paced(work, math.inf)))  # the server has seen such work too
+    for seen in (*map(stream_work, STREAMS), _paced(work, math.inf)):
+        fleet.warm_up(from_work(seen, fleet.now))
     fleet.run(from_work(work, fleet.now))
     rows = {row["request"]: row for row in fleet.tally.rows}
     times = np.array(
-        [[rows[each.id][name] or math.nan for each in work] for name in ("ttft_seconds", "tpot_seconds")]
+        [[rows[each.id][f"{name}_seconds"] or math.nan for each in work] for name in ("ttft", "tpot", "e2e")]
     )
-    return Figures(outcome(fleet.tally, {}).summary.output_tokens_per_second, times)
+    return Figures(outcome(fleet.tally, {}).summary.output_tokens_per_second, times, limits)
 
 
 class Pulse:
@@ -364,10 +374,12 @@ class Pulse:
 
 
 class Figures(NamedTuple):
-    """A round: tokens per second, and in ``times`` TTFT and TPOT of each request (NaN: an output of one token)."""
+    """A round: tokens per second, and in ``times`` TTFT, TPOT (NaN: an output of one token) and E2E of each request.
+    A request within all ``limits`` of these is in time."""
 
     tokens_per_second: float
     times: Floats
+    limits: Floats
 
 
 class Compared(NamedTuple):
@@ -384,12 +396,17 @@ class Compared(NamedTuple):
     repeat: float
 
 
-NAMES = ("tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+NAMES = (
+    "tok/s",
+    *(f"{time} {share}" for time in ("TTFT", "TPOT", "E2E") for share in ("p50", "p99")),
+    "in time",
+)
+"""Figures of a round; the last one is the share of requests that are in time."""
 
 
-def _real(run: Run) -> Figures:
-    times = [[each.ttft, each.tpot] for each in run.records]
-    return Figures(run.summary.output_tokens_per_second, np.array(times, dtype=np.float64).T)
+def _real(run: Run, limits: Floats) -> Figures:
+    times = [[each.ttft, each.tpot, each.e2e] for each in run.records]
+    return Figures(run.summary.output_tokens_per_second, np.array(times, dtype=np.float64).T, limits)
 
 
 def _figures(rounds: Sequence[Figures], which: Sequence[int], chosen: Places | slice = slice(None)) -> Floats:
@@ -397,8 +414,10 @@ def _figures(rounds: Sequence[Figures], which: Sequence[int], chosen: Places | s
     rows = []
     for number in which:
         one = rounds[number]
-        ttft, tpot = np.nanpercentile(one.times[:, chosen], [50.0, 99.0], axis=1).T
-        rows.append([one.tokens_per_second, *ttft, *tpot])
+        times = one.times[:, chosen]
+        shares = np.nanpercentile(times, [50.0, 99.0], axis=1).T
+        late = (times > one.limits[:, None]).any(axis=0)
+        rows.append([one.tokens_per_second, *shares.ravel(), 1.0 - late.mean()])
     return np.array(rows)
 
 
@@ -449,7 +468,7 @@ def _show(compared: Mapping[str, Sequence[Compared]]) -> None:
         table.add_column(name, justify="left" if number < 2 else "right")
     for load, figures in compared.items():
         for each in figures:
-            unit, factor = ("", 1.0) if each.name == "tok/s" else (" ms", 1e3)
+            unit, factor = ("", 1.0) if each.name in (NAMES[0], NAMES[-1]) else (" ms", 1e3)
             values = [f"{factor * value:,.2f}{unit}" for value in (each.measured, each.simulated)]
             errors = [
                 f"{100 * error:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"

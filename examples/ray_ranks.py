@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--pipeline-parallel-size", type=int, default=1)
     parser.add_argument(
-        "--strategy", default="PACK", help="of the placement group: PACK, STRICT_PACK, SPREAD, …"
+        "--strategy", default="PACK", help="of the placement group: PACK, STRICT_PACK, SPREAD, STRICT_SPREAD"
     )
     parser.add_argument("--gpus-per-rank", type=int, default=0)
     args, arguments = parser.parse_known_args()

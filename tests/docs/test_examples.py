@@ -189,11 +189,33 @@ def test_ray_data_answers_each_row_once(tmp_path):
     assert all(row["output_tokens"] for row in rows)
 
 
+@pytest.fixture
+def two_ray_nodes(monkeypatch):
+    """Two nodes of Ray with a CPU each, so that no node has room for two ranks."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    yield
+    cluster.shutdown()
+
+
 def test_ray_ranks_give_the_tokens_of_one_process():
     pytest.importorskip("ray", reason="ray is not installed")
+    check_ray_ranks()
+
+
+def test_ray_ranks_may_be_spread_over_nodes(two_ray_nodes):
+    check_ray_ranks("--strategy", "STRICT_SPREAD")
+
+
+def check_ray_ranks(*arguments: str) -> None:
+    """Two ranks answer as one process does."""
     port = free_port()
     command = ["examples/ray_ranks.py", "builtin", "--dtype", "float32", "--tensor-parallel-size", "2"]
-    process = subprocess.Popen([sys.executable, *command, "--port", str(port)], cwd=ROOT)
+    process = subprocess.Popen([sys.executable, *command, "--port", str(port), *arguments], cwd=ROOT)
     url = f"http://127.0.0.1:{port}"
     try:
         answer = None

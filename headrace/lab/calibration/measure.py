@@ -29,7 +29,7 @@ VISITS, VISITED_TOKENS = 12, 288
 """Number of visits (single short requests while streams run), and tokens of a stream then: few visits overlap."""
 
 VISIT_TOKENS = (16, 256)
-"""Prompt tokens of short and long visits; long ones have at most half of the context."""
+"""Prompt tokens of short and long visits; long ones run without streams, and have at most half of the context."""
 
 LONE_VISITS, LONE_TOKENS, LONE_GAP, LONE_TIMES = 8, 24, 0.03, 1.3
 """Visits without streams: their number and output tokens. The interval between two is ``LONE_GAP`` seconds plus
@@ -108,13 +108,13 @@ def measure_steps(
     return list(recorder.measured)
 
 
-def visits(seconds: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
-    """Single requests with prompts of ``tokens`` in turn, one after the other, spread over about ``seconds``."""
+def visits(seconds: float, turn: int = 0) -> list[Work]:
+    """Single requests with short prompts, one after the other, spread over about ``seconds``."""
     rng = random.Random(2 * turn)
     return [
         Work(
             f"visit{i}",
-            tuple(rng.choices(VOCABULARY, k=tokens[i % 2])),
+            tuple(rng.choices(VOCABULARY, k=VISIT_TOKENS[0])),
             2,
             arrival=seconds * (0.05 + 0.85 * (i + 0.3 * rng.random()) / VISITS),
             ignore_eos=True,
@@ -187,7 +187,9 @@ class FrontMeasure:
 
     Both targets must clear their prefix cache before each run. Comparing one stream with many separates the cost of a
     step from the cost of each chunk: a step wakes sockets, threads and the client, however few tokens it emits. The
-    remaining extra time of a full batch is the delay caused by its requests. On an idle server, a request's cost is the
+    remaining extra time of a full batch is the delay caused by its requests, at most their cost on an idle server: the
+    time of a batch of long steps varies by more. Visits during streams are short, because each scheduler divides long
+    prompts by the step times that it has learned. On an idle server, a request's cost is the
     delay of its first token beyond the fit, and the delay of its other tokens beyond those of a long stream; it
     includes waking up threads and cores.
 
@@ -218,8 +220,8 @@ class FrontMeasure:
             for size in self._sizes
         ]
         seconds = streams[self._sizes.index(self._visited)] * self._visited_tokens
-        among = stream_work(self._visited, turn, self._visited_tokens) + visits(seconds, self._prompts, turn)
-        beside = [_ttft(target.run(among)[self._visited :]) for target in (server, engine)]
+        among = stream_work(self._visited, turn, self._visited_tokens) + visits(seconds, turn)
+        beside = [_ttfts(target.run(among)[self._visited :]) for target in (server, engine)]
         mixed = busy_work(self._streams, self._length, turn)
         served, computed = _whole(server.run(mixed)), _whole(engine.run(mixed))
         self._turns.append(
@@ -227,7 +229,7 @@ class FrontMeasure:
                 (_ttft(lone[::2]), _ttft(lone[1::2])),
                 _tpot(lone),
                 streams,
-                beside[0] - beside[1],
+                median([late - early for late, early in zip(*beside, strict=True)]),
                 _seconds(served) - _seconds(computed),
                 len({seconds for record in computed for seconds in record.token_seconds}),
                 sum(record.output_tokens for record in computed),
@@ -255,10 +257,10 @@ class FrontMeasure:
         token = max(0.0, long - short) / (self._prompts[1] - self._prompts[0])
         request = max(0.0, short - self._prompts[0] * token)
         lone = found.decode_seconds(1, sum(self._prompts) // 2) + step + event
-        prompt = sum(self._prompts) / 2
-        busy = median([turn.beside for turn in turns]) - step - (self._visited + 1) * event - prompt * token
+        said = step + (self._visited + 1) * event + self._prompts[0] * token
+        busy = median([turn.beside for turn in turns]) - said
         wake = (median([turn.tpot for turn in turns]) - lone) * (LONE_TOKENS - 1)
-        terms = (request, token, step, event, stall, wake, busy)
+        terms = (request, token, step, event, min(stall, request), wake, busy)
         return FrontSeconds(*(max(0.0, seconds) for seconds in terms))
 
 
@@ -267,7 +269,11 @@ def _seconds(records: Sequence[Record]) -> float:
 
 
 def _ttft(records: Sequence[Record]) -> float:
-    return median([record.ttft for record in _whole(records) if record.ttft is not None])
+    return median(_ttfts(records))
+
+
+def _ttfts(records: Sequence[Record]) -> list[float]:
+    return [record.ttft for record in _whole(records) if record.ttft is not None]
 
 
 def _tpot(records: Sequence[Record]) -> float:

@@ -120,3 +120,20 @@ def test_many_held_requests_of_two_tenants_are_no_stall():
     grammars.done = True
     assert len(finished(run(engine, 40, 1.0))) == 20
     engine.check_books()
+
+
+def test_a_request_held_before_the_step_was_full_wakes_the_engine():
+    """A step looks at the queue before each prompt of another tenant and once more at the end, here without budget."""
+    grammars = Compiling()
+    queue = FairQueue(ShareLedger(CLASSES, {}), TenantQueue)
+    engine, _ = hashing_engine(holds=UntilCompiled(grammars), queue=queue, knobs=Knobs(batched_tokens=4))
+    for name in ("first", "second"):
+        engine.submit(Request(name, (1,), SamplingParams(max_tokens=2), tenant="a"), 0.0)
+    engine.submit(Request("prompt", (1, 2, 3, 4), SamplingParams(max_tokens=1), tenant="a"), 0.0)
+    engine.submit(Request("held", (5,), CONSTRAINED, tenant="b"), 0.0)
+    assert not finished(run(engine, 1))
+    assert finished(run(engine, 1, 0.01)).keys() == {"first", "second", "prompt"}
+    assert engine.wake_at(0.01) == 0.01 + HOLD_SECONDS
+    grammars.done = True
+    assert finished(run(engine, 8, 1.0)).keys() == {"held"}
+    engine.check_books()

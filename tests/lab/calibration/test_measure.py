@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.core.events import Finished
@@ -116,9 +118,12 @@ def test_what_http_adds_is_what_the_engine_alone_lacks():
 def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_streams():
     found = measured(Answering(0.060, 0.010, 0.0005))
     assert (found.request, found.busy) == (pytest.approx(0.040), pytest.approx(0.040))
-    found = measured(Answering(0.020, 0.010, 0.0005, stall=0.003))
-    assert found.stall == pytest.approx(0.003)
-    assert found.request == pytest.approx(0.0, abs=1e-9)
+    found = measured(Answering(0.024, 0.010, 0.0005, stall=0.003))
+    assert (found.request, found.stall) == (pytest.approx(0.004), pytest.approx(0.003 + 0.004 / 16))
+    found = measured(Answering(0.022, 0.010, 0.0005, stall=0.003))
+    assert (found.request, found.stall) == (pytest.approx(0.002), pytest.approx(0.002)), (
+        "no more than it costs"
+    )
     longer = measured(Answering(0.060, 0.010, 0.0005, token=1e-4))
     assert (longer.request, longer.token) == (pytest.approx(0.040), pytest.approx(1e-4))
     assert longer.busy == pytest.approx(0.040)
@@ -154,3 +159,21 @@ def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
     assert measured(Answering(0.01, 0.009)) == FrontSeconds()
     with pytest.raises(RuntimeError, match="0: no"):
         measured(Answering(0.1, 0.01, error="no"))
+
+
+class Dividing(Answering):
+    """An engine that divides prompts as it has learned to: long ones beside streams take half a second more."""
+
+    def run(self, work):
+        records = super().run(work)
+        if not work[0].id.startswith("stream"):
+            return records
+        late = (0.5 * (len(each.prompt) > 100) for each in work)
+        return [
+            replace(record, token_seconds=tuple(time + more for time in record.token_seconds))
+            for record, more in zip(records, late, strict=True)
+        ]
+
+
+def test_how_a_server_divides_long_prompts_is_no_cost_of_its_requests():
+    assert measured(Dividing(0.060, 0.010, 0.0005)).busy == pytest.approx(0.040)
