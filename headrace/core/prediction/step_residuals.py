@@ -41,6 +41,10 @@ LITTLE = 4.0
 FURTHER = 2
 """A step with drafts may have this multiple of the tokens of the largest known one: how long it takes is a guess."""
 
+ALWAYS = 15
+"""Drafted positions that a step may always have. The first step with drafts takes several times as long as later ones,
+because its code is not in the caches: if only it were known, so few positions as it had would never pay again."""
+
 
 class Longer(NamedTuple):
     """Known steps with drafts: ``ratio`` to one-token rows, at so many ``tokens``, and the ``trust`` (0 to 1).
@@ -94,7 +98,8 @@ class StepResiduals:
     def reach(self, rows: int) -> int:
         """The most drafted positions of a step of ``rows`` rows that is not far beyond the known ones."""
         cells = self._longer.get(bisect_left(EDGES, rows), ())
-        return int(FURTHER * max([rows, *(cell.tokens for cell in cells if cell.weight)])) - rows
+        known = max([rows, *(cell.tokens for cell in cells if cell.weight)])
+        return max(ALWAYS, int(FURTHER * known) - rows)
 
     def line_moved(self, line: Callable[[float], float], before: Sequence[float]) -> None:
         """The line was refitted and was ``before``, as `of_line` gives it: what was observed stays as it was."""

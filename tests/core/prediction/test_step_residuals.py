@@ -177,13 +177,19 @@ def test_prompts_say_nothing_of_steps_with_drafts() -> None:
 
 def test_steps_with_drafts_grow_from_what_is_known() -> None:
     residuals = StepResiduals()
-    assert (residuals.reach(1), residuals.reach(16)) == (1, 16)
+    assert (residuals.reach(1), residuals.reach(16)) == (15, 16)
     residuals.observe(16, 16, 1.0)
     assert residuals.reach(16) == 16, "a step without drafts"
     residuals.observe(16, 24, 1.5)
     assert residuals.reach(16) == 32
     assert residuals.reach(14) == 34, "of the same class of rows"
-    assert residuals.reach(8) == 8
+    assert residuals.reach(8) == 15
+
+
+def test_one_cold_step_with_a_draft_does_not_limit_the_next_one() -> None:
+    residuals = StepResiduals()
+    residuals.observe(1, 2, 4.0)
+    assert residuals.reach(1) == 15
 
 
 def test_a_single_step_without_drafts_between_others_is_no_measure_of_steps_without() -> None:
