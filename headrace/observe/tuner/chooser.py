@@ -10,12 +10,20 @@ from typing import NamedTuple
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_times import StepTimes
 from headrace.observe.steering.settings import Setting, Value, changed
+from headrace.observe.tuner.forecast import Forecast
 from headrace.observe.tuner.rehearsal import Outcome, Scene
 from headrace.observe.tuner.steps import Range
 from headrace.observe.tuner.verdict import gain_of, is_within
 
 LEAST_GAIN = 0.03
 """Rehearsed gain from which on a change is made; smaller ones are not worth a change."""
+
+SATURATION = 2.0
+"""The engine is near saturation if its latency grows by this factor when the load rises as it may."""
+
+LEAST_GAIN_NEAR_SATURATION = 0.3
+"""Rehearsed gain from which on a change away from the start is made near saturation: there rehearsals are least exact,
+and a queue that a wrong value leaves behind lasts until the load falls."""
 
 MOST_STEPS = 3
 """Steps of a setting that one change may take: where a step alone brings nothing, more may."""
@@ -84,7 +92,7 @@ class Chooser:
         return self._run(scene, knobs, times, self._slots, static)
 
     def decide(
-        self, forecast: Sequence[Scene], times: StepTimes, resting: Callable[[Way], bool]
+        self, forecast: Forecast, times: StepTimes, resting: Callable[[Way], bool]
     ) -> Generator[None, None, Decision]:
         """The change with the largest gain, as a mean over the loads that may come; ways that rest are left out."""
         own = start = yield from self._outcomes(forecast, times, {})
@@ -99,7 +107,7 @@ class Chooser:
         return Decision(back=back if back > LEAST_GAIN else 0.0)
 
     def _outcomes(
-        self, forecast: Sequence[Scene], times: StepTimes, values: Mapping[str, Value]
+        self, forecast: Forecast, times: StepTimes, values: Mapping[str, Value]
     ) -> Generator[None, None, list[Outcome]]:
         """The outcome at each load of the forecast."""
         outcomes = []
@@ -110,35 +118,36 @@ class Chooser:
 
     def _values(
         self,
-        forecast: Sequence[Scene],
+        forecast: Forecast,
         times: StepTimes,
         own: Sequence[Outcome],
         start: Sequence[Outcome],
         ways: Sequence[Way],
     ) -> Generator[None, None, list[Choice]]:
-        """The values on these ways that keep the guards at the present load, and go back or gain at every load.
-
-        What is slower now would be measured so and undone, and a queue that is left at a higher load lasts. Near
-        saturation the best of some ten rehearsals at one load may be the best by chance.
-        """
+        """The values on these ways that keep the guards at the present load, and gain there or go back."""
         found, present = [], self.present
+        near = start[1].seconds_per_token > SATURATION * start[0].seconds_per_token
+        least = LEAST_GAIN_NEAR_SATURATION if near else LEAST_GAIN
         for name, up in ways:
-            value, first = present[name], self._start[name]
+            value = present[name]
             for _ in range(MOST_STEPS):
                 following = self._ranges[name].step(value, up)
                 if following is None:
                     break
                 value = following
-                now = yield from self.rehearse(forecast[0], times, {name: value})
-                gain = gain_of(own[0], now)
-                back = min(present[name], first) <= value <= max(present[name], first)
-                if abs(gain) < NO_EFFECT or not back and gain < -LEAST_GAIN:
+                now = yield from self.rehearse(forecast.now, times, {name: value})
+                if abs(gain_of(own[0], now)) < NO_EFFECT:
                     break
-                if not is_within(now, own[0], start[0]) or not back and gain < LEAST_GAIN:
-                    continue
-                outcomes = [now, *(yield from self._outcomes(forecast[1:], times, {name: value}))]
-                if back or min(map(gain_of, start, outcomes)) > 0:
-                    found.append(Choice(name, value, _mean_gain(own, outcomes), back))
+                later = yield from self.rehearse(forecast.later, times, {name: value})
+                gain = _mean_gain(own, (now, later))
+                first = self._start[name]
+                back = min(present[name], first) <= value <= max(present[name], first)
+                # What is slower now would be measured so and undone, and a queue that is left later lasts.
+                away = gain_of(own[0], now) > least and gain_of(start[1], later) > 0
+                if is_within(now, own[0], start[0]) and (back or away):
+                    found.append(Choice(name, value, gain, back))
+                if gain < -LEAST_GAIN:
+                    break
         return found
 
 

@@ -1,8 +1,7 @@
-"""What is to come: the requests of the last scenes once more, at the present load and at higher ones.
+"""What is to come: the requests of the last scenes once more, at the present load and at one that may come later.
 
 A single scene is too short to show a queue that grows slowly, so those of some minutes are repeated. The load may rise
-before the tuner looks again: a little at any time, and as fast and as high as it has done within the last hour. Near
-saturation one rehearsal says little, because a small cause leaves a long queue or none; several loads say more.
+before the tuner looks again: a little at any time, and as fast and as high as it has done within the last hour.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from headrace.observe.tuner.rehearsal import Job, Scene
 
@@ -24,11 +24,15 @@ PRESENT_SCENES = 2
 MEMORY_SECONDS = 3600.0
 """How long loads are remembered."""
 
-HIGHEST = 1.3
+LATER = 1.3
 """How many times the present load may come in any case."""
 
-LOADS = 4
-"""Loads of a forecast, from the present to the highest one in equal factors."""
+
+class Forecast(NamedTuple):
+    """The same requests at the present load, and at a higher one."""
+
+    now: Scene
+    later: Scene
 
 
 class Forecaster:
@@ -50,12 +54,13 @@ class Forecaster:
         """Whether enough scenes are known."""
         return len(self._loads) >= PRESENT_SCENES
 
-    def forecast(self, left: Sequence[Job], scenes: int) -> list[Scene]:
-        """The next so many scenes at each load, with what is ``left`` of open requests; `ready` must be true."""
+    def forecast(self, left: Sequence[Job], scenes: int) -> Forecast:
+        """The next so many scenes, with what is ``left`` of open requests; `ready` must be true."""
         means = list(_means(self._loads))
         present, jump = means[-1], _largest_jump(means)
-        rise = max(HIGHEST, min(max(means) / present, jump)) ** (1 / (LOADS - 1))
-        return [self._again(left, present * rise**step, scenes * self._seconds) for step in range(LOADS)]
+        later = max(LATER * present, min(max(means), jump * present))
+        seconds = scenes * self._seconds
+        return Forecast(self._again(left, present, seconds), self._again(left, later, seconds))
 
     def _again(self, left: Sequence[Job], load: float, seconds: float) -> Scene:
         """The requests of the last scenes, repeated, each scene at this ``load``; what is ``left`` is open before."""

@@ -6,9 +6,10 @@ noise, because both sides have the same requests. Then, in this order:
 
     a change on probation   gain = what the rehearsal says the change brings - what the error has risen since.
                             Below zero, or beyond a guard: it is undone, and its direction rests.
-    what is to come         the requests of the last scenes, at the present load and at higher ones, with each setting
-                            some steps up and down, and with all at their values at the start. The change that gains
-                            most, as a mean over these loads, is made if it gains enough, and is on probation next.
+    what is to come         the requests of the last scenes, at the present load and at one that may come later, with
+                            each setting some steps up and down, and with all at their values at the start. The change
+                            that gains most, as a mean over both loads, is made if it gains enough, and is on probation
+                            next.
 
 A direction that was undone rests for a time that doubles with each failure. An experiment of a person freezes the tuner
 until it has ended.

@@ -31,7 +31,7 @@ def test_two_scenes_are_needed_and_one_without_arrivals_is_none():
 
 
 def test_the_requests_of_the_last_scenes_come_again_at_the_mean_load_of_the_last_two():
-    now = forecaster(300, 600, 600).forecast([], 5)[0]
+    now = forecaster(300, 600, 600).forecast([], 5).now
     assert now.load == pytest.approx(600)
     assert (now.began, now.ended) == (
         180.0,
@@ -51,18 +51,18 @@ def test_what_is_left_is_open_at_the_beginning_and_does_not_come_again():
 
 def test_a_steady_load_may_rise_a_little_and_all_loads_last_equally_long():
     made = forecaster(1200, 1200, 1200).forecast([], 5)
-    assert [each.load for each in made] == pytest.approx([1200, 1310, 1429, 1560], rel=0.01)
+    assert [each.load for each in made] == pytest.approx([1200, 1560], rel=0.01)
     assert all(each.ended - each.began == pytest.approx(300.0, abs=60.0) for each in made)
 
 
 def test_a_load_that_has_jumped_may_jump_back_as_high_as_it_was():
-    assert loads(3000, 3000, 1000, 1000)[-1] == pytest.approx(3000, rel=0.01)
+    assert loads(3000, 3000, 1000, 1000)[1] == pytest.approx(3000, rel=0.01)
 
 
 def test_a_load_that_fell_slowly_is_expected_to_rise_slowly():
-    later = loads(3000, 3000, 2500, 2500, 2000, 2000, 1600, 1600, 1200, 1200)[-1]
+    later = loads(3000, 3000, 2500, 2500, 2000, 2000, 1600, 1600, 1200, 1200)[1]
     assert later == pytest.approx(1200 * 2200 / 1600, rel=0.1)
 
 
 def test_loads_are_forgotten_after_an_hour():
-    assert loads(3000, 3000, *[1000] * 60)[-1] == pytest.approx(1300, rel=0.01)
+    assert loads(3000, 3000, *[1000] * 60)[1] == pytest.approx(1300, rel=0.01)
