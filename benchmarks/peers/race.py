@@ -77,7 +77,7 @@ def run(race: Race, output: Path) -> int:
         targets = [Watched(each, [each.pid] if isinstance(each, StoppedServer) else []) for each in servers]
         for target in targets:
             target.run(_warming(race.workload))
-        result = compare(targets, race.workload.draw, race.rounds, told=_told)
+        result = compare(targets, race.workload.draw, race.rounds, finished=_told)
     figures = FIGURES[race.workload.name]
     quiet = undisturbed(result.rounds)
     say(

@@ -1,4 +1,4 @@
-"""The drafter: what grammars force, and speculative decoding from ``--speculative-config``."""
+"""The drafter: tokens that grammars force, and speculative decoding from ``--speculative-config``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROPOSERS: Mapping[str, Callable[[SpeculativeConfig], Proposer]] = {
 class ModelDrafts(NamedTuple):
     """A proposer that runs a draft model.
 
-    ``share`` is the time of drafting a token for some rows, as a share of the target's time for a step of these rows.
+    ``share`` is the time of drafting one token, relative to the target model's time for a step of the same rows.
     """
 
     proposer: CostlyProposer
@@ -42,10 +42,10 @@ class ModelDrafts(NamedTuple):
 
 
 def speculation(plans: SchedulerOptions) -> SpeculativeConfig | None:
-    """The configuration of the options; None if they ask for none.
+    """The configuration of speculative decoding; None without one.
 
     Raises:
-        ConfigError: it is wrong.
+        ConfigError: it is invalid.
     """
     if plans.speculative_config is None:
         return None
@@ -55,12 +55,12 @@ def speculation(plans: SchedulerOptions) -> SpeculativeConfig | None:
 def make_drafter(
     plans: SchedulerOptions, model: ModelDrafts | None = None, forced: ForcedTokens | None = None
 ) -> Drafter | None:
-    """The drafter that the options ask for, after what grammars force; None if there is neither.
+    """The drafter that the options ask for, which first proposes the tokens that grammars force; None without both.
 
-    Without ``model`` nothing is drafted by one.
+    ``model`` is a draft model, if there is one.
 
     Raises:
-        ConfigError: the configuration is wrong.
+        ConfigError: the configuration is invalid.
     """
     asked = _budgeted(plans, model)
     return asked if forced is None else ForcedFirst(forced, asked)
@@ -77,12 +77,12 @@ def _budgeted(plans: SchedulerOptions, model: ModelDrafts | None) -> Drafter | N
 
 
 def make_simulated_drafter(plans: SchedulerOptions, forced: ForcedAcceptance) -> Drafter | None:
-    """A drafter whose proposals are accepted as ``forced`` says, in place of the methods that the options name.
+    """A drafter whose proposals are accepted as ``forced`` determines, instead of the methods that the options name.
 
     For simulations, which have no text. None if the options ask for no drafts.
 
     Raises:
-        ConfigError: the configuration is wrong.
+        ConfigError: the configuration is invalid.
     """
     config = speculation(plans)
     if config is None:

@@ -1,7 +1,7 @@
-"""Experiments in virtual time: one on simulated engines, and a server's dry run, as a program of its own.
+"""Experiments in virtual time: on simulated engines, and as the dry run of a server, in its own process.
 
-A server runs ``python -m headrace.build.dry_run`` with a `Task` on the standard input, so that the simulation does not
-share an interpreter with the engine. It prints the report of the experiment.
+A server runs ``python -m headrace.build.dry_run`` with a `Task` on standard input, so that the simulation does not
+share an interpreter with the engine. The program prints the report of the experiment.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from headrace.observe.steering.engine import Steering
 from headrace.observe.steering.settings import live_settings
 
 MOST_SECONDS = 60.0
-"""Seconds of the wall clock after which no further request arrives in a dry run."""
+"""Wall-clock time limit of a dry run: no further request arrives after it."""
 
 MOST_REQUESTS = 200_000
-"""Requests of a dry run."""
+"""Maximum requests of a dry run."""
 
 NICE = 10
-"""The priority of the program: the engine comes first."""
+"""The nice value of the program, so that the engine has priority."""
 
 
 class Trial:
-    """One experiment on each of several simulated engines. ``knobs`` are an engine's first ones (None: its own)."""
+    """One experiment on each of several simulated engines. ``knobs`` are an engine's initial ones (None: its own)."""
 
     def __init__(self, body: dict[str, Any], knobs: Knobs | None = None) -> None:
         self._body = body
@@ -48,10 +48,10 @@ class Trial:
         self.experiments: list[Run] = []
 
     def steer(self, plans: SchedulerOptions, engine: Engine) -> Steering:
-        """Begin it on an engine.
+        """Begin the experiment on an engine.
 
         Raises:
-            InvalidParameter: a field of it is wrong.
+            InvalidParameter: a field of the experiment is invalid.
         """
         engine.knobs = self._knobs or engine.knobs
         steering = Steering(
@@ -70,7 +70,7 @@ class Trial:
 
 
 class Recorded(NamedTuple):
-    """A request of the server: its arrival in seconds, its tokens, and how many of the prompt's were cached."""
+    """A request of the server: its arrival in seconds, its tokens, and the number of cached prompt tokens."""
 
     arrival: float
     prompt_tokens: int
@@ -81,7 +81,7 @@ class Recorded(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a server hands to the program, as plain values for JSON; options and knobs are those of the server."""
+    """The input of the program, as plain values for JSON; options and knobs are the server's."""
 
     experiment: dict[str, Any]
     scheduler: dict[str, Any]
@@ -92,12 +92,12 @@ class Task(NamedTuple):
 
 
 def dry_run(task: Task) -> dict[str, Any]:
-    """Run the experiment over requests drawn from the recorded ones; its report with its windows.
+    """Run the experiment with requests drawn from the recorded ones; returns its report with its windows.
 
     Drafts and lower memory tiers are not simulated.
 
     Raises:
-        InvalidParameter: a field of the experiment is wrong.
+        InvalidParameter: a field of the experiment is invalid.
     """
     plans = replace(SchedulerOptions(**task.scheduler), speculative_config=None)
     cache = replace(
@@ -129,9 +129,9 @@ def dry_run(task: Task) -> dict[str, Any]:
 
 
 def _calls(recorded: Sequence[Recorded], trial: Trial, seed: int) -> Iterator[Call]:
-    """Requests like the recorded ones, in runs of neighbours, until the experiment has decided or time is up.
+    """Requests drawn from the recorded ones in blocks, until the experiment has decided or the time limit is reached.
 
-    The cached part of a prompt is the same in all requests of its tenant, the rest is its own.
+    The cached part of a prompt is the same in all requests of its tenant; the rest is unique.
     """
     until = time.monotonic() + MOST_SECONDS
     tenants = {name: number for number, name in enumerate(sorted({each.tenant for each in recorded}))}

@@ -1,6 +1,6 @@
 """Builds the engine from its options: pool, policies, knobs, cost ledger.
 
-It needs no torch: the simulator runs the same engine.
+It does not import torch: the simulator runs the same engine.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ DISK_SECONDS = 0.002
 """Latency of a fetch from the disk: the request waits for at least one more step."""
 
 PEER_SECONDS = 0.002
-"""Latency of a fetch from a peer: it is asked first, and the request waits for at least one more step."""
+"""Latency of a fetch from a peer: a round trip, and the request waits for at least one more step."""
 
 PEER_BYTES_PER_SECOND = 1e9
-"""Assumed bandwidth to peers, until blocks have come from one."""
+"""Assumed bandwidth to peers, until it has been measured."""
 
 PEER_BLOCKS = 1 << 16
-"""Blocks that peers are known to hold, at most; they take no memory for content."""
+"""Maximum number of peers' blocks that are tracked; they need no memory for contents."""
 
 WATERMARK = 100
 """One in this many blocks is left free at the predicted peak."""
 
 MAX_PASSES = 16
-"""How often the first request of a queue may be passed over for one with a longer cached prefix."""
+"""Maximum number of times that a request with a longer cached prefix may overtake the first one of a queue."""
 
 FIXED_TOKENS = {"cpu": 8.0, "cuda": 256.0}
-"""Tokens whose linear layers cost as much as the fixed part of a step: few on a CPU, which is compute-bound at once."""
+"""Tokens whose linear layers cost as much as the fixed part of a step: few on a CPU, which is compute-bound early."""
 
 ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
-"""How much slower an operation of attention is than one of a linear layer."""
+"""Time of an operation of attention relative to one of a linear layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def make_engine(
     """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
 
     ``classes`` and the ``weights`` of named tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
-    the device, ``peers`` are asked for what they lack. ``tell`` records all that happens. ``grammars`` compile
+    the device; blocks that they lack are fetched from ``peers``. ``tell`` records a trace. ``grammars`` compile
     constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
     """
     events: list[Event] = []
@@ -186,7 +186,7 @@ def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int, stages:
     """The bounds of a step on a kind of device (``cpu`` or ``cuda``), or in a pipeline of such devices.
 
     Raises:
-        ConfigError: with these bounds some requests could not run.
+        ConfigError: with these bounds, some requests could not run.
     """
     tokens = plans.max_num_batched_tokens
     if tokens is None:
@@ -268,7 +268,7 @@ def make_pricing(options: CostOptions) -> Pricing:
 
 
 def make_ledger(pricing: Pricing, engine: Engine) -> CostLedger:
-    """The cost ledger of an engine, which begins now."""
+    """The cost ledger of an engine, starting now."""
     times, began = engine.times, time.monotonic()
     return CostLedger(
         pricing,

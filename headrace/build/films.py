@@ -1,4 +1,4 @@
-"""The steps of small simulations, of the guided tour and of recordings, as documents and traces. It needs no torch."""
+"""The steps of small simulations, the guided tour and recordings, as JSON documents and traces, without torch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from headrace.observe.steps.film import film
 from headrace.observe.steps.perfetto import trace
 
 MODEL, DEVICE = "llama-3.1-8b", "H100-SXM"
-"""What the simulations of the page run on."""
+"""The simulated model and device of the page."""
 
 MOST_STEPS = 1000
-"""Steps of a simulation that are returned."""
+"""Maximum steps of a simulation that are returned."""
 
 
 def simulated_steps(scenario: Scenario, form: str = "json") -> dict[str, Any]:
-    """Simulate a scenario; the steps as a document of the page, or as a trace (``perfetto``).
+    """Simulate a scenario; returns its steps as a document for the page, or as a trace (``perfetto``).
 
     Raises:
         BadScenario: a request does not fit into the blocks.
@@ -75,7 +75,7 @@ def simulated_steps(scenario: Scenario, form: str = "json") -> dict[str, Any]:
 
 
 def tour() -> list[dict[str, Any]]:
-    """The stops of the guided tour as plain values; each run has the body of a simulation."""
+    """The stops of the guided tour as JSON values; each run has the body of a simulation."""
     return [
         {
             "name": stop.name,
@@ -93,7 +93,7 @@ def _body(scenario: Scenario) -> dict[str, Any]:
 
 
 def recorded_steps(steps: RecordedSteps) -> dict[str, Any]:
-    """The steps of a recording as a document of the page."""
+    """The steps of a recording as a document for the page."""
     return film("recording", steps.records, steps.requests(), steps.settings, cut=steps.cut)
 
 

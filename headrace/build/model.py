@@ -82,7 +82,7 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
     """Load the model, size its memory, and build the engine; ``tell`` records the engine from its start.
 
     Raises:
-        ConfigError: an option cannot be met; the message says what would work.
+        ConfigError: an option cannot be satisfied; the message says what would work.
     """
     seconds: dict[str, float] = {}
     check_policies(options.scheduler)
@@ -93,7 +93,7 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
 
 
 class _Text(NamedTuple):
-    """The folder of a model, and what turns text into tokens."""
+    """The folder of a model, its tokenizer and its chat template."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -122,7 +122,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
 
 
 class _Parts(NamedTuple):
-    """What has been read before the memory is sized."""
+    """The parts that are loaded before the memory is sized."""
 
     text: _Text
     computing: Computing
@@ -192,7 +192,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
 
 
 def _recalled(tiers: OpenTiers | None, engine: Engine, tell: Tell | None) -> str:
-    """A note on blocks that an earlier process left. A recording starts with an empty cache: they are not in it."""
+    """Restore blocks of an earlier process, and return a note. A recorded engine starts with an empty cache instead."""
     return tiers.recall(engine) if tiers is not None and tell is None else ""
 
 
@@ -209,7 +209,7 @@ def _load_text(model: ModelOptions) -> _Text:
 
 
 def served_name(model: ModelOptions) -> str:
-    """The model's name in the API: the one given, else the hub name, else the folder's own name without its path."""
+    """The model's name in the API: ``--served-model-name``, or else the hub name, or else the name of the folder."""
     if model.served_model_name:
         return model.served_model_name
     folder = Path(model.model).expanduser()
@@ -234,11 +234,11 @@ def describe(loaded: Loaded) -> list[str]:
     """A description of the loaded model, as lines for the terminal."""
     parameters = loaded.spec.num_parameters
     size = f"{parameters / 1e9:.2f}" + " B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}" + " M"
-    kept = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
+    kv = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
     spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in loaded.seconds.items())
     return [
         f"model        {loaded.name}: {loaded.spec.architecture}, {size} parameters",
-        f"computing    {loaded.dtype}{kept}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
+        f"computing    {loaded.dtype}{kv}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
         *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
         *loaded.ledger.describe(),
         *([f"kv transfer  {loaded.transfer.describe()}"] if loaded.transfer else []),
@@ -248,7 +248,7 @@ def describe(loaded: Loaded) -> list[str]:
 
 
 def warm_up(loaded: Loaded) -> None:
-    """Run requests through the engine, so that the first client request does not pay for first uses."""
+    """Run requests through the engine, so that one-time costs do not delay the first client request."""
     compiles = loaded.kernels == "triton" and loaded.decoder.device.type == "cuda"
     requests = groups(compiles, loaded.ledger.max_model_len)
     with timed(loaded.seconds, "warm-up"):
@@ -257,7 +257,7 @@ def warm_up(loaded: Loaded) -> None:
 
 
 def close(loaded: Loaded) -> str:
-    """Close a model whose engine is no longer stepped; returns a note on what is left for the next process."""
+    """Close a model whose engine no longer steps; returns a note on the blocks that are saved for the next process."""
     if loaded.transfer is not None:
         loaded.transfer.close()
     left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""

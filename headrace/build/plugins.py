@@ -1,7 +1,7 @@
 """Classes of other packages, named ``MODULE:CLASS`` or by an entry point, and checked before they are used.
 
-A class gets the values that its constructor asks for by name, out of those that are offered for its kind. Every fault
-is one `ConfigError` that names the flag, the class, and what is missing.
+A class receives the values that its constructor's parameters name, from those that are offered for its kind. Every
+fault is a `ConfigError` that names the flag, the class, and what is missing.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Port:
 
 
 def find_class(port: Port, name: str) -> type:
-    """The class that ``name`` stands for; its methods take what ``port.protocol`` passes to them.
+    """The class that ``name`` refers to; its methods are compatible with ``port.protocol``.
 
     Raises:
-        ConfigError: there is no such class, or it does not fit.
+        ConfigError: there is no such class, or it is not compatible.
     """
     option = f"{port.flag} {name}"
     target = name
@@ -60,10 +60,10 @@ def find_class(port: Port, name: str) -> type:
 
 
 def make_plugin(port: Port, name: str, **offered: Any) -> Any:
-    """An instance of the class that ``name`` stands for, given those of the ``offered`` values that it asks for.
+    """An instance of the class that ``name`` refers to, made with the ``offered`` values that its constructor names.
 
     Raises:
-        ConfigError: as `find_class`, or the instance cannot be made.
+        ConfigError: as `find_class`, or the constructor failed.
     """
     kind, option = find_class(port, name), f"{port.flag} {name}"
     parameters = inspect.signature(kind).parameters.values()
@@ -86,7 +86,7 @@ def make_plugin(port: Port, name: str, **offered: Any) -> Any:
 
 
 def by_name(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of which some may be classes in place of their names, with the names.
+    """Options in which classes are replaced by their names.
 
     Raises:
         ConfigError: as `name_of`.
@@ -108,7 +108,7 @@ def name_of(kind: type) -> str:
 
 
 def _import(option: str, module: str, path: str) -> Any:
-    """The object at ``path`` of a module, which may lie in the working directory."""
+    """The object at ``path`` of a module, which may be in the working directory."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # last, so that it hides no installed package
@@ -131,7 +131,7 @@ def _import(option: str, module: str, path: str) -> Any:
 
 
 def _faults(kind: type, protocol: type) -> Iterator[str]:
-    """What a class lacks of a protocol's methods."""
+    """The faults of a class compared with the methods of a protocol."""
     for name, method in vars(protocol).items():
         if name.startswith("_") or not inspect.isfunction(method):
             continue

@@ -1,4 +1,4 @@
-"""The policies of an engine from its options: those of the scheduling policy, others by name, or plug-ins."""
+"""Selects the policies of an engine from its options: those of the scheduling policy, others by name, or plug-ins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_policies(plans: SchedulerOptions) -> None:
     """Find all policies, so that a wrong name is reported before a model is loaded.
 
     Raises:
-        ConfigError: a policy that does not exist or does not fit.
+        ConfigError: a policy does not exist or is not compatible.
     """
     for port, name in (
         (ORDER, plans.queue_order),
@@ -56,7 +56,7 @@ def check_policies(plans: SchedulerOptions) -> None:
 def make_order(plans: SchedulerOptions, starts: LatestStarts, knobs: Callable[[], Knobs]) -> OrderPolicy:
     """The order within a queue; a plug-in is offered ``seconds``, the predicted time of a request that runs alone.
 
-    ``knobs`` returns the engine's present ones.
+    ``knobs`` returns the engine's current ones.
     """
     if plans.queue_order not in ORDER.built_in:
         return cast(OrderPolicy, make_plugin(ORDER, plans.queue_order, seconds=starts.work_seconds))
@@ -71,7 +71,7 @@ def has_patience(plans: SchedulerOptions) -> bool:
 
 
 def make_admission(plans: SchedulerOptions) -> AdmissionPolicy:
-    """When requests may join; a plug-in is offered ``size`` (`max_num_seqs`) and ``timeout`` in seconds."""
+    """When requests may join the batch; a plug-in is offered ``size`` (`max_num_seqs`) and ``timeout`` in seconds."""
     size, timeout = plans.max_num_seqs, plans.static_batch_timeout
     if plans.admission_policy not in ADMISSION.built_in:
         return cast(
@@ -96,7 +96,7 @@ def make_victims(plans: SchedulerOptions, cost: StepCost, classes: Sequence[Serv
 
 
 def make_eviction(plans: SchedulerOptions, num_blocks: int, context_blocks: float) -> EvictionPolicy:
-    """Which block of a tier loses its content; a plug-in is offered ``num_blocks`` and ``context_blocks``."""
+    """Which block of a tier is evicted; a plug-in is offered ``num_blocks`` and ``context_blocks``."""
     if plans.eviction_policy not in EVICTION.built_in:
         offered = {"num_blocks": num_blocks, "context_blocks": context_blocks}
         return cast(EvictionPolicy, make_plugin(EVICTION, plans.eviction_policy, **offered))

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: writes one from a plain model, and measures what each scheme and method costs."""
+"""Quantized checkpoints: writes one from a plain model, and measures the quality of each scheme and method."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from headrace.llm import LLM
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
 WINDOW = 512
-"""Maximum number of tokens that are read at once; windows are independent of each other."""
+"""Maximum tokens of a window; windows are processed independently."""
 WINDOWS = 160
-"""Maximum number of windows of a text; one in `HELD_OUT` is used for measuring only."""
+"""Maximum number of windows of a text; one in `HELD_OUT` is used only for measuring."""
 HELD_OUT = 5
 LEAST_TOKENS = 1000
-"""Minimum number of tokens to measure on: with fewer, the result is chance."""
+"""Minimum number of tokens to measure on: with fewer, the result is noise."""
 
 _PIECE = 1 << 20
-"""Characters of a file that are encoded at once; each needs some hundred bytes of memory."""
+"""Characters of a file that are encoded at once; each needs a few hundred bytes of memory."""
 
 REPORTED: tuple[tuple[str, Method], ...] = (
     ("int8", "rtn"),
@@ -70,15 +70,15 @@ def _refusals() -> Iterator[None]:
 
 
 class Quantizing:
-    """One plain model, and the text with which its quantized versions are made and measured.
+    """One plain model, and the text for calibrating and measuring its quantized versions.
 
-    ``measured`` and ``calibrated`` are windows of tokens, and no window is in both. ``scored`` counts the tokens that
-    are predicted in measuring: all but the first of each window.
+    ``measured`` and ``calibrated`` are disjoint sets of windows of tokens. ``scored`` is the number of predicted tokens
+    in ``measured``: all but the first of each window.
 
     Args:
         model: folder, Hugging Face name or "builtin".
         text: file for calibration and measurement; None: the model generates a text.
-        seed: of the generated text.
+        seed: the seed of the generated text.
 
     Raises:
         ConfigError: there is no such model, it cannot be quantized, or there is too little text.
@@ -105,7 +105,7 @@ class Quantizing:
             raise ConfigError(
                 f"--calibrate {text}: the file has too little text"
                 if text
-                else "the model generates too little text: give one with --calibrate FILE"
+                else "the model generates too little text: set a text with --calibrate FILE"
             )
         self.measured = windows[::HELD_OUT]
         self.calibrated = [window for place, window in enumerate(windows) if place % HELD_OUT]
@@ -134,7 +134,7 @@ class Quantizing:
 
     @property
     def report_lines(self) -> int:
-        """How many lines `report` has."""
+        """The number of lines of `report`."""
         return len(WRITTEN) + 1 + len(REPORTED)
 
     def report(self) -> Iterator[Line]:
@@ -198,7 +198,7 @@ class Quantizing:
             begin = Tokenizer.from_folder(self.folder).bos_token_id
         if begin is None:
             raise ConfigError(
-                "the model has no start token to generate a text from: give a text with --calibrate FILE"
+                "the model has no start token to generate a text from: set a text with --calibrate FILE"
             )
         llm = LLM(str(self.folder), max_model_len=length)
         try:
@@ -206,10 +206,10 @@ class Quantizing:
                 SamplingParams(temperature=1.0, max_tokens=length - 1, seed=seed + place)
                 for place in range(WINDOWS)
             ]
-            told = llm.generate([[begin]] * WINDOWS, asked, progress=False)
+            generated = llm.generate([[begin]] * WINDOWS, asked, progress=False)
         finally:
             llm.close()
-        return [[begin, *each.outputs[0].token_ids] for each in told]
+        return [[begin, *each.outputs[0].token_ids] for each in generated]
 
 
 @_refusals()

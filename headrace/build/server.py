@@ -51,7 +51,7 @@ from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.anthropic.routes import Messages
-from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.app import BackgroundWork, create_app, create_metrics_app
 from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
 from headrace.serve.http.batch.line_runner import LineEndpoints
 from headrace.serve.http.batch.opening import open_batches
@@ -88,11 +88,11 @@ shutdown = logging.getLogger("headrace.shutdown")
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
     """The server's application for use without a socket, and the context in which its engine runs.
 
-    The model is loaded by this call. Enter the context once, before the first request: an application that it is
-    mounted into does not start it. Leaving the context ends the engine and frees its memory.
+    This call loads the model. Enter the context once, before the first request; an application that mounts this one
+    does not start it. Leaving the context stops the engine and frees its memory.
 
     Raises:
-        ConfigError: as `load`, or API keys, a recording or a trace exporter cannot be used.
+        ConfigError: as `load`, or API keys, a trace file or a trace exporter cannot be used.
     """
     if runs_pooling(options.model):
         return build_pooling_app(options, open_traces(options.observability))
@@ -124,10 +124,10 @@ def serve(options: Options, *, began: float, when_loaded: Callable[[], None] = l
     """Load the model, warm up, and serve until a signal ends it. It logs to standard output.
 
     ``when_loaded`` is called when the model is loaded, before the lines of the start-up are logged.
-    ``began`` is when the process did, by `time.perf_counter`: what came before this call went into libraries.
+    ``began`` is the start of the process by `time.perf_counter`; the time since then was spent importing libraries.
 
     Raises:
-        ConfigError: as `load`, or an address, API keys, TLS files, a recording or a trace exporter cannot be used.
+        ConfigError: as `load`, or an address, API keys, TLS files, a trace file or a trace exporter cannot be used.
     """
     libraries = time.perf_counter() - began
     log = start_log(options.observability)
@@ -144,7 +144,7 @@ def serve(options: Options, *, began: float, when_loaded: Callable[[], None] = l
 def _serve(options: Options, began: float, libraries: float, when_loaded: Callable[[], None]) -> None:
     check_tls(options.server)
     check_address(options.server)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a file that changes while the model loads is found later
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # not handled yet; later reloads read changed files
     keys = open_keys(options.server)
     if warning := exposure_warning(options.server, keys.keys.required):
         startup.warning("%s", warning)
@@ -208,7 +208,7 @@ def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
 
 
 class _Built(NamedTuple):
-    """The application with the parts that its start, its reloads and its end need."""
+    """The application, and the parts that its start, its reloads and its end need."""
 
     app: ASGIApp
     routes: list[Route]
@@ -222,7 +222,7 @@ def _make_app(
 ) -> _Built:
     options, caching = all_options.server, all_options.response_cache
     model = _make_model(loaded, all_options)
-    # The lambdas read what is made below.
+    # The lambdas use variables that are assigned below.
     folds = make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
     service = _make_service(loaded, options, folds)
     if folds.cost.ledger.pricing.given:
@@ -265,11 +265,11 @@ def _make_app(
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
-    beside: list[Beside] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
-    beside += [responses.background, *batch.beside, embedding.worker, *tuning.tasks]
-    beside += [usage_file] if usage_file else []
+    background: list[BackgroundWork] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
+    background += [responses.background, *batch.background, embedding.worker, *tuning.tasks]
+    background += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
-    app = create_app(recall, routes, keys.keys, beside, options.allowed_origins, exchanges)
+    app = create_app(recall, routes, keys.keys, background, options.allowed_origins, exchanges)
     return _Built(app, routes, recall, model, systemd)
 
 
@@ -327,7 +327,7 @@ def _make_status(
         foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
         prefix=prompts.explain,
         not_yet=not_yet,
-        beside=cards,
+        others=cards,
     )
 
 
@@ -368,7 +368,7 @@ def _make_pages(
 
 
 def _server_info(loaded: Loaded) -> dict[str, Any]:
-    """The answer of ``GET /server_info``."""
+    """The fields for ``GET /server_info``."""
     return {
         "model": loaded.name,
         "dtype": loaded.dtype,

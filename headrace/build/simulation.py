@@ -1,6 +1,6 @@
-"""A simulated fleet from its options: the engine of `build.engine` over a runner in virtual time.
+"""Builds a simulated fleet from its options: the engine of `build.engine` over a runner in virtual time.
 
-Nothing here needs torch, unless a model's shape is read from its ``config.json``.
+It does not import torch, unless a model's shape is read from its ``config.json``.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ ROUTINGS: Mapping[str, Callable[[], RoutingPolicy]] = {
 }
 
 WIRE = Wire(latency=6e-3, bytes_per_second=25e9)
-"""Measured: what NVIDIA Dynamo's prefill and decode workers add to the TTFT of a toy engine on one machine. Estimated:
-a network card of 400 Gb/s for each replica, half used."""
+"""The latency is measured: what NVIDIA Dynamo's prefill and decode workers add to the TTFT of a toy engine on one
+machine. The bandwidth is estimated: half of a 400 Gb/s network card for each replica."""
 
 LONGEST_DRAFT = 16
-"""The longest draft in tokens, unless ``--speculative-config`` has another."""
+"""Maximum tokens of a draft, unless ``--speculative-config`` sets another."""
 
 LONGEST = 131_072
 """Maximum context length, if the model's own is not known and the memory holds more."""
@@ -74,7 +74,7 @@ def roofline_machine(
     max_model_len: int | None = None,
     front: Front | None = None,
 ) -> Machine:
-    """A model on devices that are known from their data sheets.
+    """A model on devices with known data sheets.
 
     Raises:
         ConfigError: the weights leave no memory for one sequence.
@@ -110,10 +110,10 @@ def roofline_machine(
 def calibrated_machine(
     calibration: Calibration, cache: CacheOptions, max_model_len: int | None = None, front: bool = True
 ) -> Machine:
-    """The machine of a calibration; without ``front`` only its engine.
+    """The machine of a calibration; without ``front``, only its engine.
 
     Raises:
-        ConfigError: options that contradict the calibration.
+        ConfigError: options contradict the calibration.
     """
     if cache.kv_cache_memory_bytes is not None:
         raise ConfigError(
@@ -195,13 +195,12 @@ def make_fleet(
     prefill: int = 0,
     wire: Wire = WIRE,
 ) -> Fleet:
-    """Replicas of one machine behind a router, each with the engine that a server would have there.
+    """Replicas of one machine behind a router, each with the engine that a server would have on it.
 
     The first ``prefill`` of them compute prompts for the others, which pull the blocks over ``wire``.
-
-    Without ``limits`` any number of requests may wait. ``with_rows`` keeps a row per request.
-    ``steer`` makes what changes an engine's settings in virtual time. ``speculation`` is the acceptance of the drafts
-    that the options ask for; without it none is accepted.
+    Without ``limits``, any number of requests may wait. ``with_rows`` records a row per request.
+    ``steer`` creates the experiments and the tuner of an engine. ``speculation`` is the acceptance of the drafts that
+    the options ask for; without it, none is accepted.
     """
     check_policies(plans)
     tally = Tally(plans.max_num_seqs, with_rows=with_rows)
@@ -233,9 +232,9 @@ def make_replica(
     forced: ForcedAcceptance | None = None,
     peers: SimulatedPeers | None = None,
 ) -> tuple[Engine, SimulatedRunner]:
-    """The engine that a server would have on a machine, and the runner under it, which returns these answers.
+    """The engine that a server would have on a machine, and its runner, which outputs ``answers``.
 
-    Drafts are accepted as ``forced`` says. Without it, they are made by the options' own methods from the tokens.
+    ``forced`` determines which drafts are accepted. Without it, the options' methods propose drafts from the tokens.
     """
     tenants, classes = read_tenants(plans.tenants)
     runner = SimulatedRunner(machine.device, answers, drafts=forced, peers=peers)
@@ -285,7 +284,7 @@ def lower_tiers(cache: CacheOptions, machine: Machine) -> TierSizes | None:
     """The host memory tier of a simulated replica, if its options have one.
 
     Raises:
-        ConfigError: a disk tier, which is not simulated, or a machine whose host bandwidth is not known.
+        ConfigError: there is a disk tier, which cannot be simulated, or the machine's host bandwidth is not known.
     """
     if cache.kv_offload_path is not None:
         raise ConfigError("--kv-offload-path: a disk tier cannot be simulated")

@@ -96,11 +96,11 @@ class _Class(_Form):
     gather_seconds: Annotated[float, Field(ge=0, le=60)] | None = None
 
     def over(self, given: ServiceClass) -> ServiceClass:
-        """``given`` with the fields of the file replaced."""
-        told = self.model_dump(exclude_none=True)
+        """``given`` with the fields that the file sets."""
+        values = self.model_dump(exclude_none=True)
         ttft, tpot = given.slo
-        slo = Slo(told.pop("ttft_seconds", ttft), told.pop("tpot_seconds", tpot))
-        return replace(given, slo=slo, **told)
+        slo = Slo(values.pop("ttft_seconds", ttft), values.pop("tpot_seconds", tpot))
+        return replace(given, slo=slo, **values)
 
 
 class _File(_Form):
@@ -117,7 +117,7 @@ def read_tenants(file: str | None) -> tuple[Tenants, tuple[ServiceClass, ...]]:
     """The tenants and classes of a file; without one, all tenants are equal and the classes are the built-in ones.
 
     Raises:
-        ConfigError: the file cannot be read, or a field is unknown or out of range; names file, tenant and field.
+        ConfigError: the file cannot be read, or a field is unknown or out of range; the message names the field.
     """
     if file is None:
         return EQUALS, CLASSES
@@ -132,20 +132,20 @@ def read_tenants(file: str | None) -> tuple[Tenants, tuple[ServiceClass, ...]]:
     except yaml.YAMLError as error:
         raise ConfigError(f"--tenants {file} cannot be read as YAML: {error}") from None
     try:
-        told = _File.model_validate({} if content is None else content)
+        parsed = _File.model_validate({} if content is None else content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the file"
         raise ConfigError(f"--tenants {file}: {place}: {_why(error, first)}") from None
-    classes = tuple(told.classes.get(each.name, _Class()).over(each) for each in CLASSES)
+    classes = tuple(parsed.classes.get(each.name, _Class()).over(each) for each in CLASSES)
     if math.fsum(each.floor for each in classes) > 1.0:
         raise ConfigError(f"--tenants {file}: classes: the floors must add up to at most 1")
-    named = {name: each.terms() for name, each in told.tenants.items()}
-    return Tenants(named, told.default.terms()), classes
+    named = {name: each.terms() for name, each in parsed.tenants.items()}
+    return Tenants(named, parsed.default.terms()), classes
 
 
 def describe_tenants(tenants: Tenants, classes: tuple[ServiceClass, ...]) -> list[str]:
-    """The classes, and the tenants' terms where there are any, as lines for the terminal."""
+    """The classes, and the tenants' terms if there are any, as lines for the terminal."""
     lines = [f"class        {_class_line(each)}" for each in classes if each.weight]
     if tenants != EQUALS:
         every = [*tenants.named.items(), ("(others)", tenants.default)]
@@ -179,12 +179,12 @@ def _terms_line(terms: TenantTerms) -> str:
 
 
 def _limit_facts(of: str, limits: TenantLimits) -> list[str]:
-    told = limits._asdict().items()
-    return [f"{of}{value:,} {name.replace('_', ' ')}" for name, value in told if value is not None]
+    values = limits._asdict().items()
+    return [f"{of}{value:,} {name.replace('_', ' ')}" for name, value in values if value is not None]
 
 
 def _why(error: ValidationError, first: ErrorDetails) -> str:
-    """The first fault in plain words, with a suggestion for a field that does not exist."""
+    """The first error as text, with a suggestion for a field that does not exist."""
     if first["type"] == "string_pattern_mismatch":
         return f"expected one of {', '.join(NAMES)}, got {first['input']!r}"
     if first["type"] == "value_error":

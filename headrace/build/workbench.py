@@ -1,7 +1,7 @@
 """A workbench: engines with any scheduler options over a model that is loaded once, or over a simulated device.
 
-Sweeps and offline tuning try many settings. An engine is plain Python around a runner, so each setting gets an engine
-of its own on the same runner; only one of them may run at a time.
+Sweeps and offline tuning try many settings. An engine is plain Python around a runner, so each setting gets its own
+engine on the same runner; only one of them may run at a time.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """Where settings are tried.
+    """A model and device on which settings are tried.
 
-    ``target(plans, concurrency)`` makes an engine with these options, see `EngineTarget`. ``sizes`` are the bytes that
-    an engine needs with them, None where they are not known; ``replica`` describes model and device for a roofline,
-    None where the device's peaks are not known. ``kind`` is ``cpu`` or ``cuda``.
+    ``target(plans, concurrency)`` makes an engine with these options, see `EngineTarget`. ``sizes`` returns the bytes
+    that an engine needs with them (None: not known). ``replica`` describes model and device for a roofline (None: the
+    device's peaks are not known). ``kind`` is ``cpu`` or ``cuda``.
     """
 
     name: str
@@ -54,13 +54,13 @@ class Workbench:
         """Maximum tokens of a step with these options.
 
         Raises:
-            ConfigError: with them some requests could not run.
+            ConfigError: with these options, some requests could not run.
         """
         return make_knobs(plans, self.kind, self.max_model_len).batched_tokens
 
 
 def refuse_speculation(plans: SchedulerOptions) -> None:
-    """Raises `ConfigError` if the options ask for speculative decoding, which no engine of a workbench has."""
+    """Raise `ConfigError` if the options ask for speculative decoding, which a workbench does not support."""
     if plans.speculative_config is not None:
         raise ConfigError(
             "--speculative-config cannot be set here: settings are compared without speculation"
@@ -68,7 +68,7 @@ def refuse_speculation(plans: SchedulerOptions) -> None:
 
 
 def simulated_workbench(given: Options, replica: Replica, max_model_len: int | None = None) -> Workbench:
-    """A model on a device that is known from its data sheet."""
+    """A model on a device with a known data sheet."""
 
     def machine(plans: SchedulerOptions) -> Machine:
         return roofline_machine(replica, given.cache, plans, max_model_len)
@@ -119,7 +119,7 @@ def loaded_workbench(given: Options, max_num_seqs: int, max_num_batched_tokens: 
     """The model of these options, loaded once with memory for engines up to these sizes.
 
     Raises:
-        ConfigError: it cannot be loaded so, or has a draft model, whose memory belongs to one engine.
+        ConfigError: the model cannot be loaded with these options, or they ask for speculative decoding.
     """
     from headrace.build.model import close, load, warm_up
 
@@ -183,7 +183,7 @@ def _itemsize(dtype: str) -> int:
 
 
 def _measured_replica(loaded: Loaded) -> Replica | None:
-    """Model and device for a roofline: a GPU's data sheet, or rates of this CPU measured now; None if neither."""
+    """Model and device for a roofline: a GPU's data sheet, or rates measured on this CPU now; None if neither."""
     spec = loaded.spec
     shape = ModelShape(
         *(loaded.name, spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads),

@@ -134,7 +134,7 @@ class Tally:
         return f"{self.completion_tokens / max(time.monotonic() - self.began, 1e-9):,.0f} tok/s"
 
     def summary(self, output_file: Path) -> str:
-        """The whole run in two lines."""
+        """A summary in two lines."""
         seconds = time.monotonic() - self.began
         return (
             f"{self.done} of {self.total} lines done: {self.succeeded} succeeded, {self.failed} failed, "
@@ -168,14 +168,14 @@ async def _server(url: str, api_key: str | None, model: str | None) -> AsyncIter
 
 @asynccontextmanager
 async def _in_process(model: str | None, config: Path | None) -> AsyncIterator[Reached]:
-    """The engine in this process, behind the same application that `serve` listens with."""
+    """The engine in this process, behind the same ASGI application as `serve`."""
     import httpx
 
     from headrace.build.server import build_app
     from headrace.config import BatchOptions, options
 
     given = replace(options({"model": model} if model else {}, config), batch=BatchOptions())
-    # The file may be a server's, with its keys; they are not needed within this process.
+    # The file may be a server's configuration with API keys, which are not needed within this process.
     app, lifespan = build_app(replace(given, server=replace(given.server, api_key=(), api_key_file=None)))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
@@ -204,7 +204,7 @@ async def _run(
         with input_file.open("rb") as raw_lines, _progress() as progress:
             bar = progress.add_task("", total=tally.total, completed=tally.before, note="")
 
-            def told(outcome: Outcome) -> None:
+            def count(outcome: Outcome) -> None:
                 tally.add(outcome)
                 progress.update(bar, completed=tally.done, note=f"{tally.failed} failed  {tally.rate()}")
 
@@ -213,7 +213,7 @@ async def _run(
                 read_lines(raw_lines),
                 results,
                 concurrency=concurrency,
-                told=told,
+                ended=count,
                 model=reached.model,
             )
 

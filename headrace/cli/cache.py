@@ -91,7 +91,7 @@ def calibrate(
     except (BadRows, ModelError, Unsupported) as error:
         raise ConfigError(str(error)) from error
     for bound in sorted({max_error, *_SHOWN}):
-        console.print(_told(calibration, bound))
+        console.print(_bounds_text(calibration, bound))
     console.print(_curve(calibration, max_error))
     if plot is not None:
         _plot(calibration, max_error, plot, f"{rows.name}, {sentences.name}")
@@ -129,8 +129,8 @@ def _plot(calibration: Calibration, max_error: float, path: Path, title: str) ->
         raise ConfigError(f"--plot {path}: {error}") from error
 
 
-def _told(calibration: Calibration, max_error: float) -> str:
-    """The certified error bounds, by size of the cache."""
+def _bounds_text(calibration: Calibration, max_error: float) -> str:
+    """The certified error bounds by cache size, as text."""
     from headrace.core.cache.semantic.bounds import CONFIDENCE, Certificate
 
     lines = [f"error bound {max_error:.3g} of the served responses, {CONFIDENCE:.0%} confidence:"]

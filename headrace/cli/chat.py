@@ -92,12 +92,12 @@ class Conversation:
         self.messages: list[dict[str, str]] = list(self._beginning)
 
     def say(self, text: str) -> Generator[str]:
-        """The response to ``text``, piece by piece; a stopped response is kept up to where it stopped.
+        """Streams the response to ``text``; an interrupted response stays in the conversation.
 
-        A turn without any response is removed, so that the user can try again.
+        A turn without any response is removed.
 
         Raises:
-            ServerError: the server rejected the request, or broke the stream off.
+            ServerError: the server rejected the request, or the stream ended early.
         """
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []

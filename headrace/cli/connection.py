@@ -58,7 +58,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 def uses_proxies(url: str) -> bool:
-    """Whether the environment's proxies apply: not for this machine itself."""
+    """Whether the environment's proxies apply: not for addresses of this machine."""
     return urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")
 
 
@@ -109,7 +109,7 @@ def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[di
     """The chunks of a streamed response, as they arrive.
 
     Raises:
-        ServerError: the server rejects the request, breaks the stream off, or cannot be reached.
+        ServerError: the server rejects the request, ends the stream early, or cannot be reached.
     """
     import httpx
 
@@ -140,7 +140,7 @@ def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[di
 
 
 def no_server(url: httpx.URL | str, error: Exception) -> str:
-    """How to start or name a server if none answers."""
+    """The message for a server that does not respond: how to start one, or to name another."""
     return (
         f"no server answers at {url} ({plain(error)}).\n"
         "Start one in another terminal with:  headrace serve\n"
@@ -149,7 +149,7 @@ def no_server(url: httpx.URL | str, error: Exception) -> str:
 
 
 def plain(error: Exception) -> str:
-    """A network error in plain words, without the operating system's number."""
+    """The text of a network error without the errno."""
     text = re.sub(r"\[Errno -?\d+\] ?", "", str(error)) or type(error).__name__
     return text[0].lower() + text[1:]
 

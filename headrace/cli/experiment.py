@@ -78,7 +78,7 @@ def power(
     url: Url = DEFAULT_URL,
     api_key: Key = None,
 ) -> None:
-    """Print how large a change the experiment finds, and after how long, before it is started.
+    """Print the smallest change that the experiment can detect, and the time it takes, before it is started.
 
     A change is found with a probability of 80 %. The noise is that of an earlier experiment or of headrace simulate.
     """
@@ -93,22 +93,24 @@ def power(
         if units_per_second is None:
             units_per_second = seen["detectable"].get("units_per_second")
     if deviation is None:
-        raise ConfigError("--deviation or --like is needed: the noise decides what an experiment can find")
+        raise ConfigError(
+            "--deviation or --like is required: the noise determines what an experiment can detect"
+        )
     print("\n".join(_forecast(to_json(spec, deviation, units_per_second), spec.unit)))
 
 
-def _forecast(told: dict[str, Any], unit: str) -> list[str]:
-    """What an experiment finds, as a table."""
+def _forecast(forecast: dict[str, Any], unit: str) -> list[str]:
+    """The detectable changes as a table."""
     counted = "pairs" if unit == "time" else f"{unit}s"
     lines = [f"{'change':<10}{counted:<12}hours"]
-    for each in told["changes"]:
+    for each in forecast["changes"]:
         hours = "" if each["seconds"] is None else f"{each['seconds'] / 3600:.2g}"
         lines.append(
             f"{each['change']:<10.0%}{'never' if each['needed'] is None else each['needed']:<12}{hours}"
         )
-    if told["smallest_change"] is not None:
+    if forecast["smallest_change"] is not None:
         lines.append(
-            f"smallest change by max_seconds ({told['most']} {counted}): {told['smallest_change']:.1%}"
+            f"smallest change by max_seconds ({forecast['most']} {counted}): {forecast['smallest_change']:.1%}"
         )
     return lines
 
@@ -166,7 +168,7 @@ def describe(report: dict[str, Any]) -> list[str]:
     lines += [f"  guard {name:<22}{_effect(each)}" for name, each in report["guard_effects"].items()]
     smallest = report["detectable"]["smallest_change"]
     if smallest is not None:
-        lines.append(f"  smallest change that it would find: {smallest:.1%}")
+        lines.append(f"  smallest detectable change: {smallest:.1%}")
     return lines
 
 
@@ -181,7 +183,7 @@ def _bounds(setting: dict[str, Any]) -> str:
 
 
 def _progress(report: dict[str, Any]) -> str:
-    """How much has been measured."""
+    """The number of measured pairs or units."""
     if report["design"] == "switchback":
         return f"pairs       {report['pairs']} of at most {report['detectable']['most_pairs']}"
     units = report["units"]

@@ -39,18 +39,15 @@ COMMON = frozenset(
 ARGUMENTS = "Arguments"
 OWN = "Options"
 WIDEST = 140
-"""Columns: longer lines are hard to read on a wide terminal."""
+"""Maximum width in columns, for readability on wide terminals."""
 
 _METAVARS = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER", "file": "PATH", "directory": "PATH"}
 
 TEXT_COLUMN = 34
-"""Where help texts begin; a longer flag stands on a line of its own."""
+"""Column at which help texts begin; a longer flag has a line of its own."""
 
 NARROW = 70
-"""Columns of a terminal on which texts begin at half of that."""
-
-NARROW = 70
-"""Columns of a terminal on which texts begin at half of that."""
+"""On terminals narrower than this, texts begin at half of `TEXT_COLUMN`."""
 
 
 class Line(NamedTuple):
@@ -63,7 +60,7 @@ class Line(NamedTuple):
 
 
 class Command(TyperCommand):
-    """A command with grouped help. An option of another engine is answered with what to do instead."""
+    """A command with grouped help. For an option of another engine, the error names the alternative."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--help-all" in args:
@@ -146,7 +143,7 @@ _PLAIN = (
     (r"Value error, (.*)", r"\1"),
     (r"(expected .*)", r"\1"),
 )
-"""Messages of the library that parses the command line, and ours."""
+"""Messages of the parsing library, and their replacements."""
 
 
 def _refusal(error: Exception) -> str | None:

@@ -28,10 +28,10 @@ CONFIG = Annotated[Path | None, typer.Option("--config", help="YAML file of opti
 def with_options(
     *parts: type, several: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of ``parts`` and ``--config``; it receives them merged as ``given: Options``.
+    """Adds the flags of ``parts`` and ``--config`` to a command, which receives them merged as ``given: Options``.
 
-    The command's own parameters keep their places. ``model`` becomes an argument; all others are flags. Flags named in
-    ``several`` may be repeated, and the command then receives ``given: Sequence[Options]``, one for each combination.
+    ``model`` becomes an argument, all others flags. Flags in ``several`` are repeatable; the command then receives
+    ``given: Sequence[Options]``, one for each combination.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -103,7 +103,7 @@ def _metavar(kind: Any, unit: str) -> str:
 
 @cache
 def _hints(part: type) -> dict[str, Any]:
-    """The annotations of a part; once for each, as evaluating them takes milliseconds."""
+    """The annotations of a part; cached, since evaluating them takes milliseconds."""
     return get_type_hints(part, include_extras=True)
 
 
@@ -114,17 +114,17 @@ def _shown(info: FieldInfo, value: Any) -> str:
 
 
 def _parsed_type(kind: Any, repeatable: bool) -> Any:
-    """The type that typer parses. All but switches stay text: the configuration checks them and reads their units."""
+    """The type that typer parses: all but switches are text, since the configuration parses units and validates."""
     if get_origin(kind) is tuple or repeatable:
         return list[str] | None
     return bool | None if kind is bool else str | None
 
 
 def duration(value: object) -> float:
-    """Seconds of a flag of a command's own, such as ``500ms``, ``30s`` or a plain number.
+    """Parses a duration such as ``500ms``, ``30s`` or a plain number into seconds.
 
     Raises:
-        typer.BadParameter: the text is no duration.
+        typer.BadParameter: the text is not a duration.
     """
     try:
         return parse_duration(str(value))
@@ -133,7 +133,7 @@ def duration(value: object) -> float:
 
 
 def one_of(flag: str, value: str, known: Collection[str]) -> str:
-    """A value of a flag that has few choices.
+    """Checks a value against the ``known`` choices of a flag.
 
     Raises:
         ConfigError: it is none of them.

@@ -13,15 +13,15 @@ from headrace.cli.progress import progress
 from headrace.config import ConfigError
 
 WIDEST = 400
-"""Columns of a table that goes into a file or a pipe, where no line is too long."""
+"""Width of tables in columns if output is a file or a pipe."""
 
 
 @contextmanager
 def writing(flag: str, path: Path) -> Iterator[None]:
-    """Around what writes to ``path``, which ``flag`` names.
+    """Context manager that reports an error of writing to ``path`` under the name of ``flag``.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     try:
         yield
@@ -32,7 +32,7 @@ def writing(flag: str, path: Path) -> Iterator[None]:
 
 
 def show(*what: Any) -> None:
-    """Tables and lines on standard output; tables keep their columns where it is no terminal."""
+    """Prints tables and lines; tables are not narrowed if standard output is not a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
@@ -43,15 +43,15 @@ def show(*what: Any) -> None:
 
 
 def written(path: Path) -> None:
-    """Says on standard output that a file was written."""
+    """Prints that a file was written."""
     typer.echo(f"written: {path}")
 
 
 def check_export(path: Path | None) -> None:
-    """Says before the work begins that ``--export`` cannot be written.
+    """Checks ``--export`` before the work begins.
 
     Raises:
-        ConfigError: the file's name ends in something else than .csv or .parquet, or pyarrow is missing.
+        ConfigError: the file name does not end in .csv or .parquet, or pyarrow is missing.
     """
     from headrace.lab.export import BadExport, check
 

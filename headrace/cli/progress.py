@@ -1,7 +1,7 @@
-"""Progress of long commands: a line on the terminal after two seconds, and nothing where stderr is no terminal.
+"""Progress of long commands: a line on the terminal after two seconds; nothing if stderr is not a terminal.
 
-A command's work runs on the main thread and knows nothing of this. A second thread reads how far it is, twice a
-second, so that measured work pays no more than that.
+The work runs on the main thread. A second thread reads its progress twice a second, to keep the overhead on measured
+work small.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Meter:
-    """What is shown of one piece of work: ``text`` names its current part, ``done`` counts it.
+    """The progress of one task: ``text`` names its current part, ``done`` is the count.
 
-    ``read``, if it is set, is asked for the count instead.
+    If ``read`` is set, it returns the count instead.
     """
 
     def __init__(self, text: str, total: float | None = None) -> None:
@@ -31,7 +31,7 @@ class Meter:
         self.read: Callable[[], float] | None = None
 
     def count(self, items: Iterable[T]) -> Iterator[T]:
-        """The same items, each counted as it is taken."""
+        """Yields the items and counts them."""
         for item in items:
             self.done += 1
             yield item

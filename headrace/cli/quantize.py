@@ -108,7 +108,7 @@ def quantize(
                     job, scheme, method_name, output, force=force, show=lambda line: typer.echo(shown(line))
                 )
         except Exception:
-            if ended:  # a library took the end for an error of its own
+            if ended:  # a library turned the SystemExit into its own error
                 sys.exit(ended[0])
             raise
         typer.echo(f"written: {output}")

@@ -43,10 +43,10 @@ from headrace.config import (
 )
 def serve(given: Options) -> None:
     """Serve a model behind the OpenAI API."""
-    began = time.perf_counter() - time.process_time()  # the command line itself hardly ever waits
+    began = time.perf_counter() - time.process_time()  # approximates the start of the process
     with ExitStack() as loading:
         loading.enter_context(progress(f"loading {given.model.model}"))
-        gc.disable()  # imported modules stay; searching them for garbage takes a fifth of the import time
+        gc.disable()  # garbage collection takes a fifth of the import time and finds nothing
         from headrace.build.server import serve as run
 
         gc.enable()

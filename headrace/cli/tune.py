@@ -1,4 +1,4 @@
-"""``headrace tune``: searches an engine's settings for a workload, and writes the best as a configuration file."""
+"""``headrace tune``: searches the best settings for a workload, and writes them as a configuration file."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ SEARCH_REQUESTS = 400
 
 MOST_PAIRS = 40
 FEWEST_PAIRS = 8
-"""Pairs of windows that judge; with fewer there is no interval."""
+"""Minimum number of pairs of windows in the final evaluation."""
 
 BEST = 3
-"""Settings of the search that are tried on the engine beside the present ones."""
+"""Number of candidates from the search that run on the engine."""
 
 SEARCH_SHARE, SELECT_SHARE = 0.4, 0.65
-"""Shares of the budget that are spent when the search ends, and when one of its best settings has been selected."""
+"""Shares of the time budget at which search and selection end."""
 
 _HALF_AN_HOUR: Any = "30m"  # typer parses these
 _TWENTY_SECONDS: Any = "20s"
 
 
 class Plan(NamedTuple):
-    """What tuning works with."""
+    """The inputs of a tuning run."""
 
     plans: SchedulerOptions
     present: Settings
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The best settings, and how they were judged; None if the search found nothing better than the present ones."""
+    """The best settings and their evaluation (None if the search found nothing better than the present ones)."""
 
     settings: Settings
     verdict: Verdict | None
@@ -135,7 +135,7 @@ def _calls(workload: Sequence[str], requests: int | None, speedup: float, seed: 
     """The requests of ``--workload``.
 
     Raises:
-        ConfigError: a trace beside something else, or what cannot be read.
+        ConfigError: a trace together with other values, or a value that cannot be read.
     """
     synthetic = [each for each in workload if "=" in each and not Path(each).exists()]
     if len(workload) > 1 and len(synthetic) < len(workload):
@@ -156,7 +156,7 @@ def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
 
 
 def _simulated(given: Options, place: where.Place) -> Workbench:
-    """The workbench of the search: the machine of the flags, or this one, which is measured first."""
+    """The simulator for the search: of the flags' device, or of this machine, which is measured first."""
     from headrace.build.workbench import calibrated_workbench, refuse_speculation
     from headrace.cli.bench.calibrate import measure
 
@@ -181,7 +181,7 @@ def _model(given: Options) -> dict[str, str]:
 
 
 def _tune(plan: Plan, simulated: Workbench, real: Options | None) -> Result:
-    """Search in the simulator; judge on the engine of the options ``real``, or there too if there are none."""
+    """Searches in the simulator; evaluates on the engine with the options ``real``, or in the simulator if None."""
     candidates = _search(plan, simulated)
     if not candidates:
         return Result(plan.present, None, real is None)
@@ -198,7 +198,7 @@ def _tune(plan: Plan, simulated: Workbench, real: Options | None) -> Result:
 
 
 def _search(plan: Plan, bench: Workbench) -> list[Candidate]:
-    """The best settings of the search that beat the present ones in virtual time."""
+    """The best settings of the search that are better than the present ones in simulation."""
     from headrace.lab.tune.search import NoOptuna, search
     from headrace.lab.tune.space import space
     from headrace.lab.tune.windows import spread_out
@@ -250,7 +250,7 @@ def _judged(plan: Plan, bench: Workbench, settings: Sequence[Settings], *, on_en
 def _counted(
     run: Callable[[Settings, Sequence[Call]], Sequence[Record]], meter: Meter
 ) -> Callable[[Settings, Sequence[Call]], Sequence[Record]]:
-    """The same runs, numbered on the terminal."""
+    """Wraps a runner to show the number of runs on the terminal."""
     text = meter.text
 
     def counted(settings: Settings, window: Sequence[Call]) -> Sequence[Record]:
@@ -262,7 +262,7 @@ def _counted(
 
 
 def _runner(plan: Plan, bench: Workbench) -> Callable[[Settings, Sequence[Call]], Sequence[Record]]:
-    """Runs a window on an engine with given settings; engines are kept, since they learn lengths and times."""
+    """Runs a window on an engine with given settings; engines are reused, since they learn lengths and times."""
     from headrace.lab.bench.engine import EngineTarget
     from headrace.lab.bench.measure import measure
     from headrace.lab.workload.synthesis import Synthesis, replayed
@@ -296,9 +296,10 @@ def _write(
     counts = [sum(map(len, part)) for part in plan.parts]
     comments = [
         f"Written by headrace tune --seed {plan.seed}. Use it with: headrace serve --config {output.name}",
-        f"Workload: {', '.join(workload)}; {counts[0]} requests searched, {counts[1]} selected, {counts[2]} judged.",
+        f"Workload: {', '.join(workload)}. Requests: {counts[0]} for search, {counts[1]} for selection, "
+        f"{counts[2]} for evaluation.",
         f"Latency targets: {targets or 'none; the time per output token was minimized'}.",
-        f"Machine: {machine}. Judged {'in the simulator' if found.simulated else 'on the engine'}.",
+        f"Machine: {machine}. Evaluated {'in the simulator' if found.simulated else 'on the engine'}.",
         *why,
     ]
     show(*why)

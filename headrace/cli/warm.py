@@ -102,21 +102,21 @@ def _bodies(
 
 
 def _wait(client: httpx.Client, before: dict[str, Any]) -> None:
-    """Wait until nothing waits or runs any more; print once why the server pauses, if it does."""
-    told = False
+    """Waits until all work is done; prints the reason whenever the server pauses."""
+    announced = False
     while True:
         state = call(client, "GET", PATH)
         if not state["waiting"] and not state["running"]:
             break
         paused = not state["quiet"] or not state["left_seconds"]
-        if paused and not told:
+        if paused and not announced:
             why = (
                 "--warm-seconds-per-hour is used up"
                 if state["quiet"]
                 else "the server is busy with other requests"
             )
             print(f"paused       {state['waiting']} requests wait: {why}")
-        told = paused
+        announced = paused
         time.sleep(POLL_SECONDS)
     done = {what: state[what] - before[what] for what in ("computed", "kept", "refused")}
     print(

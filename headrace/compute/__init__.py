@@ -1,7 +1,7 @@
-"""Turns step plans into tokens: models, kernels, sampling, the runner. It uses torch and does not know the scheduler.
+"""Executes step plans: models, kernels, sampling, the runner. It uses torch and does not depend on the scheduler.
 
 - `runner`: executes a plan: one packed forward pass, one sampled token per row, or more for drafts.
-- `parallel`: what the ranks of a model in parts exchange.
+- `parallel`: communication between the ranks of a parallel model.
 - `graphs`: decode steps that a device records once and replays.
 - `results`: the results of a step on their way from the device.
 - `slots`: tokens and block tables of each running sequence, on the device.
@@ -13,7 +13,7 @@
 - `blockfile`: blocks in a file on disk. `snapshot`: the list of its content.
 - `memory_plan`: sizes weights, activations and KV cache at start-up.
 - `memory_clearing`: clears the pool's memory ahead of its use.
-- `device`: what the machine has: device, dtype, threads, free memory.
+- `device`: facts of the machine: device, dtype, threads, free memory.
 - `model`: the decoder and its weights.
 - `kernels`: the operations of the decoder, by backend.
 - `grammar`: grammars of structured output and their token masks.

@@ -5,8 +5,8 @@
  tokens    [ a          b            c d e ]          query_starts  [0, 1, 2, 5]
  positions [ 17         4            0 1 2 ]          context_lens  [18, 5, 3]
 ```
-It does not know sequences, slots or sampling. The runner packs; decoder and kernels only read. What a kernel needs to
-size its work is also on the host (`lengths`, `contexts`), so that no launch waits for the device.
+The runner packs it; decoder and kernels only read it. Sizes that a kernel needs for its launch are also on the host
+(`lengths`, `contexts`), so that no launch waits for the device.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Taps(NamedTuple):
-    """Hidden states that a forward pass is to return beside its result.
+    """Hidden states that a forward pass returns in addition to its result.
 
     ``states`` [T, N * hidden], in the dtype of activations, receives for each token the states before the N ``layers``
-    (int64), one after the other. The number of layers stands for the state after the last one, before the final norm;
-    all positions must then be wanted.
+    (int64), concatenated. An index equal to the number of layers means the state after the last one, before the final
+    norm; all positions must then be wanted.
     """
 
     states: Tensor
@@ -51,13 +51,13 @@ class Batch:
         contexts: ``context_lens``, on the host.
         decode_rows: number of rows at the front that have exactly one token.
         block_size: tokens per block.
-        most_tokens: where only the device knows how many tokens a row has (a graph), the most of any row: then
-            ``lengths`` and ``contexts`` are limits, and all rows count as ``decode_rows``. Else 1.
-        shared: int32 [1], the first keys that all rows have in common and that are read once for all of them, as
-            `worth_sharing` found; None: each row reads all of its keys.
+        most_tokens: in a graph, where only the device knows the tokens of a row, the maximum of any row: then
+            ``lengths`` and ``contexts`` are limits, and all rows count as ``decode_rows``. Otherwise 1.
+        shared: int32 [1], number of leading keys that all rows share and that are read once for all rows (see
+            `worth_sharing`); None: each row reads all of its keys.
         bell: interrupts the forward pass when it is set; None if it must not be interrupted.
         taps: hidden states to return, or None.
-        kept: what kernels keep for other steps with these tensors, whose contents will be others.
+        kept: values that kernels cache for further steps with the same tensors but other contents.
     """
 
     tokens: Tensor
@@ -80,20 +80,20 @@ class Batch:
 
 LEAST_SHARED = 256
 LEAST_SPARED = 8192
-"""Shared keys, and the keys that sharing saves, that are worth two more launches: an estimate, not measured."""
+"""Minimum number of saved key reads for which sharing is worth two more launches: an estimate, not measured."""
 
 SHARED_TILE = 64
 """Shared keys are read in whole tiles, of which this is the largest."""
 
 
 def worth_sharing(keys: int, tokens: int) -> int:
-    """How many of the first ``keys`` that ``tokens`` of a step have in common are to be read once; 0: none."""
+    """How many of the ``keys`` that ``tokens`` of a step share should be read only once; 0: none."""
     whole = keys // SHARED_TILE * SHARED_TILE
     return whole if whole >= LEAST_SHARED and whole * (tokens - 1) >= LEAST_SPARED else 0
 
 
 def shared_blocks(tables: np.ndarray[tuple[int, ...], np.dtype[np.int32]], most: int) -> int:
-    """How many blocks at the start of ``tables`` [R, W] are the same in all rows, ``most`` at most."""
+    """Number of leading blocks of ``tables`` [R, W] that are the same in all rows, at most ``most``."""
     first = tables[0]
     if len(tables) < 2 or (tables[:, 0] != first[0]).any():
         return 0

@@ -1,7 +1,7 @@
 """The block file: KV blocks on disk in one file of equal slots, and the checksums of what was written.
 
-`mover` compares the checksums of what it reads with them; `snapshot` keeps them for the next process. The file belongs
-to one process at a time. It knows bytes only; `core.memory.tiers` decides what they mean and which slot is free.
+`mover` verifies the checksums when it reads; `snapshot` stores them for the next process. Only one process may use the
+file at a time. `core.memory.tiers` allocates its slots.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Damaged(OSError):
 
 
 class DiskSpeed(NamedTuple):
-    """Bytes per second of writing (including fsync), and of reading what is not in memory any more."""
+    """Bytes per second of writes (including fsync), and of reads that bypass the page cache."""
 
     write: float
     read: float
@@ -74,7 +74,7 @@ class BlockFile:
         os.close(self._file)
 
     def _probe(self) -> DiskSpeed:
-        """Write behind the last slot, read it back from the disk itself, then cut it off again."""
+        """Write behind the last slot, read it back from the disk itself, then truncate the file again."""
         content = memoryview(os.urandom(PROBE_BYTES))
         target = memoryview(bytearray(PROBE_BYTES))
         end = self.num_slots * self.slot_bytes

@@ -1,7 +1,6 @@
 """The machine: device, dtype, threads, free memory, and the settings of the process that depend on them.
 
-The files of the operating system are read here and nowhere else in `compute`. It knows no model; `memory_plan` sizes
-models.
+Only this file of `compute` reads files of the operating system. `memory_plan` sizes models.
 """
 
 from __future__ import annotations
@@ -82,9 +81,9 @@ def resolve_dtype(
 ) -> DtypeChoice:
     """The dtype to compute in, from the option and the dtype in which the checkpoint is ``stored``.
 
-    ``auto`` takes the checkpoint's, unless the device would only emulate it. ``quantized`` says that its linears are
-    integers, which lose nothing by another dtype of the activations. Raises ConfigError for an explicitly requested
-    dtype in which the device cannot compute.
+    ``auto`` uses the checkpoint's dtype, unless the device would only emulate it. ``quantized``: the linear weights are
+    integers, so another dtype of the activations loses nothing. Raises ConfigError for an explicitly requested dtype
+    that the device does not support.
     """
     wanted = stored if requested == "auto" else requested
     if wanted not in _DTYPES:
@@ -162,9 +161,9 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 @cache
 def limit_threads() -> int:
-    """Limit torch to the usable cores; returns the number of threads, which is the same for the whole process.
+    """Limit torch to the usable cores, for the whole process; returns the number of threads.
 
-    In a container torch counts the host's cores, and threads beyond the quota delay all others at every barrier.
+    In a container, torch counts the host's cores, and threads beyond the quota delay all others at every barrier.
     """
     threads = min(torch.get_num_threads(), usable_cores())
     torch.set_num_threads(threads)
@@ -172,22 +171,21 @@ def limit_threads() -> int:
 
 
 def apart(function: Callable[[], ResultT]) -> ResultT:
-    """Call ``function`` on a thread that ends afterwards: for all computing outside a model's steps.
+    """Call ``function`` on a temporary thread: for all computing outside a model's steps.
 
     OpenMP keeps a team of threads for every thread that ever computed in parallel. If all teams together have more
-    threads than the machine has cores, GNU's runtime no longer lets them spin at the barriers, hundreds in a step,
-    but puts them to sleep. The steps of a small model then take half as long again. A team ends with its thread.
+    threads than the machine has cores, GNU's runtime puts them to sleep at barriers instead of spinning. With hundreds
+    of barriers per step, the steps of a small model then take 50 % longer. A team ends with its thread.
     """
     with ThreadPoolExecutor(1, "headrace-start") as thread:
         return thread.submit(function).result()
 
 
 def alone(function: Callable[[], ResultT]) -> ResultT:
-    """Call ``function`` without parallel threads for its torch operations: for small work computed often beside a
-    model's steps.
+    """Call ``function`` with single-threaded torch operations: for frequent small work concurrent with a model's steps.
 
-    It leaves no team behind either, and avoids the thread that `apart` starts. It falls back to `apart` if torch's
-    libraries cannot be configured.
+    Like `apart` it creates no thread team, but without starting a thread. It falls back to `apart` if torch's libraries
+    cannot be configured.
     """
     limits = _thread_limits()
     if limits is None:
@@ -223,21 +221,21 @@ def _thread_limits() -> _ThreadLimits | None:
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep freed buffers of a step for the next one; returns whether that worked.
+    """Make the C library reuse freed buffers; returns whether that worked.
 
-    By default glibc returns a freed buffer of some megabytes to the system, and the next step pays for fresh zeroed
-    pages again: at 256 rows that was most of the time of sampling. Call it once, before the first step on a CPU.
+    By default glibc returns freed buffers of some megabytes to the system, and the next step has to fault in zeroed
+    pages: at 256 rows that was most of the sampling time. Call it once, before the first step on a CPU.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    told = [mallopt(name, _KEPT_BYTES) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)]
-    return all(told)
+    accepted = [mallopt(name, _KEPT_BYTES) for name in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)]
+    return all(accepted)
 
 
 def return_freed_memory() -> None:
-    """Return free memory of the C library's heaps to the system; call it after loading, which frees much for good."""
+    """Return free memory of the C library's heaps to the system; call it after loading a model."""
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -254,9 +252,9 @@ def huge_memory(nbytes: int) -> torch.Tensor:
 
 
 def populate(address: int, nbytes: int) -> bool:
-    """Let the system clear the untouched memory of a range of this process now; whether it could.
+    """Fault in the untouched memory of an address range now; returns whether the system supports it (Linux 5.14).
 
-    The content of the memory is kept, even if other threads write to it meanwhile. Linux supports it from 5.14 on.
+    The content of the memory is preserved, even if other threads write to it concurrently.
     """
     advise = _madvise()
     if advise is None:
@@ -269,9 +267,7 @@ def populate(address: int, nbytes: int) -> bool:
 
 @cache
 def _madvise() -> Callable[..., int] | None:
-    """The system's function, looked up once: the lookup holds the interpreter's lock, and `populate` runs beside
-    steps.
-    """
+    """The C function, cached because the lookup holds the interpreter lock while steps run."""
     if sys.platform != "linux":
         return None
     try:

@@ -1,7 +1,7 @@
 """Paged KV memory: keys and values of all layers in blocks, allocated once.
 
-It does not know who owns a block or why it moves: `core` decides that. Kernels write and read single layers, the
-runner executes a plan's moves, and `mover` copies whole blocks to and from other tiers.
+`core` decides which request owns a block and when it moves. Kernels write and read single layers, the runner executes a
+plan's moves, and `mover` copies whole blocks to and from other tiers.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class PagedKV:
         return (*self._pages.shape[:2], *self._pages.shape[3:])
 
     def populate(self, first: int, end: int) -> bool:
-        """Let the system clear the never-written memory of blocks [first, end); whether it could.
+        """Fault in the untouched memory of blocks [first, end); returns whether the system supports it.
 
-        It uses numbers only: the calling thread may end with the interpreter, and ending it inside torch aborts the
+        It does not call torch: the calling thread may end with the interpreter, and ending inside torch aborts the
         process.
         """
         size = self._block_bytes
@@ -136,9 +136,9 @@ class PagedKV:
         return self._pages.index_select(2, index).movedim(2, 0).contiguous().unbind()
 
     def copy_out(self, block: int, target: memoryview) -> None:
-        """Copy one block's bytes, in the order of `block_shape`, while steps run; for any thread.
+        """Copy one block's bytes, in the order of `block_shape`, concurrently with steps; thread-safe.
 
-        Whether the block kept its content meanwhile is for the caller to find out.
+        The calling code must check whether the block's content changed meanwhile.
         """
         place = np.frombuffer(target, dtype=np.uint8)
         if self._bytes is not None:

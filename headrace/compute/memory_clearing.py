@@ -1,15 +1,13 @@
-"""Clears the pool's memory ahead of its use, on a thread of lowest priority, mostly while no step runs.
+"""Faults in the pool's memory ahead of its use, on a thread of lowest priority, mostly while no step runs.
 
-The pool is mapped but not written, so that start-up is quick and a short run takes little memory. But the system
-clears a memory page on first use. That is 60 huge pages in one step when 30 layers start a new one each. Below a
-virtual machine the host may have to find the memory first, which takes three seconds for a GiB. Blocks that were
-never used are handed out in order, so a thread of the lowest priority clears the memory beyond the highest block in
-use:
+The pool is mapped but not written, so that start-up is fast and a short run uses little memory. But the system zeroes a
+memory page on first use: 60 huge pages in one step when each of 30 layers starts a new one. In a virtual machine the
+host may have to find the memory first, which takes three seconds per GiB. Unused blocks are allocated in order, so a
+thread touches the memory beyond the highest used block:
 
     in use ────────┤ near: cleared beside steps, too ┤ far: cleared while none runs ┤
 
-The lowest priority alone does not keep it off the steps' cores: idle threads that look for work take it over. It does
-not know the content of blocks.
+The lowest priority alone does not keep it off the steps' cores, because idle cores pull it over.
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from typing import Protocol
 from headrace.compute.device import lower_priority
 
 NEAR_BYTES = 256 << 20
-"""Memory cleared ahead even while steps run without a pause: more than the huge pages that all layers start at once."""
+"""Memory cleared ahead even while steps run: more than the huge pages that all layers start at once."""
 
 PIECE_BYTES = 16 << 20
 """Memory cleared between two checks of whether a step runs."""
 
 REST_SECONDS = 0.25
-"""How long no step must have run. Pauses between the requests of one sequential client are shorter."""
+"""Minimum idle time before clearing further memory; longer than the pauses of a sequential client."""
 
 
 class Pool(Protocol):
-    """The part of `PagedKV` that is needed here."""
+    """The required methods of `PagedKV`."""
 
     num_blocks: int
 
@@ -44,8 +42,7 @@ class Pool(Protocol):
 class MemoryClearing:
     """Keeps the memory of a pool cleared ahead of the blocks in use; its thread ends by itself.
 
-    ``far`` is in blocks: those that can come into use at once. If the system cannot clear pages on request, nothing
-    changes.
+    ``far`` is the number of blocks that can come into use at once. Without support of the system it has no effect.
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class MemoryClearing:
         self._thread: threading.Thread | None = None
 
     def begin(self, blocks: int) -> None:
-        """A step starts; ``blocks`` blocks from the first on have been handed out by now."""
+        """A step starts; the first ``blocks`` blocks have been allocated so far."""
         self._resting_since = None
         self._reached = blocks
         if not self._done(self._far) and (self._thread is None or not self._thread.is_alive()):

@@ -1,8 +1,8 @@
 """The memory plan of a device: weights, activations, and as many KV blocks as fit in the rest.
 
-It is computed once at start-up and printed, so that the process does not run out of memory later. The bytes of a
-block come from `kv.bytes_per_block`. The blocks of a sequence and the bytes of a step's activations come from
-`core.capacity`. So start-up, admission, preemption and the planner cannot disagree.
+It is computed once at start-up and printed, so that the process does not run out of memory later. The bytes of a block
+come from `kv.bytes_per_block`; the blocks of a sequence and the activation bytes of a step come from `core.capacity`.
+So start-up, admission, preemption and the planner agree.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from headrace.core.capacity import activation_bytes, blocks_needed
 
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
-"""On a CPU the KV cache takes `CPU_KV_BYTES`, or the size of one longest sequence if that is more, but never more
-than this share of the available memory, which other processes use too."""
+"""On a CPU the KV cache has `CPU_KV_BYTES`, or the size of one sequence of maximum length if that is more, but at most
+this share of the available memory."""
 
 HOST_SHARE = 0.8
-"""Share of the free memory that the host tier may take: on CUDA it is pinned, and cannot be swapped out."""
+"""Maximum share of the free memory for the host tier; on CUDA it is pinned and cannot be swapped out."""
 
 STAGING_BLOCKS = 64
-"""The least number of blocks of the host tier if there is a disk: all transfers pass through them."""
+"""Minimum number of blocks of the host tier with a disk tier, whose transfers all pass through it."""
 
 
 @dataclass(frozen=True, slots=True)

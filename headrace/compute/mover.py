@@ -5,9 +5,9 @@
                                                           │  one thread reads, one writes
                                                         block file, peers ──> arrivals
 ```
-Moves of a step run one after the other, before the step's rows. Copies to and from disk and peers only start in their
-turn; arrivals report their end. On CUDA all copies are queued on one side stream. It need not wait for rows in flight,
-because nothing that they still use is moved, and the step's own rows wait for it.
+Moves of a step run in order, before the step's rows. Copies to and from disk and peers only start in order; arrivals
+report their end. On CUDA all copies are queued on one side stream. It does not wait for rows in flight, because no
+block that they use is moved; the step's own rows wait for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.compute.kv import PagedKV, untouched_zeros
 from headrace.core.plan import Arrival, Move, Tier
 
 WAIT_SECONDS = 0.05
-"""The longest wait of `Mover.arrivals`, because new requests may arrive meanwhile."""
+"""Maximum wait of `Mover.arrivals`, because new requests may arrive meanwhile."""
 
 PROBE_BLOCKS = 16
 
@@ -46,9 +46,9 @@ class PeerReader(Protocol):
         ready: Callable[[], None],
         ended: Callable[[int, bool, float], None],
     ) -> None:
-        """Begin to fill each target with the block of the tier that has this number; it returns at once.
+        """Start filling each target with the peer's block of this number; returns at once.
 
-        On threads of its own, it calls ``ready`` before the first write, and ``ended(i, ok, seconds)`` once a block.
+        On separate threads, it calls ``ready`` before the first write, and ``ended(i, ok, seconds)`` for each block.
         """
         ...
 
@@ -69,8 +69,8 @@ class Mover:
         host_blocks: number of pages of the host; on CUDA they are pinned.
         disk: the block file, if there is a disk tier.
         peers: reads from other servers, if there are any.
-        ranks: how many ranks have a part of each block. A copy to or from the disk has arrived when all have said so.
-        report: where a rank other than 0 says it, instead of an arrival.
+        ranks: number of ranks with a part of each block. A disk copy has arrived when all of them have reported it.
+        report: receives the report of a rank other than 0, instead of an arrival.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Mover:
         self._ranks = ranks
         self._report = report
         self._copying = 0  # copies of this rank that have begun and not ended
-        self._parts: dict[Move, dict[int, Copied]] = {}  # what each rank has said of a copy
+        self._parts: dict[Move, dict[int, Copied]] = {}  # reports of each rank, by copy
         self._arrived: deque[Arrival] = deque()
         self._news = threading.Condition()
 
@@ -127,7 +127,7 @@ class Mover:
         return arrived
 
     def heard(self, rank: int, copied: Copied) -> None:
-        """A rank's part of a copy has ended; with the last part the copy has arrived. For any thread."""
+        """Register that a rank's part of a copy has ended; the copy arrives with the last part. Thread-safe."""
         move = copied.move
         with self._news:
             parts = self._parts.setdefault(move, {})
@@ -145,7 +145,7 @@ class Mover:
             self._arrive(Arrival(move, ok, max(part.seconds for part in parts.values())))
 
     def restart(self) -> None:
-        """Other ranks have started again: copies under way have no end, and what arrived before does not count."""
+        """Reset after a restart of the other ranks: pending copies never end, and earlier reports do not count."""
         with self._news:
             self._news.wait_for(lambda: not self._copying)
             self._parts.clear()
@@ -210,7 +210,7 @@ class Mover:
         thread.submit(self._copy, move, page, self._queued())
 
     def _queued(self) -> torch.cuda.Event | None:
-        """What has to be waited for before pages of the host may be used."""
+        """The event to wait for before host pages may be used; None on a CPU."""
         if self._side is None:
             return None
         queued = torch.cuda.Event()  # type: ignore[no-untyped-call]

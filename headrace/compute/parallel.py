@@ -1,8 +1,7 @@
-"""What the ranks of a model in parts exchange within a step: the interface, and its identity for one process. And what
-the runner of rank 0 says to the other ranks.
+"""Interfaces for tensor and pipeline parallelism: collective operations within a step, and commands of rank 0's
+runner to the other ranks.
 
-`headrace.fleet` implements it over torch.distributed. A model calls it at the same points on every rank, so that all
-of them take part in each operation.
+`headrace.fleet` implements them with torch.distributed. A model calls the operations at the same points on every rank.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from headrace.core.plan import StepPlan
 
 
 class Parallel(Protocol):
-    """The operations between ranks. Tensors are on the rank's device; every rank calls them in the same order."""
+    """Collective operations. Tensors are on the rank's device; every rank calls them in the same order."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of ``x`` over the ranks of a stage, which all get; ``x`` may be overwritten."""
@@ -48,7 +47,7 @@ class Parallel(Protocol):
 
 
 class OneProcess:
-    """A model as a whole: nothing is exchanged."""
+    """The operations for a model in one process: no communication."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -70,18 +69,18 @@ ONE_PROCESS = OneProcess()
 
 
 class Followers(Protocol):
-    """The other ranks of a model in parts: they do what changes slots and pages too, and compute their part of the
+    """The other ranks of a parallel model: they apply all changes of slots and pages, and compute their part of the
     rows.
     """
 
     def restore(self) -> bool:
-        """Start the ranks again if they were lost in a plan that has been collected; whether they were."""
+        """Restart the ranks if they were lost in a plan that has been collected; returns whether they were."""
         ...
 
     def execute(self, plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> None:
-        """Begin a plan: its entries, whose slots get ``tokens``, its moves, and its rows.
+        """Start a plan: entries, whose slots get ``tokens``, moves, and rows.
 
-        The states at the packed positions ``wanted`` are needed.
+        ``wanted`` are the packed positions whose states are needed.
         """
         ...
 
@@ -94,5 +93,5 @@ class Followers(Protocol):
         ...
 
     def end(self) -> None:
-        """The oldest plan with rows needs nothing more."""
+        """The oldest plan with rows has ended."""
         ...

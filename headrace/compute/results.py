@@ -22,8 +22,8 @@ class Arriving(Protocol):
 
 
 class Sampled(NamedTuple):
-    """The row of each line, the positions of tokens and (with drafts) of what counts in the download, the rows that a
-    grammar constrains, and the lines that need scores."""
+    """A sampled step: the row of each line, indices in the download of tokens and (with drafts) of which tokens count,
+    the rows with a grammar, and the lines with scores."""
 
     rows: list[int]
     tokens: int
@@ -34,7 +34,7 @@ class Sampled(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step whose work is queued; its results are in ``download`` or under way to it."""
+    """A step whose work is queued; ``download`` has or receives its results."""
 
     step: int
     row_count: int
@@ -48,9 +48,9 @@ class Launched(NamedTuple):
 
 
 class HostStep:
-    """What a plan came to on this thread: a `Future` without locks, which would cost more than planning.
+    """The result of a plan on this thread: like a `Future`, but without locks, for speed.
 
-    In a pipeline, its ``end`` waits for the last stage, and ``slots`` get its tokens.
+    In a pipeline, ``end`` waits for the last stage, and ``slots`` receive its tokens.
     """
 
     __slots__ = ("_error", "_launched", "end", "slots")

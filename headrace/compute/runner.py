@@ -5,10 +5,9 @@
  plan.moves   -> mover               logits -> sampler -> tokens -> slots   (stay on the device)
                                                           `-> Download -> StepOutput   (in `collect`)
 ```
-Where `graphs` can compute a step, one replay stands for all of that. It does not know requests or why a row was
-planned. On CUDA `launch` only queues work, and `collect` is the one place that waits. On a CPU `background` runs the
-work on its own thread, so that planning the next step overlaps with it. A row with drafts wants the logits of several
-positions: see `sampling.lines`.
+If `graphs` can compute a step, one replay does all of that. On CUDA `launch` only queues work, and only `collect`
+waits. On a CPU `background` runs the work on a separate thread, so that planning the next step overlaps with it. A row
+with drafts needs the logits of several positions: see `sampling.lines`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ LESS_MEMORY = (
 
 
 class _Positions(NamedTuple):
-    """Packed positions of a step: whose states are wanted, to draw from and to score, and the scored ones per row."""
+    """Packed positions of a step with needed states: all, those to sample from, those to score, and scores per row."""
 
     wanted: Ints
     sampled: Ints
@@ -68,8 +67,8 @@ class LocalRunner:
     if they are ``breakable``: when each plan is collected before the next is launched.
     ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``head`` drafts with the
     hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
-    ``followers`` are the other ranks if the decoder is a part of a model: only this runner samples, and without graphs.
-    ``pipelined``: while the other stages compute a plan, the first one begins the next, unless that needs its tokens.
+    ``followers`` are the other ranks of a parallel model: only this runner samples, without graphs. ``pipelined``: the
+    first stage starts the next plan while other stages compute, unless the plan needs their tokens.
     """
 
     def __init__(
@@ -256,7 +255,7 @@ class LocalRunner:
         shared: int,
         began: float,
     ) -> Launched:
-        """Compute a step by a graph, and draw its tokens if the graph does not."""
+        """Compute a step by a graph, and sample its tokens if the graph does not."""
         rows, lines, drawn_at = columns
         growth = self._slots.grow(plan.rows)
         self._slots.check(rows)

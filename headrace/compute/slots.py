@@ -1,9 +1,8 @@
 """The slots of a runner: tokens and block table of each running sequence, on the device.
 
 A slot is written once, when a sequence takes it. After that a step only adds its new blocks and the sampled token. So
-the host's work per step is a few array operations over the rows, and never grows with the context. Values that the
+the host's work per step is a few array operations over the rows, and does not grow with the context. Values that the
 host knows are computed on the host: in a step of a small model each torch operation costs more than its arithmetic.
-It knows no sampling and no model; `runner` joins the three.
 """
 
 from __future__ import annotations
@@ -64,10 +63,11 @@ class Slots:
     """Token buffer int32 [slots, max_model_len + 1] and block tables int32 [slots, max_blocks].
 
     The buffer is one wider than the context because the last sampled token is stored, although never computed.
-    With ``spare`` there is one slot more than ``max_num_seqs``, which no sequence takes: the padding of a graph reads
-    and writes there. The tables then have their own memory on a CPU, too.
-    With ``held`` what `pack` returns is read after the next call of it, so each step has arrays of its own.
-    ``reached`` is one more than the highest block that any table ever contained.
+    ``spare`` adds one slot that no sequence uses, for the padding of graphs; the tables then have separate device
+    memory also on a CPU.
+
+    ``held``: results of `pack` are still read after its next call, so each step gets new arrays. ``reached`` is one
+    more than the highest block that any table ever contained.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Slots:
             self.send(growth)
 
     def grow(self, rows: Sequence[Row]) -> Growth | None:
-        """Like `extend`, but only in the host's tables: returns what the device's tables need too (None: nothing)."""
+        """Like `extend`, but only in the host's tables; returns the change for the device's tables, if any."""
         places, blocks = list[int](), list[int]()
         for slot, _, _, new, *_ in rows:
             if new:
@@ -158,7 +158,7 @@ class Slots:
             raise ValueError("a row exceeds the blocks of its slot or the context")
 
     def shared_keys(self, rows: Rows) -> int:
-        """How many first keys of all rows are to be read once for all of them; a CPU does not ask."""
+        """Number of leading keys to read once for all rows; not used on a CPU."""
         if self._shared:
             return 0
         most = int(rows.start.min()) // self.block_size
@@ -172,8 +172,8 @@ class Slots:
     def append(self, slots: Ints, positions: Ints, tokens: torch.Tensor) -> None:
         """Store tokens (int64 [S], on the device) at the given positions; 0 in place of a fault or of no draft.
 
-        The next row of a failed row may be in flight already, and needs a valid token. Tokens behind the last known
-        one mean nothing, unless they are drafts of the step: they are overwritten before they are read.
+        The next row of a failed row may be in flight already, and needs a valid token. Tokens behind the last known one
+        are undefined, except drafts of the step: they are overwritten before they are read.
         """
         if self.arrays is not None:
             self.arrays.store(self._host_tokens, slots, positions, tokens.numpy())

@@ -1,4 +1,4 @@
-"""The snapshot: the list of the content of a block file, written at shutdown and read at the next start.
+"""The snapshot: the index of a block file, written at shutdown and read at the next start.
 
 ```
  {"headrace_blocks": 1, "fingerprint": …, "blocks": n, …}\\n     the same engine must have written it
@@ -6,7 +6,7 @@
  checksum u32 of all that
 ```
 Everything in it is verified. Another model, size or dtype, a damaged file, or a key that does not match its tokens
-give a note and an empty cache. The content itself is checked slot by slot when it is read.
+result in a warning and an empty cache. The content of a slot is verified when it is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHECKSUM = struct.Struct("<I")
 
 
 class NotUsable(Exception):
-    """A snapshot that does not belong to this engine, or is damaged; the message says why."""
+    """A snapshot that does not belong to this engine, or is damaged."""
 
 
 def write_snapshot(
@@ -63,8 +63,8 @@ def read_snapshot(
         OSError: it cannot be read.
     """
     content = path.read_bytes()
-    body, told = content[: -_CHECKSUM.size], content[-_CHECKSUM.size :]
-    if len(told) < _CHECKSUM.size or zlib.crc32(body) != _CHECKSUM.unpack(told)[0]:
+    body, checksum = content[: -_CHECKSUM.size], content[-_CHECKSUM.size :]
+    if len(checksum) < _CHECKSUM.size or zlib.crc32(body) != _CHECKSUM.unpack(checksum)[0]:
         raise NotUsable("it is damaged")
     line, _, entries = body.partition(b"\n")
     try:

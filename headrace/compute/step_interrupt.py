@@ -6,7 +6,7 @@ import numpy as np
 
 
 class StepInterrupted(Exception):
-    """A forward pass was interrupted between two layers; what it has written may be written again."""
+    """A forward pass was interrupted between two layers; it can be repeated."""
 
 
 class StepInterrupt:

@@ -1,8 +1,7 @@
 """Copies between host and device that let the host wait in only one place.
 
 On a CPU both directions are views without a copy. On CUDA all arrays of a step are uploaded in one pinned copy, and
-results come back by copies queued behind the work. `Download.wait` is the step's only synchronization. It knows no
-plans or models.
+results come back by copies queued behind the work. `Download.wait` is the step's only synchronization.
 """
 
 from __future__ import annotations

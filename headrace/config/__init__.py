@@ -1,8 +1,8 @@
-"""The configuration, cut into small frozen parts: each class receives only the part that it needs.
+"""The configuration, divided into small frozen parts: each class receives only the part that it needs.
 
-A field is named once, here: ``max_model_len`` is ``--max-model-len`` on the command line, ``max-model-len`` in a
+Each field is defined once, here: ``max_model_len`` is ``--max-model-len`` on the command line, ``max-model-len`` in a
 YAML file, ``HEADRACE_MAX_MODEL_LEN`` in the environment and a keyword argument of `headrace.LLM`. Only `build`, `llm`
-and `cli` see more than one part. Files in reading order:
+and `cli` use more than one part. Files in reading order:
 
 | file | content |
 |---|---|
@@ -14,10 +14,10 @@ and `cli` see more than one part. Files in reading order:
 | `batch_options` | files and batches |
 | `parts` | all parts by name, and `Options` |
 | `objects` | options whose values are JSON objects |
-| `profiles` | settings that are chosen together |
+| `profiles` | presets of several settings |
 | `sources` | YAML file and environment; no other file reads the environment |
-| `merge` | all sources merged and checked |
-| `validation` | values from text, and errors that say what is accepted |
+| `merge` | merges and checks all sources |
+| `validation` | values from text, and errors that list the accepted values |
 | `quantities` | sizes and durations with units |
 | `foreign` | advice for options and models of other engines |
 | `errors` | `ConfigError` |

@@ -1,4 +1,4 @@
-"""Options of files and batches on the server: where they are stored, and how much a tenant may store and run."""
+"""Options of files and batches on the server: their folder, and the limits of each tenant."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ class BatchOptions:
         Field(
             ge=1,
             le=1024,
-            description="Maximum number of running requests of all batches together, in each class of service.",
+            description="Maximum number of running requests of all batches together, in each service class.",
         ),
     ] = 16

@@ -12,7 +12,7 @@ from headrace.config.quantities import BYTES, SECONDS
 
 @dataclass(frozen=True, slots=True)
 class ResponseCacheOptions:
-    """Which responses are stored and served again for equal requests, and where."""
+    """Which responses are stored and served to equal requests, and where they are stored."""
 
     response_cache: Annotated[
         tuple[str, ...],
@@ -64,7 +64,7 @@ class ResponseCacheOptions:
         int,
         Field(
             ge=0,
-            description="Memory for unfinished responses, which a repeated request continues; 0 keeps none.",
+            description="Memory for unfinished responses, which a repeated request continues; 0 stores none.",
             json_schema_extra=BYTES,
         ),
     ] = 16 << 20
@@ -72,7 +72,7 @@ class ResponseCacheOptions:
 
 @dataclass(frozen=True, slots=True)
 class SemanticOptions:
-    """Whether similar requests may receive cached responses, and the error bound that then holds."""
+    """Whether similar requests may receive cached responses, and within which error bound."""
 
     semantic_cache: Annotated[
         Literal["off", "shadow", "draft", "serve"],
@@ -127,7 +127,7 @@ class SemanticOptions:
 
 @dataclass(frozen=True, slots=True)
 class WarmOptions:
-    """Which responses are computed ahead of time, and when the server has idle time for it."""
+    """Which responses are computed ahead of time, and when the server counts as idle."""
 
     history_file: Annotated[
         str | None,

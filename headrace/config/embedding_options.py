@@ -1,4 +1,4 @@
-"""Options of embeddings, reranking and scores: the models for them."""
+"""Options of embeddings, reranking and scores: their models."""
 
 from __future__ import annotations
 

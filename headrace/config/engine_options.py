@@ -71,7 +71,7 @@ class ModelOptions:
         Literal["auto", "torch", "cpp", "triton"],
         Field(
             description="Kernel backend; auto takes cpp on a CPU, and on a GPU triton if a check at start finds that "
-            "it computes what torch does, else torch. triton has been tested in its interpreter, not on a GPU yet."
+            "its results agree with those of torch, else torch."
         ),
     ] = "auto"
     cpu_isa: Annotated[
@@ -112,7 +112,7 @@ class ModelOptions:
         str | None, Field(description="Jinja chat template, as a file or as text (default: the model's own).")
     ] = None
     seed: Annotated[
-        int, Field(ge=0, description="Seed of requests that have none of their own, and of dummy weights.")
+        int, Field(ge=0, description="Seed of requests without their own seed, and of dummy weights.")
     ] = 0
 
 
@@ -131,7 +131,7 @@ class CacheOptions:
         int | None,
         Field(
             ge=1,
-            description="Memory of the KV cache on the device (default: what is free).",
+            description="Memory of the KV cache on the device (default: all that is free).",
             json_schema_extra=BYTES,
         ),
     ] = None
@@ -142,7 +142,7 @@ class CacheOptions:
         int,
         Field(
             ge=0,
-            description="Host memory for KV blocks that were evicted from the device; 0 keeps none.",
+            description="Host memory for KV blocks that were evicted from the device; 0 stores none.",
             json_schema_extra=BYTES,
         ),
     ] = 0
@@ -271,7 +271,7 @@ class SchedulerOptions:
         Field(
             ge=0,
             le=1,
-            description="1 plans a step while the one before it runs, and keeps all stages of a pipeline busy; 0 does "
+            description="1 plans a step while the previous one runs, and keeps all stages of a pipeline busy; 0 does "
             "not (default: 1 on a GPU, else 0).",
         ),
     ] = None

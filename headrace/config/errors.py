@@ -1,4 +1,4 @@
-"""The error of a setting that cannot work, and a suggestion for a name that does not exist."""
+"""The error of an invalid setting, and a suggestion for a name that does not exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work. The message names the setting and what would work."""
+    """An invalid setting. The message names the setting and what would be valid."""
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What to do instead of an option or a model file that other engines take and Headrace does not."""
+"""Advice for options and model files that other engines accept and Headrace does not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ADVICE = {
     "per request",
     "disable_log_stats": "statistics are served at /metrics only. Leave the option out",
     "max_num_partial_prefills": _SCHEDULER,
-    "async_scheduling": "set whether a step is planned while the one before it runs with --overlap 1",
+    "async_scheduling": "use --overlap 1 to plan a step while the previous one runs",
     "scheduler_delay_factor": _SCHEDULER,
     "preemption_mode": "preempted requests are recomputed, or restored from host memory with --kv-offload-bytes. "
     "Leave the option out",
@@ -104,7 +104,7 @@ def advice(name: str) -> str | None:
 
 
 def model_advice(model: str) -> str | None:
-    """What to do instead of a model that is stored in another engine's format; None for any other."""
+    """What to do instead of a model in another engine's format; None for any other model."""
     name = model.lower()
     folder = Path(model).expanduser()
     if name.endswith((".gguf", "-gguf")) and not (folder / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""`options`: all sources of settings merged into checked parts."""
+"""`options`: merges all sources of settings into checked parts."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cac
 """Options that may be given several times."""
 
 SECRETS = ("api_key", "admin_key", "metrics_key", "response_cache_secret", "kv_transfer_secret")
-"""Options whose values no error may show, because errors end up in logs."""
+"""Options whose values no error may show, because errors are logged."""
 
 OBJECTS = {
     "speculative_config": speculation_text,
     "kv_events_config": kv_events_text,
     "kv_transfer_config": kv_transfer_text,
 }
-"""Options whose values are JSON objects, and what checks them."""
+"""Options whose values are JSON objects, with the functions that check them."""
 
 
 def options(given: Mapping[str, Any], file: Path | None = None, *, keywords: bool = False) -> Options:
-    """All options from what was ``given``, else the environment, a YAML ``file``, the profile, the defaults.
+    """All options: those ``given``, or else from the environment, a YAML ``file``, the profile, or the defaults.
 
     ``keywords`` names the fields of ``given`` in errors as keyword arguments instead of command-line flags.
 
     Raises:
-        ConfigError: an unknown name, a value of the wrong type or outside its range, an unreadable file.
+        ConfigError: a name is unknown, a value has the wrong type or range, or the file cannot be read.
     """
     known = _hints()
     settings: dict[str, Setting] = from_yaml(file, known) if file else {}
@@ -58,7 +58,7 @@ def options(given: Mapping[str, Any], file: Path | None = None, *, keywords: boo
 
 
 def reread(old: Options) -> Options:
-    """The options as they would be read now: from the same file, the environment and what was given directly.
+    """The options read again: from the same file, the environment and the values that were given directly.
 
     Raises:
         ConfigError: as `options`.
@@ -80,7 +80,7 @@ def parse_option(name: str, label: str, value: Any) -> Any:
     """One option's value, checked; an error names it ``label``.
 
     Raises:
-        ConfigError: the value is of the wrong type or outside its range.
+        ConfigError: the value has the wrong type or is out of range.
     """
     return parse_value(label, _hints()[name], value, secret=name in SECRETS)
 

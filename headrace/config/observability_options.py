@@ -52,21 +52,21 @@ class ObservabilityOptions:
 
 @dataclass(frozen=True, slots=True)
 class CostOptions:
-    """What device time and tokens cost. Without a price, responses have no cost; device time is measured anyway."""
+    """Prices of device time and tokens. Without a price, responses have no cost; device time is always measured."""
 
     device_price: Annotated[
         str | None,
         Field(
-            description="Price of the device per hour or second, for example 2.5/h. Requests then cost the device time "
-            "that they used (default: none).",
+            description="Price of the device per hour or second, for example 2.5/h. The cost of a request is then that "
+            "of its device time (default: none).",
         ),
     ] = None
     price_per_million_prompt_tokens: Annotated[
         float,
         Field(
             ge=0,
-            description="Price of a million computed prompt tokens. With a price of tokens, requests cost their tokens "
-            "and not their device time.",
+            description="Price of a million computed prompt tokens. With a price of tokens, the cost of a request is "
+            "that of its tokens instead of its device time.",
         ),
     ] = 0.0
     price_per_million_cached_tokens: Annotated[
@@ -85,7 +85,7 @@ class CostOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResourceOptions:
-    """What the device could do at most; `headrace bench roofline` measures it."""
+    """The peak rates of the device; `headrace bench roofline` measures them."""
 
     peak_flops: Annotated[
         float,

@@ -1,4 +1,4 @@
-"""All parts of the configuration by name, and `Options`, which holds one of each."""
+"""All parts of the configuration by name, and `Options`, which has one of each."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All parts: the result of the command line, a file, the environment and the defaults together.
+    """All parts, merged from the command line, a file, the environment and the defaults.
 
-    ``chosen`` has the names that one of them set, in contrast to those that have their default; ``source`` where
-    from.
+    ``chosen`` has the names of options that do not come from the defaults; ``source`` is their origin.
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)

@@ -1,4 +1,4 @@
-"""Profiles: settings that are chosen together with ``--profile``."""
+"""Profiles: presets of several settings, selected with ``--profile``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 def profile_line(chosen: Options) -> str:
-    """The profile, all settings that it stands for, and the profile's value where another one is in use."""
+    """The profile with the values of its settings; if a value differs from the profile's, both are shown."""
     parts = [getattr(chosen, part) for part in PARTS]
     values = {each.name: getattr(part, each.name) for part in parts for each in fields(part)}
     shown = []

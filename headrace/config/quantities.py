@@ -1,7 +1,7 @@
-"""Sizes and durations as text: ``2GiB`` and ``30s`` become bytes and seconds, and back for display.
+"""Sizes and durations as text: converts ``2GiB`` and ``30s`` to bytes and seconds, and back for display.
 
-A field says its unit in its description's metadata: ``Field(json_schema_extra=BYTES)`` or ``=SECONDS``. A plain number
-means bytes or seconds.
+A field declares its unit in its metadata: ``Field(json_schema_extra=BYTES)`` or ``=SECONDS``. A plain number means
+bytes or seconds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def show_size(size: int) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """Seconds in the unit that a reader expects: ``20ms``, ``30s``, ``10m``, ``1h``."""
+    """Seconds in a readable unit: ``20ms``, ``30s``, ``10m``, ``1h``."""
     if seconds and seconds < 1:
         return f"{1000 * seconds:g}ms"
     for name, unit in (("h", 3600), ("m", 60)):

@@ -1,4 +1,4 @@
-"""Options of the HTTP server: its address, its keys, how much it accepts; experiments and the tuner."""
+"""Options of the HTTP server: its address, its keys, its limits; experiments and the tuner."""
 
 from __future__ import annotations
 
@@ -135,16 +135,16 @@ class ServerOptions:
         int,
         Field(
             ge=0,
-            description="Memory for fingerprints of recent prompts, which explain where a prompt left the cached "
-            "prefix; 0 disables the explanation.",
+            description="Memory for fingerprints of recent prompts, which explain where a prompt stops matching the "
+            "prefix cache; 0 disables the explanation.",
             json_schema_extra=BYTES,
         ),
     ] = 16 << 20
     explain_prompt_text: Annotated[
         bool,
         Field(
-            description="Show a few words of a request's own prompt in /v1/requests/{id}, where it left the cached "
-            "prefix."
+            description="Show a few words of a request's own prompt in /v1/requests/{id}, at the place where it stops "
+            "matching the prefix cache."
         ),
     ] = False
     drain_timeout: Annotated[

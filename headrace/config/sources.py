@@ -1,4 +1,4 @@
-"""Where options come from: a YAML file and the environment. No other file of the package reads the environment."""
+"""Reads options from a YAML file and the environment. No other file of the package reads the environment."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ENVIRONMENT_PREFIX = "HEADRACE_"
 _SERVICE_LINK = re.compile(
     ENVIRONMENT_PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)"
 )
-"""Variables that Kubernetes sets in every pod beside a Service whose name begins with ``headrace``."""
+"""Variables that Kubernetes sets in every pod for a Service whose name begins with ``headrace``."""
 
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+")
 """The value of another such variable, ``HEADRACE_PORT``, which has the name of an option."""
 
 
 class Setting(NamedTuple):
-    """A value that was given, and the spelling by which an error names it."""
+    """A value, and the name that an error uses for it."""
 
     label: str
     value: Any
@@ -36,7 +36,7 @@ def from_call(given: Mapping[str, Any], known: Iterable[str], *, keywords: bool)
     """The options of a command line, or the keyword arguments of a call such as ``LLM(...)``.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: a name is unknown.
     """
     known = set(known)
     for name in given:
@@ -50,19 +50,19 @@ def from_call(given: Mapping[str, Any], known: Iterable[str], *, keywords: bool)
 
 
 def from_yaml(file: Path, known: Iterable[str]) -> dict[str, Setting]:
-    """The options of a YAML file, which may be spelt with hyphens or underscores.
+    """The options of a YAML file; their names may have hyphens or underscores.
 
     Raises:
         ConfigError: the file cannot be read, is no mapping, or has an unknown name.
     """
     known = set(known)
     settings = {}
-    for spelt, value in _read_yaml(file).items():
-        name = str(spelt).replace("-", "_")
+    for given, value in _read_yaml(file).items():
+        name = str(given).replace("-", "_")
         if name not in known:
-            spellings = {each.replace("_", "-") for each in known} if "-" in str(spelt) else known
-            raise ConfigError(f"{file}: there is no option {spelt!r}{_instead(str(spelt), spellings)}")
-        settings[name] = Setting(f"{file}: {spelt}", value)
+            spellings = {each.replace("_", "-") for each in known} if "-" in str(given) else known
+            raise ConfigError(f"{file}: there is no option {given!r}{_instead(str(given), spellings)}")
+        settings[name] = Setting(f"{file}: {given}", value)
     return settings
 
 
@@ -70,7 +70,7 @@ def from_environment(known: Iterable[str], lists: Iterable[str]) -> dict[str, Se
     """The options of the environment; those in ``lists`` have values separated by commas.
 
     Raises:
-        ConfigError: a variable with our prefix that names no option.
+        ConfigError: a variable with the prefix ``HEADRACE_`` names no option.
     """
     settings = {}
     variables = {ENVIRONMENT_PREFIX + name.upper(): name for name in known}
@@ -87,14 +87,14 @@ def from_environment(known: Iterable[str], lists: Iterable[str]) -> dict[str, Se
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """How systemd wants to be informed: its socket, and the seconds between two watchdog messages (None: none)."""
+    """The socket of systemd, and the seconds between two watchdog messages (None: none)."""
 
     notify_socket: str | None = None
     watchdog_seconds: float | None = None
 
 
 def read_systemd() -> Systemd:
-    """What systemd put into the environment of this process; nothing if it was started in another way."""
+    """The settings that systemd put into the environment of this process; empty if systemd did not start it."""
     interval = os.environ.get("WATCHDOG_USEC", "")
     for_us = os.environ.get("WATCHDOG_PID") in (None, "", str(os.getpid()))
     watchdog = int(interval) / 1e6 if interval.isdigit() and int(interval) and for_us else None
@@ -105,8 +105,8 @@ def read_systemd() -> Systemd:
 class Launch:
     """The place of this process among the ranks of a model, as its launcher set it.
 
-    ``local_rank`` and ``local_size`` count the ranks of this machine. ``agent_store`` says that torchrun's own store
-    listens at ``host`` and ``port``; otherwise they are for rank 0. ``attempt`` counts the starts by torchrun.
+    ``local_rank`` and ``local_size`` count the ranks of this machine. ``agent_store``: torchrun's own store listens at
+    ``host`` and ``port``; otherwise rank 0 listens there. ``attempt`` counts the starts by torchrun.
     """
 
     rank: int
@@ -120,7 +120,7 @@ class Launch:
 
 
 def read_launch() -> Launch | None:
-    """What torchrun, or another launcher of torch.distributed, put into the environment; None for a single process.
+    """The place that torchrun or another launcher of torch.distributed put into the environment; None for one process.
 
     Raises:
         ConfigError: a variable is missing or has no usable value.
@@ -158,18 +158,18 @@ def _number(name: str, least: int, most: int, default: int | None = None) -> int
 
 
 def _is_service_link(variable: str, value: str) -> bool:
-    """Whether Kubernetes set this variable for a Service, so that it is no option."""
+    """Whether Kubernetes set this variable for a Service, so that it is not an option."""
     if _SERVICE_LINK.fullmatch(variable):
         return True
     return variable.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(value) is not None
 
 
-def _instead(spelt: str, known: Iterable[str]) -> str:
-    """What to write instead of an unknown name: another engine's counterpart, or the closest known name."""
-    name = spelt.removeprefix(ENVIRONMENT_PREFIX)
+def _instead(given: str, known: Iterable[str]) -> str:
+    """Advice for an unknown name: what to use instead of another engine's option, or the closest known name."""
+    name = given.removeprefix(ENVIRONMENT_PREFIX)
     if (what := advice(name)) is not None:
         return f": {what}"
-    return suggestion(spelt, known)
+    return suggestion(given, known)
 
 
 def _read_yaml(file: Path) -> dict[Any, Any]:

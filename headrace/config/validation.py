@@ -1,4 +1,4 @@
-"""Values of options from text and numbers, and error messages that say what would have been accepted."""
+"""Reads values of options from text and numbers, with error messages that list the accepted values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from headrace.config.quantities import (
 def parse_value(label: str, hint: Any, value: Any, *, secret: bool = False) -> Any:
     """The value of a field whose annotation is ``hint`` (``Annotated[type, Field(...)]``).
 
-    ``label`` names the field in an error as the user spelt it; a ``secret`` value is not shown.
+    ``label`` is the field's name in errors, as the user wrote it; a ``secret`` value is not shown.
 
     Raises:
-        ConfigError: the value is of the wrong type or outside its range.
+        ConfigError: the value has the wrong type or is out of range.
     """
     kind, info = get_args(hint)
     try:
@@ -62,7 +62,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def expected(kind: Any, info: FieldInfo) -> str:
-    """What a field accepts, for an error message: ``a whole number from 1 to 1024``."""
+    """The accepted values of a field, for an error message: ``a whole number from 1 to 1024``."""
     kind = plain_type(kind)
     extra = info.json_schema_extra
     if isinstance(extra, dict) and "expected" in extra:
@@ -82,7 +82,7 @@ def expected(kind: Any, info: FieldInfo) -> str:
 
 
 def plain_reason(error: ValidationError) -> str:
-    """The first fault of a value that is no option (a field of a file), in plain words."""
+    """The first error of a value from a file, as text."""
     first = error.errors(include_url=False)[0]
     kind, limits = first["type"], first.get("ctx", {})
     bounds = {
@@ -118,7 +118,7 @@ def plain_reason(error: ValidationError) -> str:
 
 
 def _number(info: FieldInfo, value: Any) -> Any:
-    """A size or duration that is given as text, in bytes or seconds."""
+    """Convert a size or duration in text to bytes or seconds."""
     if isinstance(value, str) and unit_of(info) == "bytes":
         return parse_size(value)
     if isinstance(value, str) and unit_of(info) == "seconds":

@@ -1,7 +1,7 @@
-"""What an answer must look like, as a frozen value: JSON of a schema, a regular expression, a choice or a grammar.
+"""Constraints of structured output, as frozen values: a JSON schema, a regular expression, a choice or a grammar.
 
-The core knows a constraint by its kind, its source text and their hash. What the source means is known to
-`compute.grammar`, which compiles it; the wire's fields become constraints in `serve.structured`.
+The core only uses a constraint's kind, source text and hash. `compute.grammar` compiles the source; `serve.structured`
+converts fields of the API to constraints.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class UnusableConstraint(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningLimit:
-    """The reasoning of an answer ends after ``tokens`` tokens: its end marker is then forced.
+    """The reasoning budget of an answer: after ``tokens`` tokens of reasoning, its end marker is forced.
 
     ``begin`` and ``end`` are the markers around reasoning, of which the first of ``end`` is forced. ``opened`` says
     that the prompt has begun the reasoning, ``first`` that reasoning can only be the beginning of an answer. Tokens
@@ -148,7 +148,7 @@ def json_text(value: object, what: str) -> str:
     """``value`` as JSON text, properties in their order.
 
     Raises:
-        UnusableConstraint: it is no JSON.
+        UnusableConstraint: it is not JSON.
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

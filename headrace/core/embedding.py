@@ -1,8 +1,7 @@
 """Inputs of embedding and reranking models, and which of the waiting ones are computed together.
 
-A batch is filled one input at a time from each tenant in turn, so that a tenant with thousands of inputs delays
-another one by its share of a batch only. Within a call, short inputs come first: a batch then has inputs of similar
-length. It knows no model, no clock and no thread.
+A batch is filled with one input from each tenant in turn, so that a tenant with thousands of inputs delays others only
+by its share of a batch. Within a call, short inputs come first, so that a batch has inputs of similar length.
 """
 
 from __future__ import annotations

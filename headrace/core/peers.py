@@ -1,4 +1,4 @@
-"""Questions to peers: other servers with the same weights and the same layout of blocks, which may hold a prefix.
+"""Inquiries to peers: other servers with the same weights and block layout, which may hold a prefix.
 
 ```
  lookup ──keys that are missing──> Peers.ask ──another thread──> Inquiry.answer ──> blocks of the tier PEER
@@ -27,7 +27,7 @@ NO_OFFER = Offer("", 0)
 
 
 class Inquiry:
-    """Which of these ``keys`` of a chain do peers hold? Only ``peer`` is asked, if it is named.
+    """An inquiry which of the ``keys`` of a chain peers hold. If ``peer`` is set, only that one is asked.
 
     ``parent`` is the key before the first one, ``tokens`` are those of all keys. Another thread sets ``answer``, once.
     """
@@ -47,7 +47,7 @@ class Peers(Protocol):
     """The connection to other servers. Both methods return at once, and are called on the engine's thread."""
 
     def ask(self, inquiry: Inquiry) -> None:
-        """Begin to ask. ``answer`` is set within a bounded time, whatever the peers do."""
+        """Start an inquiry. ``answer`` is set within a bounded time, even if peers do not respond."""
         ...
 
     def assign(self, block: int, peer: str, key: bytes) -> None:

@@ -37,10 +37,10 @@ class Runner(Protocol):
 
 
 class Grammars(Protocol):
-    """Compiles the constraints of requests, beside the engine's loop, and remembers some of them."""
+    """Compiles the constraints of requests on background threads, and caches some of them."""
 
     def ready(self, constraint: Constraint) -> bool:
-        """Whether ``constraint`` is compiled; if not, that begins now. It returns at once.
+        """Whether ``constraint`` is compiled; if not, starts compiling. Returns at once.
 
         Raises:
             UnusableConstraint: it cannot be compiled.
@@ -56,7 +56,7 @@ class Grammars(Protocol):
         ...
 
     def is_complete(self, constraint: Constraint, text: str) -> bool:
-        """Whether ``text`` is all that ``constraint`` asks for, and not its beginning."""
+        """Whether ``text`` completely satisfies ``constraint``, and is not only a valid beginning."""
         ...
 
 

@@ -6,11 +6,11 @@
  rank 0: engine, runner, part 0 ──plans as bytes──> rank 1: part 1 · rank 2: part 2 · …
                         └────── sums, states, logits, tokens (gloo or NCCL) ──────┘
 ```
-The core and the runner are those of one process; only rank 0 samples. In reading order:
+Core and runner are the same as in one process; only rank 0 samples. In reading order:
 
-- `setup`: what a rank needs at its start.
+- `setup`: the configuration of a rank.
 - `messages`: plans as bytes.
-- `collectives`: what ranks exchange within a step, over torch.distributed.
+- `collectives`: communication between ranks within a step, over torch.distributed.
 - `leader`: rank 0.
 - `worker`: any other rank. `worker_process`: its process.
 - `others`: the other ranks as rank 0 sees them. `processes`: started by rank 0 on its machine. `launched`: started by a

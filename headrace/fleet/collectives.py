@@ -5,8 +5,7 @@
  stages          all ranks: states between stages. A plan's may be sent before the last stage has answered an older one
  tensor          the ranks of a stage: sums, tokens from rank 0
 ```
-The groups are objects of their own: no global process group is made, so a process can leave one and join another. It
-knows neither models nor plans.
+The groups are separate objects without a global process group, so a process can leave one and join another.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from headrace.compute.model.sharding import Place
 
 STEP_SECONDS = 10.0
-"""Longest wait for the other ranks of a stage, which compute the same layer."""
+"""Timeout for the other ranks of a stage, which compute the same layer."""
 
 STAGE_SECONDS = 300.0
-"""Longest wait for another stage, which may compute a long prompt. A process that ended or stands still is noticed
-before: see `processes`."""
+"""Timeout for another stage, which may compute a long prompt. Ended or hung processes are detected earlier: see
+`others`."""
 
 
 class Collectives:
@@ -88,7 +87,7 @@ class Collectives:
         return states
 
     def arrive(self) -> None:
-        """On rank 0: wait until the states of the oldest plan are there, which `hidden` has returned."""
+        """On rank 0: wait for the states of the oldest plan, which `hidden` has returned before they arrived."""
         if self._expected:
             self._world.recv([self._expected.popleft()], self.heads[0], 0).wait()
 

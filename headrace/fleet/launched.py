@@ -1,11 +1,11 @@
-"""The ranks other than 0 as processes that torchrun or another launcher started, on this machine or others.
+"""Ranks other than 0 that torchrun or another launcher started, on this machine or others.
 
 ```
  launched_rank ── TCP to rank 0 ──> one line of JSON: rank, number of ranks, versions
                <── an empty line, or why it is refused
                then the messages of `worker_process`, which gets the socket
 ```
-If a rank is lost, all of them close their connection, connect again, and rank 0 takes them as at the start.
+If a rank is lost, all of them close their connections and connect again, as at the start.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from headrace.fleet.others import Peer, RankFailed, Watched
 from headrace.fleet.setup import versions
 
 JOIN_SECONDS = 300.0
-"""Longest wait until all ranks have connected, at the start and after one was lost."""
+"""Timeout until all ranks have connected, at the start and after one was lost."""
 
 HELLO_SECONDS = 5.0
-"""Longest wait for the first line of a connection."""
+"""Timeout for the first line of a connection."""
 
 HELLO_BYTES = 4096
-"""Longest first line."""
+"""Maximum length of the first line."""
 
 UNHEARD_MS = 10_000
-"""A connection is lost if the other machine does not confirm what was sent for so long."""
+"""A connection is lost if the other machine does not acknowledge data for this time."""
 
 
 class Launched(Watched):
@@ -87,11 +87,11 @@ class Launched(Watched):
         self._listener.close()
 
     def _greet(self, connected: socket.socket, address: str, known: set[int]) -> int | None:
-        """The rank of a new connection; None if it has gone or may not take part.
+        """The rank of a new connection; None if it has disconnected or was rejected.
 
         Raises:
             RankFailed: it was started for another group of ranks, or with other versions.
-            OSError, ValueError, TypeError, LookupError: it is no rank.
+            OSError, ValueError, TypeError, LookupError: it is not a rank.
         """
         connected.settimeout(HELLO_SECONDS)
         with connected.makefile("rb") as lines:
@@ -136,10 +136,10 @@ class _Remote(Peer):
 
 
 def meeting_point(launch: Launch) -> tuple[str, int]:
-    """Where rank 0 listens; waits for rank 0 if torchrun's store has to be asked.
+    """The address and port of rank 0; waits for rank 0 if they come from torchrun's store.
 
     Raises:
-        RankFailed: the store does not answer, or rank 0 has not entered its port.
+        RankFailed: the store does not respond, or rank 0 has not stored its port.
     """
     if not launch.agent_store:
         return launch.host, launch.port
@@ -147,12 +147,12 @@ def meeting_point(launch: Launch) -> tuple[str, int]:
         return launch.host, int(_agent_store(launch).get(_key(launch)))
     except RuntimeError as error:  # torch's for a store that says nothing
         raise RankFailed(
-            f"rank 0 has not said in torchrun's store at {launch.host}, port {launch.port}, where it listens"
+            f"rank 0 has not stored its port in torchrun's store at {launch.host}, port {launch.port}"
         ) from error
 
 
 def watch(connection: socket.socket) -> None:
-    """End a connection if the other machine is gone, which says nothing."""
+    """Enable keepalive, so that a connection ends if the other machine is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, UNHEARD_MS // 1000)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)

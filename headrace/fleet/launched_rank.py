@@ -24,16 +24,16 @@ RETRY_SECONDS = 0.5
 """Time between two attempts to reach rank 0."""
 
 END_SECONDS = 5.0
-"""Longest time that a process may need to end after rank 0 has closed the connection."""
+"""Timeout for a process to end after rank 0 has closed the connection."""
 
 logger = logging.getLogger(__name__)
 
 
 def run_rank(launch: Launch, folder: Path) -> None:
-    """Be rank ``launch.rank`` with the model in ``folder``; returns when rank 0 has ended.
+    """Run rank ``launch.rank`` with the model in ``folder``; returns when rank 0 has ended.
 
     Raises:
-        RankFailed: rank 0 cannot be reached, or refuses this rank.
+        RankFailed: rank 0 cannot be reached, or rejects this rank.
     """
     host, port = meeting_point(launch)
     took_part = False
@@ -56,7 +56,7 @@ def run_rank(launch: Launch, folder: Path) -> None:
 
 
 def _reach(host: str, port: int, seconds: float) -> socket.socket | None:
-    """Connect to rank 0 within so many seconds; None if it has ended, which only a rank that took part can know."""
+    """Connect to rank 0 within ``seconds``; None if it has ended, which only a rank that took part can know."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -78,7 +78,7 @@ def _reach(host: str, port: int, seconds: float) -> socket.socket | None:
 
 
 def _greet(connection: socket.socket, launch: Launch) -> bool:
-    """Take part; waits until rank 0 starts its ranks. False if rank 0 ended meanwhile. Raises RankFailed."""
+    """Register with rank 0 and wait for its start. False if rank 0 ended meanwhile. Raises RankFailed."""
     hello = {"rank": launch.rank, "size": launch.size, "versions": versions()}
     try:
         connection.sendall(json.dumps(hello).encode() + b"\n")
@@ -87,7 +87,7 @@ def _greet(connection: socket.socket, launch: Launch) -> bool:
     except OSError:
         return False
     if answer.strip():
-        raise RankFailed(f"rank 0 refuses this rank: {answer.decode().strip()}")
+        raise RankFailed(f"rank 0 rejected this rank: {answer.decode().strip()}")
     return bool(answer)
 
 
@@ -101,7 +101,7 @@ def _compute(connection: socket.socket, own: str) -> int:
             pass
         return process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
-        return -9  # it stands still, and is killed
+        return -9  # it hung and was killed
     finally:
         process.kill()
         process.wait()

@@ -1,10 +1,10 @@
-"""Rank 0 of a model in parts: sends each plan to the other ranks, computes its own part, and starts them again.
+"""Rank 0 of a parallel model: sends each plan to the other ranks, computes its part, and restarts lost ranks.
 
-To the decoder it is `compute.parallel.Parallel`, to the runner `compute.parallel.Followers`. If a rank is lost, the
-operation in progress raises `RunnerLost`, and so does every later one until `restore`.
+It implements `compute.parallel.Parallel` for the decoder, and `compute.parallel.Followers` for the runner. If a rank is
+lost, the operation in progress raises `RunnerLost`, and so does every later one until `restore`.
 
-In a pipeline rank 0 begins plans while the last stage computes an older one. The last stage gets their messages when
-it has answered with the logits of the older one, which would otherwise wait for all of them.
+In a pipeline rank 0 starts plans while the last stage computes an older one. The last stage receives their messages
+only after it has returned the logits of the older one; otherwise these would wait for all queued plans.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.fleet.others import Others, RankFailed
 from headrace.fleet.setup import MemorySetup, ModelSetup
 
 REASON_SECONDS = 2.0
-"""Longest wait for the reason of a broken connection, which the watcher of the ranks finds."""
+"""Timeout for the reason of a broken connection, which the watcher of the ranks finds."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 class Leader:
     """Connects rank 0 to ``others``.
 
-    ``setup`` is that of rank 0, ``vocabulary`` the number of tokens of the whole head. `connect` starts the ranks,
-    `loaded` waits until they have loaded, `allocate` gives them memory. ``plan_bytes`` counts the bytes of all
+    ``setup`` is that of rank 0, ``vocabulary`` the number of tokens of the whole LM head. `connect` starts the ranks,
+    `loaded` waits until they have loaded, `allocate` allocates their memory. ``plan_bytes`` counts the bytes of all
     messages.
     """
 
@@ -54,10 +54,10 @@ class Leader:
         self._collectives: Collectives | None = None
         self._weight_bytes: list[int] = []
         self.fingerprints: list[str] = []
-        """Those of the weights of ranks 1, 2, … since `loaded`, if the setup asks for them."""
+        """Fingerprints of the weights of ranks 1, 2, … (set by `loaded`), if the setup requests them."""
         self._memory: MemorySetup | None = None
         self._lost = ""
-        self._reported = False  # whether the runner has heard of the loss
+        self._reported = False  # whether the loss was reported to the runner
         place = setup.place
         self._stage = range(1, place.tensor_size)  # the other ranks of the first stage
         self._last = range(max(1, place.size - place.tensor_size), place.size)  # those of the last one
@@ -69,7 +69,7 @@ class Leader:
     # -- start -------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Start the other ranks and let them load; returns when all are connected.
+        """Start the other ranks, which begin to load; returns when all are connected.
 
         Raises:
             RankFailed: a rank could not start or has another model.
@@ -85,7 +85,7 @@ class Leader:
             setups = [self._setup.at(rank, host, store.port).to_json() for rank in range(1, place.size)]
             self._others.send([_asked(Kind.LOAD, setup) for setup in setups])
             self._collectives = connect(store, place, self._vocabulary, self._device, host)
-        except RuntimeError as error:  # torch's for a rank that did not come
+        except RuntimeError as error:  # raised by torch if a rank did not connect
             raise RankFailed(self._others.failure(REASON_SECONDS) or str(error)) from error
 
     def loaded(self) -> list[int]:
@@ -96,7 +96,7 @@ class Leader:
         return self._weight_bytes
 
     def allocate(self, memory: MemorySetup) -> list[RankSize]:
-        """Give all ranks their memory; returns the sizes of ranks 1, 2, …"""
+        """Allocate the memory of all ranks; returns the sizes of ranks 1, 2, …"""
         self._memory = memory
         self._others.send([_asked(Kind.ALLOCATE, memory.to_json())] * (self._setup.place.size - 1))
         replies = self._others.replies()
@@ -109,7 +109,7 @@ class Leader:
         ]
 
     def listen(self, heard: Callable[[int, Copied], None]) -> None:
-        """``heard`` gets each end of a copy to or from the disk on ranks 1, 2, …, with its rank, on any thread."""
+        """Call ``heard`` with the rank for each finished disk copy on ranks 1, 2, …, from any thread."""
         self._others.listen(heard)
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class Leader:
 
     @contextmanager
     def _connected(self) -> Iterator[Collectives]:
-        """Raise `RunnerLost` for what breaks inside, or if a rank was lost before."""
+        """Convert errors of the body to `RunnerLost`; also raise it if a rank was lost before."""
         self._lost = self._lost or self._others.failure()
         if self._lost or self._collectives is None:
             self._reported = True

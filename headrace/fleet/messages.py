@@ -3,8 +3,8 @@
 ```
  kind | count of arrays | length of each | values ...
 ```
-A plan becomes a message without what only sampling needs. A row takes 24 bytes, its wanted positions and new blocks 4
-each, so the size of a message does not depend on the context. It knows neither processes nor models.
+A plan's message omits everything that only sampling needs. A row takes 24 bytes, plus 4 for each wanted position and
+new block, so the size of a message does not depend on the context.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NO_PARAMS = SamplingParams()
 
 
 class Kind(IntEnum):
-    """What a message asks for.
+    """The kind of a message.
 
-    ``CHECK``, ``LOAD`` and ``ALLOCATE`` carry JSON instead of arrays, ``STEP`` a plan. After ``TOKENS`` and ``LOGITS``
-    a tensor follows between the ranks: sampled tokens for slots and positions, or states whose logits are wanted.
+    ``CHECK``, ``LOAD`` and ``ALLOCATE`` contain JSON instead of arrays, ``STEP`` a plan. ``TOKENS`` and ``LOGITS`` are
+    followed by a collective transfer: sampled tokens for slots and positions, or states whose logits are needed.
     """
 
     LOAD = 1
@@ -91,7 +91,7 @@ def step_message(plan: StepPlan, tokens: Sequence[Ints], wanted: Ints) -> bytes:
 
 
 def step_of(arrays: Sequence[Words]) -> Step:
-    """The plan of a message. Its entries have no parameters, and their tokens are beside them."""
+    """The plan of a message. Its entries have no parameters; their tokens are separate."""
     sizes, tokens, entry_blocks, moves, rows, new_blocks, drafts, wanted = arrays
     entries, known = [], []
     token = block = 0

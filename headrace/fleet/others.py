@@ -1,7 +1,7 @@
-"""The ranks other than 0, as rank 0 sees them: messages, replies, signs of life, and what happens if one is lost.
+"""Rank 0's interface to the other ranks: messages, replies, heartbeats, and the handling of lost ranks.
 
-A rank that closes its connection, or gives no sign of life for `SILENT_SECONDS`, is lost, and the model with it: the
-watcher ends all others, so that what rank 0 waits for between ranks ends with an error at once.
+A rank is lost if it closes its connection or sends no heartbeat for `SILENT_SECONDS`. Then the watcher ends all other
+ranks, so that pending operations between ranks fail at once.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from headrace.compute.mover import Copied
 from headrace.core.plan import Move, Tier
 
 SILENT_SECONDS = 8.0
-"""A rank that gives no sign of life for so long is lost."""
+"""A rank without a heartbeat for this time is lost."""
 
 START_SECONDS = 120.0
-"""Longest time until the process of a rank has started and imported its libraries."""
+"""Timeout for a rank's process to start and import its libraries."""
 
 LOAD_SECONDS = 3600.0
-"""Longest time until a rank has loaded its part of the model."""
+"""Timeout for a rank to load its part of the model."""
 
 logger = logging.getLogger(__name__)
 
 
 class RankFailed(RuntimeError):
-    """A rank cannot take part; the message says which and why."""
+    """A rank cannot take part; the message has the rank and the reason."""
 
 
 class Others(Protocol):
@@ -44,7 +44,7 @@ class Others(Protocol):
         ...
 
     def start(self) -> None:
-        """Start all of them, and end those of before. Raises RankFailed."""
+        """Start all of them, after ending earlier ones. Raises RankFailed."""
         ...
 
     def send(self, messages: Sequence[bytes | None]) -> None:
@@ -56,7 +56,7 @@ class Others(Protocol):
         ...
 
     def listen(self, heard: Callable[[int, Copied], None]) -> None:
-        """From now on ``heard`` gets each end of a copy to or from the disk, with its rank, on any thread."""
+        """Call ``heard`` with the rank for each finished disk copy from now on, from any thread."""
         ...
 
     def failure(self, seconds: float = 0.0) -> str:
@@ -73,7 +73,7 @@ class Others(Protocol):
 
 
 class Peer(ABC):
-    """A rank with its connection, and what it has said."""
+    """A rank with its connection and its replies."""
 
     def __init__(self, rank: int, connection: Connection) -> None:
         self.rank = rank
@@ -91,21 +91,21 @@ class Peer(ABC):
         """How it ended, after its connection was closed."""
 
     def close(self) -> None:
-        """Give back what is held of the rank after its end."""
+        """Release the rank's resources after its end."""
         self.connection.close()
 
     def problem(self, now: float) -> str:
         """Why it is lost, or an empty text."""
         silent = now - self.heard
         if self.started and silent > SILENT_SECONDS:
-            return f"rank {self.rank} has given no sign of life for {silent:.0f} s"
+            return f"rank {self.rank} has sent no heartbeat for {silent:.0f} s"
         if not self.started and silent > START_SECONDS:
             return f"rank {self.rank} did not start within {START_SECONDS:.0f} s"
         return ""
 
 
 class Watched(ABC):
-    """`Others` over one connection each, which a thread watches. A subclass opens the connections."""
+    """`Others` over one connection per rank, watched by a thread. Subclasses open the connections."""
 
     def __init__(self) -> None:
         self._peers: list[Peer] = []

@@ -1,4 +1,4 @@
-"""The ranks other than 0 as processes that rank 0 starts on its machine."""
+"""Ranks other than 0 as processes that rank 0 starts on its machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAIN = (
 def start_process(descriptor: int, own: str = "{}") -> subprocess.Popen[bytes]:
     """Start the process of a rank with its socket to rank 0; ``own`` is for `worker_process.main`."""
     root = str(Path(__file__).parents[2])
-    # A group of its own: Ctrl-C reaches the process that started it alone, which ends it.
+    # A separate process group: Ctrl-C reaches only the parent, which then ends this process.
     return subprocess.Popen(
         [sys.executable, "-c", _MAIN, root, str(descriptor), own],
         pass_fds=(descriptor,),

@@ -1,4 +1,4 @@
-"""What a rank needs before it can take part: the model and its part of it, and then the sizes of its memory."""
+"""The configuration of a rank: the model and its part of it, and the sizes of its memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.compute.model.sharding import Place
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
-    """Which part of which model a rank loads, and how it computes. dtypes are names of torch's.
+    """The part of the model that a rank loads, and its settings. dtypes are names of torch dtypes.
 
-    ``host`` and ``port`` are those of rank 0's store, at which the ranks meet; other ranks reach this one at
-    ``address``. ``local_rank`` is its number on its machine. ``identity`` is `identity` of rank 0. ``threads`` is the
-    number of CPU threads of each rank. ``with_fingerprint``: each rank replies with that of its weights.
+    ``host`` and ``port`` are those of rank 0's store for rendezvous; other ranks reach this one at ``address``.
+    ``local_rank`` is its number on its machine. ``identity`` is `identity` of rank 0. ``threads`` is the number of CPU
+    threads of each rank. ``with_fingerprint``: each rank replies with the fingerprint of its weights.
     """
 
     place: Place
@@ -83,7 +83,7 @@ def versions() -> str:
 
 
 def identity(folder: Path) -> str:
-    """What must be equal on all ranks: the versions, the config, and the list of the weights' files.
+    """A digest that must be equal on all ranks: of the versions, the config, and the list of weight files.
 
     The list is the index of the shards, or the name and size of each file.
     """
@@ -98,7 +98,7 @@ def identity(folder: Path) -> str:
 
 
 def disk_folder(folder: str, place: Place) -> Path:
-    """Where a rank keeps its part of the disk tier: each has a folder of its own, for each division of a model."""
+    """The folder of a rank's part of the disk tier; it differs by rank and by parallel sizes."""
     path = Path(folder).expanduser()
     if place.size == 1:
         return path

@@ -5,8 +5,7 @@
           states whose logits are wanted ──> part of the head ──> logits
           sampled tokens ──> slots
 ```
-It keeps slots, block tables and pages of its own, so a message carries only what is new. It knows neither requests
-nor sampling.
+It has its own slots, block tables and pages, so a message contains only changes.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ from headrace.fleet.messages import Kind, Words, step_of, unpacked
 from headrace.fleet.setup import MemorySetup, ModelSetup, disk_folder, identity, torch_dtype
 
 STORE_SECONDS = 60.0
-"""Longest wait for rank 0's store."""
+"""Timeout for rank 0's store."""
 
 UNLOCK_SECONDS = 5.0
-"""Longest wait for a block file that a rank which was lost still holds."""
+"""Timeout for the lock of a block file that a lost rank still holds."""
 
 
 class Worker:
-    """Answers the messages of rank 0: call `answer` with each, in order.
+    """Handles the messages of rank 0: call `answer` with each, in order.
 
-    ``report`` tells rank 0 the end of a copy to or from the disk, on any thread. ``own`` are fields of `ModelSetup`
-    that rank 0 does not know: those of this machine.
+    ``report`` reports a finished disk copy to rank 0, from any thread. ``own`` are the fields of `ModelSetup` that
+    depend on this machine.
     """
 
     def __init__(self, report: Callable[[Copied], None], own: Mapping[str, Any] | None = None) -> None:
@@ -63,7 +62,7 @@ class Worker:
 
     @torch.inference_mode()
     def answer(self, message: bytes) -> dict[str, Any] | None:
-        """Do what a message asks; returns a reply if rank 0 waits for one.
+        """Execute a message; returns a reply if rank 0 waits for one.
 
         Raises:
             ModelError: the model cannot be loaded, or is not that of rank 0.
@@ -90,7 +89,7 @@ class Worker:
         return replace(ModelSetup.from_json(text), **self._own)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         if self._memory is not None:
             self._memory.close()
         self._rank = self._memory = None
@@ -134,7 +133,7 @@ class _Memory:
         )
 
     def _open_disk(self, tier: str, setup: MemorySetup) -> BlockFile | None:
-        """This rank's part of the disk tier; without it, each copy fails here, and blocks are computed again."""
+        """This rank's part of the disk tier; if it fails, every disk copy fails, and blocks are computed again."""
         folder = disk_folder(tier, self._rank.setup.place)
         until = time.monotonic() + UNLOCK_SECONDS
         while True:
@@ -182,7 +181,7 @@ class _Memory:
 
 
 def _check(setup: ModelSetup) -> None:
-    """Raise ModelError unless this rank would compute what rank 0 does."""
+    """Raise ModelError unless this rank has the same model and versions as rank 0."""
     if identity(Path(setup.folder)) != setup.identity:
         raise ModelError(
             f"{setup.folder} has other weights here than on rank 0, or Headrace or torch has another version"
@@ -190,7 +189,7 @@ def _check(setup: ModelSetup) -> None:
 
 
 def load_part(setup: ModelSetup, shard: Shard, device: torch.device, *, fp8: bool = False) -> DecoderWeights:
-    """The weights of a rank. ``fp8``: those stored in fp8 stay so, which only a whole model may have.
+    """The weights of a rank. ``fp8``: weights stored in fp8 are not expanded; only without parallelism.
 
     Raises:
         ModelError: they cannot be loaded.

@@ -1,8 +1,7 @@
 """The process of one rank other than 0: `processes` or `launched_rank` starts it with a socket to rank 0.
 
-On the socket it reads messages and writes replies: ``b"."`` each second while it lives, ``b"R"`` and JSON,
-``b"C"`` and the end of a copy to or from the disk, or ``b"E"`` and what went wrong before it ends. It ends when rank 0
-does.
+It reads messages from the socket and writes replies: ``b"."`` as a heartbeat each second, ``b"R"`` with JSON, ``b"C"``
+with a finished disk copy, or ``b"E"`` with an error before it ends. It ends when rank 0 ends.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from headrace.fleet.others import copied_message
 from headrace.fleet.worker import Worker
 
 BEAT_SECONDS = 1.0
-"""Time between two signs of life."""
+"""Time between two heartbeats."""
 
 logger = logging.getLogger(__name__)
 
 
 class _Replies:
-    """The socket for replies, shared by the thread that computes and the one that signals life."""
+    """The socket for replies, shared by the computing thread and the heartbeat thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -35,7 +34,7 @@ class _Replies:
             self._connection.send_bytes(reply)
 
     def beat(self) -> None:
-        """Signal life until rank 0 has gone; then end the process, which may wait for another rank."""
+        """Send heartbeats until rank 0 has gone; then end the process, which may be waiting for another rank."""
         ended = threading.Event()
         try:
             while not ended.wait(BEAT_SECONDS):
@@ -45,7 +44,7 @@ class _Replies:
 
 
 def main(descriptor: int, own: str) -> None:
-    """Answer the messages that come in on a socket, until it is closed; ``own`` is that of `Worker`, as JSON."""
+    """Handle the messages of a socket until it is closed; ``own`` is the argument of `Worker`, as JSON."""
     connection = Connection(descriptor)
     replies = _Replies(connection)
     replies.send(b".")
@@ -58,7 +57,7 @@ def main(descriptor: int, own: str) -> None:
             if reply is not None:
                 replies.send(b"R" + json.dumps(reply).encode())
     except EOFError:
-        os._exit(0)  # threads of the process groups need not be waited for
+        os._exit(0)  # without waiting for threads of the process groups
     except Exception as error:
         replies.send(b"E" + f"{type(error).__name__}: {error}".encode())
         os._exit(1)

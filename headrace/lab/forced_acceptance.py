@@ -1,8 +1,8 @@
 """Drafts that are accepted with a given probability: for measurements with any weights, and for simulations.
 
-The answers of a first run without drafts are the truth, because drafts change no answer (greedy, or with seeds). In
-later runs of the same requests each drafted token is the true one with probability ``rates``, else another one. So the
-whole path of drafting and verifying is measured, and only the acceptance is set. A simulation knows its answers, too.
+The outputs are known from a simulation, or from a first run without drafts (drafts do not change greedy or seeded
+outputs). In later runs, each drafted token is correct with the probability in ``rates`` and wrong otherwise. Drafting
+and verification run in full; only the acceptance rate is fixed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Cost = Callable[[Sequence[DraftAsk]], float]
 
 
 class Speculation(NamedTuple):
-    """Drafts of a simulation: acceptance by position, the last for all later ones, and the time of drafting a token for
-    some rows, as a share of a step of the target for them (0: drafts are found in the text).
+    """Drafts of a simulation: the acceptance rate by position (the last one holds for all later positions), and
+    ``cost``, the time to draft one token as a share of a step of the target model (0: n-gram lookup).
     """
 
     rates: tuple[float, ...]
@@ -29,7 +29,7 @@ class Speculation(NamedTuple):
 
 
 class BadRates(ValueError):
-    """Rates that are no probabilities; the message says why."""
+    """Acceptance rates outside 0 to 1."""
 
 
 def rates_of(text: str) -> tuple[float, ...]:
@@ -48,10 +48,7 @@ def rates_of(text: str) -> tuple[float, ...]:
 
 
 def measured_rates(positions: Sequence[tuple[int, int]]) -> tuple[float, ...]:
-    """Acceptance by position from drafts of ``drafted`` tokens, of which the first ``accepted`` were right.
-
-    Empty without drafts.
-    """
+    """Acceptance rate by position, from pairs of drafted and accepted token counts; empty without drafts."""
     most = max((drafted for drafted, _ in positions), default=0)
     tried = [sum(drafted > at and accepted >= at for drafted, accepted in positions) for at in range(most)]
     right = [sum(accepted > at for _, accepted in positions) for at in range(most)]
@@ -59,7 +56,7 @@ def measured_rates(positions: Sequence[tuple[int, int]]) -> tuple[float, ...]:
 
 
 def expected_tokens(rates: Sequence[float], count: int) -> float:
-    """The mean number of tokens of a step that verifies ``count`` drafted ones."""
+    """Mean number of tokens that a step generates when it verifies ``count`` drafted tokens."""
     tokens = survival = 1.0
     for at in range(count):
         survival *= rates[min(at, len(rates) - 1)]
@@ -68,18 +65,18 @@ def expected_tokens(rates: Sequence[float], count: int) -> float:
 
 
 class ForcedAcceptance:
-    """A `core.drafting.proposal.CostlyProposer` of tokens that are right with given probabilities.
+    """A `core.drafting.proposal.CostlyProposer` whose tokens are correct with given probabilities.
 
     Args:
-        answers: the answers of a run without drafts, by ``key``.
-        rates: the probability that a drafted token is right if all before it are; several: by its position, of which
-            the last one holds for all later ones.
-        most: the longest proposal in tokens.
-        seed: decides which tokens are right.
-        key: the key of a request's answer; default: its prompt.
-        cost: the seconds that a pass takes on the device, which drafts a token for each of its rows; default: none.
-            With a cost the proposals claim a usual confidence, and their acceptance is learned.
-        share: the first estimate of these seconds, as a share of a step of the target for the same rows.
+        answers: the outputs of a run without drafts, by ``key``.
+        rates: the probability that a drafted token is correct if all tokens before it are. Several values apply by
+            position; the last one holds for all later positions.
+        most: maximum length of a proposal in tokens.
+        seed: seed of the random choice of correct tokens.
+        key: returns the key of a request's output (default: its prompt).
+        cost: seconds of one drafting pass, which drafts a token for each of its rows (default: none). With a cost,
+            proposals report a typical confidence, and the engine learns their acceptance rate.
+        share: the first estimate of these seconds, as a share of a step of the target model for the same rows.
     """
 
     name = "forced"
@@ -105,7 +102,7 @@ class ForcedAcceptance:
         self._key = key
 
     def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
-        """One proposal for each ask whose answer goes on."""
+        """One proposal per request; None where the output has ended or is unknown."""
         proposals = [self._propose(ask) for ask in asks]
         if self.cost is not None:
             counts = [len(each.tokens) if each else 0 for each in proposals]
@@ -115,7 +112,7 @@ class ForcedAcceptance:
         return proposals
 
     def ended(self, request: Request, tokens: list[int]) -> None:
-        """Nothing is kept."""
+        """Does nothing: the proposer keeps no state per request."""
 
     def _propose(self, ask: DraftAsk) -> Proposal | None:
         prompt = ask.request.tokens

@@ -9,13 +9,13 @@ with LLM("builtin") as llm:
 
 Files in reading order:
 
-- `outputs`: what a call returns, whole or as deltas
+- `outputs`: the results of a call, whole or as deltas
 - `offline`: `LLM`
 - `embedding`: embeddings and scores
 - `asynchronous`: `AsyncLLM`
 - `job`: one call as requests of the engine
 - `answer`: one completion while it grows
-- `settings`: keyword arguments as options
+- `settings`: converts keyword arguments to options
 - `options`: their names and types, generated from the configuration
 - `terminal`: Ctrl-C and the progress bar
 """

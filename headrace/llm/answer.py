@@ -1,4 +1,4 @@
-"""One completion in progress: collects tokens, makes text of them, and watches for stop strings."""
+"""One completion in progress: collects tokens, converts them to text, and searches for stop strings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace.serve.text.stream import TextStream, TextStreams
 class PendingAnswer:
     """The completion of one request, which is written into its `RequestOutput` as it grows.
 
-    Text is made at every step where it is ``streamed`` or where stop strings must be found, otherwise at the end.
-    ``continues`` says that the completion continues the prompt's text instead of beginning a new one.
+    Text is made at every step if it is ``streamed`` or if there are stop strings, otherwise at the end.
+    ``continues``: the completion continues the prompt's text instead of beginning a new one.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class PendingAnswer:
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
         )
-        self._shown_text = 0  # characters and tokens that earlier deltas had
+        self._shown_text = 0  # characters (and below, tokens and logprobs) in earlier deltas
         self._shown_tokens = 0
         self._shown_logprobs = 0
 
     def emit(self, event: Emitted, now: float) -> bool:
-        """Take tokens; whether a stop string has just ended the completion."""
+        """Add tokens; return whether a stop string has just ended the completion."""
         answer = self._answer
         if answer.stop_reason is not None:
-            return False  # drawn before the engine knew of the stop string
+            return False  # sampled before the engine knew of the stop string
         used = len(event.tokens)
         if self._watch:
             delta = self._stream.push(self._visible(list(event.tokens)))
             answer.text += delta.text
             answer.stop_reason = delta.stopped
-            if delta.stopped is not None:  # tokens behind it, of the same step, are no part of the completion
+            if delta.stopped is not None:  # later tokens of the same step are not part of the completion
                 used = len(delta.texts)
         answer.token_ids += event.tokens[:used]
         answer.logprobs += event.logprobs[:used]
@@ -68,11 +68,11 @@ class PendingAnswer:
         return answer.stop_reason is not None
 
     def score(self, event: PromptScored) -> None:
-        """Take log-probabilities of the prompt."""
+        """Add log-probabilities of the prompt."""
         self.output.prompt_logprobs += event.logprobs if self._first else ()
 
     def admit(self, cached_tokens: int, now: float) -> None:
-        """The request has started to run for the first time."""
+        """Record that the request has started to run for the first time."""
         metrics = self.output.metrics
         if self._first and not metrics.admitted:
             metrics.admitted = now
@@ -92,7 +92,9 @@ class PendingAnswer:
             if event.stop_token in self._params.stop_token_ids:
                 answer.stop_reason = event.stop_token
         constraint = self._params.structured_outputs
-        if constraint is not None and answer.stop_reason is not None:  # cut off by the request's own stop
+        if (
+            constraint is not None and answer.stop_reason is not None
+        ):  # ended by the request's own stop string or token
             whole = self._grammars.is_complete(constraint, answer.text)
             answer.finish_reason = str(FinishReason.STOP if whole else FinishReason.LENGTH)
         if self._first:
@@ -100,11 +102,11 @@ class PendingAnswer:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the completion so far."""
+        """Number of tokens of the completion so far."""
         return len(self._answer.token_ids)
 
     def delta(self) -> CompletionDelta:
-        """What was added since the last call."""
+        """The delta since the last call."""
         answer = self._answer
         delta = CompletionDelta(
             self._prompt_index,
@@ -121,6 +123,6 @@ class PendingAnswer:
         return delta
 
     def _visible(self, tokens: list[int]) -> list[int]:
-        """The tokens without one at the end that ended the completion, unless it was asked for."""
+        """The tokens without a final stop token, unless ``include_stop_str_in_output`` is set."""
         hidden = tokens[-1:] and tokens[-1] in self._ends
         return tokens[:-1] if hidden and not self._params.include_stop_str_in_output else tokens

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: the engine on its own thread, used from asyncio as the server uses it, without sockets."""
+"""`AsyncLLM`: the engine on its own thread, for asyncio, without a server."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ ALL_MAY_WAIT = Limits(1 << 62, 1 << 62)
 class AsyncLLM:
     """A model and its engine, for any number of tasks of one event loop.
 
-    Requests of concurrent tasks are batched. Cancelling a task, or leaving the loop over a stream, ends its requests
-    before the next step. As an asynchronous context manager it gives thread, memory and files back at the end of the
-    block. Loading blocks: construct it before the loop runs, or with ``asyncio.to_thread``.
+    Requests of concurrent tasks are batched. Cancelling a task, or leaving the loop over a stream, cancels its requests
+    before the next step. Use it as an asynchronous context manager to release thread, memory and files at the end of
+    the block. Loading blocks: construct it before the event loop runs, or with ``asyncio.to_thread``.
 
     Args:
         model: a local folder, a hub name, or ``"builtin"``.
-        given: options of the model, the KV cache and the scheduler, as those of `LLM`.
+        given: options of the model, the KV cache and the scheduler, as in `LLM`.
 
     Raises:
-        ConfigError: an option that cannot work, or a model that cannot be loaded.
+        ConfigError: an option is invalid, or the model cannot be loaded.
     """
 
     def __init__(self, model: str = "builtin", **given: Unpack[LLMOptions]) -> None:
@@ -76,14 +76,14 @@ class AsyncLLM:
         await self.close()
 
     async def close(self) -> None:
-        """End all requests and the engine's thread, and give memory and files back. A second call does nothing."""
+        """Cancel all requests, stop the engine thread, and release memory and files. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         if self._loop is not None:
             await self._worker.stop()
             self._service.close_all()
-            await asyncio.sleep(0)  # the readers of these requests see their end
+            await asyncio.sleep(0)  # lets the readers of these requests receive their end
         if self._service.stop():
             close(self.loaded)
 
@@ -100,7 +100,7 @@ class AsyncLLM:
             One output per prompt, in order.
 
         Raises:
-            InvalidParameter: a prompt or parameter that cannot be served; nothing has run then.
+            InvalidParameter: a prompt or parameter is invalid; nothing was run.
         """
         return await self._run(self._make.completions(prompts, sampling_params, n, streamed=False))
 
@@ -121,10 +121,10 @@ class AsyncLLM:
         *,
         n: int = 1,
     ) -> AsyncGenerator[CompletionDelta]:
-        """As `generate`, but yields what each completion gains at every step.
+        """Like `generate`, but yields a delta of each completion at every step.
 
         Raises:
-            InvalidParameter: a prompt or parameter that cannot be served; raised by the call, before the first delta.
+            InvalidParameter: a prompt or parameter is invalid; raised by the call, before the first delta.
         """
         return self._stream(self._make.completions(prompts, sampling_params, n, streamed=True), interval=1)
 
@@ -135,7 +135,7 @@ class AsyncLLM:
         *,
         n: int = 1,
     ) -> AsyncGenerator[CompletionDelta]:
-        """As `chat`, but yields what each completion gains at every step."""
+        """Like `chat`, but yields a delta of each completion at every step."""
         return self._stream(self._make.chats(messages, sampling_params, n, streamed=True), interval=1)
 
     async def embed(
@@ -147,13 +147,13 @@ class AsyncLLM:
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingOutput]:
-        """Convert each input (text, or token ids) to a vector, by ``embedding_model``; as `LLM.embed`.
+        """Convert each input (text, or token ids) to a vector, by ``embedding_model``; see `LLM.embed`.
 
-        The engine's thread computes it between its steps. Cancelling the task ends it.
+        The engine thread computes it between its steps. Cancelling the task cancels it.
 
         Raises:
             ConfigError: there is no embedding model.
-            InvalidParameter: an input or parameter that cannot be used; nothing has been computed then.
+            InvalidParameter: an input or parameter is invalid; nothing was computed.
         """
         make = partial(
             embedding_task,
@@ -173,11 +173,11 @@ class AsyncLLM:
         *,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ScoreOutput]:
-        """Score one query with each document, or each query with its document; as `LLM.score`.
+        """Score one query with each document, or each query with its document; see `LLM.score`.
 
         Raises:
             ConfigError: there is no model for it.
-            InvalidParameter: a text or parameter that cannot be used; nothing has been computed then.
+            InvalidParameter: a text or parameter is invalid; nothing was computed.
         """
         pairs = pairs_of(queries, documents)
         return await self._compute(partial(score_task, self._pooling, pairs, truncate_prompt_tokens))
@@ -239,7 +239,7 @@ class AsyncLLM:
 
 
 class _AdmissionTimes:
-    """A `core.ports.Watcher` that notes when open requests started to run."""
+    """A `core.ports.Watcher` that records when open requests started to run."""
 
     def __init__(self) -> None:
         self._times: dict[str, float | None] = {}
@@ -252,7 +252,7 @@ class _AdmissionTimes:
             self._times.pop(request.id, None)
 
     def of(self, request_id: str, now: float) -> float:
-        """The time of a request's admission; ``now`` where it was admitted in the step that is being delivered."""
+        """The time of a request's admission; ``now`` if it was admitted in the step that is being delivered."""
         return self._times.get(request_id) or now
 
     def fold(self, event: Event, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings and scores in this process: what a call computes, and what becomes of the results."""
+"""Embeddings and scores in this process: the inputs of a call, and its outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OutputT = TypeVar("OutputT")
 
 
 class PoolingTask(NamedTuple, Generic[OutputT]):
-    """Inputs ``rows`` of a model; ``outputs`` makes the outputs of its results [rows, numbers]."""
+    """Inputs ``rows`` of a model; ``outputs`` converts its results [rows, numbers] to outputs."""
 
     task: str
     model: PoolingModel
@@ -42,11 +42,11 @@ def embedding_task(
 
     Raises:
         ConfigError: there is no embedding model.
-        InvalidParameter: an input or parameter that cannot be used.
+        InvalidParameter: an input or parameter is invalid.
     """
     model = models.embedding
     if model is None:
-        raise ConfigError("there is no embedding model: give one as MODEL, or with embedding_model")
+        raise ConfigError("there is no embedding model: set one as MODEL, or with embedding_model")
     if dimensions is not None and not 1 <= dimensions <= model.dimensions:
         raise InvalidParameter("dimensions", f"dimensions must be 1 to {model.dimensions}, got {dimensions}")
     limit = check_truncation(model, truncate)
@@ -58,11 +58,11 @@ def embedding_task(
 def score_task(
     models: PoolingModels, pairs: Sequence[tuple[str, str]], truncate: int | None
 ) -> PoolingTask[ScoreOutput]:
-    """The score of each pair by the cross-encoder, else the cosine of the embeddings.
+    """The score of each pair: the cross-encoder's, or else the cosine similarity of the embeddings.
 
     Raises:
         ConfigError: there is no model for it.
-        InvalidParameter: an input or parameter that cannot be used.
+        InvalidParameter: an input or parameter is invalid.
     """
     if models.rerank is not None:
         limit = check_truncation(models.rerank, truncate)
@@ -70,7 +70,7 @@ def score_task(
         return PoolingTask("score", models.rerank, rows, _scores)
     model = models.embedding
     if model is None:
-        raise ConfigError("there is no cross-encoder: give one as MODEL, or with rerank_model")
+        raise ConfigError("there is no cross-encoder: set one as MODEL, or with rerank_model")
     rows, at = side_rows(model, pairs, "documents", check_truncation(model, truncate), None)
     return PoolingTask("score", model, rows, partial(_similarities, at))
 
@@ -79,7 +79,7 @@ def pairs_of(queries: str | Sequence[str], documents: str | Sequence[str]) -> li
     """One query with each document, or each query with its document.
 
     Raises:
-        InvalidParameter: there are several queries, and another number of documents.
+        InvalidParameter: there are several queries, and a different number of documents.
     """
     ones = [queries] if isinstance(queries, str) else list(queries)
     others = [documents] if isinstance(documents, str) else list(documents)

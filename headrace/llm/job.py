@@ -1,4 +1,4 @@
-"""One call of `LLM` or `AsyncLLM` as requests of the engine, and the outputs that grow from the engine's events."""
+"""One call of `LLM` or `AsyncLLM`: the engine's requests, and the outputs made from the engine's events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class Job:
-    """The requests of one call, in the order in which they are best computed, and the outputs of its prompts."""
+    """The requests of one call, ordered so that common prefixes are shared, and the outputs of its prompts."""
 
     def __init__(
         self, outputs: list[RequestOutput], answers: Mapping[str, PendingAnswer], streamed: bool
@@ -44,7 +44,7 @@ class Job:
         self._deltas: deque[CompletionDelta] = deque()
 
     def take(self, event: Event, now: float) -> bool:
-        """Take an event of one of the requests; whether a stop string has just ended its completion."""
+        """Apply an event of one of the requests; return whether a stop string has just ended its completion."""
         if isinstance(event, Emitted):
             answer = self._answers[event.request_id]
             stopped = answer.emit(event, now)
@@ -64,17 +64,17 @@ class Job:
         return False
 
     def admit(self, request_id: str, cached_tokens: int, now: float) -> None:
-        """A request has started to run."""
+        """Record that a request has started to run."""
         self._answers[request_id].admit(cached_tokens, now)
 
     def charge(self, request_id: str, cost: Cost) -> None:
-        """Add what a request that has ended has cost."""
+        """Add the cost of a request that has ended."""
         metrics = self._answers[request_id].output.metrics
         metrics.device_seconds += cost.device_seconds
         metrics.cost += cost.total
 
     def request(self, request_id: str) -> Request:
-        """The request of an id."""
+        """The request with this id."""
         return self._answers[request_id].request
 
     def num_tokens(self, request_id: str) -> int:
@@ -82,7 +82,7 @@ class Job:
         return self._answers[request_id].num_tokens
 
     def deltas(self) -> Iterator[CompletionDelta]:
-        """What was added since the last call, in order."""
+        """The deltas since the last call, in order."""
         while self._deltas:
             yield self._deltas.popleft()
 
@@ -102,7 +102,7 @@ class JobMaker:
         """A job that continues prompts.
 
         Raises:
-            InvalidParameter: a prompt or parameter that cannot be served.
+            InvalidParameter: a prompt or parameter is invalid.
         """
         given = each_prompt(prompts)
         encode = self._loaded.tokenizer.encode
@@ -121,7 +121,7 @@ class JobMaker:
         """A job that answers conversations, rendered by the model's chat template.
 
         Raises:
-            InvalidParameter: a conversation or parameter that cannot be served.
+            InvalidParameter: a conversation or parameter is invalid.
         """
         if isinstance(messages, str):
             raise InvalidParameter(
@@ -133,7 +133,7 @@ class JobMaker:
         return self._make(texts, tokens, params, n, continues=False, streamed=streamed)
 
     def learn(self, job: Job, event: Finished) -> None:
-        """Remember how long the output of a request has become, for the order of later jobs."""
+        """Record the length of a request's output, for the order of later jobs."""
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._lengths.observe(job.request(event.request_id), event.output_tokens)
 
@@ -159,12 +159,12 @@ class JobMaker:
         answers: dict[str, PendingAnswer] = {}
         for index, (text, ids, one) in enumerate(zip(texts, tokens, each, strict=True)):
             first = self._number + 1
-            self._number += n  # one for each completion, so that no two share a seed
+            self._number += n  # one number per completion, so that no two share a seed
             name = f"offline-{first}"
             completions = [CompletionOutput(i) for i in range(n)]
             outputs.append(RequestOutput(name, text, ids, completions, RequestMetrics(now)))
             seed = self._loaded.seed + first if one.seed is None else one.seed
-            later = replace(one, prompt_logprobs=None)  # the first one's scores of the prompt serve all
+            later = replace(one, prompt_logprobs=None)  # only the first completion scores the prompt
             for i in range(n):
                 request = self._request(f"{name}-{i}", ids, later if i else one, seed + i, now)
                 self._check(request, index)
@@ -190,7 +190,7 @@ class JobMaker:
         )
 
     def _check(self, request: Request, index: int) -> None:
-        """Refuse a prompt before any work is done, so that it costs the others nothing."""
+        """Refuse an invalid request before any request of the call runs."""
         constraint = request.params.structured_outputs
         if constraint is not None:
             try:
@@ -209,7 +209,7 @@ class JobMaker:
             raise InvalidParameter("prompts", f"prompts[{index}]: {problem}")
 
     def _ordered(self, answers: Mapping[str, PendingAnswer]) -> list[str]:
-        """The ids in the order in which the requests are best computed: those with a common prefix together."""
+        """The ids in the order in which the requests run: those with a common prefix together."""
         requests = [each.request for each in answers.values()]
         prompts = [token_bytes(request.tokens) for request in requests]
         outputs = [self._lengths.expected(request) for request in requests]

@@ -1,4 +1,4 @@
-"""`LLM`: the engine of the server in this process, without sockets and without threads."""
+"""`LLM`: the engine in this process, without a server and without an engine thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.serve.text.tokenizer import Tokenizer
 class LLM:
     """A model and its engine in this process; for one thread at a time.
 
-    As a context manager it gives threads, memory and files back at the end of the block.
+    Use it as a context manager to release threads, memory and files at the end of the block.
 
     Args:
         model: a local folder, a hub name, or ``"builtin"``.
@@ -33,7 +33,7 @@ class LLM:
             underscores (``max_num_seqs=8``).
 
     Raises:
-        ConfigError: an option that cannot work, or a model that cannot be loaded.
+        ConfigError: an option is invalid, or the model cannot be loaded.
     """
 
     def __init__(self, model: str = "builtin", **given: Unpack[LLMOptions]) -> None:
@@ -41,7 +41,7 @@ class LLM:
         pricing = make_pricing(options.cost)
         self._pooling = load_pooling(options)
         self._loaded = None if runs_pooling(options.model) else load(options)
-        self._jobs: dict[str, Job] = {}  # of each open request
+        self._jobs: dict[str, Job] = {}  # by the id of each open request
         self._closed = False
         if self._loaded is not None:
             self._pooling = with_served(self._pooling, options, self._loaded)
@@ -74,7 +74,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Give threads and files back; with ``kv_offload_path`` the cache stays there for the next run.
+        """Release threads and files; with ``kv_offload_path`` the KV cache is saved for the next run.
 
         A second call does nothing.
         """
@@ -93,15 +93,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt (text, or token ids), ``n`` times.
 
-        They run in the order in which they are best computed: prompts with a common prefix together.
+        Prompts with a common prefix run together, in any order.
 
         Returns:
             One output per prompt, in order.
 
         Raises:
-            InvalidParameter: a prompt or parameter that cannot be served; nothing has run then.
-            KeyboardInterrupt: Ctrl-C, after the step in progress. All requests of the call have ended then, as after
-                any other error of a step, and the next call works.
+            InvalidParameter: a prompt or parameter is invalid; nothing was run.
+            KeyboardInterrupt: Ctrl-C was pressed; raised after the current step. As after any other error of a step,
+                all requests of the call are cancelled, and the next call works.
         """
         return self._run(self._jobs_of().completions(prompts, sampling_params, n, streamed=False), progress)
 
@@ -123,12 +123,12 @@ class LLM:
         *,
         n: int = 1,
     ) -> Generator[CompletionDelta]:
-        """As `generate`, but yields what each completion gains at every step.
+        """Like `generate`, but yields a delta of each completion at every step.
 
-        The engine computes while the iterator is asked for more. Leaving the loop ends the requests.
+        The engine runs only while the iterator is advanced. Leaving the loop cancels the requests.
 
         Raises:
-            InvalidParameter: a prompt or parameter that cannot be served; raised by the call, before the first delta.
+            InvalidParameter: a prompt or parameter is invalid; raised by the call, before the first delta.
         """
         return self._stream(self._jobs_of().completions(prompts, sampling_params, n, streamed=True))
 
@@ -139,7 +139,7 @@ class LLM:
         *,
         n: int = 1,
     ) -> Generator[CompletionDelta]:
-        """As `chat`, but yields what each completion gains at every step."""
+        """Like `chat`, but yields a delta of each completion at every step."""
         return self._stream(self._jobs_of().chats(messages, sampling_params, n, streamed=True))
 
     def embed(
@@ -156,15 +156,15 @@ class LLM:
 
         Args:
             inputs: one input or several.
-            dimensions: return only so many numbers of each vector, for models that are trained for it.
-            normalize: whether vectors have length one (default: as the model's files say).
-            prompt_name: the model's prompt to put before each text.
-            truncate_prompt_tokens: cut longer inputs to so many tokens; -1: to the model's limit.
+            dimensions: truncate each vector to this many numbers, for models that are trained for it.
+            normalize: whether vectors are scaled to length 1 (default: as in the model's files).
+            prompt_name: name of the model's prompt to put before each text.
+            truncate_prompt_tokens: cut longer inputs to this many tokens; -1: to the model's limit.
             progress: show a progress bar on a terminal.
 
         Raises:
             ConfigError: there is no embedding model.
-            InvalidParameter: an input or parameter that cannot be used; nothing has been computed then.
+            InvalidParameter: an input or parameter is invalid; nothing was computed.
         """
         self._require_open()
         given = each_prompt(inputs)
@@ -189,11 +189,11 @@ class LLM:
     ) -> list[ScoreOutput]:
         """Score one query with each document, or each query with its document, by ``rerank_model``.
 
-        Without a cross-encoder, the score is the cosine of the embeddings.
+        Without a cross-encoder, the score is the cosine similarity of the embeddings.
 
         Raises:
             ConfigError: there is no model for it.
-            InvalidParameter: a text or parameter that cannot be used; nothing has been computed then.
+            InvalidParameter: a text or parameter is invalid; nothing was computed.
         """
         self._require_open()
         pairs = pairs_of(queries, documents)
@@ -201,7 +201,7 @@ class LLM:
             return compute(score_task(self._pooling, pairs, truncate_prompt_tokens), advance)
 
     def _jobs_of(self) -> JobMaker:
-        """What makes jobs of prompts.
+        """The `JobMaker` of the model.
 
         Raises:
             RuntimeError: this is a model for embeddings or scores only.
@@ -217,7 +217,7 @@ class LLM:
                     while job.open:
                         self._step(lambda ended, tokens: advance(tokens) if ended is job else None)
                         raise_deferred()
-            finally:  # neither an interrupt nor a failed step leaves requests in an engine that is used again
+            finally:  # the engine is used again, so no request may stay in it after an interrupt or a failed step
                 self._abandon(job)
         return job.outputs
 
@@ -241,13 +241,13 @@ class LLM:
             self.loaded.engine.submit(request, request.arrived)
 
     def _abandon(self, job: Job) -> None:
-        """End what is open of a job; nothing is told of it any more."""
+        """Cancel the open requests of a job; their later events are ignored."""
         for request_id in job.open:
             if self._jobs.pop(request_id, None) is not None and not self._closed:
                 self.loaded.engine.cancel(request_id, FinishReason.CANCELLED, time.monotonic())
 
     def _step(self, ended: Callable[[Job, int], None] = lambda job, tokens: None) -> None:
-        """One step of the engine, for all jobs that are open; ``ended`` is called for each request that ends."""
+        """Run one step of the engine, for all open jobs; ``ended`` is called for each request that ends."""
         self._require_open()
         engine, now = self.loaded.engine, time.monotonic()
         due = engine.wake_at(now)

@@ -30,8 +30,8 @@ class LLMOptions(TypedDict, total=False):
     device: Literal["auto", "cpu", "cuda"]
     """Device to compute on; auto takes a GPU if there is one."""
     kernels: Literal["auto", "torch", "cpp", "triton"]
-    """Kernel backend; auto takes cpp on a CPU, and on a GPU triton if a check at start finds that it computes
-    what torch does, else torch. triton has been tested in its interpreter, not on a GPU yet."""
+    """Kernel backend; auto takes cpp on a CPU, and on a GPU triton if a check at start finds that its results
+    agree with those of torch, else torch."""
     cpu_isa: Literal["auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"]
     """Instruction set of the cpp kernels; auto takes the best that the processor has."""
     tensor_parallel_size: int
@@ -48,17 +48,17 @@ class LLMOptions(TypedDict, total=False):
     chat_template: str | None
     """Jinja chat template, as a file or as text (default: the model's own)."""
     seed: int
-    """Seed of requests that have none of their own, and of dummy weights."""
+    """Seed of requests without their own seed, and of dummy weights."""
     block_size: int
     """Tokens per block of the KV cache."""
     gpu_memory_utilization: float
     """Share of the GPU's memory for weights, activations and KV cache, 0 to 1."""
     kv_cache_memory_bytes: int | str | None
-    """Memory of the KV cache on the device (default: what is free)."""
+    """Memory of the KV cache on the device (default: all that is free)."""
     enable_prefix_caching: bool
     """Share KV blocks between requests that begin with the same tokens."""
     kv_offload_bytes: int | str
-    """Host memory for KV blocks that were evicted from the device; 0 keeps none."""
+    """Host memory for KV blocks that were evicted from the device; 0 stores none."""
     kv_offload_path: str | None
     """Folder on a disk for the most valuable KV blocks, which survive a restart (default: none)."""
     kv_offload_disk_bytes: int | str
@@ -107,17 +107,17 @@ class LLMOptions(TypedDict, total=False):
     static_batch_timeout: float | str
     """Time after which an incomplete batch starts under --scheduling-policy static."""
     overlap: int | None
-    """1 plans a step while the one before it runs, and keeps all stages of a pipeline busy; 0 does not
+    """1 plans a step while the previous one runs, and keeps all stages of a pipeline busy; 0 does not
     (default: 1 on a GPU, else 0)."""
     speculative_config: str | None
     """Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, draft_model, eagle3,
     or a list), num_speculative_tokens and more; see the guide (default: none)."""
     device_price: str | None
-    """Price of the device per hour or second, for example 2.5/h. Requests then cost the device time that they
-    used (default: none)."""
+    """Price of the device per hour or second, for example 2.5/h. The cost of a request is then that of its
+    device time (default: none)."""
     price_per_million_prompt_tokens: float
-    """Price of a million computed prompt tokens. With a price of tokens, requests cost their tokens and not
-    their device time."""
+    """Price of a million computed prompt tokens. With a price of tokens, the cost of a request is that of its
+    tokens instead of its device time."""
     price_per_million_cached_tokens: float
     """Price of a million prompt tokens found in the prefix cache."""
     price_per_million_output_tokens: float

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` return: outputs of prompts, their completions and deltas; embeddings and scores."""
+"""The results of `LLM` and `AsyncLLM`: outputs of prompts, their completions and deltas; embeddings and scores."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class CompletionOutput:
 class RequestMetrics:
     """Times in seconds of the monotonic clock. ``token_times`` are those of the first completion.
 
-    ``device_seconds`` and ``cost`` are those of all completions together. The cost is 0 without ``device_price`` and
-    prices of tokens; its currency is that of the prices.
+    ``device_seconds`` and ``cost`` are sums over all completions. The cost is 0 without ``device_price`` and prices of
+    tokens; its currency is that of the prices.
     """
 
     arrived: float
@@ -42,7 +42,7 @@ class RequestMetrics:
 
     @property
     def first_token(self) -> float:
-        """When the first token was emitted; the end of a request without tokens."""
+        """The time of the first token; for a request without tokens, of its end."""
         return self.token_times[0] if self.token_times else self.finished
 
 
@@ -60,11 +60,11 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """What one completion gained since its last delta.
+    """The addition to one completion since its last delta.
 
     ``prompt_index`` counts the prompts of the call and ``index`` the completions of the prompt, both from 0. ``text``
-    holds whole characters and no part of a stop string, so it may be empty while ``token_ids`` are not.
-    ``finish_reason`` is set in the last delta of a completion. ``output`` is all that the prompt has got so far.
+    has whole characters and no part of a stop string, so it may be empty while ``token_ids`` are not.
+    ``finish_reason`` is set in the last delta of a completion. ``output`` is the whole output of the prompt so far.
     """
 
     prompt_index: int

@@ -1,4 +1,4 @@
-"""The options of an engine from the keyword arguments of `LLM` and `AsyncLLM`."""
+"""Converts the keyword arguments of `LLM` and `AsyncLLM` to options."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from headrace.build.plugins import by_name
 from headrace.config import PARTS, ConfigError, Options, options
 
 ENGINE_PARTS = ("model", "cache", "scheduler", "cost", "embedding")
-"""The parts of the configuration that matter without a server."""
+"""The parts of the configuration that apply without a server."""
 
 
 def engine_options(model: str, given: Mapping[str, Any]) -> Options:
     """All options, with those that are ``given``.
 
     Raises:
-        ConfigError: an unknown option, one of the server, or a value that cannot work.
+        ConfigError: an option is unknown or the server's, or a value is invalid.
     """
     server = {each.name for part, kind in PARTS.items() if part not in ENGINE_PARTS for each in fields(kind)}
     for name in given:

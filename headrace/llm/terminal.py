@@ -12,10 +12,10 @@ from types import FrameType
 
 @contextmanager
 def interrupts_between_steps() -> Iterator[Callable[[], None]]:
-    """Defer Ctrl-C until the yielded function is called: inside a step it would leave a plan half done.
+    """Defer Ctrl-C until the yielded function is called: inside a step it would leave a plan half executed.
 
     A second Ctrl-C takes effect at once, in case a step hangs. Only Python's own handler is deferred, and only in the
-    main thread, the one that it interrupts.
+    main thread, which is the one that it interrupts.
     """
     elsewhere = threading.current_thread() is not threading.main_thread()
     if elsewhere or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

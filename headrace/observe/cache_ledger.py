@@ -29,7 +29,7 @@ Sizes = Mapping[Layer, Mapping[str, StoreFacts]]
 
 
 def free() -> TokenPrices:
-    """Tokens cost nothing."""
+    """Prices of 0."""
     return NO_PRICES
 
 

@@ -26,7 +26,7 @@ BATCH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 class EngineGauges:
-    """What the engine holds now; ``cache_config`` becomes the labels of ``cache_config_info``."""
+    """The engine's current state; ``cache_config`` becomes the labels of ``cache_config_info``."""
 
     def __init__(self, page: MetricsPage, cache_config: Mapping[str, str] | None) -> None:
         self.running = page.gauge("num_requests_running", "Requests that are running.").of()
@@ -50,7 +50,7 @@ class EngineGauges:
 
 
 class EngineCounters:
-    """What the engine has done; tenants beyond the first ``tenants`` are counted as ``other``."""
+    """Counters of the engine; tenants beyond the first ``tenants`` are counted as ``other``."""
 
     def __init__(self, page: MetricsPage, tenants: int) -> None:
         self.queries = page.counter(

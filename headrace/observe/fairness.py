@@ -1,9 +1,9 @@
 """Fairness between tenants: Jain's index of received service over fair share, in a sliding window.
 
-Time is divided into slices. In each slice, the demand of a tenant is the service it received plus its work that still
-waits; its fair share is the weighted max-min share of all service. The index is computed from the sums over a window of
-slices. Service is measured in tokens: computed prompt tokens (a cached prefix costs nothing) and generated tokens. It
-knows tenants and tokens, no events: `observe.goodput` and `lab.bench.stats` feed it.
+Time is divided into slices. In each slice, the demand of a tenant is the service it received plus its waiting work; its
+fair share is the weighted max-min share of all service. The index is computed from the sums over a window of slices.
+Service is measured in tokens: computed prompt tokens (cached ones do not count) and generated tokens.
+`observe.goodput` and `lab.bench.stats` use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.core.tenancy.fairness_index import fair_shares, jain
 SLICE_SECONDS = 1.0
 WINDOW_SLICES = 60
 LEAST_TOKENS = 1e-6
-"""Smaller amounts are rounding errors of fractions that were added and subtracted."""
+"""Smaller amounts are treated as rounding errors."""
 
 
 class FairnessWindow:

@@ -1,8 +1,8 @@
 """Latency targets met and missed by service class, queue sizes by class, and fairness between tenants.
 
 Goodput is the share of requests that meet all their latency targets (DistServe, OSDI '24). A request without targets
-meets them if it completes. A request that is rejected, fails or times out misses them. A request that is cancelled by
-its client is judged by the targets that were due until then.
+meets them if it completes. A request that is rejected, fails or times out misses them. For a request that its client
+cancelled, only the targets that were due until then count.
 """
 
 from __future__ import annotations
@@ -252,13 +252,13 @@ class Goodput:
 
 
 def _count(family: Family[Cell], name: str) -> int:
-    """Requests of a class that met or missed all targets; reading makes no series."""
+    """Requests of a class that met or missed all targets; reading creates no series."""
     cell = family.series.get((name, "all"))
     return int(cell.value) if cell else 0
 
 
 def _verdicts(event: Finished, live: _Live, now: float) -> dict[str, bool]:
-    """Which latency targets a request met, and whether ``all``; targets that cannot be judged are left out."""
+    """Which latency targets a request met, and whether ``all``; targets that cannot be decided are omitted."""
     whole = event.reason in (FinishReason.STOP, FinishReason.LENGTH)
     cancelled = event.reason is FinishReason.CANCELLED
     first = now if live.first is None else live.first

@@ -1,7 +1,7 @@
 """Prometheus metrics of the engine, made from events, with the names that dashboards and autoscalers know from vLLM.
 
-It knows events and `now`, not the engine or a socket. The tenant is a label of one counter, with a limited number of
-values. Service classes and fairness between tenants are in `observe.goodput`.
+It depends only on events and `now`. The tenant is a label of one counter, with a limited number of values. Service
+classes and fairness between tenants are in `observe.goodput`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Live:
 
 
 class EngineTotals(NamedTuple):
-    """Counters since the start, and what the engine holds now.
+    """Counters since the start, and the engine's current state.
 
     ``batch_counts`` are the steps by their number of rows, in the buckets of ``batch_bounds``. ``waits`` counts the
     requests that began to wait for a reason.

@@ -1,7 +1,7 @@
-"""Explains single requests from events: what happened to a request, when and why.
+"""Explanations of single requests from events, for ``GET /v1/requests/{id}``: what happened, when and why.
 
-``GET /v1/requests/{id}`` shows it. It holds counts, reasons and times, no tokens and no text, and a limited number of
-finished requests. The position in the queue and the predicted start come from the engine.
+It stores counts, reasons and times, no tokens and no text, of all open and a limited number of finished requests. The
+position in the queue and the predicted start come from the engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headrace.observe.drafts.record import DraftingRecord
 from headrace.observe.reasons import reason_text
 
 HISTORY = 256
-"""Most entries in the history of a request; further ones are only counted."""
+"""Maximum number of entries in the history of a request; further ones are only counted."""
 
 
 class RequestSummary(NamedTuple):
@@ -58,12 +58,12 @@ class RequestSummary(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether it ended with a whole answer that was computed."""
+        """Whether it ended with a complete, computed output."""
         return self.why in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class _Record:
-    """What is known of one request."""
+    """The state of one request."""
 
     __slots__ = (
         "admitted",
@@ -182,7 +182,7 @@ class RequestBook:
                     yield _summary(request_id, record)
 
     def explain(self, request_id: str, now: float | None = None) -> dict[str, Any] | None:
-        """What is known of a request, as plain values for JSON; None for an unknown request.
+        """The explanation of a request, as plain values for JSON; None for an unknown request.
 
         Times are seconds since its arrival. With ``now``, an open request also has its age. ``position`` is the number
         of waiting requests ahead of it (null once it runs). ``waits_because`` is why the last step did not admit it,

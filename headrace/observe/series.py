@@ -1,8 +1,8 @@
 """Counters, gauges and histograms as plain Python values.
 
-They are written thousands of times a second and read every few seconds, so writing is cheap: an addition without a
-lock, and a bisection for a histogram. Reading turns them into metric families of prometheus-client, which writes the
-exposition format. They know no event and no metric's name.
+They are written thousands of times per second and read every few seconds, so writing is cheap: an addition without a
+lock, and a bisection for a histogram. Reading converts them to metric families of prometheus-client, which writes the
+exposition format.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ SeriesT = TypeVar("SeriesT", Cell, Histogram)
 class Family(Generic[SeriesT]):
     """Series of one metric by label values; beyond ``limit`` values of the first label, all belong to `OTHER`.
 
-    The first label names what is counted; the other labels have few values. The limit keeps a client that invents
-    tenants from filling the memory of the server and its scrapes.
+    Other labels must have few values. The limit prevents clients that invent tenants from filling memory and scrapes.
     """
 
     __slots__ = ("_make", "_named", "help", "labels", "limit", "name", "series")

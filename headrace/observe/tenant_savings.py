@@ -1,7 +1,7 @@
-"""What the caches saved each tenant, by layer: the tenant's own part of ``GET /v1/cache/stats``.
+"""Savings of the caches by tenant and layer: the tenant's part of ``GET /v1/cache/stats``.
 
 `observe.cache_ledger` counts the same events for the whole server. Misses are not counted here, because the event of a
-lookup does not name its tenant.
+lookup does not name the tenant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.observe.cost.report import saved_fields
 from headrace.observe.series import OTHER
 
 MAX_TENANTS = 10_000
-"""Tenants that are counted separately; further ones are counted together as ``other``."""
+"""Maximum number of tenants with separate counts; further ones are counted together as ``other``."""
 
 
 class _Saved:
@@ -78,7 +78,7 @@ class TenantSavings:
         }
 
     def savings(self, tenant: str) -> list[Saving]:
-        """What each layer saved a tenant."""
+        """A tenant's savings by layer."""
         found = self._saved.get(tenant, {})
         return [
             Saving(

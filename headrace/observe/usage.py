@@ -1,7 +1,7 @@
-"""Usage of each tenant since the server started: requests, tokens, rejections.
+"""Usage of each tenant since the server started, for ``GET /v1/usage``: requests, tokens, rejections.
 
-``GET /v1/usage`` shows it. Tokens are counted when they are computed, so that the sum over all tenants is the work of
-the engine. Requests served by response caches are counted separately. Remaining quotas are in `serve.quota_meter`.
+Tokens are counted when they are computed, so the sum over all tenants is the work of the engine. Requests served by
+response caches are counted separately. Remaining quotas are in `serve.quota_meter`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.core.events import (
 from headrace.observe.series import OTHER
 
 MOST_TENANTS = 10_000
-"""Tenants with an account of their own; further tenants are counted together as ``other``."""
+"""Maximum number of tenants with separate accounts; further tenants are counted together as ``other``."""
 
 
 class _Account:
@@ -91,7 +91,7 @@ class UsageBook:
         """All tenants that have an account."""
         return sorted(self._accounts)
 
-    def tell(self, tenant: str) -> Mapping[str, Any]:
+    def account(self, tenant: str) -> Mapping[str, Any]:
         """The account of one tenant, as plain values for JSON; zeros for an unknown tenant."""
         account = self._accounts.get(tenant) or _Account()
         return {

@@ -1,6 +1,6 @@
-"""What ``--metrics-prefix vllm`` adds, so that dashboards and autoscalers made for vLLM work unchanged.
+"""Names and labels of ``--metrics-prefix vllm``, so that dashboards and autoscalers made for vLLM work unchanged.
 
-Names and labels of the current release are the same as ours. Older dashboards use names that vLLM has since changed.
+Metric names are those of the current vLLM release; aliases are names that older dashboards use.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 PREFIX = "vllm"
 
 LABELS = {"engine": "0"}
-"""Labels that vLLM puts on every series beside ``model_name``."""
+"""Labels that vLLM adds to every series, in addition to ``model_name``."""
 
 ALIASES = {
     "time_per_output_token_seconds": "inter_token_latency_seconds",
@@ -17,7 +17,7 @@ ALIASES = {
     "gpu_prefix_cache_hits": "prefix_cache_hits",
     "estimated_flops_per_gpu": "estimated_flops",
 }
-"""Names of vLLM, former ones among them, and ours."""
+"""Current and former names of vLLM, with ours."""
 
 
 def labels(prefix: str, model: str) -> dict[str, str]:

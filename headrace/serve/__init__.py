@@ -1,10 +1,10 @@
-"""Between sockets and engine: the engine thread, text in and out, caches and the HTTP API.
+"""The server: the engine thread, text processing, caches and the HTTP API.
 
 - `service`: admits requests and routes their events. `answer`: the events of one call. `thread`: the engine thread.
-- `step_watch`: attaches a fold while somebody reads it.
+- `step_watch`: attaches a fold only while it is read.
 - `health_watch`: logs stalls. `systemd`: notifies systemd.
 - `takeover`: waits for a folder that the previous process still holds.
-- `usage_file`: adds what was used to a file.
+- `usage_file`: adds usage to a file.
 - `experiments`: runs experiments and the tuner. `sessions`: retains the computed prompts of sessions.
 - `quota_meter`: counts usage against limits. `admission_rate`: admissions per second. `auth`: API keys.
 - `text`: tokenizer, chat template, detokenizer. `parsing`: tool calls and reasoning in a model's text.

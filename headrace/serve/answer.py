@@ -1,7 +1,6 @@
-"""The events of one call on their way to its reader: collected per engine step, read in batches.
+"""The queue of one call's events: written at each engine step, read in batches.
 
-`serve.service` and the response caches write into an `Answer`; `serve.http.generation.call` reads it. It knows no
-HTTP, no text and no engine.
+`serve.service` and the response caches write into an `Answer`; `serve.http.generation.call` reads it.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ IndexedEvent = tuple[int, Emitted | PromptScored | Finished]
 
 
 class Predicted(NamedTuple):
-    """Tokens of the client's prediction that were verified: accepted and rejected ones."""
+    """Numbers of accepted and rejected tokens of the client's prediction."""
 
     accepted: int = 0
     rejected: int = 0
 
     def plus(self, event: Verified) -> Predicted:
-        """With what became of one more draft."""
+        """The numbers with one more verified draft."""
         return Predicted(self.accepted + event.accepted, self.rejected + event.drafted - event.accepted)
 
 
@@ -62,10 +61,10 @@ class Route:
 class Answer:
     """The unread events of the sequences of one call.
 
-    There is one reader. It is woken once, however many steps have passed, and reads everything: after the first token
-    of a sequence, after ``interval`` more tokens, and at the end of a sequence. With an interval of 0 it is woken only
-    when the last sequence has ended. ``cached_tokens`` are the prompt tokens of each sequence that were found in the
-    prefix cache, ``predicted`` what became of the client's predictions.
+    There is one reader. It is woken after the first token of a sequence, after ``interval`` more tokens, and at the end
+    of a sequence, and then reads everything. With an interval of 0 it is woken only when the last sequence has ended.
+    ``cached_tokens`` are the prompt tokens of each sequence that were found in the prefix cache, ``predicted`` the
+    accepted and rejected tokens of the client's predictions.
     ``timer`` ends the call at its deadline. ``note`` is the value of the ``X-Headrace-Cache`` header;
     empty without a response cache. ``first_token_at`` is the time of the first token, on the monotonic clock.
     """
@@ -80,7 +79,7 @@ class Answer:
         self.first_token_at: float | None = None
         self._interval = interval
         self._open = len(self.requests)
-        # Tokens of each sequence since the reader was last due; the first token of a sequence is enough.
+        # Tokens of each sequence since the last read was due; initially so many that the first token is enough.
         self._gathered = [interval] * self._open
         self._due = False
         self._unread: list[IndexedEvent] = []
@@ -104,7 +103,7 @@ class Answer:
         return unread
 
     async def due(self) -> None:
-        """Wait until a read is due. Only the reader may."""
+        """Wait until a read is due. Only the reader may call it."""
         if self._open and not self._due:
             self._reader = asyncio.get_running_loop().create_future()
             try:

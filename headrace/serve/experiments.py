@@ -1,7 +1,6 @@
-"""Runs experiments and the tuner: wakes when a window begins or ends, changes a setting between two steps, writes the
-file.
+"""Runs experiments and the tuner: wakes when a window begins or ends, changes settings between steps, writes the file.
 
-What an experiment is and decides is `observe`'s; this file has the clock, the engine thread and the disk.
+`observe` has the logic of experiments; this file has the clock, the engine thread and the disk.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from headrace.serve.service import Service
 logger = logging.getLogger("headrace.experiments")
 
 LONGEST_SLEEP = 3600.0
-"""Seconds after which the task looks again even if nothing is due."""
+"""Maximum sleep in seconds of the task, even if nothing is due."""
 
 FILE_VERSION = 1
 
@@ -40,7 +39,7 @@ class Change(Protocol):
 
 
 class Report(Protocol):
-    """An experiment as clients see it."""
+    """An experiment in responses."""
 
     @property
     def id(self) -> str: ...
@@ -69,7 +68,7 @@ class Conductor(Protocol):
 
 
 class Steering(Protocol):
-    """What decides on changes: `observe.steering`. ``watchers`` must see all events."""
+    """Decides on changes: `observe.steering`. ``watchers`` must receive all events."""
 
     @property
     def watchers(self) -> tuple[Watcher, ...]: ...
@@ -80,7 +79,7 @@ class Steering(Protocol):
 
 
 class Experiments:
-    """The task beside the server. ``change`` sets a setting, on the engine thread; ``path`` survives restarts."""
+    """The background task. ``change`` sets a setting, on the engine thread; ``path`` is the file of the experiments."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class Experiments:
         return experiment
 
     def look_again(self) -> None:
-        """Something has changed from outside: what is due now is done at once."""
+        """Wake the task after a change from outside, to do at once what is due."""
         self._wake.set()
 
     async def _run(self) -> None:
@@ -146,7 +145,7 @@ class Experiments:
             self._wake.clear()
 
     def _watch(self, watchers: tuple[Watcher, ...]) -> None:
-        """Measure only what is needed now: a fold over every token costs throughput."""
+        """Attach only the ``watchers`` that are needed now: a fold over every token reduces throughput."""
         for each in self._watchers:
             if each not in watchers:
                 self._service.unwatch(each)
@@ -157,20 +156,24 @@ class Experiments:
 
     async def _apply(self, change: Change) -> None:
         setting, value = change.setting, change.value
-        await self._service.between_steps(lambda: self._change(setting, value))
-        logger.info("%s is %s: %s", setting, value, change.why)
+        try:
+            await self._service.between_steps(lambda: self._change(setting, value))
+        except Exception:  # one change that cannot be made must not end the task
+            logger.exception("%s cannot be set to %s", setting, value)
+        else:
+            logger.info("%s is %s: %s", setting, value, change.why)
 
     def _restore(self, path: Path) -> None:
         try:
             stored = json.loads(path.read_text())
             if stored["version"] != FILE_VERSION:
                 raise ValueError(f"version {stored['version']}")
-            told = self.conductor.restore(stored["experiments"], self._service.now())
+            warnings = self.conductor.restore(stored["experiments"], self._service.now())
         except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("experiments of %s are not continued: %s: %s", path, type(error).__name__, error)
             return
-        for line in told:
-            logger.warning("%s", line)
+        for warning in warnings:
+            logger.warning("%s", warning)
 
     async def _store(self) -> None:
         if self._path is None:
@@ -187,7 +190,7 @@ class Experiments:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace the file as a whole, so that a crash leaves the old one or the new one."""
+    """Replace the file atomically, so that a crash leaves either the old one or the new one."""
     new = path.with_name(path.name + ".new")
     new.write_text(text)
     os.replace(new, path)

@@ -20,8 +20,8 @@ CHECK_SECONDS = 1.0
 class HealthWatch:
     """Checks ``service`` every ``seconds``.
 
-    ``watchdog`` says whether systemd expects watchdog messages. It must be informed at least twice in its interval, so
-    ``seconds`` is at most half of that.
+    ``watchdog`` is the interval in which systemd expects watchdog messages (None: it expects none); ``seconds`` is
+    reduced to half of it.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class HealthWatch:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop checking, and tell systemd that the server stops if it does not know yet."""
+        """Stop checking, and inform systemd that the server stops, unless it has been informed."""
         if self._task is not None:
             self._task.cancel()
-        self._tell_stopping()
+        self._notify_stopping()
 
     def check(self) -> None:
         """Compare the engine's health with the last check."""
@@ -60,11 +60,11 @@ class HealthWatch:
             else:
                 logger.error("unhealthy: %s", health.why, extra={"fields": fields})
         if self._service.draining:
-            self._tell_stopping()
+            self._notify_stopping()
         if self._watchdog and self._well:
             self._notifier.send("WATCHDOG=1")
 
-    def _tell_stopping(self) -> None:
+    def _notify_stopping(self) -> None:
         if not self._stopping:
             self._stopping = True
             self._notifier.send("STOPPING=1")

@@ -1,7 +1,7 @@
 """Counts the usage of tenants against their quotas while their calls run.
 
-`serve.service` calls `shortage` before it accepts a call and `enter` when it has accepted one. The meter learns the
-rest from events: when the last sequence of a call has ended, it charges the tokens that were computed for it.
+`serve.service` calls `shortage` before it accepts a call and `enter` when it has accepted one. The rest follows from
+events: when the last sequence of a call has ended, the meter charges the tokens that were computed for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Bill:
 
 
 class QuotaMeter:
-    """A `core.ports.Watcher` that keeps the accounts of tenants that have quotas.
+    """A `core.ports.Watcher` that accounts the usage of tenants with quotas.
 
     All sequences of a call count as one request. ``model`` is the name of the served model.
     """
@@ -41,7 +41,7 @@ class QuotaMeter:
         self._admitted: set[str] = set()
 
     def shortage(self, requests: Sequence[Request], now: float) -> Shortage | None:
-        """The quota of its tenant that rejects a call; None if the call is accepted."""
+        """The tenant's quota that rejects a call; None if the call is accepted."""
         return self._quotas.shortage(requests[0].tenant, self._model, _estimate(requests), now)
 
     def enter(self, requests: Sequence[Request], now: float) -> None:
@@ -53,15 +53,15 @@ class QuotaMeter:
                 self._bills[request.id] = bill, len(request.answered)
 
     def shortage_of(self, tenant: str, model: str, tokens: int, now: float) -> Shortage | None:
-        """As `shortage`, for a call of ``tokens`` to another model than the served one."""
+        """Like `shortage`, for a call of ``tokens`` to another model than the served one."""
         return self._quotas.shortage(tenant, model, tokens, now)
 
     def hold(self, tenant: str, model: str, tokens: int, now: float) -> Hold | None:
-        """Reserve the tokens of such a call until `settle`; None if the tenant has no limits."""
+        """Reserve the tokens of a call to another model until `settle`; None if the tenant has no limits."""
         return self._quotas.take(tenant, model, tokens, now)
 
     def settle(self, hold: Hold, used: int, now: float) -> None:
-        """Such a call has ended and used so many tokens."""
+        """Charge the ``used`` tokens of a call to another model that has ended."""
         self._quotas.settle(hold, used, now)
 
     def rooms(self, tenant: str, now: float) -> dict[Limit, Room]:
@@ -102,6 +102,6 @@ def limits_of(rooms: Mapping[Limit, Room]) -> dict[str, dict[str, float]]:
 
 
 def _estimate(requests: Sequence[Request]) -> int:
-    """The most tokens that a call may compute, as far as it limits its length."""
+    """The maximum tokens that a call may compute; `UNSTATED_ANSWER_TOKENS` for an output without a limit."""
     answers = (request.params.max_tokens or UNSTATED_ANSWER_TOKENS for request in requests)
     return sum(len(request.tokens) for request in requests) + sum(answers)

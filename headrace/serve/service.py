@@ -1,9 +1,9 @@
-"""Between the HTTP layer and the engine: admits requests, routes their events back, and ends them at their deadline.
+"""The layer between HTTP and the engine: admits requests, routes their events back, and ends them at their deadline.
 
-It runs on one asyncio loop. It asks `core.tenancy.gate` before a request is queued, submits requests to the engine
-thread, and routes the events of each step to their listeners. Watchers (metrics, request log) are called here, so
-that they never delay the engine thread. It knows no HTTP, no text and no wire format. Response caches come before
-it: `serve.cache.lookup` submits only what must be computed.
+It runs on one asyncio loop. `core.tenancy.gate` decides whether a request is queued. The service submits requests to
+the engine thread, and routes the events of each step to their listeners. Watchers (metrics, request log) are called
+here, so that they never delay the engine thread. Response caches come before it: `serve.cache.lookup` submits only what
+must be computed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from headrace.serve.thread import EngineThread, Progress, StepInterrupt, Steps
 logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 60.0
-"""If requests wait this long without a finished step, the engine counts as stalled."""
+"""If requests wait this long without a completed step, the engine counts as stalled."""
 
 HANDOVER_SECONDS = 0.002
 """How long the engine thread pauses after a first token, so that it is sent before the next step begins."""
@@ -49,7 +49,7 @@ HANDOVER_REQUESTS = 4
 """With more open foreground requests than this, the engine thread does not pause: the pauses would add up."""
 
 EXPECT_SECONDS = 0.01
-"""How long background work pauses for a call whose body is being read, which takes a few milliseconds."""
+"""Maximum pause of background work for a call whose body is being read, which takes a few milliseconds."""
 
 NOTE_SECONDS = 0.02
 """Longest delay until watchers receive an event that happened outside the engine."""
@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 class Health(NamedTuple):
-    """``well``: steps make progress while requests wait. ``ready``: new calls are accepted. ``why``: if not, why."""
+    """``well``: steps make progress while requests wait. ``ready``: calls are accepted. ``why``: the reason, if not."""
 
     well: bool
     ready: bool
@@ -110,7 +110,7 @@ class Service:
         self._urgent = 0  # open foreground requests
         self._entered = 0  # open calls that are computed between steps
         self._admissions = AdmissionRate()
-        self._unfolded: list[tuple[Sequence[Event], float]] = []  # not seen by watchers yet, with their time
+        self._unfolded: list[tuple[Sequence[Event], float]] = []  # not sent to watchers yet, with their time
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -185,16 +185,16 @@ class Service:
             self._idle.clear()
 
     def expect(self) -> None:
-        """Announce a call whose body is being read. Until it arrives, no step with background work alone begins: the
-        call would have to wait for its end."""
+        """Announce a call whose body is being read. Until it arrives, no step with only background work begins, because
+        the call would have to wait for its end."""
         self.thread.expect(EXPECT_SECONDS)
 
     def end_in_time(self, answer: Answer, close: Callable[[Answer, FinishReason], None]) -> None:
         """Call ``close`` at the deadline of the first request, or after the server's request timeout.
 
-        The engine knows only the deadlines that requests ask for. It does not start a request that will miss such a
-        deadline, but it does start one that the request timeout may cut off. Background work has no timeout: it waits
-        for other requests as long as it must.
+        The engine knows only the deadlines that requests ask for. It does not start a request that will miss its
+        deadline, but it does start one that the request timeout may end. Background work has no timeout, because it may
+        have to wait long for other requests.
         """
         first = answer.requests[0]
         timeout = first.settings.request_timeout or self._request_timeout
@@ -241,16 +241,16 @@ class Service:
         return True
 
     def enter(self) -> None:
-        """A call begins that the engine thread computes between steps; `drain` waits for its `leave`."""
+        """Begin a call that the engine thread computes between steps; `drain` waits until it calls `leave`."""
         self._entered += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """Such a call has ended."""
+        """End a call that has called `enter`."""
         self._entered -= 1
-        self._rest()
+        self._update_idle()
 
-    def _rest(self) -> None:
+    def _update_idle(self) -> None:
         if not self._routes and not self._entered:
             self._idle.set()
 
@@ -288,16 +288,16 @@ class Service:
         return Health(not why, not why and not closed, why or closed, progress)
 
     def _deliver(self, events: list[Event], now: float) -> None:
-        """On the engine thread: hand all events of a step to the loop at once.
+        """On the engine thread: pass all events of a step to the event loop.
 
-        If the engine began its next step immediately, its kernels would occupy every core, and the loop could not send
-        the tokens of this step. A first token was delayed by up to one step, so the engine thread pauses for it.
+        If the engine began its next step at once, its kernels would occupy every core, and the loop could not send the
+        tokens of this step. This delayed a first token by up to one step, so the engine thread pauses for it.
         """
         loop = self._running_loop()
         written = threading.Event() if self._begins(events) else None
         try:
             loop.call_soon_threadsafe(self._take, events, now, written)
-        except RuntimeError:  # the loop is closed: no listener is left
+        except RuntimeError:  # the loop is closed: there is no listener
             if not loop.is_closed():
                 raise
             return
@@ -310,9 +310,9 @@ class Service:
             return False
         for event in events:
             route = self._routes.get(event.request_id) if type(event) is Emitted else None
-            if route is None or route.begun or route.listener is None:
-                continue
-            if route.listener.each_step:
+            # Read once, because the loop may withdraw the listener meanwhile.
+            listener = None if route is None or route.begun else route.listener
+            if listener is not None and listener.each_step:
                 return True
         return False
 
@@ -340,7 +340,7 @@ class Service:
                     if route is not None:
                         self._unqueue(route)
                         if route.listener is not None:
-                            # A resumed answer's own tokens may be cached too; they do not belong to the prompt.
+                            # The output tokens of a resumed answer may be cached too; they are not prompt tokens.
                             cached = min(event.cached_tokens, route.prompt_tokens)
                             route.listener.cached_tokens[route.index] = cached
                 case Finished():
@@ -351,14 +351,14 @@ class Service:
                         self._unqueue(route)
                         if route.listener is not None:
                             route.listener.tell(route.index, event)
-        self._rest()
+        self._update_idle()
         self._unfolded.append((events, now))
         # After the readers that were woken, which write in the next iteration of the loop.
         self._running_loop().call_soon(self._written, written)
 
     def _written(self, written: threading.Event | None) -> None:
-        """The tokens of the step have been written. Watchers run one loop iteration later: the loop sends at the end of
-        an iteration, so a slow watcher delays no answer, and a watcher that raises breaks none."""
+        """End the engine thread's pause, and run watchers one loop iteration later: the loop sends at the end of an
+        iteration, so a slow watcher delays no response, and one that raises breaks none."""
         if written is not None:
             written.set()
         self._running_loop().call_soon(self.count)
@@ -366,9 +366,9 @@ class Service:
     def note(self, *events: Event) -> None:
         """Send events that happened outside the engine to the watchers, within `NOTE_SECONDS`.
 
-        They are delayed because the calling code is about to write an answer or to start a step.
+        They are delayed because the caller is about to write a response or to start a step.
         """
-        if not self._unfolded:  # otherwise they are counted soon anyway
+        if not self._unfolded:  # otherwise a call of `count` is already scheduled
             self._running_loop().call_later(NOTE_SECONDS, self.count)
         self._unfolded.append((events, self.now()))
 
@@ -376,22 +376,23 @@ class Service:
         """Send all events to the watchers now; also called before metrics or the cost of a request are read."""
         unfolded, self._unfolded = self._unfolded, []
         for events, now in unfolded:
-            try:
-                self._fold(events, now)
-            except Exception:
-                logger.exception("a watcher failed on %s", events)
-
-    def _fold(self, events: Sequence[Event], now: float) -> None:
-        others = [event for event in events if type(event) is not Emitted]
-        for watcher in self._without_tokens:
-            for event in others:
-                watcher.fold(event, now)
-        for watcher in self._watchers:
-            for event in events:
-                watcher.fold(event, now)
+            others = [event for event in events if type(event) is not Emitted]
+            for watcher in self._without_tokens:
+                _fold(watcher, others, now)
+            for watcher in self._watchers:
+                _fold(watcher, events, now)
 
     def _unqueue(self, route: Route) -> None:
         if route.queued:
             route.queued = False
             self._queued_requests -= 1
             self._queued_tokens -= route.prompt_tokens
+
+
+def _fold(watcher: Watcher, events: Sequence[Event], now: float) -> None:
+    """Send events to a watcher. If it raises, the other watchers still receive them."""
+    try:
+        for event in events:
+            watcher.fold(event, now)
+    except Exception:
+        logger.exception("a watcher failed on %s", events)

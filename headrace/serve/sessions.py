@@ -1,7 +1,7 @@
-"""Retains the computed prompts of sessions: follows their requests, and tells the engine which blocks to let go.
+"""Retains the computed prompts of sessions: follows their requests, and lowers the priority of replaced blocks.
 
 A request of a session asks for retention when it is submitted (`core.request.Retention`). When it has ended, its prompt
-replaces that of the session's request before it.
+replaces that of the session's previous request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.core.events import Event, Finished, Spared
 from headrace.core.request import DEFAULT_RETENTION, Request
 
 MOST_OPEN = 10_000
-"""Requests of sessions that are followed at once."""
+"""Maximum open requests of sessions that are followed."""
 
 REPLACED_RETENTION = 0
 """The retention priority of blocks that a newer prompt of their session has replaced: they are evicted first."""
@@ -26,7 +26,7 @@ Retain = Callable[[Sequence[bytes], int], object]
 
 
 class Turn(NamedTuple):
-    """A request of a session: its name, its name until now if that changes, and whether the session ends with it."""
+    """A request of a session: the session's name, its previous name if it changes, and whether the session ends."""
 
     session: str
     continues: str = ""
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
 
 
 class Sessions:
-    """A `core.ports.Watcher` that follows the requests of sessions. ``retain`` is called without waiting for it."""
+    """A `core.ports.Watcher` that follows the requests of sessions. ``retain`` must not block."""
 
     def __init__(self, book: SessionBook, block_size: int, retain: Retain) -> None:
         self._book = book
@@ -43,7 +43,7 @@ class Sessions:
         self._open: OrderedDict[str, tuple[Request, Turn]] = OrderedDict()
 
     def enter(self, request: Request, turn: Turn) -> None:
-        """A request of a session is about to be submitted."""
+        """Follow a submitted request of a session, before its events are folded."""
         self._open[request.id] = (request, turn)
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
@@ -62,7 +62,7 @@ class Sessions:
             self.release(request.tenant, turn.session)
 
     def release(self, tenant: str, session: str) -> bool:
-        """A session has ended: its blocks are retained no longer than others. Returns whether it was known."""
+        """End a session, so that its blocks are no longer retained. Returns whether it was known."""
         dropped = self._book.release(tenant, session)
         if dropped is not None:
             self._apply(dropped)

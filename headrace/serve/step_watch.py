@@ -1,4 +1,4 @@
-"""Attaches a fold to the service while somebody reads it, so that it costs nothing otherwise."""
+"""Attaches a fold to the service only while it is read, so that it costs nothing otherwise."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from headrace.core.ports import Watcher
 from headrace.serve.service import Service
 
 LEASE_SECONDS = 15.0
-"""How long the fold stays attached after it was read."""
+"""How long the fold stays attached after it was last read."""
 
 FoldT = TypeVar("FoldT", bound=Watcher)
 
 
 class StepWatch(Generic[FoldT]):
-    """``make`` makes a new fold, on the loop of the service, whenever there is none."""
+    """Attaches the fold that ``make`` creates, on the event loop of the service."""
 
     def __init__(self, service: Service, make: Callable[[], FoldT], seconds: float = LEASE_SECONDS) -> None:
         self._service = service
@@ -31,7 +31,7 @@ class StepWatch(Generic[FoldT]):
         return self._fold is not None
 
     def look(self) -> FoldT:
-        """The fold, which is attached from now on, and stays so for a while; all steps that have ended are in it."""
+        """The fold, with all steps that have ended. It is attached if it was not, and stays so for ``seconds``."""
         self._service.count()
         if self._fold is None:
             self._fold = self._make()

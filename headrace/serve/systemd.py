@@ -1,4 +1,4 @@
-"""Tells systemd that the server is ready, alive or stopping: the protocol of sd_notify(3), one datagram a message."""
+"""Notifies systemd that the server is ready, alive or stopping, by sd_notify(3): one datagram per message."""
 
 from __future__ import annotations
 

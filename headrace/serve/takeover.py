@@ -1,7 +1,7 @@
-"""Waits for a folder that the previous process still holds: one that drains, or one whose machine is gone.
+"""Waits for a folder that the previous process still locks, because it drains or because its machine has failed.
 
 A folder is locked by ``flock``. The kernel releases the lock when its process ends, and a file server (NFS) some time
-after the machine of its process has gone, so there is nothing to repair here but the time.
+after the machine of its process has failed. So it is enough to wait.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def when_free(take: Callable[[], T], seconds: float, folder: str) -> T:
-    """What ``take`` returns, as soon as no other process holds ``folder``, after at most ``seconds``.
+    """The result of ``take``, once no other process locks ``folder``; waits for at most ``seconds``.
 
     Raises:
-        BlockingIOError: it is still held then.
+        BlockingIOError: it is still locked after that.
         OSError: ``take`` failed for another reason.
     """
     until = time.monotonic() + seconds

@@ -1,8 +1,7 @@
 """The engine thread: commands go in through a mailbox, and batches of events come out.
 
 `submit`, `cancel` and `call` put a command into the mailbox and wake the thread. The events of each step leave in one
-batch through ``deliver``. The thread sleeps while the engine has nothing to do. It knows no sockets, no asyncio and no
-text; `serve.service` takes the events.
+batch through ``deliver``. The thread sleeps while the engine has nothing to do. `serve.service` receives the events.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from headrace.core.tenancy.classes import is_awaited
 logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_SECONDS = 0.0002
-"""Longest time that another thread holds the interpreter lock while the engine thread waits for it.
+"""Maximum time that another thread holds the interpreter lock while the engine thread waits for it.
 
-Every torch operation releases the lock and takes it again. If another thread runs Python then, Python's default lets it
-continue for 5 ms, hundreds of times in one forward pass. Shorter intervals than this gain nothing and cost switches.
+Every torch operation releases the lock and acquires it again. With Python's default, another thread that runs Python in
+between may hold it for 5 ms, hundreds of times in one forward pass. Shorter intervals gain nothing and cost switches.
 """
 
 ENGINE_FAILED = "the engine failed"
@@ -45,7 +44,7 @@ class Steps(Protocol):
 
 
 class StepInterrupt(Protocol):
-    """While it is set, steps that contain only background work are interrupted."""
+    """A flag; while it is set, steps that contain only background work are interrupted."""
 
     def set(self) -> None: ...
 
@@ -96,7 +95,7 @@ class EngineThread:
         self._stopping = False
         # Submitted and not yet finished. Other threads read only its length.
         self._open: dict[str, Request] = {}
-        self._pending_since: float | None = None  # since when requests have been open without a pause
+        self._pending_since: float | None = None  # when the current period with open requests began
         self._last_progress = clock()
         self._steps = 0
         self._failure = ""
@@ -128,7 +127,7 @@ class EngineThread:
             self._interrupt.set()
 
     def expect(self, seconds: float) -> None:
-        """A request may arrive within ``seconds``: until then, no step with background work alone begins."""
+        """Announce a request within ``seconds``: until then, no step with only background work begins."""
         self._expected_until = self._clock() + seconds
         self._interrupt.set()
 
@@ -148,7 +147,7 @@ class EngineThread:
         return result
 
     def tell(self, event: Event) -> None:
-        """From a `call`, on the engine thread: deliver an event before the call's result, and before the next step."""
+        """In a `call`, on the engine thread: deliver an event before the call's result and before the next step."""
         self._deliver([event], self._clock())
 
     def progress(self) -> Progress:
@@ -218,7 +217,7 @@ class EngineThread:
                     self._engine.cancel(request_id, why, now)
                 case _Call():
                     _answer(command)
-                    now = self._clock()  # it may have computed for some milliseconds
+                    now = self._clock()  # the call may have taken milliseconds
         events = self._engine.step(now)
         self._steps += 1
         return events

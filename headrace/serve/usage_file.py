@@ -1,6 +1,6 @@
-"""Adds what has been used to a file, every few seconds and at the end, and answers from it.
+"""Adds usage to a file every few seconds and at the end, and reads totals from it.
 
-What is counted and how it is stored is `observe`'s; this file has the clock and the thread.
+`observe` counts and stores; this file has the clock and the thread.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Protocol, TypeVar
 logger = logging.getLogger("headrace.usage")
 
 WRITE_SECONDS = 10.0
-"""Time between two writes: as much is lost if the process is killed."""
+"""Interval between two writes: at most this much is lost if the process is killed."""
 
 ResultT = TypeVar("ResultT")
 
 
 class Additions(Protocol):
-    """What has been used since the last look."""
+    """Usage since the last call of ``take``."""
 
     @property
     def empty(self) -> bool: ...
@@ -41,7 +41,7 @@ class Store(Protocol):
 
 
 class UsageFile:
-    """The task beside the server. ``take`` returns what has been used since its last call."""
+    """The background task. ``take`` returns the usage since its last call."""
 
     def __init__(self, store: Store, take: Callable[[], Additions]) -> None:
         self._store = store
@@ -60,35 +60,35 @@ class UsageFile:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await self._ask(lambda: None)
+        await self._read(lambda: None)
         await asyncio.to_thread(self._store.close)
 
     async def tenants(self) -> list[str]:
         """All tenants in the file."""
-        return await self._ask(self._store.tenants)
+        return await self._read(self._store.tenants)
 
     async def tenant(self, tenant: str) -> Mapping[str, Any]:
         """Usage and savings of one tenant, up to now."""
-        return await self._ask(lambda: self._store.tenant(tenant))
+        return await self._read(lambda: self._store.tenant(tenant))
 
     async def focus(self, tenant: str | None) -> str:
-        """The accounts as CSV, up to now."""
-        return await self._ask(lambda: self._store.focus(tenant))
+        """The cost as CSV in the columns of FOCUS, up to now."""
+        return await self._read(lambda: self._store.focus(tenant))
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(WRITE_SECONDS)
-            await self._ask(lambda: None)
+            await self._read(lambda: None)
 
-    async def _ask(self, question: Callable[[], ResultT]) -> ResultT:
-        """Write what is new, then ask the file, on a thread."""
+    async def _read(self, read: Callable[[], ResultT]) -> ResultT:
+        """Write new usage, then read the file, on a thread."""
         async with self._lock:
             added = self._take()
             if not added.empty:
                 self._waiting.append(added)
-            return await asyncio.to_thread(self._work, question)
+            return await asyncio.to_thread(self._work, read)
 
-    def _work(self, question: Callable[[], ResultT]) -> ResultT:
+    def _work(self, read: Callable[[], ResultT]) -> ResultT:
         while self._waiting:
             try:
                 self._store.add(self._waiting[0])
@@ -96,4 +96,4 @@ class UsageFile:
                 logger.warning("usage cannot be written: %s: %s", type(error).__name__, error)
                 break
             del self._waiting[0]
-        return question()
+        return read()

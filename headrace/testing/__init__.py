@@ -10,8 +10,8 @@ AssertionError that says what is wrong. Files in reading order:
 - `requests`: requests and crowds
 - `engines`: engines over the hashing runner, and the loop that drives them in virtual time
 - `hashing_runner`: a runner without a model that makes any wrong block visible in the output
-- `hashing_peers`: other servers that hold prompts, for the hashing runner
-- `drafters`: a drafter that lies, for checks that drafts change no answer
+- `hashing_peers`: other servers with the blocks of prompts, for the hashing runner
+- `drafters`: a drafter with wrong drafts, for checks that drafts do not change outputs
 """
 
 from headrace.testing.crowd import check_outputs, serve_crowd

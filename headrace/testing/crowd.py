@@ -41,7 +41,7 @@ def serve_crowd(
     queue: Callable[[BlockPool], FairQueue] = one_queue,
     overlap: int = 0,
 ) -> Record:
-    """Serve `make_crowd` to its end in virtual time; the engine's books are checked after every step."""
+    """Serve `make_crowd` to its end in virtual time; the engine's state is checked after every step."""
     events: list[Event] = []
     pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, eviction(), events.append)
     scheduler = Scheduler(
@@ -70,7 +70,7 @@ def serve_crowd(
 
 
 def check_outputs(record: Record) -> None:
-    """Every request of the crowd ended once, with all its tokens, and they are the right ones."""
+    """Assert that every request of the crowd ended once, with exactly the right tokens."""
     for each in make_crowd():
         ends = record.ends.get(each.id, [])
         assert len(ends) == 1, f"request {each.id} ended {len(ends)} times, expected once"

@@ -1,6 +1,6 @@
-"""A drafter that lies: some of its drafts are right, others wrong, too long, impossible, or go on behind the end.
+"""A faulty drafter: some of its drafts are right, others are wrong, too long, impossible, or continue after the end.
 
-No draft may change an answer. So an engine with this drafter has to say what the same engine says without drafts.
+Drafts must not change outputs. So an engine with this drafter must output the same as without drafts.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from headrace.core.request import Request
 from headrace.testing.hashing_runner import expected_tokens, grammar_of, seed_of
 
 Truth = Callable[[DraftAsk, int], Sequence[int]]
-"""What follows the tokens of an ask, as far as it is known; at most so many tokens are of use."""
+"""Returns the right tokens after those of an ask, as far as they are known, and at most the given number."""
 
 MOST = 8
 IMPOSSIBLE = (-1, -2, -3, 1 << 40)
-"""Tokens that no vocabulary has."""
+"""Token ids that no vocabulary has."""
 
 
 def hashed_truth(ask: DraftAsk, count: int) -> Sequence[int]:
-    """What a `HashingRunner` says next, with no regard to the end of the answer."""
+    """The next tokens of a `HashingRunner`, ignoring the end of the output."""
     request, params = ask.request, ask.request.params
-    said = len(ask.tokens) - len(request.tokens)
+    done = len(ask.tokens) - len(request.tokens)
     seed, grammar = seed_of(params, request.seed), grammar_of(params)
-    return expected_tokens(request.tokens, seed, said + count, frozenset(), grammar)[said:]
+    return expected_tokens(request.tokens, seed, done + count, frozenset(), grammar)[done:]
 
 
 class LyingDrafter:
-    """A `core.drafting.proposal.Drafter` that knows the ``truth`` and tells it now and then; ``seed`` decides when.
+    """A `core.drafting.proposal.Drafter` that proposes the ``truth`` at random times, chosen by ``seed``.
 
-    ``drafted`` and ``accepted`` count the tokens that it was told about. It raises for the ``fails``-th ask. It
-    claims ``draft_seconds`` for each ask of a step.
+    ``drafted`` and ``accepted`` count the verified tokens. It raises at the ``fails``-th ask. It reports
+    ``draft_seconds`` for each ask of a step.
     """
 
     idle = False
@@ -56,7 +56,7 @@ class LyingDrafter:
             self._left -= len(asks)
             if self._left <= 0:
                 raise RuntimeError("the drafter is out of order")
-        assert all(ask.most > 0 for ask in asks), "nothing may be drafted, but it was asked"
+        assert all(ask.most > 0 for ask in asks), "the drafter was asked for a draft of no tokens"
         self.seconds = {ask.request.id: self._draft_seconds for ask in asks} if self._draft_seconds else {}
         return [self._propose(ask) for ask in asks]
 
@@ -68,7 +68,7 @@ class LyingDrafter:
             tokens = [rng.randrange(self._vocab_size) for _ in range(rng.randint(0, MOST))]
         else:
             tokens = list(self._truth(ask, rng.randint(1, MOST if way < 0.85 else ask.most + MOST)))
-        if 0.4 < way < 0.65 and tokens:  # wrong from some place on, right again behind it
+        if 0.4 < way < 0.65 and tokens:  # one wrong token among right ones
             tokens[rng.randrange(len(tokens))] = rng.randrange(self._vocab_size)
         elif 0.65 < way < 0.7 and tokens:
             tokens[rng.randrange(len(tokens))] = rng.choice(IMPOSSIBLE)

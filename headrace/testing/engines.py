@@ -31,7 +31,7 @@ from headrace.testing.hashing_runner import HashingRunner
 EventT = TypeVar("EventT")
 
 PEER_BLOCKS = 16
-"""Few, so that answers of peers replace each other."""
+"""Few, so that blocks of peers replace each other."""
 
 
 def hashing_engine(

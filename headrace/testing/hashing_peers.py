@@ -1,4 +1,4 @@
-"""Peers of a hashing runner: they hold the blocks of some prompts, and answer after some steps."""
+"""Peers of a hashing runner: they have the blocks of some prompts, and answer after some steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HashingPeers:
         self._ticks = 0
 
     def hold(self, tokens: Sequence[int], block_size: int, salt: str = "") -> None:
-        """The peers have computed this prompt."""
+        """Give the peers the blocks of this prompt."""
         state, states = 0, []
         for token in tokens:
             state = mix(state, token)
@@ -42,12 +42,12 @@ class HashingPeers:
             self.runner.tiers[Tier.PEER][block] = self._pages[key]
 
     def tick(self) -> None:
-        """Time passes: questions may be answered."""
+        """Advance time by one step, and answer the inquiries that are due."""
         self._ticks += 1
         self._answer()
 
     def answer_all(self) -> None:
-        """From now on every question is answered at once."""
+        """Answer all inquiries at once from now on."""
         self._delay, self._ticks = (lambda: 0), self._ticks + 1_000_000
         self._answer()
 

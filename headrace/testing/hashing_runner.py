@@ -1,11 +1,11 @@
 """A runner without a model: its "keys and values" are rolling hashes of the prefix.
 
-Position p stores hash(hash at p-1, token at p) in the block and offset that the block table names. A token is drawn
+Position p stores hash(hash at p-1, token at p) in the block and offset that the block table names. A token is sampled
 from all hashes of the prefix, read back through the table. So a stale block, a wrong offset, a missing copy or another
-request's row changes the output, and `expected_tokens` tells the right one.
+request's row changes the output, and `expected_tokens` returns the right one.
 
-A request at temperature 0 draws as with seed 0. A constraint is a grammar over output tokens (`permitted`): it leaves
-a third of the vocabulary, or ends the answer.
+A request at temperature 0 samples as with seed 0. A constraint is a grammar over output tokens (`permitted`): it allows
+a third of the vocabulary, or ends the output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.core.request import SamplingParams
 
 VOCAB = 97
 GRAMMAR_END = 7
-"""The token that a grammar leaves where the answer has to end."""
+"""The only token that a grammar allows where the output must end."""
 MASK = (1 << 64) - 1
 
 
@@ -39,7 +39,7 @@ def permitted(grammar: str, output: Iterable[int]) -> Sequence[int]:
 
 
 def draw(hashes: list[int], seed: int, tokens: Sequence[int] = range(VOCAB)) -> int:
-    """The one of ``tokens`` that follows a prefix with these hashes."""
+    """The token among ``tokens`` that follows a prefix with these hashes."""
     total = seed
     for value in hashes:
         total = mix(total, value)
@@ -47,7 +47,7 @@ def draw(hashes: list[int], seed: int, tokens: Sequence[int] = range(VOCAB)) -> 
 
 
 def seed_of(params: SamplingParams, seed: int) -> int:
-    """The seed that a request draws with."""
+    """The seed that a request samples with."""
     return seed if params.temperature else 0
 
 
@@ -80,7 +80,7 @@ class HashingRunner:
     """A `core.ports.Runner` over hashed pages.
 
     Requests named in ``poison`` fail at their next row. A copy to or from disk or peers ends ``disk_steps`` launches
-    after it began; ``breaks`` says of each whether it fails. ``interrupts`` says which background steps are broken off.
+    after it began; ``breaks`` decides which copies fail, ``interrupts`` which background steps are interrupted.
     """
 
     def __init__(
@@ -159,16 +159,16 @@ class HashingRunner:
             drawn.append(self._draw(row, first) if row.samples else ())
             known += drawn[-1]
         arrivals = self._arrivals()
-        assert arrivals or not plan.waits or self._transfers, "it waits for nothing"
+        assert arrivals or not plan.waits or self._transfers, "the plan waits, but no copy is running"
         self._outputs.append(StepOutput(plan.step, tuple(drawn), failures=failures, arrivals=arrivals))
 
     def _draw(self, row: Row, first: int) -> tuple[int, ...]:
-        """The tokens from position ``first`` on: one, and another one after each draft that it equals."""
+        """The tokens from position ``first`` on: one, and another one after each draft token that equals it."""
         table, size = self.tables[row.slot], self.block_size
         hashes = [self.pages[table[p // size]][p % size] for p in range(row.start + row.length)]
-        said, tokens = self.tokens[row.slot][self.prompts[row.slot] :], list[int]()
+        output, tokens = self.tokens[row.slot][self.prompts[row.slot] :], list[int]()
         for i, draft in enumerate((*row.drafts, None), first):
-            allowed = permitted(self.grammars[row.slot], (*said, *tokens))
+            allowed = permitted(self.grammars[row.slot], (*output, *tokens))
             tokens.append(draw(hashes[:i], self.seeds[row.slot], allowed))
             if tokens[-1] != draft:
                 break
@@ -196,7 +196,9 @@ class HashingRunner:
         source = self.tiers[move.source_tier][move.source]
         if {Tier.DISK, Tier.PEER} & {move.source_tier, move.target_tier}:
             assert (move.source_tier, move.source) not in busy, "a block is copied twice at once"
-            self.tiers[move.target_tier][move.target] = [-1] * self.block_size  # nothing until it has arrived
+            self.tiers[move.target_tier][move.target] = [
+                -1
+            ] * self.block_size  # invalid until the copy has arrived
             self._transfers.append((self._launches + self.disk_steps, move))
         else:
             self.tiers[move.target_tier][move.target] = list(source)

@@ -1,7 +1,7 @@
 """Checks that every order, admission, victim and eviction policy must pass.
 
-A policy is deterministic (equal questions get equal answers) and lets every request end. Each check takes a factory:
-the policy's class, or a function without parameters that makes one.
+A policy must be deterministic and let every request end. Each check takes a factory: the policy's class, or a function
+without parameters that makes one.
 
 ```
 import pytest
@@ -41,7 +41,7 @@ MakeEviction = Callable[[], EvictionPolicy]
 
 
 def ranks_are_valid_and_unique(make: MakeOrder) -> None:
-    """Each rank is a tuple of numbers that ends in ``number``; ranks differ, compare, and do not change."""
+    """Each rank is a tuple of numbers that ends with ``number``; ranks differ, are comparable, and deterministic."""
     policy, again = make(), make()
     ranks = [ask_rank(policy, each, number) for number, each in enumerate(make_crowd())]
     assert len(set(ranks)) == len(ranks), "two requests have the same rank"
@@ -58,7 +58,7 @@ def earlier_of_equal_requests_ranks_first(make: MakeOrder) -> None:
 
 
 def order_serves_every_request(make: MakeOrder) -> None:
-    """An engine with this order answers every request of a crowd, and does the same when it runs again."""
+    """An engine with this order completes every request of a crowd, and a second run has the same events."""
     _check_runs(partial(serve_crowd, order=make))
 
 
@@ -73,7 +73,7 @@ def admits_only_waiting_requests(make: MakeAdmission) -> None:
 
 
 def admits_at_the_time_it_names(make: MakeAdmission) -> None:
-    """With nothing running, `admit` lets at least one request in at the time that `ready_at` returns."""
+    """If no request runs, `admit` admits at least one at the time that `ready_at` returns."""
     for queue in _queues():
         if queue.running == 0:
             due = max(ask_ready_at(make(), queue), 0.0)
@@ -83,7 +83,7 @@ def admits_at_the_time_it_names(make: MakeAdmission) -> None:
 
 
 def admission_serves_every_request(make: MakeAdmission) -> None:
-    """An engine with this admission answers every request of a crowd, and does the same when it runs again."""
+    """An engine with this admission completes every request of a crowd, and a second run has the same events."""
     _check_runs(partial(serve_crowd, admission=make))
 
 
@@ -98,7 +98,7 @@ def _queues() -> list[Queue]:
 
 
 def victim_is_a_candidate_but_not_the_first(make: MakeVictims) -> None:
-    """The victim is one of the candidates. Of several it is not the first one, which must make progress."""
+    """The victim is one of the candidates, and not the first of several, which must make progress."""
     sequences = [Sequence(make_request(f"r{i}"), (i,), 64) for i in range(4)]
     for count in range(1, 5):
         chosen = make().choose(sequences[:count], 0.0)
@@ -108,7 +108,7 @@ def victim_is_a_candidate_but_not_the_first(make: MakeVictims) -> None:
 
 
 def victims_let_every_request_end(make: MakeVictims) -> None:
-    """An engine with this victim policy answers every request of a crowd, and does the same when it runs again."""
+    """An engine with this victim policy completes every request of a crowd, and a second run has the same events."""
     _check_runs(partial(serve_crowd, victims=make))
 
 
@@ -116,7 +116,7 @@ def victims_let_every_request_end(make: MakeVictims) -> None:
 
 
 def priorities_are_numbers(make: MakeEviction) -> None:
-    """The priority of a block is a number other than NaN, and the same when it is asked again."""
+    """The priority of a block is a number other than NaN, and the same in a second call."""
     policy = make()
     for hits, used, wanted in itertools.product((0, 3), (0, 70), (False, True)):
         block = Block(1)
@@ -124,7 +124,7 @@ def priorities_are_numbers(make: MakeEviction) -> None:
         priority = policy.priority(block)
         assert isinstance(priority, int | float), f"the priority {priority!r} is not a number"
         assert not math.isnan(priority), "the priority is NaN"
-        assert priority == policy.priority(block), "the same block has another priority when asked again"
+        assert priority == policy.priority(block), "the same block has another priority in a second call"
 
 
 def eviction_returns_every_block_once(make: MakeEviction) -> None:
@@ -140,7 +140,7 @@ def eviction_returns_every_block_once(make: MakeEviction) -> None:
 
 
 def eviction_serves_every_request(make: MakeEviction) -> None:
-    """An engine with this eviction policy answers every request of a crowd, and does the same when it runs again."""
+    """An engine with this eviction policy completes every request of a crowd, and a second run has the same events."""
     _check_runs(partial(serve_crowd, eviction=make))
 
 

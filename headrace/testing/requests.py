@@ -13,7 +13,7 @@ def make_request(
 ) -> Request:
     """A request with any ``fields`` of `Request`.
 
-    A number of tokens stands for a prompt that shares no prefix with the prompt of another id.
+    If ``tokens`` is a number, the prompt has that length and shares no prefix with the prompt of another id.
     """
     if isinstance(tokens, int):
         first = 1000 + sum(ord(letter) << (8 * i) for i, letter in enumerate(id))
@@ -23,7 +23,7 @@ def make_request(
 
 
 def make_crowd(count: int = 24) -> list[Request]:
-    """Requests of two tenants and all classes whose prompts partly share a prefix; equal counts give equal crowds."""
+    """Requests of two tenants and all classes, some with a common prefix; equal counts give equal crowds."""
     rng = random.Random(7)
     shared = tuple(range(9))
     return [

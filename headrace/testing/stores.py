@@ -30,11 +30,11 @@ LARGE_BYTES = 500_000
 
 @dataclass(frozen=True, slots=True)
 class StoreTraits:
-    """What a store can do.
+    """The capabilities of a store.
 
-    ``shared``: it outlives the process or is shared with others, so it keeps the versions of tags; each call of the
-    factory opens the same content. ``deletes_by_tag``: `clear` removes the values; without it, raised versions do.
-    ``shortest_ttl``: the shortest time to live that it keeps exactly, in seconds.
+    ``shared``: it outlives the process or is shared with others, so it stores the versions of tags; each call of the
+    factory opens the same contents. ``deletes_by_tag``: `clear` removes the values; otherwise raised versions
+    invalidate them. ``shortest_ttl``: the shortest exact time to live, in seconds.
     """
 
     shared: bool = True
@@ -52,7 +52,7 @@ def value_stays_until_deleted(make: MakeStore, traits: StoreTraits) -> None:
                 await store.put(KEYS[0], value, 60.0, A)
                 assert await store.get(KEYS[0]) == value, f"a value of {len(value)} bytes is not returned"
             await store.delete(KEYS[0])
-            await store.delete(KEYS[0])  # what is not there is deleted without an error
+            await store.delete(KEYS[0])  # deleting a missing value is no error
             assert await store.get(KEYS[0]) is None, "a deleted value is returned"
 
     asyncio.run(run())
@@ -98,7 +98,7 @@ def value_ends_with_its_time_to_live(make: MakeStore, traits: StoreTraits) -> No
         async with _opened(make) as (store,):
             await store.put(KEYS[0], b"v", traits.shortest_ttl, A)
             await store.put(KEYS[1], b"v", 60.0, A)
-            async with asyncio.timeout(30 * traits.shortest_ttl + 5):
+            async with asyncio.timeout(max(60.0, 30 * traits.shortest_ttl)):
                 while await store.get(KEYS[0]) is not None:
                     await asyncio.sleep(0.02)
             assert await store.get(KEYS[1]) == b"v", "a value ended before its time to live"
@@ -159,7 +159,7 @@ def concurrent_values_do_not_mix(make: MakeStore, traits: StoreTraits) -> None:
 
 
 def facts_say_how_full_it_is(make: MakeStore, traits: StoreTraits) -> None:
-    """`facts` counts bytes and evictions, or says None where the store does not know; entries may be counted later."""
+    """`facts` counts bytes and evictions, or has None if the store does not know; entries may be counted later."""
 
     async def run() -> None:
         async with _opened(make) as (store,):
@@ -185,7 +185,7 @@ STORE_CHECKS = (
 
 
 def check_store(make: MakeStore, traits: StoreTraits | None = None) -> None:
-    """All `STORE_CHECKS`. ``make`` opens the store; without ``traits`` it is taken to be shared."""
+    """All `STORE_CHECKS`. ``make`` opens the store; the default ``traits`` are those of a shared store."""
     for check in STORE_CHECKS:
         check(make, traits or StoreTraits())
 

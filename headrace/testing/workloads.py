@@ -1,4 +1,4 @@
-"""Checks that every workload must pass: it draws as many requests as asked for, and the same ones again."""
+"""Checks that every workload must pass: it draws the requested number of requests, and the same ones again."""
 
 from __future__ import annotations
 

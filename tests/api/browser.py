@@ -33,6 +33,8 @@ class Browser:
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
+        self.refusals: tuple[str, ...] = ()
+        """Statuses of refusals that a test provokes: the browser reports them, some after the test has ended."""
 
     def open(self, url: str) -> None:
         """Load a document, with nothing of an earlier one in it."""
@@ -83,7 +85,8 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """What the pages have written to the console since the last call, and what the browser refused to load."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
+        told = [entry["message"] for entry in self.driver.get_log("browser")]
+        return [each for each in told if not any(f"status of {status}" in each for status in self.refusals)]
 
     def barriers(self) -> list[str]:
         """What axe finds on the page; no answer without node, which installs it."""

@@ -26,14 +26,27 @@ class Server:
     process: subprocess.Popen[str]
     url: str
     lines: list[str]
+    reader: threading.Thread
+    """Appends what the process says to ``lines``."""
+
+    def stop(self) -> int:
+        """Send SIGTERM and wait for the `end`."""
+        self.process.terminate()
+        return self.end()
+
+    def end(self) -> int:
+        """The exit status, once the process has ended and all its lines are read."""
+        status = self.process.wait(60)
+        self.reader.join(60)
+        return status
 
     def get(self, path: str, **more) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30, verify=False, **more)
+        return httpx.get(self.url + path, timeout=60, verify=False, **more)
 
     def post(self, path: str, body=None, **more) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=60, verify=False, **more)
 
-    def wait_until(self, condition: Callable[[dict], bool], seconds: float = 10.0) -> dict:
+    def wait_until(self, condition: Callable[[dict], bool], seconds: float = 60.0) -> dict:
         """Wait for ``/server_info`` to fulfil a condition."""
         until = time.monotonic() + seconds
         while True:
@@ -71,7 +84,8 @@ def serving(*flags: str) -> Iterator[Server]:
             said.put(line)
         said.put(None)
 
-    threading.Thread(target=listen, daemon=True).start()
+    reader = threading.Thread(target=listen, daemon=True)
+    reader.start()
     try:
         url = ""
         until = time.monotonic() + START_SECONDS
@@ -79,7 +93,7 @@ def serving(*flags: str) -> Iterator[Server]:
             line = said.get(timeout=max(0.1, until - time.monotonic()))
             assert line is not None, "the server ended:\n" + "".join(lines)
             url = next((word for word in line.split() if word.startswith("http") and "ready" in line), "")
-        yield Server(process, url, lines)
+        yield Server(process, url, lines, reader)
     finally:
         process.kill()
         process.wait()

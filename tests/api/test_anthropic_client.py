@@ -209,7 +209,7 @@ def test_errors_have_the_clients_types(builtin, strict_server):
     for key, error in (("wrong", anthropic.AuthenticationError), ("alpha", None)):
         with anthropic.Anthropic(base_url=strict_server.url, api_key=key, max_retries=0) as client:
             if error is None:
-                assert client.messages.create(model="builtin", max_tokens=3, messages=STORY).content
+                assert client.messages.count_tokens(model="builtin", messages=STORY).input_tokens
             else:
                 with pytest.raises(error):
                     client.messages.create(model="builtin", max_tokens=3, messages=STORY)

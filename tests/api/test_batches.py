@@ -192,7 +192,7 @@ def test_quotas(client):
     with pytest.raises(openai.PermissionDeniedError) as error:
         client.files.create(file=("a", b"x" * 10_001), purpose="batch")
     assert error.value.code == "storage_quota_exceeded"
-    file = upload(client, [long_line("a", tokens=7000)])
+    file = upload(client, [long_line(f"r{n}", f"{n}", 7000) for n in range(20)])
     made = [
         client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h") for _ in range(2)
     ]
@@ -234,7 +234,7 @@ EXPIRY = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600
     ],
 )
 def test_bad_forms_are_named(batch_server, form, files, param, code):
-    answer = httpx.post(batch_server.url + "/v1/files", data=form, files=files)
+    answer = httpx.post(batch_server.url + "/v1/files", data=form, files=files, timeout=60)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
 
@@ -254,7 +254,8 @@ def test_bad_forms_are_named(batch_server, form, files, param, code):
     ],
 )
 def test_what_is_no_form_is_refused(batch_server, body, content_type, code):
-    answer = httpx.post(batch_server.url + "/v1/files", content=body, headers={"Content-Type": content_type})
+    headers = {"Content-Type": content_type}
+    answer = httpx.post(batch_server.url + "/v1/files", content=body, headers=headers, timeout=60)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
 
 
@@ -307,8 +308,9 @@ def test_without_a_folder_the_routes_say_what_is_missing(server):
 
 
 def test_requests_beside_a_batch_are_answered_first(batch_server, client):
-    batch = begin(client, [long_line(f"r{n}", f"Story {n}", 300) for n in range(30)])
-    while client.batches.retrieve(batch.id).status != "in_progress":
+    batch = begin(client, [long_line(f"r{n}", f"Story {n}") for n in range(30)])
+    while (status := client.batches.retrieve(batch.id).status) != "in_progress":
+        assert status == "validating"
         time.sleep(0.05)
     for n in range(5):
         answer = batch_server.post(

@@ -17,7 +17,7 @@ BODY = {
     "guards": {"output_tokens_per_second": 0.1},
     "window_seconds": 0.5,
     "burn_in_seconds": 0.2,
-    "max_seconds": 60.0,
+    "max_seconds": 600.0,
 }
 
 
@@ -59,8 +59,6 @@ def test_a_planted_regression_is_rolled_back(tmp_path):
         started = server.post(PATH, BODY)
         assert started.status_code == 201
         experiment_id = started.json()["id"]
-        again = server.post(PATH, BODY)
-        assert (again.status_code, again.json()["error"]["code"]) == (409, "experiment_running")
         report = eventually(lambda: _ended(server, experiment_id))
         assert report["status"] == "rolled_back"
         assert "output_tokens_per_second changed by -" in report["why"]
@@ -84,9 +82,11 @@ def test_an_experiment_is_stopped_and_wrong_ones_are_named():
         assert server.post(PATH, BODY | {"treatment": "one"}).status_code == 400
         assert server.get(f"{PATH}/none").status_code == 404
         started = server.post(PATH, BODY | {"window_seconds": 1000.0, "max_seconds": 10_000.0}).json()
-        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}").json()
+        again = server.post(PATH, BODY)
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "experiment_running")
+        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}", timeout=60).json()
         assert stopped["status"] == "stopped"
-        assert httpx.delete(f"{server.url}{PATH}/none").status_code == 404
+        assert httpx.delete(f"{server.url}{PATH}/none", timeout=60).status_code == 404
 
 
 def test_the_tuner_is_turned_on_and_off():
@@ -94,7 +94,8 @@ def test_the_tuner_is_turned_on_and_off():
         assert server.get("/v1/tuner").json()["mode"] == "off"
         assert server.post("/v1/tuner", {"mode": "fast"}).status_code == 400
         assert server.post("/v1/tuner", {"mode": "advise"}).json()["mode"] == "advise"
-        compared, until = None, time.monotonic() + 60.0  # a scene has three seconds
+        # A scene has three seconds. Rehearsals have the lowest priority, and others may keep all cores busy.
+        compared, until = None, time.monotonic() + 200.0
         while compared is None and time.monotonic() < until:
             server.post("/v1/completions", {"prompt": "The race", "max_tokens": 30, "temperature": 1})
             compared = server.get("/v1/tuner").json()["measured_to_rehearsed"]
@@ -113,8 +114,8 @@ def test_drafts_are_compared_by_request(tmp_path):
     body = {
         "setting": "draft_method",
         "treatment": "none",
-        "metric": "e2e_mean_seconds",
-        "guards": {"failed_share": 0.2},
+        "metric": "failed_share",  # no request fails, so it never decides
+        "guards": {"e2e_mean_seconds": 10.0},
         "max_seconds": 600.0,
     }
     with serving(*flags) as server:
@@ -126,16 +127,15 @@ def test_drafts_are_compared_by_request(tmp_path):
         assert (started["design"], started["unit"], started["arm"]) == ("split", "request", "both")
         with Load(server):
             first = eventually(lambda: _measured(server, started["id"], 40))
-        server.process.terminate()
-        assert server.process.wait(30) == 0
+        assert server.stop() == 0
     with serving(*flags) as server:
         again = server.get(f"{PATH}/{started['id']}").json()
         assert again["units"]["control"] >= first["units"]["control"]
-        assert [line["what"] for line in again["log"]][-1] == "goes on after a restart"
+        assert [line["what"] for line in again["log"]][-1] == "continued after a restart"
         more = sum(again["units"].values()) + 20
         with Load(server):
             eventually(lambda: _measured(server, started["id"], more))
-        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}").json()
+        stopped = httpx.delete(f"{server.url}{PATH}/{started['id']}", timeout=60).json()
         assert stopped["status"] == "stopped"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,8 +142,7 @@ def test_no_log_metric_or_page_shows_a_prompt_or_a_key(tmp_path):
         answers = [server.get(path, headers=all_access) for path in paths]
         assert [answer.status_code for answer in answers] == [200, 200, 200]
         pages = [answer.text for answer in answers]
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=60) == 0
+        assert server.stop() == 0
         said = "".join([*server.lines, *pages])
     assert "ready" in said
     assert [secret for secret in secrets if secret in said] == []

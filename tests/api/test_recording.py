@@ -24,6 +24,7 @@ def test_a_server_that_was_killed_leaves_a_trace_that_replays(tmp_path):
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(ask, range(8)))
         assert server.post("/reset_prefix_cache").status_code == 200
+        server.wait_until(lambda _: "reset" in path.read_text())
         ask(0)
         server.process.kill()  # no time to close anything
     trace = read_trace(path)

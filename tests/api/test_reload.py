@@ -19,7 +19,7 @@ def bearer(key):
     return {"Authorization": f"Bearer {key}"}
 
 
-def eventually(condition, seconds=20.0):
+def eventually(condition, seconds=60.0):
     """Wait until ``condition`` holds."""
     until = time.monotonic() + seconds
     while not condition():
@@ -52,7 +52,7 @@ class Clients:
     def wait(self, more):
         """Wait until so many more requests have been answered, and each client has used the present key."""
         enough = len(self.statuses) + more
-        eventually(lambda: len(self.statuses) >= enough and set(self._answered) == {self.key}, 60.0)
+        eventually(lambda: len(self.statuses) >= enough and set(self._answered) == {self.key})
 
     def __enter__(self):
         for thread in self._threads:
@@ -116,6 +116,8 @@ def test_tenants_and_the_log_level_are_read_again(tmp_path):
     with serving("--config", str(config)) as server:
         assert [served(), served()] == [200, 429]
         server.get("/health")
+        server.get("/v1/models")
+        eventually(lambda: any("/v1/models" in line for line in server.lines))  # they are logged in batches
         tenants.write_text("tenants: {acme: {requests_per_minute: 100, weight: 4}}\n")
         config.write_text(f"tenants: {tenants}\nlog-level: debug\nmax-num-seqs: 2\n")
         server.process.send_signal(signal.SIGHUP)
@@ -153,9 +155,10 @@ def test_sigterm_drains_saves_the_disk_tier_and_says_how_many_finished(tmp_path)
         server.process.send_signal(signal.SIGTERM)
         for stream in streams:
             assert '"finish_reason":"length"' in read_to_end(stream)
-        assert server.process.wait(60) == 0
-        eventually(lambda: any("server stopped" in line for line in server.lines))
-        assert any("drained_requests=3 cancelled_requests=0" in line for line in server.lines)
+        assert server.end() == 0
+        said = "".join(server.lines)
+        assert re.search(r"drained_requests=[123] cancelled_requests=0", said)  # one may have ended before
+        assert "server stopped finished_requests=3" in said
         assert any("blocks are saved on disk for the next run" in line for line in server.lines)
 
 
@@ -164,21 +167,19 @@ def test_after_kill_9_a_server_starts_again_and_answers_correctly(tmp_path, save
     """Cached responses in SQLite survive. The KV blocks of the killed run do not; those of a saved run may."""
     store = f"sqlite:{tmp_path / 'responses.db'}"
     flags = ["--kv-offload-path", str(tmp_path / "kv"), "--kv-offload-disk-bytes", str(64 << 20)]
-    flags += ["--response-cache", store]
+    flags += ["--response-cache", store, "--response-cache-timeout", "30"]  # a late lookup would be a miss
     body = {"prompt": "Once upon a time there was a small dog. " * 8, "temperature": 0, "max_tokens": 8}
     if saved:
         with serving(*flags) as server:
             server.post(PATH, body | {"prompt": "Another prompt with many words in it. " * 20})
-            server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(60) == 0
+            assert server.stop() == 0
     with serving(*flags) as server:
         answer = server.post(PATH, body).json()
         eventually(lambda: server.post(PATH, body).headers["X-Headrace-Cache"].startswith("hit"))
-        time.sleep(1.0)  # writes to the store are batched
         stream = begin_stream(server.url, LONG)
         stream.recv(100)
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait()
         stream.close()
     with serving(*flags) as server:
         again = server.post(PATH, body)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import signal
-
 from tests.api.conftest import serving
 
 PROMPT = (
@@ -14,8 +12,7 @@ def test_a_server_finds_what_the_one_before_it_left(tmp_path):
     flags = ["--kv-offload-path", str(tmp_path), "--kv-offload-disk-bytes", str(64 << 20)]
     with serving(*flags) as first:
         answer = first.post("/v1/completions", BODY).json()
-        first.process.send_signal(signal.SIGTERM)
-        assert first.process.wait(30) == 0
+        assert first.stop() == 0
         assert any("are saved on disk for the next run" in line for line in first.lines)
     with serving(*flags) as second:
         assert any("blocks of the last run are on disk" in line for line in second.lines)
@@ -38,5 +35,4 @@ def test_usage_survives_a_restart(tmp_path):
             assert {each["model"] for each in usage["costs"]} == {"builtin"}
             assert usage["cost"] > max([0.0, *costs])
             costs.append(usage["cost"])
-            server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(30) == 0
+            assert server.stop() == 0

@@ -45,8 +45,11 @@ def browser(session: Browser, served: Server) -> Iterator[Browser]:
     session.emulate("light", 1280, 900)
     session.open(served.url)
     session.run("localStorage.clear(); sessionStorage.setItem('headrace.key', arguments[0])", ADMIN)
+    session.refusals = ()
     session.complaints()
     yield session
+    if session.refusals:
+        session.driver.get("about:blank")  # what is still to be reported comes before this has loaded
     assert not session.complaints()
 
 
@@ -114,9 +117,8 @@ def test_a_simulation_is_made_and_moved_by_keys(browser: Browser, served: Server
     browser.run(TYPE, browser.one("textarea"), "64 1000")
     browser.one("form.scenario button").click()
     browser.shows("requests[0].output_tokens must be 1 to 256", "[role=alert]")
-    refused = browser.complaints()  # the browser logs the status 400 of that answer
-    assert len(refused) == 1
-    assert "/v1/simulations" in refused[0]
+    (refused,) = browser.eventually(browser.complaints)  # the browser logs the status 400 of that answer
+    assert "/v1/simulations" in refused
 
 
 def test_a_recording_is_opened_from_a_file(browser: Browser, served: Server, tmp_path: Path) -> None:
@@ -189,6 +191,7 @@ def test_an_answer_is_stopped_with_a_key(browser: Browser, served: Server) -> No
 
 
 def test_the_chat_asks_for_a_key(browser: Browser, served: Server) -> None:
+    browser.refusals = ("401",)  # of the first answer
     browser.run("sessionStorage.clear()")
     browser.open(f"{served.url}/chat")
     browser.shows("API key", "form")
@@ -196,4 +199,3 @@ def test_the_chat_asks_for_a_key(browser: Browser, served: Server) -> None:
     browser.run(TYPE, browser.one("input[type=password]"), ACME)
     browser.one("form button").click()
     browser.eventually(lambda: browser.all("option"))
-    assert browser.complaints()  # the browser logs the status 401 of the first answer

@@ -25,6 +25,10 @@ def long_work(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, after: float
     with progress("counting sheep", 3) as meter:
         for _ in meter.count(range(3)):
             time.sleep(0.1 if not after else 0.0)
+        until = time.monotonic() + 60.0
+        while not after and stream.isatty() and "counting sheep" not in stream.getvalue():
+            assert time.monotonic() < until
+            time.sleep(0.01)
         assert meter.current == 3
     return stream.getvalue()
 

@@ -86,7 +86,7 @@ def test_what_is_half_written_goes_when_it_is_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headrace", "quantize", "--scheme", "int8", "--method", "rtn"]
     process = subprocess.Popen([*command, "--output", tmp_path / "few"], stdout=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 60.0
+        until = time.monotonic() + 120.0
         while not list(tmp_path.iterdir()):
             assert process.poll() is None
             assert time.monotonic() < until

@@ -145,7 +145,7 @@ torch.set_num_threads(3)
 numbers = torch.ones(1 << 10)
 before = len(os.listdir("/proc/self/task"))
 apart(lambda: numbers.repeat(1 << 12).exp())
-patience = time.monotonic() + 20  # threads that have been told to end do so soon
+patience = time.monotonic() + 60  # threads that have been told to end do so soon
 while (after_apart := len(os.listdir("/proc/self/task"))) > before and time.monotonic() < patience:
     time.sleep(0.01)
 numbers.repeat(1 << 12).exp()
@@ -173,7 +173,7 @@ def compute():
     torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
 before = count()
 device.alone(compute)
-patience = time.monotonic() + 20
+patience = time.monotonic() + 60
 while (after := count()) > before and time.monotonic() < patience:
     time.sleep(0.01)
 compute()
@@ -195,10 +195,14 @@ def test_what_fails_apart_fails_here() -> None:
 def test_a_process_knows_what_memory_it_takes_where_linux_says_so() -> None:
     if not Path("/proc/self/statm").exists():
         pytest.skip("the operating system does not say")
-    page = b"1" * (1 << 20)
-    return_freed_memory()
-    before = resident_bytes()
-    with mmap(-1, 64 << 20) as held:
-        for _ in range(64):
-            held.write(page)
-        assert 48 << 20 < resident_bytes() - before < 80 << 20
+    page, taken = b"1" * (1 << 20), 0
+    for _ in range(8):  # the system may take pages of libraries away meanwhile
+        return_freed_memory()
+        before = resident_bytes()
+        with mmap(-1, 64 << 20) as held:
+            for _ in range(64):
+                held.write(page)
+            taken = resident_bytes() - before
+        if 48 << 20 < taken < 80 << 20:
+            break
+    assert 48 << 20 < taken < 80 << 20

@@ -135,7 +135,7 @@ def test_a_slow_write_does_not_hold_up_a_read(tmp_path: Path, monkeypatch: pytes
     gate, real = threading.Event(), BlockFile.write
 
     def slow(self: BlockFile, slot: int, content: memoryview) -> int:
-        gate.wait(10)
+        gate.wait(60)
         return real(self, slot, content)
 
     monkeypatch.setattr(BlockFile, "write", slow)
@@ -154,9 +154,9 @@ def test_a_copy_has_arrived_when_all_ranks_have_their_part(tmp_path: Path) -> No
 
     def copy(move: Move, checksum: int | None) -> bool:
         mover.move([move])
-        mover.heard(1, Copied(move, checksum, 0.5))
+        mover.heard(1, Copied(move, checksum, 500.0))
         (arrival,) = landed(mover, 1)
-        assert (arrival.move, arrival.seconds) == (move, 0.5)
+        assert (arrival.move, arrival.seconds) == (move, 500.0)
         return arrival.ok
 
     mover.move([down(1, 0)])

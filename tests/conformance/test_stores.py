@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from headrace.serve.cache.stores import redis
 from headrace.serve.cache.stores.memcached import MemcachedStore
 from headrace.serve.cache.stores.memory import MemoryStore
 from headrace.serve.cache.stores.redis import RedisStore
 from headrace.serve.cache.stores.sqlite import SQLiteStore
 from headrace.testing import STORE_CHECKS, StoreTraits
+from tests.doubles.shared_stores import patience
 
 TRAITS = {
     "memory": StoreTraits(shared=False),
@@ -21,13 +21,19 @@ TRAITS = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _patience():
+    with patience():
+        yield
+
+
 @pytest.fixture(params=TRAITS)
 def kind(request):
     return request.param
 
 
 @pytest.fixture
-def make(kind, request, tmp_path, monkeypatch):
+def make(kind, request, tmp_path):
     if kind == "memory":
         store = MemoryStore(8 << 20)
         return lambda: store
@@ -35,7 +41,6 @@ def make(kind, request, tmp_path, monkeypatch):
         return lambda: SQLiteStore(tmp_path / "answers.db", 1 << 24)
     if kind == "redis":
         port = request.getfixturevalue("redis_port")
-        monkeypatch.setattr(redis, "CONNECT_SECONDS", 30.0)  # a machine that is busy is no store that is down
         return lambda: RedisStore(f"redis://127.0.0.1:{port}/0")
     port = request.getfixturevalue("memcached_port")
     return lambda: MemcachedStore("127.0.0.1", port)

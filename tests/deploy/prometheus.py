@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,16 +14,17 @@ import httpx
 import yaml
 
 from tests.deploy.files import ALERTS, PROMETHEUS, program, read_yaml
+from tests.doubles.shared_stores import free_port
 
 PACKAGE = "apt-get install --no-install-recommends prometheus"
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 class Prometheus:
     """Asks a running Prometheus over its HTTP API."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, timeout=30)
+        self._client = httpx.Client(base_url=url, timeout=60)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples of an instant query now."""
@@ -54,16 +54,14 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = WAIT_SECO
 @contextmanager
 def scraping(address: str) -> Iterator[Prometheus]:
     """Prometheus scraping ``host:port`` once a second, with the shipped configuration and alert rules."""
-    with tempfile.TemporaryDirectory() as name, socket.socket() as probe:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = read_yaml(PROMETHEUS)
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         config["rule_files"] = [str(ALERTS)]
         config["scrape_configs"][0]["static_configs"] = [{"targets": [address]}]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+        port = free_port()
         command = [program("prometheus", PACKAGE), f"--config.file={folder / 'prometheus.yml'}"]
         command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
         with (folder / "log").open("wb") as log:

@@ -14,7 +14,7 @@ from tests.deploy.files import METRIC, alert_rules, dashboard_queries
 from tests.deploy.load import TENANTS_FILE, send
 from tests.deploy.prometheus import Prometheus, scraping, wait_for
 
-WINDOW = "2m"
+WINDOW = "10m"
 """Stands in for Grafana's ``$__rate_interval`` and for the windows of the alerts: the load is in it."""
 
 NO_DATA = {
@@ -54,7 +54,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         with serving(*flags) as server, scraping(server.url.removeprefix("http://")) as running:
             for wave in (1, 2, 2):  # the repeated wave finds its answers in the cache
                 statuses = send(server.url, wave)
-                assert statuses[200] > 20, statuses
+                assert statuses[200] > 10, statuses
                 assert statuses.get(500, 0) == 0, statuses
                 count = server.metric("request_success_total")
                 wait_for(lambda count=count: seen(running) >= count, "Prometheus to see the wave")

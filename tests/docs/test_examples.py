@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from tests.api.conftest import Server, serving
+from tests.doubles.shared_stores import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -122,9 +122,7 @@ def test_custom_policy(tmp_path):
 
 def test_fastapi_mount():
     pytest.importorskip("fastapi")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "examples/fastapi_mount.py", str(port)],
         cwd=ROOT,
@@ -138,7 +136,7 @@ def test_fastapi_mount():
         until = time.monotonic() + 60
         while True:
             try:
-                httpx.get(f"{url}/llm/health", timeout=30).raise_for_status()
+                httpx.get(f"{url}/llm/health", timeout=60).raise_for_status()
                 break
             except httpx.ConnectError:
                 assert process.poll() is None, process.stdout.read()
@@ -193,8 +191,7 @@ def test_ray_data_answers_each_row_once(tmp_path):
 
 def test_ray_ranks_give_the_tokens_of_one_process():
     pytest.importorskip("ray", reason="ray is not installed")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     command = ["examples/ray_ranks.py", "builtin", "--dtype", "float32", "--tensor-parallel-size", "2"]
     process = subprocess.Popen([sys.executable, *command, "--port", str(port)], cwd=ROOT)
     url = f"http://127.0.0.1:{port}"

@@ -23,7 +23,7 @@ class Collector:
             target=lambda: [self._lines.put(line) for line in process.stdout], daemon=True
         ).start()
 
-    def spans(self, count: int, seconds: float = 20.0) -> list[dict[str, Any]]:
+    def spans(self, count: int, seconds: float = 60.0) -> list[dict[str, Any]]:
         """Wait for ``count`` spans."""
         return [json.loads(self._lines.get(timeout=seconds)) for _ in range(count)]
 

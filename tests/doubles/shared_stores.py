@@ -1,20 +1,32 @@
-"""Real Redis and Memcached servers on free ports, for as long as a block lasts."""
+"""Real Redis and Memcached servers on free ports, for as long as a block lasts; and free ports for other programs."""
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
 
-START_SECONDS = 10.0
+START_SECONDS = 60.0
+PORTS = range(10_000, 30_000)
+"""Below those that the system gives to connections and to servers that ask for any port."""
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Stores wait for a minute: on a slow machine a write would be given up, and what it kept a miss."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tier.WRITE", "sqlite.BUSY", "redis.CONNECT", "memcached.SOCKET"):
+            patch.setattr(f"headrace.serve.cache.stores.{name}_SECONDS", 60.0)
+        yield
 
 
 @dataclass
@@ -36,6 +48,15 @@ def program(name: str) -> str:
     return found
 
 
+def free_port() -> int:
+    """A port for a program that must be told one: nothing else takes it before the program does."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 @contextmanager
 def redis_server(port: int = 0) -> Iterator[StoreServer]:
     with tempfile.TemporaryDirectory() as folder:
@@ -55,10 +76,7 @@ def memcached_server(port: int = 0) -> Iterator[StoreServer]:
 
 @contextmanager
 def _running(command, port: int) -> Iterator[StoreServer]:
-    if not port:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    port = port or free_port()
     process = subprocess.Popen(command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + START_SECONDS

@@ -26,14 +26,9 @@ from headrace.fleet.launched import Launched, meeting_point
 from headrace.fleet.launched_rank import run_rank
 from headrace.fleet.others import RankFailed
 from headrace.fleet.setup import versions
+from tests.doubles.shared_stores import free_port
 from tests.fleet.runs import answers, answers_of, load, requests
 from tests.oracle.families import CASES
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def launch(port: int, rank: int = 0, size: int = 2, *, agent_store: bool = False) -> Launch:
@@ -86,12 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def listen(size: int = 2) -> Iterator[Launched]:
     """Rank 0's side of so many ranks, on a free port."""
-    while True:
-        try:
-            others = Launched(launch(free_port(), size=size))
-            break
-        except RankFailed:  # taken meanwhile
-            pass
+    others = Launched(launch(free_port(), size=size))
     yield others
     others.close()
 
@@ -153,7 +143,7 @@ def test_torchruns_own_store_says_where_rank_0_listens() -> None:
 
 
 def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launched, "JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(launched, "JOIN_SECONDS", 1.0)
     with listen(4) as others:
         waiting = Hello(others._port, rank=2, size=4)
         with pytest.raises(RankFailed, match=r"^rank 1, 3 did not connect to 127.0.0.1, port \d+, within"):
@@ -210,17 +200,19 @@ def test_a_refused_rank_says_why(listening: Launched, monkeypatch: pytest.Monkey
     ):
         listening.start()
     assert str(raised[0]).startswith(
-        "rank 0 refuses this rank: rank 1 at 127.0.0.1 has Headrace 0; rank 0 has"
+        "rank 0 rejected this rank: rank 1 at 127.0.0.1 has Headrace 0; rank 0 has"
     )
 
 
 def test_rank_0_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launched_rank, "JOIN_SECONDS", 0.1)
-    port = free_port()
-    with pytest.raises(
-        RankFailed, match=rf"rank 0 cannot be reached at 127.0.0.1, port {port}: connection refused"
-    ):
-        run_rank(launch(port, 1), Path())
+    with socket.socket() as silent:  # bound and not listening
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        with pytest.raises(
+            RankFailed, match=rf"rank 0 cannot be reached at 127.0.0.1, port {port}: connection refused"
+        ):
+            run_rank(launch(port, 1), Path())
 
 
 def test_a_port_in_use_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

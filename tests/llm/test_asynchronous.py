@@ -39,7 +39,7 @@ def run(use):
 
 async def idle(llm: AsyncLLM) -> None:
     """Wait until the engine has no request left, and check its books."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while llm._service.open_requests():
             await asyncio.sleep(0.005)
     await llm._service.between_steps(llm.loaded.engine.check_books)
@@ -152,7 +152,7 @@ def test_closing_ends_what_is_open() -> None:
         await llm.close()
         with pytest.raises(RuntimeError, match="this AsyncLLM is closed"):
             await llm.generate("a", GREEDY)
-        return await asyncio.wait_for(task, 30)
+        return await asyncio.wait_for(task, 60)
 
     (output,) = asyncio.run(main())
     assert output.outputs[0].finish_reason == "cancelled"

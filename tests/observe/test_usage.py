@@ -28,7 +28,7 @@ def test_embeddings_have_their_own_counts() -> None:
     book.fold(Embedded("b", "acme", "rerank", 2, 20, 5, 0.1, FinishReason.CANCELLED), 0.0)
     rejected = RejectReason.TENANT_LIMIT
     book.fold(Embedded("c", "acme", "score", 9, 90, 0, 0.0, FinishReason.REJECTED, rejected), 0.0)
-    told = book.tell("acme")
+    told = book.account("acme")
     assert (told["embedding_requests"], told["embedding_inputs"], told["embedding_tokens"]) == (2, 5, 25)
     assert told["refused"] == {"tenant_limit": 1}
     assert told["requests"] == told["computed_tokens"] == 0
@@ -47,7 +47,7 @@ def test_an_account_adds_up_what_was_worked_on() -> None:
     book.fold(TurnedAway("c", "acme", "default", RejectReason.QUEUE_FULL), 1.0)
     book.fold(Finished("c", FinishReason.REJECTED, 5, 0, 0), 1.0)
     book.fold(Spared("d", "acme", Layer.EXACT, 40, 5, 1.0), 1.0)
-    told = book.tell("acme")
+    told = book.account("acme")
     assert json.loads(json.dumps(told)) == {
         "tenant": "acme",
         "requests": 2,
@@ -68,7 +68,7 @@ def test_an_account_adds_up_what_was_worked_on() -> None:
 
 
 def test_who_was_never_here_has_used_nothing() -> None:
-    assert UsageBook().tell("nobody")["requests"] == 0
+    assert UsageBook().account("nobody")["requests"] == 0
 
 
 def test_invented_tenants_share_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,4 +77,4 @@ def test_invented_tenants_share_an_account(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(5):
         book.fold(Arrived(str(number), 1, f"tenant-{number}", 0), 0.0)
     assert book.tenants() == ["other", "tenant-0", "tenant-1"]
-    assert book.tell("other")["requests"] == 3
+    assert book.account("other")["requests"] == 3

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.compute.grammar import forced_runs
 from headrace.core.drafting.forced import SOURCE
 from headrace.core.events import Preempted, Verified
 from headrace.core.request import Request, SamplingParams
@@ -24,6 +25,12 @@ FIXED: list[dict[str, Any]] = [
     {"json": SHAPE, "whitespace_pattern": ""},
     {"choice": ["yes, of course", "yes, and no"]},
 ]
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that the worker is too late for has no drafts."""
+    monkeypatch.setattr(forced_runs, "PATIENCE_SECONDS", 5.0)
 
 
 def fixed_requests(count: int) -> list[Request]:

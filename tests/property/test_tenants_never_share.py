@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -43,6 +44,7 @@ from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import VOCAB
+from tests.doubles.shared_stores import patience
 from tests.serve.cache.semantic.scenes import Words, librarian
 from tests.serve.test_service import read_all, tokens_of
 
@@ -52,6 +54,12 @@ TURNS = ("shoes red", "shoes red please", "shoes red now")
 
 SECONDS = 60.0
 """Long enough that a store is never slow: a fault is a miss, and would look like a difference."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patience() -> Iterator[None]:
+    with patience():
+        yield
 
 
 class Ask(NamedTuple):

@@ -64,7 +64,7 @@ class Service:
 
 
 async def until(condition):
-    for _ in range(1000):
+    for _ in range(12_000):
         if condition():
             return
         await asyncio.sleep(0.005)
@@ -76,6 +76,24 @@ def make(path=None):
     conductor = Conductor()
     task = Experiments(Steering(), conductor, Service(), lambda *change: changed.append(change), path)
     return task, conductor, changed
+
+
+@pytest.mark.anyio
+async def test_a_change_that_fails_does_not_end_the_task(caplog):
+    task, _, changed = make()
+    task._steering.changes = [Change(), Change()]
+    made = task._change
+
+    def fails_first(setting, value):
+        made(setting, value)
+        if len(changed) == 1:
+            raise RuntimeError("the engine failed")
+
+    task._change = fails_first
+    task.start()
+    await until(lambda: len(changed) == 2)
+    await task.stop()
+    assert "x cannot be set to 2" in caplog.text
 
 
 @pytest.mark.anyio

@@ -15,7 +15,7 @@ from headrace.serve.service import Refused, Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 
-SOON = 10.0
+SOON = 60.0
 
 
 def request(name: str, max_tokens: int = 5, prompt=(1, 2, 3), **more) -> Request:
@@ -157,10 +157,12 @@ def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
 
     async def run():
         async with serving() as service:
+            gate = Gate(service)
             ahead = service.open([request("ahead", 20, service_class=BACKGROUND.name)], interval=0)
             assert not service.awaited
             service.expect()
             assert service.awaited
+            gate.open.set()
             await read_all(service.open([request("a", 3)]))
             await asyncio.sleep(0.05)
             assert not ahead.settled
@@ -388,7 +390,7 @@ def test_who_wants_no_tokens_hears_of_all_else():
 def test_watchers_are_folded_off_the_engines_thread_and_cannot_cost_an_answer(caplog):
     async def run():
         book, broken = Book(), Book(broken=True)
-        async with serving(watchers=[book, broken]) as service:
+        async with serving(watchers=[broken, book]) as service:
             assert end_of(await read_all(service.open([request("a")]))) is FinishReason.LENGTH
             assert book.threads == {threading.get_ident()}
             service.count()
@@ -396,6 +398,25 @@ def test_watchers_are_folded_off_the_engines_thread_and_cannot_cost_an_answer(ca
             assert "a watcher failed" in caplog.text
 
     asyncio.run(run())
+
+
+def test_a_client_may_leave_while_its_first_token_is_handed_over():
+    class Leaving:
+        """A route whose listener is withdrawn by the loop after the engine's thread has read it."""
+
+        begun = False
+
+        def __init__(self):
+            self._reads = iter([SimpleNamespace(each_step=True)])
+
+        @property
+        def listener(self):
+            return next(self._reads, None)
+
+    service = Service(hashing_engine(), Limits(10, 1000))
+    service._routes["a"] = Leaving()
+    assert service._begins([Emitted("a", (1,))])
+    assert not service._begins([Emitted("a", (1,))])
 
 
 def test_what_an_answer_has_used_is_counted_as_soon_as_it_is_read():
@@ -428,7 +449,7 @@ def test_what_was_noted_last_is_counted_before_the_end():
 def test_what_is_noted_is_counted_a_moment_later_and_whenever_somebody_reads():
     async def run():
         book, broken = Book(), Book(broken=True)
-        async with serving(watchers=[book, broken]) as service:
+        async with serving(watchers=[broken, book]) as service:
             notes = [LookedUp(name, Layer.EXACT, Lookup.MISS, 0.0) for name in "abc"]
             service.note(notes[0])
             service.note(notes[1])

@@ -10,7 +10,7 @@ from headrace.serve.thread import EngineThread
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 
-SOON = 10.0
+SOON = 60.0
 
 
 def request(name: str, max_tokens: int = 5, prompt: tuple[int, ...] = (1, 2, 3)) -> Request:
@@ -173,10 +173,11 @@ def test_progress_counts_the_time_that_work_waits_for_a_step(run):
     thread, _ = run(engine)
     time.sleep(0.1)
     assert thread.progress().stalled_seconds == 0.0  # idle is not stalled
+    began = time.monotonic()
     thread.submit(request("a"))
     time.sleep(0.1)
     stalled = thread.progress().stalled_seconds
-    assert 0.05 < stalled < 5.0
+    assert 0.05 < stalled <= time.monotonic() - began
     assert thread.progress().open_requests == 1
 
 

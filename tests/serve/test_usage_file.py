@@ -77,7 +77,7 @@ async def test_it_writes_by_itself_and_at_the_end(monkeypatch):
     file, store, used = make()
     used.append("a")
     file.start()
-    for _ in range(1000):
+    for _ in range(60_000):
         if store.added:
             break
         await usage_file.asyncio.sleep(0.001)

@@ -77,7 +77,7 @@ def test_good_policies_pass():
         (check_victims, FirstCandidate, AssertionError, "the first of several candidates must make progress"),
         (check_victims, Stranger, AssertionError, "None is not one of the candidates"),
         (check_eviction, NotANumber, AssertionError, "the priority is NaN"),
-        (check_eviction, RandomPriority, AssertionError, "another priority when asked again"),
+        (check_eviction, RandomPriority, AssertionError, "another priority in a second call"),
     ],
 )
 def test_bad_policies_fail(check, policy, error, told):

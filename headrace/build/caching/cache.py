@@ -1,5 +1,5 @@
 """Builds the response caches from their options: stores, the fingerprint of the engine, the lookup before the
-service. Also what happens with prompts before the prefix cache: normalization, explanation, sessions.
+service. Also builds the prompt policy: normalization, explanation, sessions.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _SNAPSHOTS = "snapshots"
 """The folder in which the hub library stores revisions, each in a folder named by its commit."""
 
 LEAST_COMPARED = 256
-"""Tokens of the shortest prompt that is compared with earlier ones: where many short prompts arrive, comparing each
-takes 6 % of the server's time."""
+"""Shorter prompts (in tokens) are not compared with earlier ones: if many short prompts arrive, comparing each takes
+6 % of the server's time."""
 
 
 def make_recall(
@@ -67,11 +67,12 @@ def make_recall(
 ) -> CacheLookup:
     """The cache lookup in front of ``service``; without a store it forwards every request.
 
-    ``history`` records what responses cost. With the tuner on, the share of audits follows the errors that they find.
+    ``history`` records the cost of responses. With the tuner on, the share of audits adapts to the errors that they
+    find.
 
     Raises:
-        ConfigError: a store is not available, or other programs can write to it and there is no secret; or the
-            semantic cache cannot meet its error bound.
+        ConfigError: a store is not available, a shared store has no secret, or the semantic cache cannot meet its error
+            bound.
     """
     outputs = proposer_of(loaded.engine.scheduler.drafter, SuffixProposer)
     if not options.response_cache:
@@ -82,20 +83,20 @@ def make_recall(
     names = [tier.name for tier in tiers]
     if len({*names}) < len(names):
         raise ConfigError("--response-cache: two stores of the same kind")
-    lasting = any(not tier.at_hand for tier in tiers)
+    persistent = any(not tier.at_hand for tier in tiers)
     exact = ExactCache(tiers, TagVersions())
     near = make_semantic(
         semantic,
         loaded,
         exact,
         service.note,
-        _beside(options),
+        _semantic_file(options),
         adapts_audit=tuning is not None and tuning.tuner == "on",
     )
-    fingerprint = _fingerprint(loaded, lasting, options.response_cache_secret or "")
+    fingerprint = _fingerprint(loaded, persistent, options.response_cache_secret or "")
     keepers: list[Keeper] = [near] if near else []
     if history is not None:
-        history.engine = fingerprint if lasting else secrets.token_bytes(KEY_BYTES)
+        history.engine = fingerprint if persistent else secrets.token_bytes(KEY_BYTES)
         keepers.append(HistoryKeeper(history))
     return CacheLookup(
         service,
@@ -122,8 +123,8 @@ def _shown(spec: str) -> str:
     return f"{kind}{mark}{rest.rpartition('@')[2]}"
 
 
-def _beside(options: ResponseCacheOptions) -> Path | None:
-    """The file of the semantic index: beside the SQLite file of the responses, if there is one."""
+def _semantic_file(options: ResponseCacheOptions) -> Path | None:
+    """The file of the semantic index, next to the SQLite file of the responses; None without one."""
     files = [spec.partition(":")[2] for spec in options.response_cache if spec.startswith("sqlite:")]
     return Path(f"{files[0]}.semantic").expanduser() if files else None
 
@@ -158,7 +159,7 @@ def _tier(spec: str, options: ResponseCacheOptions, tell: Callable[[StoreFaulted
 def _plugged_in(spec: str, options: ResponseCacheOptions) -> Store:
     """A store of another package: ``MODULE:CLASS`` or an entry point, with its address after another colon.
 
-    It is offered that ``address`` and ``max_bytes``, the limit of the cache in this process.
+    Its class may take the ``address`` and ``max_bytes``, the memory limit of the in-process response cache.
     """
     first, _, rest = spec.partition(":")
     if first in _BUILT_IN or (rest and not _PLUGIN.fullmatch(spec)):
@@ -192,14 +193,12 @@ def _seal(options: ResponseCacheOptions) -> Seal:
     return Seal(options.response_cache_secret.encode())
 
 
-def _fingerprint(loaded: Loaded, lasting: bool, secret: str) -> bytes:
-    """The fingerprint of the engine. ``lasting`` stores outlive or leave this process: then it covers the weight
-    files.
-    """
+def _fingerprint(loaded: Loaded, persistent: bool, secret: str) -> bytes:
+    """The fingerprint of the engine. For ``persistent`` or shared stores it covers the weight files."""
     computed = f"{loaded.facts.kind} {loaded.facts.isa} {loaded.dtype} {loaded.kv_dtype} {loaded.kernels} {loaded.isa}"
     return Engine(
         model=loaded.name,
-        weights=_weights(loaded) if lasting else "",
+        weights=_weights(loaded) if persistent else "",
         tokenizer=hashlib.sha256(loaded.tokenizer.backend.to_str().encode()).hexdigest(),
         template=loaded.template.digest,
         numerics=f"{computed} {loaded.quantization}" if loaded.quantization else computed,
@@ -240,16 +239,16 @@ class Prompts(NamedTuple):
 
     @property
     def watchers(self) -> list[Watcher]:
-        """What follows the engine's events, without tokens."""
+        """The watchers of the engine's events, without tokens."""
         return [each for each in (self.book, self.policy.sessions) if each is not None]
 
     def explain(self, request_id: str, all_tenants: bool) -> dict[str, object] | None:
-        """Where the prompt of a request left the prefix cache; None if that is not known."""
+        """Where the prompt of a request stopped matching the prefix cache; None if that is not known."""
         return None if self.book is None else self.book.explain(request_id, all_tenants)
 
 
 def make_prompts(loaded: Loaded, options: Options, page: MetricsPage, service: Service) -> Prompts:
-    """The parts, connected to the engine behind ``service``.
+    """The prompt policy and its parts, connected to the engine behind ``service``.
 
     Raises:
         ConfigError: ``--normalize-prompts`` names no marker.
@@ -272,7 +271,7 @@ def make_prompts(loaded: Loaded, options: Options, page: MetricsPage, service: S
             least_tokens=LEAST_COMPARED,
         )
     sessions = None
-    if caching and options.server.record_trace is None:  # a replay could not repeat what sessions change
+    if caching and options.server.record_trace is None:  # a replay could not repeat the effects of sessions
         sessions = Sessions(
             SessionBook(max(1, int(SESSION_SHARE * ledger.num_blocks))),
             ledger.block_size,

@@ -1,4 +1,4 @@
-"""Builds the semantic cache from its options: encoder, judge, index; or says why it is not available."""
+"""Builds the semantic cache from its options: encoder, judge, index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.core.events import Event
 from headrace.serve.cache.exact import ExactCache
 
 DRAFT_COSINE = 0.7
-"""The similarity from which on a cached response is a draft."""
+"""Minimum similarity of a cached response that is used as a draft."""
 
 if TYPE_CHECKING:
     from headrace.serve.cache.semantic.level import SemanticCache
@@ -30,16 +30,16 @@ def make_semantic(
     loaded: Loaded,
     exact: ExactCache,
     tell: Callable[[Event], None],
-    beside: Path | None,
+    file: Path | None,
     *,
     adapts_audit: bool,
 ) -> SemanticCache | None:
-    """The semantic cache over ``exact``; None if it is off. ``beside`` is the file from which its index is rebuilt.
+    """The semantic cache over ``exact``; None if it is off. ``file`` stores its rows, from which the index is rebuilt.
 
-    With ``adapts_audit`` the share of audits follows the errors that they find.
+    With ``adapts_audit`` the share of audits adapts to the errors that they find.
 
     Raises:
-        ConfigError: it is not available, or could not meet its error bound.
+        ConfigError: it is not available, or cannot meet its error bound.
     """
     if options.semantic_cache == "off":
         return None
@@ -58,10 +58,12 @@ def make_semantic(
     except ImportError as error:
         raise ConfigError("--semantic-cache needs: pip install 'headrace[semantic]'") from error
     try:
-        shelf = None if beside is None else RowStore(beside, encoder.name)
+        shelf = None if file is None else RowStore(file, encoder.name)
     except OSError as error:
         raise ConfigError(f"--semantic-cache: {error}") from error
-    encoder.embed(["Which question comes first?"])  # takes half a second, which no request should wait for
+    encoder.embed(
+        ["Which question comes first?"]
+    )  # the first call takes half a second: make it before any request
     return SemanticCache(
         SearchThread(
             encoder,
@@ -83,9 +85,9 @@ def make_semantic(
 
 
 def _judged(options: SemanticOptions) -> tuple[Sentences, Judge]:
-    """The encoder, and a judge by the rules that a calibration with this encoder certifies.
+    """The encoder, and a judge with the rules that a calibration with this encoder certifies.
 
-    Drafts need no calibration, because they change no answer.
+    Drafts need no calibration, because they do not change responses.
     """
     if options.semantic_cache == "draft":
         return _encoder(options.semantic_encoder), Nearest(DRAFT_COSINE)

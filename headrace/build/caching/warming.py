@@ -17,7 +17,7 @@ from headrace.serve.http.cache.warm import Computing, Warm
 from headrace.serve.http.model import ServedModel
 
 SETTLE_SECONDS = 2.0
-"""How long traffic must have been low before warming starts."""
+"""Time of low traffic before warming starts."""
 
 
 def open_history(options: WarmOptions) -> History | None:
@@ -72,5 +72,5 @@ class Warming:
         self._clock = clock
 
     def not_yet(self) -> str:
-        """What readiness still waits for; empty if nothing."""
+        """The work that must end before the server is ready; empty if there is none."""
         return "warming" if not self.warmer.settled and self._clock() < self._ready_by else ""

@@ -40,10 +40,10 @@ from headrace.fleet.worker import load_part
 
 
 class Computing(NamedTuple):
-    """A loaded decoder, and the device and numbers it computes with.
+    """A loaded decoder, with its device and number formats.
 
-    ``spec`` is the whole model, ``shard`` what this process has of it, ``leader`` its connection to the other ranks.
-    ``facts`` are those of the device before loading.
+    ``spec`` is the whole model, ``shard`` the part of this process, ``leader`` its connection to the other ranks.
+    ``facts`` are the device's before loading.
     """
 
     spec: DecoderSpec
@@ -61,7 +61,7 @@ class Computing(NamedTuple):
     leader: Leader | None
 
     def notes(self) -> tuple[str, str]:
-        """Why it computes in this type, and a note on stored weights (empty: none)."""
+        """The reason for the dtype, and a note on stored weights (empty: none)."""
         note = ""
         if self.spec.stored is not None and not self.weights.quantization:
             note = f"{self.spec.stored.name}: weights are stored in fewer bits than are used for computing"
@@ -80,19 +80,19 @@ class Computing(NamedTuple):
         )
 
     def beside(self) -> Beside:
-        """What a draft model or head has to fit."""
+        """The target that a draft model or head must fit."""
         computed = self.device, self.choice.dtype, self.kv_dtype, self.kernels
         return Beside(self.spec, self.max_model_len, *computed, self.weights.embedding, self.decoder.head)
 
     def free_facts(self) -> DeviceFacts:
-        """The facts of the device now; ranks that share a CPU each have their part of the free memory."""
+        """The current facts of the device; ranks that share a CPU divide the free memory."""
         facts, ranks = device_facts(self.device), ranks_here(self.shard.place)
         shared = self.device.type == "cpu" and ranks > 1
         return replace(facts, free_bytes=facts.free_bytes // ranks) if shared else facts
 
 
 class _Choices(NamedTuple):
-    """What is decided before any weight is read."""
+    """The choices that are made before weights are read."""
 
     spec: DecoderSpec
     max_model_len: int
@@ -106,7 +106,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
     """Choose device, dtype and kernels, then load the weights.
 
     Raises:
-        ConfigError: an option cannot be met, or another rank cannot take part.
+        ConfigError: an option cannot be satisfied, or another rank has failed.
         ModelError: the model cannot be loaded.
     """
     place = Place(0, model.tensor_parallel_size, model.pipeline_parallel_size)
@@ -153,7 +153,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
 
 
 def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
-    """Device, dtype and kernels; refuses what cannot work before anything is loaded."""
+    """Choose device, dtype and kernels; refuses impossible options before anything is loaded."""
     spec = parse_config(read_config(folder))
     check_sizes(spec, place.tensor_size, place.pipeline_size)
     length = _max_model_len(model, spec)

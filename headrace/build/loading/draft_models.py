@@ -1,4 +1,4 @@
-"""Loads what drafts for the model, from ``--speculative-config``: a draft model, or a head on its hidden states."""
+"""Loads the draft model, or the draft head on the model's hidden states, that ``--speculative-config`` names."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _check_tiers(cache: CacheOptions) -> None:
 
 
 def reads_states(plans: SchedulerOptions) -> bool:
-    """Whether a head drafts. It needs the states of a step before the next one is planned, so steps do not overlap.
+    """Whether a head drafts. It needs the hidden states of a step before the next one is planned: steps cannot overlap.
 
     Raises:
-        ConfigError: the options ask for both.
+        ConfigError: the options ask for a head and for overlap.
     """
     config = speculation(plans)
     if config is None or not config.has_head:

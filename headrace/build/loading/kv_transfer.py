@@ -1,4 +1,4 @@
-"""Opens the exchange of KV blocks with other servers: ``--kv-transfer-config``."""
+"""Sets up KV transfer with other servers: ``--kv-transfer-config``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from headrace.serve.http.generation.kv_fields import KVSharing
 OPTION = "--kv-transfer-config"
 
 MOST_SLOTS = 512
-"""Blocks of one message, at most."""
+"""Maximum blocks of one message."""
 
 
 def _transfer(config: KVTransferConfig) -> KVTransfer:
-    """The connector that is named.
+    """The connector that the configuration names.
 
     Raises:
         ConfigError: its package is not installed.
@@ -43,7 +43,7 @@ def _transfer(config: KVTransferConfig) -> KVTransfer:
 
 @dataclass(slots=True)
 class OpenTransfer:
-    """The exchange of a loaded model. The exporter runs once the model's prefix cache is there."""
+    """KV transfer of a loaded model. The exporter runs once the model's prefix cache exists."""
 
     config: KVTransferConfig
     transfer: KVTransfer
@@ -85,7 +85,7 @@ class OpenTransfer:
         pool.news.listeners.append(published)
 
     def sharing(self) -> KVSharing:
-        """What requests may ask of it."""
+        """The KV transfers that requests may ask for."""
         peers = self.importer.peers if self.importer else ()
         if self.exporter is None:
             return KVSharing(peers=peers)
@@ -94,12 +94,12 @@ class OpenTransfer:
 
     def describe(self) -> str:
         """A line for the terminal."""
-        said = []
+        parts = []
         if self.exporter is not None:
-            said.append(f"publishes blocks at {self.config.kv_ip}:{self.exporter.port}")
+            parts.append(f"publishes blocks at {self.config.kv_ip}:{self.exporter.port}")
         if self.importer is not None:
-            said.append(f"pulls blocks from {', '.join(self.importer.peers)}")
-        return f"{self.config.kv_connector} {' and '.join(said)}"
+            parts.append(f"pulls blocks from {', '.join(self.importer.peers)}")
+        return f"{self.config.kv_connector} {' and '.join(parts)}"
 
     def close(self) -> None:
         """End all connections."""
@@ -110,7 +110,7 @@ class OpenTransfer:
 
 
 def check_transfer(options: Options, *, recorded: bool) -> None:
-    """Refuse what cannot be combined with an exchange of blocks, before anything is loaded.
+    """Refuse options that cannot be combined with KV transfer, before anything is loaded.
 
     Raises:
         ConfigError: an option contradicts it.
@@ -127,18 +127,20 @@ def check_transfer(options: Options, *, recorded: bool) -> None:
         raise ConfigError(f"{OPTION} exchanges the prefix cache, but --no-enable-prefix-caching is given")
     if config.peers and not cache.kv_offload_bytes:
         raise ConfigError(
-            f"{OPTION}: blocks of peers arrive in host memory; give it with --kv-offload-bytes, for example 1GiB"
+            f"{OPTION}: blocks of peers arrive in host memory; set its size with --kv-offload-bytes, for example 1GiB"
         )
     if model.tensor_parallel_size * model.pipeline_parallel_size > 1:
         raise ConfigError(f"{OPTION} works for a model in one process only")
     if recorded:
-        raise ConfigError(f"a scheduler trace cannot be recorded with {OPTION}: it has no blocks of peers")
+        raise ConfigError(
+            f"a scheduler trace cannot be recorded with {OPTION}: a trace has no blocks of peers"
+        )
 
 
 def open_transfer(cache: CacheOptions, identity: Mapping[str, Any], kv: PagedKV) -> OpenTransfer | None:
-    """The exchange that the options ask for, with its connections to peers; None without the option.
+    """KV transfer as configured, with its connections to peers; None without the option.
 
-    ``identity`` is what must be equal for blocks of one server to fit another.
+    ``identity`` has the properties that must be equal on both servers for their blocks to be compatible.
     """
     if cache.kv_transfer_config is None or cache.kv_transfer_secret is None:
         return None

@@ -1,4 +1,4 @@
-"""The memory of a loaded model: sizes and opens the KV cache, the tiers below it, the runner and its graphs."""
+"""The memory of a loaded model: sizes and allocates the KV cache, the tiers below it, the runner and its graphs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Memory(NamedTuple):
-    """The memory plan, the tiers below the device, the runner over both, the draft model, and the exchange of blocks
-    with other servers.
-    """
+    """The memory plan, the tiers below the device, the runner, the draft model, and KV transfer with other servers."""
 
     ledger: MemoryPlan
     tiers: OpenTiers | None
@@ -53,7 +51,7 @@ def open_memory(
     overlap: int,
     matchers: Matchers,
 ) -> Memory:
-    """Size the KV cache, allocate it, open the lower tiers, put the runner on them, and record its graphs."""
+    """Size and allocate the KV cache, open the lower tiers, create the runner over them, and record its graphs."""
     cache, plans, place = options.cache, options.scheduler, computing.shard.place
     graphs = _graphs(options, computing, knobs.batched_tokens)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
@@ -110,7 +108,7 @@ def open_memory(
 def _share_memory(
     leader: Leader, tiers: OpenTiers | None, ledger: MemoryPlan, kv: PagedKV, options: Options
 ) -> tuple[RankSize, ...]:
-    """Give the other ranks memory of the same sizes, and hear of their copies to and from the disk."""
+    """Allocate memory of the same sizes on the other ranks, and subscribe to their copies to and from the disk."""
     if tiers is not None:
         leader.listen(tiers.mover.heard)
     sizes = ledger.num_blocks, ledger.block_size, dtype_name(kv.dtype), ledger.host_blocks
@@ -119,8 +117,8 @@ def _share_memory(
 
 
 def _graphs(options: Options, computing: Computing, tokens: int) -> Graphs:
-    """The graphs to record for steps of at most ``tokens`` tokens, unless the options forbid them. Heads and other
-    ranks take part in single operations.
+    """The graphs to record for steps of at most ``tokens`` tokens, unless the options forbid them. With a draft head or
+    several ranks, there are no graphs.
     """
     if options.model.enforce_eager or reads_states(options.scheduler) or computing.leader is not None:
         return Graphs(None)
@@ -133,7 +131,7 @@ def _step_bytes(computing: Computing, cache: CacheOptions, plans: SchedulerOptio
     """The memory of the largest step on a GPU.
 
     Raises:
-        ConfigError: the device has less.
+        ConfigError: the device has less free memory.
     """
     try:
         return largest_step_bytes(

@@ -1,6 +1,6 @@
-"""The ranks of a model in parts: how they start, and what they cannot do.
+"""The ranks of a divided model: starts them, and checks options that they do not support.
 
-Without a launcher rank 0 starts the others on its machine. Under torchrun every rank is started with the same command.
+Without a launcher, rank 0 starts the others on its machine. Under torchrun, all ranks are started by the same command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.fleet.processes import Processes
 
 
 def open_others(size: int) -> Others:
-    """The ranks other than 0 of so many ranks. Raises RankFailed."""
+    """The ranks other than 0, of ``size`` ranks. Raises RankFailed."""
     launch = read_launch()
     return Processes(size) if launch is None else Launched(launch)
 
@@ -32,11 +32,11 @@ def ranks_here(place: Place) -> int:
 
 
 def launched_rank(model: ModelOptions) -> Callable[[], None] | None:
-    """What this process does as a rank other than 0, if it was launched as one; it takes until rank 0 ends.
+    """The function that runs this process as a rank other than 0, until rank 0 ends; None if it is not such a rank.
 
     Raises:
-        ConfigError: the launcher started another number of ranks; or, when it is called, rank 0 cannot be reached or
-            refuses the rank, or the model cannot be found.
+        ConfigError: the launcher started another number of ranks. The function raises it if rank 0 cannot be reached or
+            refuses the rank, or if the model cannot be found.
     """
     launch = read_launch()
     if launch is None or launch.rank == 0:
@@ -44,7 +44,7 @@ def launched_rank(model: ModelOptions) -> Callable[[], None] | None:
     _check_size(launch, _place(model))
 
     def run() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM: see `launched_rank`
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process at once, like SIGTERM
         try:
             with_weights = model.load_format != "dummy"
             run_rank(launch, resolve_folder(model.model, model.revision, with_weights=with_weights))
@@ -55,7 +55,7 @@ def launched_rank(model: ModelOptions) -> Callable[[], None] | None:
 
 
 def check_parallel(options: Options, *, recorded: bool) -> None:
-    """Refuse what several ranks cannot do, before anything is loaded.
+    """Refuse options that several ranks do not support, before anything is loaded.
 
     Raises:
         ConfigError: an option needs the whole model in one process.

@@ -1,6 +1,6 @@
-"""Builds the KV tiers below the device from their options: host memory, a file on disk, and its earlier content.
+"""Builds the KV tiers below the device from their options: host memory, and a file on disk with its earlier contents.
 
-A problem with the disk does not stop the server from starting: it runs without the disk and says so.
+If the disk fails, the server starts without the disk tier and reports it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ SNAPSHOT_FILE = "snapshot.kv"
 
 @dataclass(frozen=True, slots=True)
 class OpenTiers:
-    """The lower tiers in use; ``identity`` must be equal in a later process for it to read what this one leaves on
-    disk.
-    """
+    """The lower tiers in use. A later process reads this one's blocks on disk only if it has the same ``identity``."""
 
     mover: Mover
     sizes: TierSizes
@@ -47,10 +45,9 @@ class OpenTiers:
         return self.disk.path.with_name(SNAPSHOT_FILE) if self.disk else None
 
     def recall(self, engine: Engine) -> str:
-        """Pass the disk content of the last process to a new engine; returns a note for the terminal.
+        """Pass the disk contents of the last process to a new engine; returns a note for the terminal.
 
-        The snapshot is deleted by this: from now on slots are overwritten, and only the next orderly shutdown writes
-        a new one.
+        The snapshot is deleted, because slots are overwritten from now on; the next orderly shutdown writes a new one.
         """
         if self.disk is None or self.snapshot is None or not self.snapshot.exists():
             return ""
@@ -82,7 +79,7 @@ class OpenTiers:
 
 
 def block_identity(kv: PagedKV, block_bytes: int, fingerprint: str, layout: str) -> Mapping[str, Any]:
-    """What must be equal in two processes for the content of blocks to mean the same.
+    """The properties that must be equal in two processes for their blocks to be compatible.
 
     ``layout`` describes how the kernels lay out a block.
     """
@@ -106,7 +103,7 @@ def open_tiers(
 ) -> tuple[OpenTiers | None, MemoryPlan]:
     """The lower tiers that the memory plan has room for, and the plan with the disk size that is available.
 
-    If another process uses ``folder``, it may take ``wait_seconds`` to end. With several ranks each has a folder in it.
+    If another process uses ``folder``, wait up to ``wait_seconds`` for its end. Each of several ranks has a subfolder.
     """
     if not ledger.host_blocks:
         return None, ledger

@@ -1,4 +1,4 @@
-"""Dry runs of experiments for a server: the load and the step times that it has measured, simulated beside it."""
+"""Dry runs of experiments for a server: simulates its measured load and step times in another process."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from headrace.observe.steps.timelines import Timelines
 
 PROGRAM = "headrace.build.dry_run"
 LEAST_REQUESTS = 20
-"""Ended requests that a dry run needs: their load is repeated."""
+"""Minimum number of ended requests: a dry run repeats their load."""
 
 MOST_SECONDS = 150.0
-"""Seconds after which the program is stopped; it ends by itself before."""
+"""Time limit of the program, which normally ends before."""
 
 COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
 
 
 class Machine(NamedTuple):
-    """What a dry run simulates beside the measured step times. ``kind`` is ``cpu`` or ``cuda``."""
+    """The simulated machine, without the measured step times. ``kind`` is ``cpu`` or ``cuda``."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ def machine_of(loaded: Loaded) -> Machine:
 
 
 class DryRuns:
-    """``read`` checks an experiment; ``lives`` has the requests whose load is repeated."""
+    """Runs dry runs. ``read`` checks an experiment; ``lives`` has the requests whose load is repeated."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class DryRuns:
         self._running = False
 
     async def run(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The report of the experiment in virtual time, with its windows, on a process of its own.
+        """The report of the experiment in virtual time, with its windows, from a separate process.
 
         Raises:
-            BadExperiment: a field is wrong, or the setting belongs to a request.
-            RuntimeError: the server has measured too little, another dry run runs, or this one failed.
+            BadExperiment: a field is invalid, or the setting belongs to a request.
+            RuntimeError: the server has measured too little, another dry run is running, or this one failed.
         """
         spec = self._read(body)
         if spec.unit != By.TIME:
@@ -108,7 +108,7 @@ class DryRuns:
         return json.dumps(fields).encode()
 
     def _calibration(self, times: StepTimes) -> dict[str, Any]:
-        """The step times that the engine has learned, in the terms of `lab.calibration`."""
+        """The engine's measured step times as a `lab.calibration`."""
         from headrace.lab.calibration.values import BENDS, Calibration  # the simulator is not part of a start
 
         on = self._machine
@@ -150,7 +150,7 @@ class DryRuns:
 
 
 async def _run(task: bytes) -> dict[str, Any]:
-    """Run the program; it ends with this task."""
+    """Run the program; it is killed if this task is cancelled."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", PROGRAM), stdin=pipe, stdout=pipe, stderr=pipe

@@ -1,7 +1,7 @@
-"""The requests that a model answers before those of clients, so that none of these pays for first uses.
+"""Warm-up requests, which run before those of clients, so that one-time costs do not delay these.
 
 On a CPU one is enough. Triton compiles each variant of a kernel when it is first launched, which takes about a second,
-and keeps it in a folder for the next process (``TRITON_CACHE_DIR``, by default ``~/.triton/cache``). So on a GPU there
+and caches it in a folder for the next process (``TRITON_CACHE_DIR``, by default ``~/.triton/cache``). So on a GPU there
 are steps of each kind: one row and many, short and long prompts, contexts that several programs share, and a prefix
 that rows share.
 """
@@ -31,7 +31,7 @@ _LONG = 1100
 
 
 def groups(compiles: bool, longest: int) -> list[list[Request]]:
-    """Requests, of which those of a group run together; ``compiles``: the kernels are compiled when they are launched.
+    """Groups of requests that run together; ``compiles``: the kernels are compiled when they are first launched.
 
     A request has at most ``longest`` tokens.
     """
@@ -60,7 +60,7 @@ def _request(name: str, first: int, length: int, params: SamplingParams) -> Requ
 
 
 def answer(engine: Engine, requests: Sequence[Sequence[Request]]) -> None:
-    """Answer each group, and leave nothing of it in the prefix cache."""
+    """Run each group, and then empty the prefix cache."""
     for number, group in enumerate(requests, 1):
         if len(requests) > 1:
             logger.info("warm-up: steps of kind %d of %d", number, len(requests))

@@ -57,7 +57,7 @@ def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes
 
 
 def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
-    """The file of --usage-file.
+    """The file of ``--usage-file``.
 
     Raises:
         ConfigError: it cannot be opened.

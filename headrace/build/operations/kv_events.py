@@ -27,9 +27,7 @@ def open_kv_events(loaded: Loaded, options: Options) -> Publisher | None:
     if not config.enable_kv_cache_events or config.publisher == "null":
         return None
     if not options.cache.enable_prefix_caching:
-        raise ConfigError(
-            f"{OPTION} tells what the prefix cache holds, but --no-enable-prefix-caching is given"
-        )
+        raise ConfigError(f"{OPTION} publishes the prefix cache, but --no-enable-prefix-caching is given")
     try:
         from headrace.observe.kv_events.publisher import AddressFailed, Publisher
     except ImportError as error:

@@ -66,7 +66,7 @@ class Traces(NamedTuple):
         self.spans.follow(exchange.traceparent, exchange.request_ids)
 
     def end(self, exchange: Exchange) -> None:
-        """End the span of an HTTP request; a client's mistake is no error of the span."""
+        """End the span of an HTTP request; a client's error does not mark the span as failed."""
         fields = access_fields(exchange)
         error = exchange.error if fields["status"] >= SERVER_ERROR or exchange.call is not None else ""
         name = span_name(exchange.method, exchange.route, exchange.model)
@@ -113,7 +113,7 @@ def hooks(
     traces: Traces | None,
     text_seconds: Callable[[], Mapping[str, float]] = dict,
 ) -> Hooks:
-    """What happens with each HTTP request: request id, metrics, access log, trace."""
+    """The hooks for each HTTP request: request id, metrics, access log, trace."""
     requests, traffic = HttpRequests(page), Traffic(page, text_seconds)
     ended: list[Hook] = [
         lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
@@ -130,7 +130,7 @@ def hooks(
 
 
 def costs(service: Service, report: CostReport) -> Callable[[Iterable[str]], Mapping[str, Any]]:
-    """Returns the cost of engine requests; all steps that have ended are counted first."""
+    """A function that returns the cost of engine requests; it counts all completed steps first."""
 
     def cost(request_ids: Iterable[str]) -> Mapping[str, Any]:
         service.count()
@@ -140,7 +140,7 @@ def costs(service: Service, report: CostReport) -> Callable[[Iterable[str]], Map
 
 
 def model_work(loaded: Loaded) -> ModelWork:
-    """What determines the work of a step of this model."""
+    """The sizes that determine the work of a step of this model."""
     spec, memory = loaded.spec, loaded.ledger
     table = spec.vocab_size * spec.hidden_size
     linear = spec.num_parameters - table * (1 if spec.tied_embeddings else 2)
@@ -149,7 +149,7 @@ def model_work(loaded: Loaded) -> ModelWork:
 
 
 def watch_resources(page: MetricsPage, loaded: Loaded, options: Options, cost: CostReport) -> WorkMeter:
-    """Add the metrics of resources; the watcher that is returned is folded after the cost ledger."""
+    """Add the metrics of resources. The returned watcher must receive events after the cost ledger."""
     peaks = Peaks(options.resources.peak_flops, options.resources.peak_bandwidth)
     work = WorkMeter(
         page,
@@ -166,7 +166,7 @@ def watch_resources(page: MetricsPage, loaded: Loaded, options: Options, cost: C
 
 
 def _gpu_uuid() -> str:
-    """The UUID of the GPU in use, as NVML spells it."""
+    """The UUID of the GPU in use, in NVML's format."""
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
@@ -178,14 +178,14 @@ class SystemdLink(NamedTuple):
 
 
 def systemd_link(service: Service) -> SystemdLink:
-    """As systemd has asked for in the environment; without it, the watch only logs."""
+    """The link to systemd as configured by the environment; without systemd, the watch only logs."""
     asked = read_systemd()
     notifier = SystemdNotifier(asked.notify_socket)
     return SystemdLink(notifier, HealthWatch(service, notifier, asked.watchdog_seconds))
 
 
 def add_build_info(page: MetricsPage, loaded: Loaded) -> None:
-    """The constant metric ``build_info``, whose labels say what runs."""
+    """Add the constant metric ``build_info``, whose labels are versions and settings."""
     values = (
         __version__,
         torch.__version__,

@@ -1,6 +1,6 @@
-"""An engine that records a scheduler trace, and the same engine again from its trace.
+"""Builds an engine that records a scheduler trace, and an engine that replays a trace.
 
-The first line of a trace holds all arguments of `make_engine`, so that a replay has exactly the recorded settings.
+The first line of a trace has all arguments of `make_engine`, so that a replay has exactly the recorded settings.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def make_recorded_engine(
 ) -> Engine:
     """`make_engine`, with its arguments and all later events recorded.
 
-    ``grammars`` are not used: a trace does not hold compile times, so no request waits for a grammar here. The runner
-    compiles missing grammars itself. Nor are ``peers``: a trace does not hold their answers. ``drafts`` and ``forced``
-    are no settings: what is drafted is recorded.
+    ``grammars`` are not used: a trace has no compile times, so requests do not wait for grammars; the runner compiles
+    missing ones itself. ``peers`` are not used either, because a trace does not have their responses. ``drafts`` and
+    ``forced`` are not part of the settings, because drafts are recorded.
     """
     given = {"plans": plans, "cache": cache} | rest
     hints = get_type_hints(make_engine, include_extras=True)
@@ -85,7 +85,7 @@ def make_recorded_engine(
         )
         for name, value in given.items()
     }
-    for part in ("plans", "cache"):  # a trace may be passed on
+    for part in ("plans", "cache"):  # without secrets, because a trace may be shared
         settings[part] = {name: value for name, value in settings[part].items() if name not in SECRETS}
     tell(Begun(__version__, settings))
     return make_engine(plans, cache, runner, **rest, tell=tell, drafts=drafts, forced=forced)
@@ -97,12 +97,12 @@ def make_engine_again(
     drafter: Drafter | ForcedAcceptance,
     changes: Mapping[str, str] | None = None,
 ) -> Engine:
-    """The engine of a trace's settings over another runner; ``changes`` are options as text, by their names.
+    """An engine with a trace's settings and another runner; ``changes`` are options as text, by their names.
 
-    ``drafter`` is the recorded one, or the acceptance of drafts where the settings ask for them.
+    ``drafter`` replays recorded drafts, or is the acceptance of simulated ones.
 
     Raises:
-        ConfigError: settings of another Headrace version, or a change of an unknown option or to an invalid value.
+        ConfigError: the settings are another Headrace version's, or a change has an unknown name or an invalid value.
     """
     given = _read_settings(settings)
     if changes:
@@ -124,8 +124,8 @@ def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     given = {}
     for name, value in settings.items():
         kind = hints[name]
-        told = value.keys() if isinstance(value, Mapping) else set()
-        if is_dataclass(kind) and (more := told - {each.name for each in fields(kind)}):
+        recorded = value.keys() if isinstance(value, Mapping) else set()
+        if is_dataclass(kind) and (more := recorded - {each.name for each in fields(kind)}):
             raise ConfigError(
                 f"the trace has fields of {name} that this version of Headrace does not have: {', '.join(sorted(more))}"
             )
@@ -137,7 +137,7 @@ def _read_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _change(given: dict[str, Any], changes: Mapping[str, str]) -> None:
-    """Apply changes in place. Limits of a step follow the options; all that is not changed stays as recorded."""
+    """Apply changes in place. The limits of a step follow the options; all other settings stay as recorded."""
     known = {each.name: part for part in ("plans", "cache") for each in fields(given[part])}
     known = {name: part for name, part in known.items() if name not in SPENT}
     old_block_size = given["cache"].block_size
@@ -153,7 +153,7 @@ def _change(given: dict[str, Any], changes: Mapping[str, str]) -> None:
         part = given[known[name]]
         kind = get_type_hints(type(part), include_extras=True)[name]
         given[known[name]] = replace(part, **{name: _parsed(flag, kind, text)})
-    if "num_blocks" not in wanted:  # the same memory in blocks of another size
+    if "num_blocks" not in wanted:  # the same memory, if the block size changes
         given["num_blocks"] = max(1, given["num_blocks"] * old_block_size // given["cache"].block_size)
     given["knobs"] = make_knobs(given["plans"], "cpu", given["max_model_len"])
     if given["plans"].overlap is not None:

@@ -1,7 +1,7 @@
-"""Rehearsals of the tuner in a process of their own: the server's interpreter is the engine's.
+"""Runs the tuner's rehearsals in another process, because the server's interpreter is needed for the engine.
 
-It has the lowest priority, and is this file's program. It begins with the first rehearsal and ends with its pipe, so
-with the server in any case.
+The process runs this file at the lowest priority. It starts with the first rehearsal, and ends when its pipe is closed,
+so at the latest with the server.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from headrace.observe.tuner.rehearsal import Outcome, Rehearsal, Scene, in_parts
 PROGRAM = "headrace.build.operations.rehearsals"
 LOWEST_PRIORITY = 19
 FAILURES = (OSError, EOFError, pickle.UnpicklingError)
-"""Of a process that has ended, or cannot begin."""
+"""The errors if the process has ended or cannot be started."""
 
 logger = logging.getLogger("headrace.tuner")
 
 
 class Rehearsals:
-    """One rehearsal at a time; a task beside the server."""
+    """Runs one rehearsal at a time; a `serve.http.app.BackgroundWork`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, "rehearsals")  # writing to a full pipe waits
 
     def start(self) -> None:
-        """Nothing runs before the first rehearsal."""
+        """Do nothing: the process starts with the first rehearsal."""
 
     async def stop(self) -> None:
         """End the process."""
@@ -45,7 +45,7 @@ class Rehearsals:
     def run(
         self, scene: Scene, knobs: Knobs, times: StepTimes, slots: int, static: bool
     ) -> Generator[None, None, Outcome]:
-        """As `in_parts`, which also runs if the process fails."""
+        """Like `in_parts`; if the process fails, `in_parts` runs instead."""
         asked = self._thread.submit(self._ask, (scene, knobs, times.copy(), slots, static))
         while not asked.done():
             yield
@@ -80,8 +80,8 @@ class Rehearsals:
 
 
 def main() -> None:
-    """Rehearse what the server asks for until it has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server's end is this one's
+    """Run the rehearsals that the server sends, until its pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends with the server's pipe
     os.nice(LOWEST_PRIORITY)
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while True:

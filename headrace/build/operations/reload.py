@@ -1,6 +1,6 @@
 """Reloads keys, tenants and the log level of a running server, without dropping a stream.
 
-A part that cannot be read leaves the old values in place and logs a warning; the other parts are reloaded all the same.
+If a part cannot be read, its old values stay and a warning is logged; the other parts are still reloaded.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from headrace.serve.service import Service
 logger = logging.getLogger(__name__)
 
 RELOADED = frozenset({"tenants", "log_level"})
-"""Options whose new values take effect at a reload. Keys are read again from the key file of the start."""
+"""Options whose new values take effect at a reload. Keys are read again from the original key file."""
 
 
 class Settings(NamedTuple):
-    """The reloadable options, as they are read now."""
+    """The current values of the reloadable options."""
 
     tenants: str | None
     log_level: Level
 
 
 def read_settings(started: Options) -> Settings:
-    """The reloadable options from the configuration file and the environment; as ``started`` if they cannot be read.
+    """The reloadable options from the configuration file and the environment; those of ``started`` if they are invalid.
 
     Other options that have changed since the start are named in a warning.
     """
@@ -51,9 +51,9 @@ def read_settings(started: Options) -> Settings:
 
 
 class Reload:
-    """What SIGHUP does; called on the server's loop.
+    """The handler of SIGHUP; called on the server's event loop.
 
-    ``classes`` are the classes of service that the server started with; ``recorded`` says that a trace is recorded.
+    ``classes`` are the service classes at the start; ``recorded``: a scheduler trace is recorded.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Reload:
             logger.warning("tenants not reloaded, the previous limits stay: %s", error)
             return
         if classes != self._classes:
-            logger.warning("--tenants: changed classes of service need a restart")
+            logger.warning("--tenants: changed service classes need a restart")
         rules = self._model.rules
         if tenants == rules.tenants:
             return

@@ -1,4 +1,4 @@
-"""Builds the settings of requests that experiments may compare on a server with given options; works without torch."""
+"""Builds the request settings that experiments may compare on a server with given options, without torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headrace.observe.steering.settings import AnyValue, request_settings
 def make_requests(
     plans: SchedulerOptions, *, request_timeout: float | None = None, semantic: bool = False
 ) -> Requests:
-    """The settings and their present values.
+    """The settings and their current values.
 
     ``request_timeout`` is the configured one (None: there is none); ``semantic``: the semantic cache serves responses.
 
     Raises:
-        ConfigError: the configuration of speculative decoding is wrong.
+        ConfigError: the configuration of speculative decoding is invalid.
     """
     drafts = speculation(plans)
     methods = () if drafts is None else drafts.methods

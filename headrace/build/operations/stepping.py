@@ -1,4 +1,4 @@
-"""Builds what shows the steps of a server and the timelines of its requests."""
+"""Builds the endpoints for the steps of a server and the timelines of its requests."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from headrace.serve.service import Service
 from headrace.serve.step_watch import StepWatch
 
 MEMORY_SECONDS = 1.0
-"""How long a response waits for the end of the current step, after which the blocks are counted."""
+"""Maximum wait for the end of the current step, after which the blocks are counted."""
 
 
 class LiveSteps:
-    """The steps of a server, which are recorded while somebody reads them."""
+    """The steps of a server, which are recorded only while they are read."""
 
     def __init__(
         self, engine: Engine, service: Service, lives: Timelines, settings: Mapping[str, Any]
@@ -39,9 +39,9 @@ class LiveSteps:
         self._watch = StepWatch(service, lambda: StepBook(waiting=lives.waiting()))
 
     async def read(self, after: int, limit: int, form: str, request_id: str) -> Mapping[str, Any]:
-        """The last steps with a number above ``after``; as ``json`` with the present state of the blocks.
+        """The last steps with a number above ``after``; as ``json`` with the current state of the blocks.
 
-        That has the block table of a request, if it is named and runs.
+        If ``request_id`` names a running request, its block table is included.
         """
         book = self._watch.look()
         records = book.records(after, limit)
@@ -63,7 +63,7 @@ class LiveSteps:
             return None
 
     def _blocks(self, request_id: str, copies: Mapping[str, int]) -> Memory:
-        """The blocks now; ``copies`` has places in block tables. On the engine's thread."""
+        """The current blocks; ``copies`` has places in block tables. Runs on the engine thread."""
         live, pool = self._scheduler.live, self._scheduler.pool
         found = ((live[name].table, place) for name, place in copies.items() if name in live)
         copied = {table[place] for table, place in found if place < len(table)}
@@ -97,7 +97,7 @@ def make_stepping(
         found = [(each, life) for each in request_ids if (life := lives.get(each)) is not None]
         return trace((), found, now)
 
-    # The simulator is imported when it is first asked for: it would lengthen the start of every server.
+    # The simulator is imported on first use, because it would lengthen the start of every server.
     def simulate(body: Mapping[str, Any], form: str) -> Mapping[str, Any]:
         from headrace.build.films import simulated_steps
 

@@ -1,4 +1,4 @@
-"""Builds experiments and the tuner: which settings may change, and the task that changes them beside the server."""
+"""Builds experiments and the tuner: the settings that may change, and the background task that changes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headrace.serve.http.operations.tuner import TunerRoutes
 
 
 class Tuning(NamedTuple):
-    """The tasks beside the server, and its endpoints."""
+    """The background tasks and the endpoints."""
 
     tasks: tuple[Rehearsals, Experiments]
     endpoints: tuple[ExperimentRoutes, TunerRoutes]

@@ -1,4 +1,4 @@
-"""A decoder as an embedding model: its weights without a head, or those of the decoder that is served already."""
+"""Loads a decoder as an embedding model: its own weights without a head, or the weights of the served decoder."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headrace.compute.model.weights import load_weights
 from headrace.config import ModelOptions
 
 MAX_TOKENS = 8192
-"""Longest input of a decoder, which bounds the memory of its keys and values."""
+"""Maximum tokens of an input of a decoder, which limits the memory of its keys and values."""
 
 
 def read_causal_model(name: str, folder: Path, options: ModelOptions) -> EmbeddingModel:
     """The decoder in a folder as an embedding model, pooled at the last token unless its files say otherwise.
 
     Raises:
-        ModelError: the folder needs something that is not supported.
-        ConfigError: the device cannot compute in the dtype.
+        ModelError: the model is not supported.
+        ConfigError: the device does not support the dtype.
     """
     sentence = read_sentence(folder, pooling="last")
     spec = replace(parse_config(_generating(read_config(folder))), tied_embeddings=True)
@@ -42,10 +42,10 @@ def read_causal_model(name: str, folder: Path, options: ModelOptions) -> Embeddi
 
 
 def share_decoder(name: str, folder: Path, decoder: Decoder, max_model_len: int) -> EmbeddingModel:
-    """An embedding model over a decoder that is loaded, for inputs of at most ``max_model_len`` tokens.
+    """An embedding model over a loaded decoder, for inputs of at most ``max_model_len`` tokens.
 
     Raises:
-        ModelError: the folder needs something that is not supported.
+        ModelError: the model is not supported.
     """
     sentence = read_sentence(folder, pooling="last")
     most = _max_tokens(sentence, max_model_len)
@@ -66,7 +66,7 @@ def _max_tokens(sentence: Sentence, limit: int) -> int:
 
 
 def _generating(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the name of the whole architecture in place of that of the model without a head."""
+    """The config with the name of the architecture with a head, instead of the one without."""
     names = config.get("architectures")
     whole = (
         [str(name).removesuffix("Model") + "ForCausalLM" for name in names] if isinstance(names, list) else []
@@ -76,5 +76,5 @@ def _generating(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_name(name: str) -> str:
-    """The name of a tensor in the whole architecture."""
+    """The name of a tensor in the architecture with a head."""
     return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"

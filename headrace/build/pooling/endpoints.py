@@ -1,4 +1,4 @@
-"""The worker and the routes of embeddings, reranking and scores, with their place in metrics and ``/v1/models``."""
+"""Builds the worker and the routes of embeddings, reranking and scores, with their metrics and model cards."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def open_endpoints(
     metrics: Metrics,
     cost: CostOf | None,
 ) -> Endpoints:
-    """The endpoints over ``models``; without models, they say which option brings one.
+    """The endpoints over ``models``; without models, their errors name the option that loads one.
 
-    ``cost`` tells what calls have cost, if there are prices.
+    ``cost`` returns the cost of calls, if there are prices.
     """
     server = options.server
     worker = EmbeddingWorker(

@@ -1,4 +1,4 @@
-"""Loads the models of embeddings, reranking and scores that the options name."""
+"""Loads the models for embeddings, reranking and scores that the options name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Names(NamedTuple):
 
 
 def runs_pooling(options: ModelOptions) -> bool:
-    """Whether MODEL is for embeddings or scores, and not for generating.
+    """Whether MODEL is for embeddings or scores instead of text generation.
 
     Raises:
         ConfigError: the model does not exist.
@@ -53,7 +53,7 @@ def runs_pooling(options: ModelOptions) -> bool:
 
 
 def load_pooling(options: Options) -> PoolingModels:
-    """The models that have weights of their own; `with_served` adds one that is the served decoder.
+    """The models with their own weights; `with_served` adds the served decoder, if it is one of them.
 
     Raises:
         ConfigError: a model cannot be loaded; the message names its option.
@@ -87,7 +87,7 @@ def with_served(models: PoolingModels, options: Options, loaded: Loaded) -> Pool
 
 
 def _check_one_process(names: _Names, options: Options) -> None:
-    """Raise ConfigError if a model of embeddings would have to be divided among ranks."""
+    """Raise `ConfigError` if an embedding model would have to be divided among ranks."""
     sizes = options.model.tensor_parallel_size, options.model.pipeline_parallel_size
     if sizes == (1, 1):
         return
@@ -169,5 +169,5 @@ def _api_name(name: str, option: str, options: Options) -> str:
 
 
 def _warm(model: EmbeddingModel | CrossEncoder) -> None:
-    """Compute one input, so that the first request does not pay for first uses."""
+    """Compute one input, so that one-time costs do not delay the first request."""
     run_whole(model.run([TokenRow((0,))]))

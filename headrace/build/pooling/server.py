@@ -1,6 +1,6 @@
-"""The HTTP server of a model for embeddings or scores alone: no decoder, no KV cache, no response caches.
+"""The HTTP server that has only models for embeddings or scores: no decoder, no KV cache, no response caches.
 
-The engine thread is the same, and has no steps: its engine is `NoSteps`.
+The engine thread is the same, but its engine, `NoSteps`, has no steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headrace.observe.vllm_names import aliases, labels
 from headrace.serve.auth.key_file import KeyFile
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
-from headrace.serve.http.app import Beside, create_app, create_metrics_app
+from headrace.serve.http.app import BackgroundWork, create_app, create_metrics_app
 from headrace.serve.http.batch.line_endpoints import PooledLines
 from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.embedding.instead import NoGeneration
@@ -57,7 +57,7 @@ startup = logging.getLogger("headrace.startup")
 shutdown = logging.getLogger("headrace.shutdown")
 
 UNUSED_PARTS = ("cache", "scheduler", "response_cache", "semantic", "warm")
-"""Parts of the options that matter only to a model that generates; of the scheduler, ``tenants`` is used."""
+"""Parts of the options that apply only to a model that generates, except the scheduler's ``tenants``."""
 
 
 class NoSteps:
@@ -67,23 +67,23 @@ class NoSteps:
         self._events: list[Event] = []
 
     def submit(self, request: Request, now: float) -> None:
-        """No route submits a request."""
+        """Refuse the request; no route submits one."""
         raise RuntimeError("this server has no model that generates")
 
     def cancel(self, request_id: str, why: FinishReason, now: float) -> None:
-        """No request is open."""
+        """Do nothing: no request is open."""
 
     def step(self, now: float) -> list[Event]:
-        """Nothing happens."""
+        """Return no events."""
         return self._events
 
     def wake_at(self, now: float) -> float | None:
-        """Never."""
+        """Return None: no step is ever due."""
         return None
 
 
 class _Built(NamedTuple):
-    """The application with the parts that its start and its end need."""
+    """The application, and the parts that its start and its end need."""
 
     app: ASGIApp
     routes: list[Route]
@@ -203,15 +203,15 @@ def _make_app(options: Options, models: PoolingModels, keys: KeyFile, traces: Tr
         info=lambda: _info(models),
         reset=lambda: None,
         version=__version__,
-        beside=endpoints.cards[1:],
+        others=endpoints.cards[1:],
     )
     accounts = _accounts(service, usage, cost)
     parts = (endpoints, batch, NoGeneration(name), status, Pause(service), accounts, Docs(__version__))
     routes = [route for part in parts for route in part.routes()]
     systemd = systemd_link(service)
-    beside: list[Beside] = [keys, systemd.watch, *batch.beside, endpoints.worker]
+    background: list[BackgroundWork] = [keys, systemd.watch, *batch.background, endpoints.worker]
     exchanges = hooks(options.observability, page, notes, traces)
-    app = create_app(CacheLookup(service), routes, keys.keys, beside, server.allowed_origins, exchanges)
+    app = create_app(CacheLookup(service), routes, keys.keys, background, server.allowed_origins, exchanges)
     return _Built(app, routes, service, systemd)
 
 
@@ -219,14 +219,14 @@ def _accounts(service: Service, usage: UsageBook, cost: CostReport) -> UsageRepo
     return UsageReport(
         service,
         usage.tenants,
-        lambda tenant: {**usage.tell(tenant), **cost.tenant(tenant)},
+        lambda tenant: {**usage.account(tenant), **cost.tenant(tenant)},
         cost.device,
         partial(focus_csv, cost),
     )
 
 
 def _info(models: PoolingModels) -> Mapping[str, Any]:
-    """What ``GET /server_info`` adds."""
+    """The fields for ``GET /server_info``."""
     return {
         "embedding_model": models.embedding.name if models.embedding else None,
         "rerank_model": models.rerank.name if models.rerank else None,

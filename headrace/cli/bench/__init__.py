@@ -1,7 +1,7 @@
 """``headrace bench``: throughput, latency, load, comparisons, calibration and rooflines.
 
 - `commands`: the commands ``throughput``, ``latency``, ``serve`` and ``compare``.
-- `targets`: what can be measured. `workload`: which requests are sent. `report`: tables, plots and files.
-- `sweep`: finds the best batch size, concurrency and chunk size. `place`: where settings are tried.
-- `calibrate`: measures this machine for the simulator. `roofline`: what the machine allows a step.
+- `targets`: engines and servers to measure. `workload`: their requests. `report`: tables, plots and files.
+- `sweep`: finds the best batch size, concurrency and chunk size. `place`: this machine or a simulated device.
+- `calibrate`: measures this machine for the simulator. `roofline`: compares a step with the machine's bounds.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 EACH_TOKEN = '{"return_token_ids": true}'
-"""Added to requests, so that the time of a token is known even if it decodes to no text."""
+"""Extra request fields, so that the time of a token is known even if it decodes to no text."""
 
 
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
@@ -54,7 +54,7 @@ def calibrate(
 
 
 def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0) -> Calibration:
-    """The calibration of an engine in this process, and of the HTTP side of the server at ``base_url`` if there is one.
+    """The calibration of an engine in this process, and of the HTTP overhead of the server at ``base_url`` if given.
 
     Raises:
         ConfigError: the engine cannot be built, too few steps were measured, or the server fails a request.
@@ -70,7 +70,7 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
 
 @contextmanager
 def measuring(given: Options, base_url: str = "", api_key: str = "", seed: int = 0) -> Iterator[Measuring]:
-    """A measurement in several turns, between which other work may run. Raises as `measure`."""
+    """A measurement in several turns; other work may run between them. Raises the errors of `measure`."""
     from headrace.build.model import close, load, warm_up
     from headrace.lab.calibration.values import BadCalibration
 
@@ -118,7 +118,7 @@ class Measuring:
                 raise ConfigError(f"{self._base_url}: {error}") from None
 
     def calibration(self) -> Calibration:
-        """What the turns so far say."""
+        """The calibration from all turns so far."""
         from headrace.build.model import decoder_cost
         from headrace.lab.bench.machine import machine_facts
         from headrace.lab.calibration.fit import fit
@@ -145,10 +145,10 @@ class Measuring:
         )
 
     def _open_front(self, api_key: str) -> FrontMeasure:
-        """The overhead of a running server's HTTP side, compared with this engine.
+        """The measurement of a running server's HTTP overhead, relative to this engine.
 
         Raises:
-            ConfigError: no server answers there, or it fails a request.
+            ConfigError: no server responds at the address, or it fails a request.
         """
         import httpx
 
@@ -173,7 +173,7 @@ class Measuring:
 
 
 def _token_ids(prompt: Prompt) -> tuple[int, ...]:
-    """The token ids of a prompt; those for measuring have no text."""
+    """The token ids of a prompt; prompts of measurements have no text."""
     return prompt  # type: ignore[return-value]
 
 

@@ -1,4 +1,4 @@
-"""``headrace bench``: builds what is to be measured and lets `headrace.lab.bench` measure it."""
+"""``headrace bench``: builds targets and workloads, and measures them with `headrace.lab.bench`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.cli.bench.report import (
     plain,
     refuse_failures,
     report_path,
-    tell,
+    report_runs,
     write,
 )
 from headrace.cli.bench.roofline import roofline
@@ -104,7 +104,7 @@ def throughput(
         target.close()
     settings = {"dataset": dataset, "warmup": warmup, "options": measured_options(given)}
     more = _bound(run, target_rows(spec, given))
-    tell("throughput", [run], output, settings, more, rows=export, load=describe(dataset))
+    report_runs("throughput", [run], output, settings, more, rows=export, load=describe(dataset))
     refuse_failures([run])
 
 
@@ -117,7 +117,7 @@ def latency(
     workload_seed: WorkloadSeed = 0,
     output: Output = None,
 ) -> None:
-    """Measure where the time of a step goes, with one batch of a fixed shape."""
+    """Measure the time of each part of a step, with one batch of a fixed shape."""
     from headrace.build.model import load
     from headrace.core.request import Request, SamplingParams
     from headrace.lab.bench import report
@@ -182,7 +182,7 @@ def serve(
     target = make_server_target("server", base_url, model, api_key, extra_body, max_concurrency)
     run = _measure(target, work, slo, warmup)
     settings = {"dataset": dataset, "warmup": warmup, "base_url": base_url, "concurrency": max_concurrency}
-    tell("serve", [run], output, settings, rows=export, load=describe(dataset, max_concurrency))
+    report_runs("serve", [run], output, settings, rows=export, load=describe(dataset, max_concurrency))
     refuse_failures([run])
 
 
@@ -228,17 +228,17 @@ def compare(
         raise ConfigError("compare needs two or more targets of different names")
 
     def drawn(number: int) -> Sequence[Work]:
-        """Each round has prompts of its own: a prefix cache holds those of the round before."""
+        """New prompts for each round, because a prefix cache holds those of earlier rounds."""
         return draw(dataclasses.replace(dataset, seed=workload_seed + number))
 
-    # What waits for the slowest of a batch is a static target.
+    # A static target waits for the slowest request of a batch.
     batch = next((target_rows(spec, given) for spec in specs if "static" in spec.kind), None)
     result = _compare(specs, given, drawn, rounds, slo, warmup)
     settings = {"dataset": dataset, "warmup": warmup, "targets": target, "rounds": rounds}
     settings["options"] = measured_options(given)
     more = {"ratios": result.ratios, **_bound(result.rounds[0][0], batch)}
     every = [run for runs in result.rounds for run in runs]
-    tell(
+    report_runs(
         *("compare", result.middle(), output, settings, more, every),
         medians=result.medians(),
         rows=export,
@@ -252,7 +252,7 @@ for _command in (throughput, latency, serve, compare, sweep, calibrate, roofline
 
 
 def _targets(specs: Sequence[Spec], given: Options) -> list[Target]:
-    """The targets of these specs, or none of them: those that were made are closed if one cannot be."""
+    """The targets of these specs. If one cannot be created, those created before are closed."""
     targets: list[Target] = []
     try:
         for spec in specs:
@@ -285,12 +285,12 @@ def _compare(
     """`lab.bench.measure.compare` with progress on the terminal."""
     from headrace.lab.bench import measure
 
-    warming = drawn(rounds)[:warmup]  # of a round that is not measured, so that its prompts are new to all
+    warming = drawn(rounds)[:warmup]  # prompts of a further round, so that no measured round has them
     targets = _targets(specs, given)
     try:
         _warm(targets, warming)
         with progress("measuring", len(drawn(0))) as meter:
-            return measure.compare(targets, drawn, rounds, slo, _told, _starting(meter, rounds))
+            return measure.compare(targets, drawn, rounds, slo, _print_run, _starting(meter, rounds))
     finally:
         for each in targets:
             each.close()
@@ -308,7 +308,7 @@ def _completed(target: Target) -> Callable[[], float]:
     return lambda: float(target.completed)
 
 
-def _told(number: int, run: Run) -> None:
+def _print_run(number: int, run: Run) -> None:
     speed = f"{run.summary.output_tokens_per_second:.1f} output tokens/s"
     show(f"round {number + 1}, {run.target}: {speed}, {run.summary.failed} failed")
 
@@ -318,7 +318,7 @@ def _tokens(work: Work) -> tuple[int, ...]:
 
 
 def _warm(targets: Sequence[Target], work: Sequence[Work]) -> None:
-    """Runs a little work unmeasured, so that first uses, new connections and compiling are not measured."""
+    """Runs some unmeasured work first, to exclude first calls, new connections and compilation."""
     at_once = [dataclasses.replace(each, arrival=0.0) for each in work]
     with progress("warming up"):
         for target in targets if at_once else ():
@@ -326,13 +326,12 @@ def _warm(targets: Sequence[Target], work: Sequence[Work]) -> None:
 
 
 def _bound(run: Run, batch: int | None) -> dict[str, dict[str, float]]:
-    """The most that continuous batching could gain on these output lengths, in steps (see `lab.workload.bound`);
-    nothing where no batch size is known."""
+    """The bound of the gain of continuous batching on these output lengths (see `lab.workload.bound`); empty if the
+    batch size is unknown."""
     from headrace.lab.workload.bound import bound
 
     lengths = [record.output_tokens for record in run.records if record.output_tokens]
     if not lengths or not batch:
         return {}
     limits = bound(lengths, batch)
-    told = {"batch": batch, **dataclasses.asdict(limits), "gain": limits.gain, "most": limits.most}
-    return {"bound": told}
+    return {"bound": {"batch": batch, **dataclasses.asdict(limits), "gain": limits.gain, "most": limits.most}}

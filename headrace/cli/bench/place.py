@@ -1,4 +1,4 @@
-"""Where settings are tried: the engine in this process, or a simulated device. Flags of ``sweep`` and ``tune``."""
+"""Where ``sweep`` and ``tune`` run: the engine in this process, or a simulated device; and their flags for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Degree = Annotated[
 
 
 class Place(NamedTuple):
-    """The flags that say what is simulated; with their defaults nothing is."""
+    """The flags of a simulated device; with their defaults, nothing is simulated."""
 
     device: str = ""
     calibration: Path | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHOWN_FAILURES = 3
 
 
-def tell(
+def report_runs(
     command: str,
     shown: Sequence[Run],
     output: Path | None,
@@ -34,7 +34,7 @@ def tell(
     rows: Path | None = None,
     load: str = "",
 ) -> None:
-    """Prints a table of the runs ``shown``, and writes ``every`` run as JSON, as a plot, and as ``rows`` if asked."""
+    """Prints a table of the runs ``shown``; writes ``every`` run as JSON and as a plot, and requests to ``rows``."""
     from headrace.lab.bench import plot, report
 
     runs = every or shown
@@ -78,12 +78,12 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def report_path(output: Path | None, command: str) -> Path:
-    """Where a report goes: ``--output``, or a file that is named after command and time."""
+    """The report's file: ``--output``, or a file named after command and time."""
     return output or Path("bench-results") / f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
 
 
 def measured_options(given: Options) -> dict[str, Any]:
-    """The options that a measurement depends on. The server's are left out: they hold API keys."""
+    """The options that a measurement depends on, without those of the server, which contain API keys."""
     return {"model": given.model, "cache": given.cache, "scheduler": given.scheduler}
 
 
@@ -97,6 +97,6 @@ def plain(value: Any) -> Any:
 
 
 def refuse_failures(runs: Sequence[Run]) -> None:
-    """Ends the command with status 1 if a request failed, after everything was reported."""
+    """Ends the command with status 1 if a request failed; call it after reporting."""
     if any(run.summary.failed for run in runs):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""``headrace bench roofline``: the time that this CPU needs at least for each part of a step, and the time taken."""
+"""``headrace bench roofline``: for each part of a step, the minimum time on this CPU and the measured time."""
 
 from __future__ import annotations
 
@@ -109,18 +109,18 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
 
 
 def _load(given: Options, rows: int) -> Loaded:
-    """The model with room for so many rows, and without a prefix cache.
+    """The model with capacity for ``rows`` rows, and without a prefix cache.
 
-    Cached blocks would not be given back; without them, a run uses the memory of the one before.
+    Without cached blocks, a run reuses the memory of the previous one.
 
     Raises:
-        ConfigError: its kernels are not those that can be measured.
+        ConfigError: the kernels are not the cpp kernels, or the options set parallelism.
     """
     from headrace.build.model import load
     from headrace.compute.kernels.cpp import CppKernels
 
     if (given.model.tensor_parallel_size, given.model.pipeline_parallel_size) != (1, 1):
-        raise ConfigError("bench roofline measures one process: leave the sizes of parallelism out")
+        raise ConfigError("bench roofline measures one process: omit the options of parallelism")
     plans = replace(side_by_side(given.scheduler, rows), scheduling_policy="fcfs")
     cache = replace(given.cache, enable_prefix_caching=False)
     with progress(f"loading {given.model.model}"):
@@ -133,7 +133,7 @@ def _load(given: Options, rows: int) -> Loaded:
 
 
 def _machine(loaded: Loaded) -> Machine:
-    """The rates of this machine, measured before the first step: with it the system begins to clear memory."""
+    """The rates of this machine, measured before the first step, since then the system starts to zero new pages."""
     import torch
 
     from headrace.compute.kernels.cpp import CppKernels
@@ -195,15 +195,15 @@ def _step(
     token_bytes: float,
     machine: Machine,
 ) -> Step:
-    """One kind of steps as parts. What a context costs is that of its mean length over the steps.
+    """The parts of one kind of step, for the mean context length over the steps.
 
-    A token's keys and values take ``token_bytes``.
+    Keys and values of a token take ``token_bytes``.
     """
     from headrace.lab.bench.roofline import Part, Step, bound, prompt_keys
 
     spent: Mapping[str, float] = times.phases
     decode = times.kind == "decode"
-    # Keys of all layers that queries look at, and bytes of them and their values that must come from memory, per step.
+    # Per step: keys of all layers that queries attend to, and bytes of keys and values that are read from memory.
     if decode:
         length = context + output_len / 2
         reach = batch * sum(min(length, layer.window or length) for layer in spec.layers)

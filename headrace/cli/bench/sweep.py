@@ -132,7 +132,7 @@ def _sweep(
 
 
 def _warn(points: Sequence[Point], trials: int, budget: float) -> None:
-    """Say what was not measured.
+    """Reports trials that were not run.
 
     Raises:
         ConfigError: requests failed.
@@ -141,7 +141,7 @@ def _warn(points: Sequence[Point], trials: int, budget: float) -> None:
         show(f"{left} of {trials} trials were not run: --budget {budget:g} s was spent.")
     if failed := sum(each.failed for each in points):
         raise ConfigError(
-            f"{failed} requests failed, so their points say little: use shorter prompts and outputs "
+            f"{failed} requests failed, so their points are not reliable: use shorter prompts and outputs "
             "(--input-len, --output-len), or a larger KV cache"
         )
 
@@ -155,7 +155,7 @@ def check_prompts(work: Sequence[Work]) -> None:
 
 
 def most_tokens(given: Options, chunks: Sequence[int] | None) -> int | None:
-    """The most tokens of a step that the trials need; None for the default."""
+    """The maximum tokens of a step in the trials; None for the default."""
     own = given.scheduler.max_num_batched_tokens
     return max([*(chunks or ()), own or max(1024, given.scheduler.max_num_seqs)]) if chunks or own else None
 
@@ -176,7 +176,7 @@ def plans_of(trial: Trial, plans: SchedulerOptions) -> SchedulerOptions:
 
 
 def check_trials(bench: Workbench, given: Options, trials: Sequence[Trial]) -> None:
-    """Raises `ConfigError` if a value cannot work with the other options."""
+    """Raises `ConfigError` if a value conflicts with the other options."""
     for trial in trials:
         try:
             bench.tokens(plans_of(trial, given.scheduler))

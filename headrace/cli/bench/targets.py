@@ -54,7 +54,7 @@ def make_target(spec: Spec, given: Options) -> Target:
 
 
 def target_rows(spec: Spec, given: Options) -> int | None:
-    """How many requests a target runs at once; None for a server, which does not report it."""
+    """Number of concurrent requests of a target; None for a server, which does not report it."""
     if spec.kind == "http":
         return None
     if spec.kind == "transformers-static":
@@ -71,10 +71,10 @@ def make_server_target(
     concurrency: int | None = None,
     before: Callable[[], object] = lambda: None,
 ) -> Target:
-    """A server as a target; without ``model`` its first model. ``before`` is called ahead of every run.
+    """A server as a target; ``model`` defaults to its first model. ``before`` is called before every run.
 
     Raises:
-        ConfigError: that is no URL, no server answers there, or ``extra_body`` is no JSON object.
+        ConfigError: the URL is invalid, no server responds, or ``extra_body`` is not a JSON object.
     """
     import httpx
 
@@ -101,8 +101,8 @@ def make_server_target(
 
 
 def side_by_side(plans: SchedulerOptions, rows: int) -> SchedulerOptions:
-    """These options for ``rows`` requests whose prompts are computed first, without limits for the sake of decoding,
-    and which then all decode together.
+    """Options for a batch of ``rows`` requests that first prefill, without limits that favour decoding, and then decode
+    together.
     """
     rows = max(rows, plans.max_num_seqs)
     return dataclasses.replace(plans, max_num_seqs=rows, mixed_prefill_ratio=0.0, max_step_seconds=0.0)
@@ -171,7 +171,7 @@ def _engine_target(name: str, given: Options) -> Target:
 
 
 def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
-    """Padded batches of the same weights, on the same device, in the data type that the engine would use."""
+    """Padded batches with the same weights, device and data type as the engine."""
     from headrace.compute.device import device_facts, resolve_device, resolve_dtype
     from headrace.compute.model.families import parse_config
     from headrace.compute.model.hub import read_config, resolve_folder

@@ -74,7 +74,7 @@ def draw(dataset: Dataset) -> Sequence[Work]:
     """The requests of a workload.
 
     Raises:
-        ConfigError: an unknown workload, a file that cannot be read, or a rate that is none.
+        ConfigError: an unknown workload, a file that cannot be read, or an invalid rate.
     """
     from headrace.lab.workload.dataset import BadDataset
     from headrace.lab.workload.files import BadLine
@@ -95,7 +95,7 @@ def draw(dataset: Dataset) -> Sequence[Work]:
 
 
 def _plugged_in(name: str) -> Workload | None:
-    """The workload of another package that a dataset's name stands for; None of a built-in one."""
+    """The workload class that a dataset's name refers to (``MODULE:CLASS``); None for a built-in dataset."""
     from headrace.build.plugins import Port, make_plugin
     from headrace.lab.workload.dataset import DATASETS, Workload
 
@@ -107,7 +107,7 @@ def read_slo(goodput: Sequence[str] | None, flag: str = "--goodput") -> dict[str
     """Latency targets in seconds, by quantity, from the values of ``flag``.
 
     Raises:
-        ConfigError: one that cannot be understood.
+        ConfigError: a value cannot be parsed.
     """
     from headrace.config.quantities import parse_duration
     from headrace.lab.bench.stats import SLO_NAMES

@@ -1,4 +1,4 @@
-"""A simulation of one fleet, by which ``headrace plan`` confirms what arithmetic says."""
+"""The simulation of one fleet, with which ``headrace plan`` confirms an estimate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOST_BYTES = 32 << 30
 
 
 class Wanted(NamedTuple):
-    """What a fleet is searched for."""
+    """The requirements of a fleet."""
 
     calls: Sequence[Call]
     slo: Slo
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
 
 
 def confirmation(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Trial]:
-    """A simulation of a fleet: the engine and the policies that a server would have, over a roofline."""
+    """Returns a function that simulates a fleet with the server's engine and policies on a roofline device."""
     from headrace.build.simulation import make_fleet, roofline_machine
     from headrace.config import CacheOptions, SchedulerOptions
     from headrace.core.request import Slo as RequestSlo
@@ -95,7 +95,7 @@ def _arrival(row: Mapping[str, Any]) -> float:
 
 
 def _met(row: Mapping[str, Any], slo: Slo) -> bool:
-    """Whether a simulated request met both targets: a failed one has no TTFT, and a single token no TPOT to miss."""
+    """Whether a simulated request met both targets. A failed one has no TTFT; a single token has no TPOT to miss."""
     ttft = float(row.get("ttft_seconds", math.inf))
     tpot = float(row.get("tpot_seconds") or 0.0)
     return ttft <= slo.ttft and tpot <= slo.tpot

@@ -195,7 +195,7 @@ def _described(shape: ModelShape, devices: Sequence[DeviceSpec], sheets: Sequenc
 
 
 def _at_rate(calls: list[Call], rate: float | None) -> list[Call]:
-    """The workload, made as much denser as ``rate`` asks for."""
+    """The workload, scaled to ``rate`` requests per second."""
     from headrace.lab.workload.reshape import speedup
 
     if rate is None:
@@ -249,7 +249,7 @@ def _sheet(
     context: int,
     speculation: Speculation | None,
 ) -> Any:
-    """The figures of the smallest replica that holds the model; of one device where none does."""
+    """The data sheet of the smallest replica that holds the model; of one device if none does."""
     from headrace.lab.plan.capacity import Settings
     from headrace.lab.plan.roofline import Replica
     from headrace.lab.plan.search import degrees

@@ -223,19 +223,19 @@ def _compare(console: Console, recording: Trace, changes: Mapping[str, str]) -> 
     from headrace.lab.replay.rerun import recorded, rerun
     from headrace.lab.replay.show import comparison, divergence_text
 
-    told = recorded(recording, make_engine_again)
-    if told.divergence is not None:
-        console.print(*divergence_text(told.divergence), sep="\n", markup=False)
+    baseline = recorded(recording, make_engine_again)
+    if baseline.divergence is not None:
+        console.print(*divergence_text(baseline.divergence), sep="\n", markup=False)
         return False
-    lives = {
-        "as recorded": told.tally,
-        "simulated, unchanged": rerun(recording, make_engine_again, told.times, told.drafting),
+    runs = {
+        "as recorded": baseline.tally,
+        "simulated, unchanged": rerun(recording, make_engine_again, baseline.times, baseline.drafting),
         "simulated, " + ", ".join(f"{name}={value}" for name, value in changes.items()): rerun(
-            recording, partial(make_engine_again, changes=changes), told.times, told.drafting
+            recording, partial(make_engine_again, changes=changes), baseline.times, baseline.drafting
         ),
     }
-    console.print(comparison(lives))
+    console.print(comparison(runs))
     console.print(
-        f"predicted step times differ from recorded ones by {100 * told.times.spread:.0f} % on average"
+        f"predicted step times differ from recorded ones by {100 * baseline.times.spread:.0f} % on average"
     )
     return True

@@ -1,4 +1,4 @@
-"""Results of ``headrace simulate``: one table with ratios, a hint where slots are the limit, JSON and plots."""
+"""Results of ``headrace simulate``: a table with ratios, a hint if slots are the limit, JSON and plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.lab.simulate.outcome import Part
 
 SHOWN_PARTS = 30
-"""Tenants that the table shows; the JSON has all of them."""
+"""Maximum number of tenants in the table; the JSON has all of them."""
 
 FULL_PERCENT = 5.0
 """Share of the time with all slots taken, above which they count as a limit."""
@@ -48,7 +48,7 @@ def show_runs(runs: Sequence[SimulatedRun], title: str) -> None:
 
 
 def hint(run: SimulatedRun) -> str | None:
-    """Advice where ``--max-num-seqs``, not memory, limits the run; None elsewhere."""
+    """Advice if ``--max-num-seqs``, not memory, limits the run; otherwise None."""
     facts, slots = run.outcome.facts, run.scheduler.max_num_seqs
     full, used = facts["slots_full_percent"], facts["kv_used_percent_peak"]
     if full < FULL_PERCENT or used > IDLE_PERCENT or slots == MOST_SLOTS:
@@ -80,7 +80,7 @@ def _show_parts(title: str, parts: Sequence[Part]) -> None:
 
 
 def write_runs(runs: Sequence[SimulatedRun], settings: Mapping[str, Any], path: Path) -> None:
-    """Writes the runs as JSON: one run as it is, several by their names under ``runs``."""
+    """Writes the runs as JSON: a single run as the document, several by name under ``runs``."""
     from headrace.lab.bench import report
 
     documents = {run.name: _document(run, settings) for run in runs}
@@ -91,19 +91,19 @@ def write_runs(runs: Sequence[SimulatedRun], settings: Mapping[str, Any], path: 
 
 
 def _document(run: SimulatedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
-    told = run.outcome
+    outcome = run.outcome
     return {
         "settings": {
             **settings,
             "cache": asdict(run.cache),
             "scheduler": asdict(run.scheduler),
         },
-        "summary": asdict(told.summary),
-        "facts": told.facts,
-        "failures": told.failures,
-        "classes": [asdict(part) for part in told.classes],
-        "tenants": [asdict(part) for part in told.tenants],
-        "timeline": told.timeline,
+        "summary": asdict(outcome.summary),
+        "facts": outcome.facts,
+        "failures": outcome.failures,
+        "classes": [asdict(part) for part in outcome.classes],
+        "tenants": [asdict(part) for part in outcome.tenants],
+        "timeline": outcome.timeline,
         "experiments": run.experiments,
     }
 

@@ -35,7 +35,7 @@ COMPARED = ("scheduling_policy", "queue_order", "admission_policy", "victim_poli
 
 
 class MachineFlags(NamedTuple):
-    """The flags that say what is simulated."""
+    """The flags of the simulated machine."""
 
     shape: str
     device: str
@@ -71,7 +71,7 @@ class LoadFlags(NamedTuple):
     seed: int
 
     def calls(self) -> Iterator[Call]:
-        """The requests anew."""
+        """The requests from the beginning."""
         return read_calls(
             self.trace, self.workload, self.requests, self.speedup, self.seed, resample=self.resample
         )
@@ -119,7 +119,7 @@ def simulate(
     output: flags.Output = None,
     export: flags.Export = None,
 ) -> None:
-    """Simulate an engine, or several behind a router, on a device that need not be present.
+    """Simulate an engine, or several behind a router, without the device.
 
     With several --scheduling-policy, --queue-order or --prefill-replicas, each is compared with the first one.
     """
@@ -163,7 +163,7 @@ def _pools(prefill: Sequence[int], replicas: int) -> Sequence[int]:
 
 
 def _with_pools(name: str, prefill: int, fleet: FleetFlags, *, alone: bool) -> str:
-    """What to call a run of several pools."""
+    """The name of a run with prefill and decode replicas."""
     if tuple(fleet.prefill) == (0,):
         return name
     pools = (
@@ -173,7 +173,7 @@ def _with_pools(name: str, prefill: int, fleet: FleetFlags, *, alone: bool) -> s
 
 
 class SimulatedRun(NamedTuple):
-    """One simulated set of options, and what came of it."""
+    """One simulated set of options with its results."""
 
     name: str
     scheduler: SchedulerOptions
@@ -193,7 +193,7 @@ def _runs(
     *,
     with_rows: bool,
 ) -> tuple[list[SimulatedRun], list[dict[str, Any]], list[str]]:
-    """All runs, a row for each of their requests, and what came of the experiment."""
+    """All runs, a row for each of their requests, and the lines of the experiment."""
     body = None if experiment is None else read_experiment(experiment)
     runs, rows, reports = [], [], []
     for (name, options), prefill in product(zip(_names(given), given, strict=True), fleet.prefill):
@@ -207,7 +207,7 @@ def _runs(
 
 
 def _names(given: Sequence[Options]) -> list[str]:
-    """What to call each run: its policy, and the other compared options where they differ."""
+    """The name of each run: its policy, and the other compared options that differ."""
     varied = [name for name in COMPARED[1:] if len({getattr(each.scheduler, name) for each in given}) > 1]
     return [
         ", ".join([each.scheduler.scheduling_policy, *(getattr(each.scheduler, name) for name in varied)])
@@ -292,7 +292,7 @@ def _count(replicas: int) -> str:
 
 
 def _settings(run: SimulatedRun, fleet: FleetFlags, load: LoadFlags) -> dict[str, Any]:
-    """What a report says of the conditions, without time of day or host: equal runs write equal files."""
+    """The settings for the report, without time and host, so that equal runs write equal files."""
     return {
         "machine": run.machine.name,
         "replicas": fleet.replicas,
@@ -326,7 +326,7 @@ def read_calls(
     """The requests of a trace or of a synthetic workload, as the flags say; errors name the trace by ``trace_flag``.
 
     Raises:
-        ConfigError: neither or both, or what cannot be read; of a line in the middle of the file when it is reached.
+        ConfigError: neither or both flags, or a file that cannot be read. A bad line is reported when it is reached.
     """
     from headrace.lab.workload import population
     from headrace.lab.workload.reshape import resampled, speedup
@@ -346,23 +346,19 @@ def read_calls(
         else:
             with trace.open():  # a missing file is reported now, not in the middle
                 calls = read_trace(trace, requests)
-        return _readable(trace, speedup(calls, faster))
+        return _readable(speedup(calls, faster))
     except OSError as error:
         raise ConfigError(
             f"{trace_flag} {trace} cannot be read: {(error.strerror or str(error)).lower()}"
         ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{trace}: the file is not UTF-8 text") from None
     except (BadTrace, population.BadPopulation, ValueError) as error:
         raise ConfigError(str(error)) from None
 
 
-def _readable(trace: Path | None, calls: Iterator[Call]) -> Iterator[Call]:
+def _readable(calls: Iterator[Call]) -> Iterator[Call]:
     from headrace.lab.workload.traces import BadTrace
 
     try:
         yield from calls
     except BadTrace as error:
         raise ConfigError(str(error)) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{trace}: the file is not UTF-8 text") from None

@@ -9,18 +9,18 @@ from headrace.config import ConfigError, SchedulerOptions
 from headrace.lab.forced_acceptance import BadRates, Speculation, rates_of
 
 ADAPTIVE = '{"method": "ngram"}'
-"""The drafts of ``--acceptance`` where ``--speculative-config`` says nothing: as many as pay. The method is ignored."""
+"""Default of ``--speculative-config`` with ``--acceptance``: adaptive draft lengths. The method is ignored."""
 
 
 def read_speculation(acceptance: str | None, cost: float) -> Speculation | None:
-    """What the flags say of drafts: numbers, or those of a file that was recorded with ``--record-trace``.
+    """Speculation from the flags: acceptance rates as numbers, or from a trace of ``--record-trace``.
 
     Raises:
-        ConfigError: neither, a cost without drafts, or a trace without any.
+        ConfigError: invalid rates, a cost without ``--acceptance``, or a trace without verified drafts.
     """
     if acceptance is None:
         if cost:
-            raise ConfigError(f"--draft-cost {cost:g} needs --acceptance: without it nothing is drafted")
+            raise ConfigError(f"--draft-cost {cost:g} requires --acceptance: without it nothing is drafted")
         return None
     path = Path(acceptance)
     try:
@@ -48,10 +48,10 @@ def _recorded(path: Path) -> tuple[float, ...]:
 
 
 def with_speculation(plans: SchedulerOptions, speculation: Speculation | None) -> SchedulerOptions:
-    """The options with drafts as the flags ask for them.
+    """The options with speculative decoding as given by the flags.
 
     Raises:
-        ConfigError: drafts without an acceptance.
+        ConfigError: ``--speculative-config`` without ``--acceptance``.
     """
     if speculation is None:
         if plans.speculative_config is not None:

@@ -21,10 +21,10 @@ class Trial:
         self._trial = Trial(body)
 
     def steer(self, plans: SchedulerOptions, engine: Engine) -> Steering:
-        """Begin it on an engine.
+        """Starts the experiment on an engine.
 
         Raises:
-            ConfigError: a field of it is wrong.
+            ConfigError: a field of the experiment is invalid.
         """
         from headrace.core.request import InvalidParameter
 
@@ -38,7 +38,7 @@ class Trial:
         return [each.report() for each in self._trial.experiments]
 
     def lines(self, name: str) -> list[str]:
-        """What came of it."""
+        """The results as lines."""
         return [
             f"experiment, {name}",
             *(line for each in self.reports() for line in describe(each)),

@@ -26,15 +26,15 @@ from headrace.core.drafting.proposal import DraftAsk, Proposal
 from headrace.core.request import Request
 
 CATCH_UP_TOKENS = {"cpu": 256, "cuda": 2048}
-"""Tokens that rows which are behind may compute in one call, together, so that a long prompt does not delay a step."""
+"""Total tokens per call for rows that are not caught up, so that a long prompt does not delay a step."""
 
 
 COLUMNS = 8
-"""Tables have a multiple of so many blocks, so that a new block seldom makes another shape."""
+"""Block tables are padded to a multiple of this width, so that shapes seldom change."""
 
 
 class _Line(NamedTuple):
-    """A row of a call: the ask's place in it, and how many of its tokens are computed now."""
+    """A row of a call: the index of its ask, and the number of tokens to compute now."""
 
     place: int
     state: Followed
@@ -49,8 +49,8 @@ class DraftModel(GuardedProposer):
         decoder: the draft model, of the target's vocabulary.
         kv: its pages.
         max_model_len: the longest sequence that it can continue; longer ones get no drafts.
-        warn: receives the one message that says why drafting was disabled.
-        most: tokens to draft for a row at most, beyond those that are drawn but not known.
+        warn: receives the message when drafting is disabled.
+        most: maximum number of tokens to draft for a row, beyond tokens that are sampled but not known yet.
         least_confidence: see `guarded.LEAST_CONFIDENCE`.
         catch_up_tokens: see `CATCH_UP_TOKENS`.
     """

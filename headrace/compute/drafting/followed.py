@@ -1,12 +1,12 @@
-"""The requests that a draft model follows: what it has computed of each, and the pages that hold it.
+"""The requests that a draft model follows: their computed tokens, and the pages with keys and values.
 
 ```
  tokens     prompt ............ output ... | drafts of the last call
  computed   [========================][====]            keys and values that exist
  next call  ...................... a b c x              a, b accepted: they stay; c was computed, x was drawn instead
 ```
-A page is registered once all its tokens are known, so requests with equal prefixes share it, and the next turn of a
-chat finds it. Pages hold what only drafting needs: all of them can be released at any time. It computes nothing.
+A page is registered when all its tokens are known, so requests with equal prefixes share it, and the next turn of a
+chat finds it. The pages are only used for drafting, so all of them can be released at any time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headrace.core.request import Request
 class Followed:
     """One request: ``computed`` positions have keys and values in the blocks of ``table``.
 
-    Of these, the first ``known`` are positions of its tokens at the last call; those after them are of ``drafted``.
-    ``number`` counts requests in the order in which the draft model began to follow them.
+    The first ``known`` of them are positions of its tokens at the last call; the others are positions of ``drafted``
+    tokens. ``number`` counts requests in the order in which the draft model began to follow them.
     """
 
     __slots__ = ("computed", "drafted", "known", "number", "parent", "registered", "row", "table")
@@ -48,7 +48,7 @@ class Followed:
         self.table += blocks
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """The request has ``tokens`` now: drafts that were accepted count as computed, all others do not."""
+        """Update the request's ``tokens``: accepted drafts count as computed, others do not."""
         right = self.known
         for drafted, token in zip(self.drafted, tokens[right : right + len(self.drafted)], strict=False):
             if drafted != token:
@@ -66,7 +66,7 @@ class DraftPages:
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
         self._pool = BlockPool(num_blocks, block_size, LeastRecentlyUsed(), _nobody_listens)
         self._width = blocks_needed(max_model_len, block_size)
-        self._followed: dict[str, Followed] = {}  # the longest unasked first
+        self._followed: dict[str, Followed] = {}  # least recently used first
         self._begun = 0
 
     @property
@@ -81,9 +81,9 @@ class DraftPages:
     def find(
         self, request: Request, tokens: Sequence[int], upto: int, asking: frozenset[str]
     ) -> Followed | None:
-        """What is followed of a request with ``tokens``, with pages for ``upto`` positions; None if they are too few.
+        """The state of a request with ``tokens``, with pages for ``upto`` positions; None if there are too few pages.
 
-        Requests that are not ``asking`` lose their pages first.
+        Pages of requests that are not ``asking`` are released first.
         """
         state = self._followed.pop(request.id, None)
         if state is not None and len(tokens) < state.known:  # not the request that was followed
@@ -103,7 +103,7 @@ class DraftPages:
         return state
 
     def register(self, state: Followed, tokens: Sequence[int]) -> None:
-        """Let other requests find the pages that are computed and hold ``tokens`` only."""
+        """Register the computed pages that contain only known ``tokens``, so that other requests find them."""
         size, first = self._pool.block_size, state.registered
         whole = min(state.computed, len(tokens)) // size
         if whole <= first:
@@ -114,7 +114,7 @@ class DraftPages:
         state.parent, state.registered = keys[-1], whole
 
     def drop(self, request_id: str) -> None:
-        """Stop following a request; its registered pages can still be found until they are needed."""
+        """Stop following a request; its registered pages can be found until they are reused."""
         state = self._followed.pop(request_id, None)
         if state is not None:
             self._pool.release(state.table)
@@ -135,7 +135,7 @@ class DraftPages:
         assert held == self._pool.references(), "references of pages without a request that holds them"
 
     def _begin(self, request: Request, tokens: Sequence[int]) -> Followed:
-        """Begin to follow a request, from the pages that hold its first tokens already."""
+        """Begin to follow a request, starting from cached pages of its prefix."""
         size, root = self._pool.block_size, root_key(request.salt, request.adapter)
         most = len(tokens) - 1
         keys = chained_keys(root, tokens[:most], size)
@@ -150,7 +150,7 @@ class DraftPages:
         return state
 
     def _make_room(self, blocks: int, asking: frozenset[str]) -> bool:
-        """Whether ``blocks`` are free, after releasing those of requests that are not ``asking`` where needed."""
+        """Release pages of requests that are not ``asking`` until ``blocks`` are free; returns whether they are."""
         if self._pool.num_free < blocks:
             for request_id in [each for each in self._followed if each not in asking]:
                 self.drop(request_id)
@@ -160,4 +160,4 @@ class DraftPages:
 
 
 def _nobody_listens(event: Event) -> None:
-    """Evictions of draft pages are no events of the engine."""
+    """Ignores an event: evictions of draft pages are not reported by the engine."""

@@ -1,11 +1,11 @@
-"""Packed forward passes of a draft model: rows in, the likeliest token of each and its probability out.
+"""Packed forward passes of a draft model: returns the likeliest token of each row and its probability.
 
 ```
  first pass    row 0: tokens since the last call   row 1: 256 tokens of a prompt (not caught up: no logits)
  next passes   row 0: the token that it guessed
 ```
-It does not know requests: rows are arrays. Kernels that can do all passes in one call do them so. Otherwise guesses
-come to the host after every pass, because a draft may end there.
+Kernels that support it run all passes in one call. Otherwise guesses are copied to the host after every pass, because a
+draft may end there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Reals = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 class Decoder(Protocol):
-    """What drafting needs from a model: see `headrace.compute.runner.Decoder`."""
+    """The methods of a model that drafting needs: see `headrace.compute.runner.Decoder`."""
 
     def hidden(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
         """Write the batch's keys and values into ``kv``; return the last states [S, hidden] of the wanted positions."""
@@ -93,7 +93,7 @@ class Forward:
         )
 
     def compute(self, rows: Rows) -> None:
-        """Write the keys and values of ``rows``, and nothing else."""
+        """Compute only the keys and values of ``rows``."""
         self._decoder.hidden(self._pack(rows, np.zeros(0, dtype=np.int64)), self._kv)
 
     def draft(self, rows: Rows, wanted: Ints, most: Ints, least: float) -> Drafted:

@@ -1,4 +1,4 @@
-"""What proposers that compute have in common: their time is counted, and a failure costs drafts only."""
+"""The common base of proposers with a model: measures their time, and disables drafts on failure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from headrace.core.drafting.proposal import DraftAsk, Proposal
 
 LEAST_CONFIDENCE = 0.3
-"""A draft ends where the probability that all its tokens are accepted falls below this: the pass costs more then."""
+"""A draft ends when the probability that all its tokens are accepted falls below this: a further pass does not pay."""
 
 MOST = 16
-"""Default of the longest draft."""
+"""Default maximum length of a draft."""
 
 
 class GuardedProposer:
-    """A `core.drafting.proposal.CostlyProposer` that is disabled with one warning when its computing raises.
+    """A `core.drafting.proposal.CostlyProposer` that is disabled with one warning when it raises an error.
 
-    ``warn`` receives that warning. ``seconds`` is the time of all proposals.
+    ``warn`` receives that warning. ``seconds`` is the total time of all proposals.
     """
 
     label: ClassVar[str]
-    """What failed, for the warning."""
+    """Name of the proposer in the warning."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -46,7 +46,7 @@ class GuardedProposer:
             self.seconds += time.perf_counter() - began
 
     def _disable(self, error: Exception) -> None:
-        """The device, memory or the model failed: requests continue without these drafts."""
+        """Disable the proposer after an error; requests continue without its drafts."""
         self._enabled = False
         self._release()
         self._warn(f"the {self.label} failed ({error}); requests continue without its drafts")
@@ -55,4 +55,4 @@ class GuardedProposer:
         raise NotImplementedError
 
     def _release(self) -> None:
-        """Let go of what is held for requests."""
+        """Release the resources of all requests."""

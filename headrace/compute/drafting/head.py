@@ -6,8 +6,7 @@
  token               the one after p                         the one that was guessed
                      norm(token), norm(state) ─► attention ─► MLP ─► own state ─► norm ─► logits ─► next guess
 ```
-The head's keys and values of position ``p`` stand for the token at ``p + 1``. It knows tensors and shapes, but neither
-requests nor files.
+The head's keys and values of position ``p`` belong to the token at ``p + 1``.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 class HeadSpec:
     """A head: the shape of its ``layer``, and the target's states that it reads.
 
-    ``layers`` are those of the target before which states are taken; their number stands for the state after the last.
-    ``normed_residual``: the normed state, and not the state, is added to what attention returns.
+    States are taken before these ``layers`` of the target; an index equal to the number of layers means the state after
+    the last one. ``normed_residual``: the normed state, not the state, is the residual of the attention.
     """
 
     layer: DecoderSpec
@@ -149,4 +148,4 @@ class Head:
         return logits
 
     def draft(self, batch: Batch, kv: PagedKV, most: Ints, least: float) -> None:
-        """No backend does all passes in one call: `forward.Forward` does them one by one."""
+        """Returns None: no backend supports all passes in one call; `forward.Forward` runs them one by one."""

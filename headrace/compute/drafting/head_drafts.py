@@ -4,10 +4,10 @@
  step      hidden states of its positions ─► pending, by slot ─► (too many) keys and values of the head
  propose   pending states of a row, in one pass ─► its first draft ─► passes on the head's own states
 ```
-Block ``b`` of the head's pages belongs to block ``b`` of the target's, so a shared prefix, a preemption and a copied
-block need nothing here. Positions beyond a slot's table, where only drafts lie, have blocks of their own per slot.
-States of the target are pending until the row is drafted for, because one pass over many costs hardly more than one
-over one. A draft that was rejected is overwritten by the next pass.
+Block ``b`` of the head's pages corresponds to block ``b`` of the target's, so shared prefixes and preemptions need no
+extra handling. Positions beyond a slot's table, which contain only drafts, use separate blocks per slot. States of the
+target are pending until the row is drafted for, because a pass over many positions costs hardly more than over one. The
+next pass overwrites rejected drafts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPARE_STATES = 16
 
 
 class _Slot:
-    """``count`` positions from ``begin`` on have pending states; those before have keys and values in the pages."""
+    """State of a slot: ``count`` positions from ``begin`` on have pending states; earlier ones have keys and values."""
 
     __slots__ = ("begin", "count", "owner")
 
@@ -56,12 +56,12 @@ class _Line(NamedTuple):
 
 
 def pending_states(most: int) -> int:
-    """States that a slot has room for if drafts have up to ``most`` tokens."""
+    """Capacity of pending states per slot if drafts have up to ``most`` tokens."""
     return most + 1 + SPARE_STATES
 
 
 def scratch_blocks(most: int, block_size: int) -> int:
-    """Blocks of a slot for drafts beyond its table."""
+    """Number of extra blocks per slot for drafts beyond its table."""
     return blocks_needed(most, block_size) + 1
 
 
@@ -71,12 +71,12 @@ class HeadDrafts(GuardedProposer):
     Args:
         head: the head.
         kv: its pages: as many blocks as the target has, and `scratch_blocks` for each slot.
-        name: the method that asked for it.
+        name: the drafting method's name in proposals.
         layer_count: layers of the target.
         max_num_seqs: slots of the runner.
         max_model_len: the longest sequence.
-        warn: receives the one message that says why drafting was disabled.
-        most: tokens to draft for a row at most.
+        warn: receives the message when drafting is disabled.
+        most: maximum number of tokens to draft for a row.
         least_confidence: see `guarded.LEAST_CONFIDENCE`.
     """
 
@@ -131,14 +131,14 @@ class HeadDrafts(GuardedProposer):
         self._kv.copy_blocks(sources, targets)
 
     def tapping(self, batch: Batch) -> Taps | None:
-        """What a forward pass on ``batch`` has to return."""
+        """The taps for a forward pass on ``batch``."""
         if not self._enabled:
             return None
         shape = (len(batch.tokens), self._head.state_width)
         return Taps(torch.empty(shape, dtype=self._head.dtype, device=self._head.device), self._layers)
 
     def observe(self, rows: Rows, taps: Taps) -> None:
-        """The forward pass of ``rows`` has returned ``taps``, and the tokens sampled are in the slots."""
+        """Store the ``taps`` of a finished forward pass; the sampled tokens must be in the slots."""
         if not self._enabled:
             return
         try:
@@ -205,7 +205,7 @@ class HeadDrafts(GuardedProposer):
         return proposals
 
     def _line(self, place: int, ask: DraftAsk) -> _Line | None:
-        """The row of an ask; None if the states of its last positions are not here."""
+        """The row of an ask; None if the states of its last positions are missing."""
         known = len(ask.tokens)
         # The last draft is never computed here, so its position may be the first one beyond the limit.
         most = min(ask.most, self._most, self._max_model_len + 1 - known)

@@ -5,7 +5,7 @@
  midlayer.{hidden_norm,input_layernorm}.weight norms of the state and of the token
  midlayer.self_attn.{q,k,v}_proj.weight        [.., 2 * hidden];  o_proj, post_attention_layernorm, mlp.* as in a Llama
  norm.weight, lm_head.weight                   [draft_vocab_size, hidden]; without the latter, the target's is used
- d2t, t2d                                      token of logit i is i + d2t[i];  t2d says the same and is not read
+ d2t, t2d                                      token of logit i is i + d2t[i];  t2d is redundant and not read
  embed_tokens.weight                           if it is not the target's
 ```
 A name may begin with ``model.``, and ``layers.0`` is another name of ``midlayer``.
@@ -115,7 +115,7 @@ def read_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     """The head that a ``config.json`` describes, for a target.
 
     Raises:
-        ModelError: it is no EAGLE-3 head, has more than one layer, or does not fit the target.
+        ModelError: it is not an EAGLE-3 head, has more than one layer, or does not fit the target.
     """
     named = ConfigReader("config", config, {}).names("architectures") or []
     if not set(named) & set(ARCHITECTURES):

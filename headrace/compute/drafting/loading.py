@@ -1,4 +1,4 @@
-"""Loads a draft model beside its target: the same device, data type and kernels, and its share of the memory plan."""
+"""Loads a draft model with the target's device, data type and kernels, and its sizes for the memory plan."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from headrace.config.objects.speculation import SpeculativeConfig
 from headrace.core.capacity import activation_bytes, blocks_needed
 
 ROW_TOKENS = 16
-"""Tokens that one row has at most in a pass, unless it is behind; for the estimate of the activations."""
+"""Maximum tokens of a caught-up row in a pass, for the estimate of the activations."""
 
 
 class Beside(NamedTuple):
-    """The target, and how it is computed: the draft model uses the same."""
+    """The target model with its device, dtype and kernels, which the draft model also uses."""
 
     spec: DecoderSpec
     max_model_len: int
@@ -40,7 +40,7 @@ class Beside(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """What bounds a step of the target, and the size of its blocks."""
+    """The limits of a step of the target, and its block size."""
 
     block_size: int
     max_num_seqs: int

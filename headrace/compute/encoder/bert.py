@@ -1,7 +1,7 @@
 """The forward pass of encoders of BERT's shape (arXiv:1810.04805): RoBERTa, XLM-R, DistilBERT, MPNet.
 
-It uses only a few dozen torch calls, because for one short text the calls cost as much as the arithmetic. It knows
-tensors and shapes, not text. `layers` gives control back after each layer, so that other work can run in between.
+It uses only a few dozen torch calls, because for one short text the calls cost as much as the arithmetic. `layers`
+yields after each layer, so that other work can run in between.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Bert:
         kinds = "embeddings.token_type_embeddings.weight"
         if family.typed and of.has(kinds):
             types = of.table(kinds, hidden)
-            # Most tokens are of the first type: its embedding is part of the positions'.
+            # Most tokens have type 0, so its embedding is added to the position embeddings once.
             positions = positions + types[0]
             self._second = types[1] - types[0] if len(types) > 1 else None
         self._positions = positions

@@ -1,7 +1,7 @@
 """A decoder as an encoder: the hidden states of whole inputs, computed in parts over a KV cache of its own.
 
-The parts bound the time of one call, as chunked prefill does. The keys and values of a batch are needed only until it
-has ended, so the cache has room for one batch and is used again by the next.
+The parts limit the time of one call, as chunked prefill does. The cache has room for one batch, and the next batch
+reuses it.
 """
 
 from __future__ import annotations

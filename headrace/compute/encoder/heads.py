@@ -65,7 +65,7 @@ _HEADS = {"bert": _bert, "roberta": _roberta, "distilbert": _distilbert, MODERN:
 
 
 def activation_of(config: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
-    """What turns the logit of a pair into its score: as the config names it for sentence-transformers, else sigmoid.
+    """The function from a pair's logit to its score: as configured for sentence-transformers, otherwise sigmoid.
 
     Raises:
         ModelError: it names another function.

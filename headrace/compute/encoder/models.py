@@ -1,7 +1,7 @@
 """Embedding models and cross-encoders, ready to run: rows of tokens in, vectors or scores out.
 
-Both compute a batch as a generator that yields after each layer or part, so that its caller decides how long it runs
-before something else does. They know no requests; `serve.embedding` batches and paces them.
+Both compute a batch as a generator that yields after each layer or part, so that the calling code can interleave other
+work. `serve.embedding` batches and paces them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Values = NDArray[np.float32]
 ResultT = TypeVar("ResultT")
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
-"""Most tokens of a batch, which bound the memory of its activations; one longer input is a batch of its own."""
+"""Maximum tokens of a batch, which limit its activation memory; a longer input is a batch of its own."""
 
 
 class Sizes(Protocol):
-    """What is needed of a model's sizes."""
+    """The required sizes of a model."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -156,7 +156,7 @@ def _unsorted(values: Tensor, order: Sequence[int]) -> Values:
 
 
 def read_embedding_model(name: str, folder: Path, device: torch.device) -> EmbeddingModel:
-    """The encoder in a folder, with pooling as its files for sentence-transformers say, else the mean.
+    """The encoder in a folder, with pooling from its sentence-transformers files (default: mean).
 
     Raises:
         ModelError: the folder needs something that is not supported.

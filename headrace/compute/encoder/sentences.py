@@ -1,7 +1,6 @@
 """Encodes texts as unit vectors with a sentence-transformers folder, for the semantic cache.
 
-It knows nothing of caches; the server sees it as `core.ports.Embedder`. Batching and pacing between steps are not its
-concern: it encodes a few short questions on a thread of its own.
+It implements `core.ports.Embedder`, and encodes a few short texts at a time on a separate thread.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class Sentences:
     """An encoder of sentences: ``embed`` gives each text a vector of length one.
 
     ``name`` ends in a digest of weights and tokenizer: vectors of two encoders are comparable if it is equal. Texts
-    longer than ``max_tokens`` have no vector, because an encoder that reads only the first part of a question must
-    not compare it. Safe to call from one thread at a time.
+    longer than ``max_tokens`` have no vector, because a vector of only their first part would be misleading. It must be
+    called from one thread at a time.
     """
 
     def __init__(self, model: EmbeddingModel, name: str) -> None:
@@ -64,9 +63,8 @@ class Sentences:
         fitting.sort(key=lambda index: len(rows[index].tokens))  # similar lengths together
         for start in range(0, len(fitting), _BATCH):
             batch = fitting[start : start + _BATCH]
-            # The calling thread is not the model's, whose steps a second thread team would slow down for
-            # good. Most of the work is done by the kernels, which have one team for all; the rest, in torch,
-            # is too little to share.
+            # A second OpenMP thread team would permanently slow down the model's steps. Most of the work is in
+            # the kernels, which have one team for all threads; the rest, in torch, is too small to parallelize.
             computed = alone(partial(self._forward, [rows[i] for i in batch]))
             for index, vector in zip(batch, computed, strict=True):
                 vectors[index] = vector.tobytes()

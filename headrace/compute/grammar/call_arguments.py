@@ -1,8 +1,8 @@
-"""The arguments of a tool call that are not written as JSON, as rules of a Lark grammar.
+"""Lark grammar rules for tool call arguments in formats other than JSON.
 
-Two ways to write them: Python's keyword arguments (``city="Paris", deep=True``), whose values are JSON but for True,
-False and None; and members with bare keys, whose strings stand between marks of their own (``city:<|"|>Paris<|"|>``).
-`serve.parsing.literals` reads both. Properties come in the schema's order.
+There are two formats: Python keyword arguments (``city="Paris", deep=True``), whose values are JSON except True, False
+and None; and members with bare keys, whose strings are enclosed in special marks (``city:<|"|>Paris<|"|>``).
+`serve.parsing.literals` reads both. Properties are in the schema's order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTES = frozenset(
         "$schema",
     )
 )
-"""Keywords that demand nothing."""
+"""Keywords without constraints."""
 
 _OBJECT = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "strict"}
@@ -47,7 +47,7 @@ Spelt = Callable[[str], str]
 
 
 class _Form(NamedTuple):
-    """What stands between a key and its value, and between members, and the mark around keys that are no names."""
+    """The separators between key and value and between members, and the quote of keys that are not identifiers."""
 
     sign: str
     comma: str
@@ -100,7 +100,7 @@ class _Rules:
 
 
 Value = Callable[[Any, str], str]
-"""The rule for a value of a schema, which stands at a path."""
+"""Returns the rule for a value of a schema at a path."""
 
 _NOTHING = '""'
 
@@ -111,7 +111,7 @@ def python_arguments(
     """The rule for keyword arguments of ``schema``, and all rules.
 
     Raises:
-        UnusableConstraint: the schema has a keyword beside its properties that cannot be enforced.
+        UnusableConstraint: the schema has a keyword that cannot be enforced in this form.
     """
     rules = _Rules(schema, prefix, spelt)
 
@@ -154,7 +154,7 @@ class _Marked:
                 f"'{path}': a value of any type cannot be enforced in this model's calls"
             )
         if not isinstance(schema, Mapping):
-            raise UnusableConstraint(f"'{path}' is no JSON schema")
+            raise UnusableConstraint(f"'{path}' is not a JSON schema")
         if "$ref" in schema:
             return self._referred(str(schema["$ref"]), path)
         if "const" in schema or "enum" in schema:

@@ -1,12 +1,12 @@
-"""Constraints compiled beside the engine's loop, on threads of their own, and remembered under a bound.
+"""Compiles constraints on background threads, with a bounded cache of compiled grammars.
 
 ```
  constraint --grammar (sources)--> llguidance matcher, its first mask computed --copy--> one per sequence (`matchers`)
                  |refused (refusals)
-                 `-> UnusableConstraint, remembered too: the same schema is refused at once the next time
+                 `-> UnusableConstraint, cached too: the same schema is rejected at once the next time
 ```
-llguidance works without the interpreter lock. Its limits bound the time and memory of one grammar, ``entries`` and
-``source_bytes`` those of all that are remembered, ``seconds`` how long anybody waits for one.
+llguidance works without the interpreter lock. Its limits bound the time and memory of one grammar; ``entries`` and
+``source_bytes`` bound the cache, and ``seconds`` is the timeout of a compilation.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from headrace.compute.grammar.sources import grammar, read_schema, schema_gramma
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 THREADS = 2
-"""Grammars that are compiled at the same time: one that takes long must not stop all others."""
+"""Number of concurrent compilations, so that a slow one does not block all others."""
 
 ENTRIES = 1024
 SOURCE_BYTES = 16 << 20
-"""Compiled grammars that are remembered, and the characters of their sources in all: a grammar takes a few hundred
-times its source while its lexer is warm."""
+"""Limits of the cache: number of compiled grammars, and total length of their sources. The memory of a grammar is a few
+hundred times its source while its lexer is warm."""
 
 COMPILE_SECONDS = 5.0
 """How long a request waits for its grammar."""
@@ -61,10 +61,10 @@ class Compiler:
     """`core.ports.Grammars` over llguidance, for one tokenizer.
 
     Args:
-        tokenizer: gives the tokenizer's own JSON (``tokenizer.json``), which takes long for a large vocabulary.
-        vocab_size: ids that the model can draw; those that the tokenizer does not have are never allowed.
-        eos_token_ids: tokens that end an answer, allowed where the grammar may end.
-        entries, source_bytes, seconds: the bounds.
+        tokenizer: returns the content of ``tokenizer.json``; slow for a large vocabulary.
+        vocab_size: number of token ids of the model; ids that the tokenizer does not have are never allowed.
+        eos_token_ids: tokens that end an output, allowed where the grammar may end.
+        entries, source_bytes, seconds: the limits.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class Compiler:
 
     @property
     def remembered(self) -> int:
-        """Grammars that are compiled or being compiled."""
+        """Number of cached grammars, including those being compiled."""
         return len(self._known)
 
     def prepare(self) -> None:
-        """Read the tokenizer now, on a thread: half a second that no request then waits for."""
+        """Start reading the tokenizer on a thread, so that no request waits half a second for it."""
         self._read_tokenizer()
 
     def close(self) -> None:
-        """End the threads; what is being compiled comes to its end."""
+        """End the threads after their current compilations."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # -- core.ports.Grammars -----------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Compiler:
     # -- for the engine's thread -------------------------------------------------------------------
 
     def matcher(self, constraint: Constraint) -> LLMatcher:
-        """A matcher of its own at the grammar's beginning; compiled now if it was forgotten.
+        """A new matcher at the grammar's start; the grammar is compiled now if it is not cached.
 
         Raises:
             UnusableConstraint: it cannot be compiled.
@@ -143,7 +143,7 @@ class Compiler:
         return compiled.deep_copy()
 
     def follow(self, constraint: Constraint) -> SequenceMatcher:
-        """What follows one sequence: a matcher of its own, and the count of its reasoning.
+        """The matcher of one sequence: its grammar state, and the count of its reasoning tokens.
 
         Raises:
             UnusableConstraint: it cannot be compiled.
@@ -216,7 +216,7 @@ class Compiler:
             raise
         except (
             BaseException
-        ) as error:  # a panic of the library is no Exception, and must cost one request alone
+        ) as error:  # a panic of the library is not an Exception; only this request must fail
             raise UnusableConstraint(f"the {constraint.kind} cannot be compiled: {error}") from error
 
     def _made(self, constraint: Constraint) -> LLMatcher | None:
@@ -227,7 +227,7 @@ class Compiler:
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise UnusableConstraint(self._refusal(constraint, matcher.get_error()))
-        matcher.compute_bitmask()  # a cold lexer's first mask takes a millisecond; all copies begin behind it
+        matcher.compute_bitmask()  # warms the lexer for all copies; the first mask takes a millisecond
         if matcher.is_error():
             raise UnusableConstraint(first_reason(matcher.get_error()))
         return matcher
@@ -246,7 +246,7 @@ class Compiler:
 
 
 def _outcome(matcher: Future[LLMatcher | None], seconds: float) -> LLMatcher | None:
-    """What was compiled; an error of its own for each caller, since a raised one collects the places it passed."""
+    """The compiled matcher; raises a new error each time, since a raised exception accumulates its traceback."""
     try:
         return matcher.result(seconds)
     except UnusableConstraint as error:

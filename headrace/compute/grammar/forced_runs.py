@@ -6,7 +6,7 @@
  the scheduler   known tokens ──────────────────────┴─► the tokens that follow them, as drafts (`core.drafting.forced`)
 ```
 The worker may be ahead of the scheduler (a step is in flight) or behind it (it still consumes). A run therefore begins
-a few tokens before its matcher's place, and what it says is compared with the tokens that the scheduler knows.
+a few tokens before its matcher's position, and is matched against the tokens that the scheduler knows.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from headrace.compute.grammar.reasoning import SequenceMatcher
 from headrace.core.drafting.proposal import DraftAsk
 
 LONGEST = 32
-"""Forced tokens that are published at once: a longer run goes on after them."""
+"""Maximum number of forced tokens published at once; a longer run continues later."""
 
 RECENT = 8
-"""Drawn tokens before a run: at least those that are in flight, at any ``overlap`` that is of use."""
+"""Number of sampled tokens before a run; it must be at least the number of tokens in flight."""
 
 COOLS = 8
-"""Free tokens after which no step waits for a request, as in a long text: what is forced then comes a step later."""
+"""After this many unforced tokens, as in free text, steps no longer wait for a request; its forced tokens then come a
+step later."""
 
 PATIENCE_SECONDS = 0.002
-"""How long a step waits for the worker; a run that comes later is used in the next step."""
+"""Maximum time that a step waits for the worker; a later run is used in the next step."""
 
 
 class _Run:
     """``recent`` and ``forced`` tokens of one request, before and after its first ``drawn`` tokens of output.
 
-    ``free`` counts the tokens since something was forced. ``late``: a step has waited for it in vain, so no other one
-    does before the worker goes on.
+    ``free`` counts the tokens since the last forced one. ``late``: a step's wait for it timed out, so no step waits
+    again until the worker continues.
     """
 
     __slots__ = ("drawn", "forced", "free", "late", "recent")
@@ -47,7 +48,7 @@ class _Run:
         self.late = False
 
     def after(self, tokens: Sequence[int], known: int) -> tuple[int, ...]:
-        """What follows ``tokens``, of which the last ``known`` are output; empty if the run says nothing of it."""
+        """The forced tokens after ``tokens`` (the last ``known`` are output); empty if the run does not match."""
         run = self.recent + self.forced
         place = known - self.drawn + len(self.recent)
         if not 0 <= place < len(run) or tuple(tokens[len(tokens) - place :]) != run[:place]:
@@ -72,7 +73,7 @@ class ForcedRuns:
     # -- for the runner and its worker ---------------------------------------------------------------
 
     def begin(self, matcher: SequenceMatcher, request_id: str) -> None:
-        """``matcher`` follows a request from now on; it has consumed nothing of its output."""
+        """Assign ``matcher`` to a request; it has consumed no output yet."""
         run = _Run()
         with self._changed:
             self._runs[request_id] = run
@@ -80,7 +81,7 @@ class ForcedRuns:
             self._warm.add(run)
 
     def release(self, matcher: SequenceMatcher) -> None:
-        """``matcher`` follows nothing any more; another one may follow its request."""
+        """Unassign ``matcher``; another one may be assigned to its request."""
         with self._changed:
             request_id, run = self._followed.pop(matcher)
             self._warm.discard(run)
@@ -88,7 +89,7 @@ class ForcedRuns:
                 del self._runs[request_id]
 
     def publish(self, consumed: Iterable[tuple[SequenceMatcher, Sequence[int]]]) -> None:
-        """Matchers have consumed these tokens."""
+        """Publish the runs of matchers after they consumed these tokens."""
         news = [(matcher, tokens, matcher.forced_run()) for matcher, tokens in consumed]
         with self._changed:
             for matcher, tokens, forced in news:

@@ -6,9 +6,9 @@
  step n+1  prepare, forward ...            │ (without the interpreter lock)
            sample <─────── allowed <───────┘
 ```
-A matcher advances by drawn tokens in the order of their positions, and a sequence that takes a slot brings all of its
-tokens with it, so that a preempted one goes on as if nothing had happened. One worker does everything in order: what a
-slot's last sequence left to do is done before its next one begins. A grammar that fails fails its own row.
+A matcher advances by sampled tokens in the order of their positions. A sequence that takes a slot brings all of its
+tokens, so a preempted one continues correctly. One worker does everything in order: pending work of a slot's previous
+sequence is done before the next one begins. A failing grammar fails only its own row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVERYTHING = -1
 
 
 class _Walk:
-    """The masks after each token of a draft, as far as its tokens are ``legal``; ``error`` ended it before."""
+    """The masks after each ``legal`` token of a draft; ``error`` is set if an error ended the walk."""
 
     __slots__ = ("ending", "error", "legal", "words")
 
@@ -51,7 +51,7 @@ class _Walk:
 class Matchers:
     """The matchers of all slots over the grammars of ``compiler``.
 
-    ``forced`` has the tokens that they force next.
+    ``forced`` publishes the tokens that they force next.
     """
 
     def __init__(self, compiler: Compiler, max_num_seqs: int) -> None:
@@ -91,10 +91,10 @@ class Matchers:
         self._submit([(entry.slot, matcher, entry.tokens[entry.prompt_tokens :])])
 
     def walk(self, drafts: Mapping[int, Sequence[int]]) -> None:
-        """The rows of some slots draw tokens after these drafts, too: find the masks along them.
+        """Compute the masks along the drafts of some slots.
 
-        A copy of each matcher goes along the draft up to its first token that is not allowed. The matcher itself
-        advances by tokens that count alone.
+        A copy of each matcher follows the draft up to its first token that is not allowed. The matcher itself advances
+        only by accepted tokens.
         """
         self._walks = {}
         work = [
@@ -110,10 +110,10 @@ class Matchers:
             self._last = self._worker.submit(self._walk, work)
 
     def note(self, slots: Ints, drawn: torch.Tensor, counting: torch.Tensor | None = None) -> None:
-        """The rows of ``slots`` [S] have drawn tokens (int64 [S], negative for a fault).
+        """Advance the matchers of ``slots`` [S] by sampled tokens (int64 [S], negative for a fault).
 
-        If ``counting`` (bool [S]) is given, slots may occur more than once, one line after the other, and only the
-        tokens that it names count.
+        If ``counting`` (bool [S]) is given, slots may occur more than once, in consecutive lines, and only tokens for
+        which it is true count.
         """
         if not self._matchers:
             return
@@ -139,10 +139,10 @@ class Matchers:
         return bool(self._matchers) and any(slot in self._matchers for slot in slots.tolist())
 
     def allowed(self, slots: Ints, offsets: Ints | None = None) -> tuple[Allowed, dict[int, str]] | None:
-        """What each constrained row of ``slots`` [S] may draw, and by row why it can draw nothing; None: no such row.
+        """The allowed tokens of the constrained rows of ``slots`` [S], and errors by row; None if none is constrained.
 
-        ``offsets`` [S] counts the drafts of a slot before the row (None: none has any). A row that fails may draw
-        anything, so that the batch goes on; so may a row behind a draft that is not allowed.
+        ``offsets`` [S] counts the drafts of a slot before the row (None: no drafts). A failed row may sample anything,
+        so that the batch continues; so may a row behind a draft that is not allowed.
         """
         if not self._matchers:
             return None
@@ -167,11 +167,11 @@ class Matchers:
         return Allowed(at, words, ending), failures
 
     def legal(self) -> dict[int, int]:
-        """By slot, how many of the drafts of the last `walk` are allowed; to be asked after `allowed`."""
+        """By slot, how many of the drafts of the last `walk` are allowed; call it after `allowed`."""
         return {slot: each.legal for slot, each in self._walks.items()}
 
     def _release(self, slot: int) -> None:
-        """Whoever held the slot is gone; work for it that is under way goes on without effect."""
+        """Release a slot's matcher; pending work for it has no effect."""
         matcher = self._matchers.pop(slot, None)
         if matcher is not None:
             if self._last is not None:
@@ -180,7 +180,7 @@ class Matchers:
             self.forced.release(matcher)
 
     def _goes_on(self, token: int) -> bool:
-        """Whether a grammar follows what was drawn: no fault, and not the end, behind which its mask stays."""
+        """Whether the matcher should advance by a token: not a fault, and not the end of the output."""
         return token >= 0 and token not in self._compiler.ends
 
     # -- the worker ---------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Matchers:
         drawn: torch.Tensor,
         counting: torch.Tensor | None,
     ) -> list[tuple[int, SequenceMatcher, Sequence[int]]]:
-        """The tokens that matchers consume; ``owners`` are lines of ``drawn`` with their slots."""
+        """The tokens for each matcher to consume; ``owners`` are lines of ``drawn`` with their slots."""
         tokens = drawn.tolist()
         counts = [True] * len(tokens) if counting is None else counting.tolist()
         consumed: dict[int, tuple[int, SequenceMatcher, list[int]]] = {}
@@ -211,7 +211,7 @@ class Matchers:
             self._advance(work)
 
     def _walk(self, work: Sequence[tuple[SequenceMatcher, Sequence[int], _Walk]]) -> None:
-        """Find the masks along drafts; an error ends the walk, and is none of the sequence."""
+        """Compute the masks along drafts; an error ends the walk, but does not fail the sequence."""
         for matcher, tokens, walk in work:
             try:
                 copy = matcher.copy()
@@ -222,13 +222,13 @@ class Matchers:
                     if copy.error:
                         break
                     walk.ending[i], walk.legal = copy.stopped, i + 1
-            except BaseException as error:  # a panic of the library is no Exception
+            except BaseException as error:  # a panic of the library is not an Exception
                 walk.error = error  # without a mask, no draft is accepted
             finally:
                 walk.words[walk.legal :] = EVERYTHING
 
     def _advance(self, work: Sequence[tuple[int, SequenceMatcher, Sequence[int]]]) -> None:
-        """Consume tokens and compute what may follow; errors are kept for their slots."""
+        """Consume tokens and compute the next masks; errors are stored by slot."""
         try:
             going = [each for each in work if each[1].consume(each[2]) or self._fail(each[0], each[1])]
             self.forced.publish((matcher, tokens) for _, matcher, tokens in going)
@@ -237,12 +237,12 @@ class Matchers:
                 self._ending[slot] = matcher.stopped
                 if matcher.error:
                     self._fail(slot, matcher)
-        except BaseException as error:  # a panic of the library is no Exception
+        except BaseException as error:  # a panic of the library is not an Exception
             for slot, _, _ in work:
                 self._failures[slot] = f"the grammar engine failed: {type(error).__name__}: {error}"
 
     def _compute(self, going: Sequence[tuple[int, SequenceMatcher]], words: Masks) -> None:
-        """The masks of what may come next, in the rows of ``words``; without a grammar, everything."""
+        """Compute the next masks in the rows of ``words``; without a grammar, all tokens are allowed."""
         grammars = []
         for row, matcher in going:
             token = matcher.forced

@@ -1,11 +1,11 @@
-"""The reasoning of one sequence under a limit: counts its tokens, and forces its end marker when they are used up.
+"""The reasoning budget of one sequence: counts reasoning tokens, and forces the end marker at the limit.
 
 ```
  before --begin marker--> inside, counted --limit--> the end marker's tokens, one by one --> before, or over
                               `-- end marker, written by the model itself --------------------^
 ```
-The text decides where reasoning begins and ends, as in `serve.parsing`, so that it does not matter how a model cuts its
-markers into tokens. A forced marker has the tokens that the tokenizer gives it.
+Markers are found in the text, as in `serve.parsing`, so the model's tokenization of markers does not matter. A forced
+marker uses the tokenizer's tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llguidance import LLMatcher, LLTokenizer
 from headrace.core.constraint import ReasoningLimit
 
 MOST_DELAY = 3
-"""Tokens by which a forced marker waits at most for the end of a character that several tokens spell."""
+"""Maximum number of tokens by which a forced marker is delayed until a multi-token character is complete."""
 
 
 def spelt(marker: str, added: Mapping[str, int], tokenizer: LLTokenizer) -> tuple[int, ...]:
@@ -123,14 +123,14 @@ class ReasoningCount:
         self._text, self._pending = rest, ()
 
     def _force(self) -> None:
-        """The marker comes next if the limit is used up, but never within a character."""
+        """Force the marker if the limit is reached, but not within a character."""
         over = self._used - self._limit.tokens
         whole = over >= MOST_DELAY or not _is_cut(self._text)
         self._pending = self._marker if over >= 0 and whole else ()
 
 
 class SequenceMatcher:
-    """What one sequence may draw: what its ``grammar`` allows, or the token that its reasoning's limit forces."""
+    """The allowed tokens of one sequence: those of its ``grammar``, or the token forced by the reasoning limit."""
 
     def __init__(self, grammar: LLMatcher | None, reasoning: ReasoningCount | None = None) -> None:
         self.grammar = grammar
@@ -138,7 +138,7 @@ class SequenceMatcher:
 
     @property
     def forced(self) -> int | None:
-        """The only token that may come next; None where the grammar decides."""
+        """The token forced by the reasoning limit; None if the grammar decides."""
         return None if self._reasoning is None else self._reasoning.forced
 
     @property
@@ -148,11 +148,11 @@ class SequenceMatcher:
 
     @property
     def error(self) -> str:
-        """Why the grammar goes no further; empty while it does."""
+        """The grammar's error; empty if there is none."""
         return self.grammar.get_error() if self.grammar is not None and self.grammar.is_error() else ""
 
     def copy(self) -> SequenceMatcher:
-        """Another one in the same state, which goes along a draft."""
+        """A copy in the same state, for following a draft."""
         grammar = None if self.grammar is None else self.grammar.deep_copy()
         return SequenceMatcher(grammar, copy(self._reasoning))
 
@@ -177,7 +177,7 @@ class SequenceMatcher:
 
 
 def _first(text: bytes, markers: Sequence[bytes]) -> int | None:
-    """Where the marker ends that ends first."""
+    """The end of the marker that ends first; None if there is no marker."""
     found = [at + len(marker) for marker in markers if (at := text.find(marker)) >= 0]
     return min(found, default=None)
 

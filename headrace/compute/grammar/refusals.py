@@ -1,7 +1,7 @@
-"""Why a constraint cannot be enforced, in words that name the keyword and its place.
+"""Error messages for constraints that cannot be enforced, with the keyword and its location.
 
-llguidance says what it does not support, but not where in a schema. The place is found by trying the schemas inside of
-the one that was refused: the deepest that is refused alone for the same reason.
+llguidance reports what it does not support, but not where in a schema. The location is found by compiling subschemas:
+it is the deepest subschema that fails by itself for the same reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 MAX_TRIES = 500
-"""Schemas tried for a place at most; one takes about 0.2 ms."""
+"""Maximum number of subschemas to compile; one takes about 0.2 ms."""
 
 _ONE = (
     "items",
@@ -29,17 +29,17 @@ _MANY = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 Refused = Callable[[Any], str]
-"""The error that a schema meets when it is compiled; empty if it meets none."""
+"""Compiles a schema and returns its error; empty if it compiles."""
 
 
 def described(schema: Any, error: str, refused: Refused) -> str:
-    """The refusal of ``schema``, whose compilation met ``error``."""
+    """The error message for ``schema``, whose compilation failed with ``error``."""
     place, node = find(schema, error, refused)
     return in_words(error, place, node)
 
 
 def find(schema: Any, error: str, refused: Refused) -> tuple[str, Any]:
-    """The JSON pointer of the deepest schema inside ``schema`` that meets ``error`` by itself, and that schema."""
+    """The deepest subschema of ``schema`` that fails with ``error`` by itself: its JSON pointer, and itself."""
     place, node, tries = "#", schema, 0
     shared = {
         key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, Mapping) and key in schema
@@ -58,12 +58,12 @@ def find(schema: Any, error: str, refused: Refused) -> tuple[str, Any]:
 
 
 def _bare(error: str) -> str:
-    """An error without the references by which it was come upon."""
+    """An error without its chain of references."""
     return error.split("\n  while processing")[0]
 
 
 def _referred(node: Any, root: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What a reference within the schema names."""
+    """The targets of a reference within the schema."""
     target = node.get("$ref") if isinstance(node, Mapping) else None
     if not isinstance(target, str) or not target.startswith("#/") or target == place:
         return
@@ -114,7 +114,7 @@ def in_words(error: str, place: str, node: Any) -> str:
     if error.startswith("oneOf constraints"):
         return f"keyword 'oneOf' at '{place}': alternatives that may overlap are not supported; use anyOf"
     if found := re.match(r"Invalid type: (.*)", error):
-        return f"keyword 'type' at '{place}': {found[1]!r} is no JSON type"
+        return f"keyword 'type' at '{place}': {found[1]!r} is not a JSON type"
     if "regex" in error and isinstance(node, Mapping):
         key = next((name for name in ("pattern", "patternProperties", "format") if name in node), "pattern")
         return f"keyword '{key}' at '{place}': {first_reason(error)}"
@@ -124,7 +124,7 @@ def in_words(error: str, place: str, node: Any) -> str:
 
 
 def first_reason(error: str) -> str:
-    """The part of an error that says why, without the drawing of the place in the source."""
+    """The reason in an error, without the excerpt of the source."""
     if error.startswith("NoExtension"):
         return "no text satisfies it"
     lines = [line.strip() for line in error.splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""The source of a constraint as a grammar of llguidance, or why there is none.
+"""Converts the source of a constraint to an llguidance grammar, or raises an error.
 
-One function per kind. What comes out is llguidance's own JSON, which `compiler` gives to its matcher; the errors that
-the matcher itself finds are put into words by `refusals`.
+There is one function per kind. The result is llguidance's JSON, which `compiler` passes to a matcher; `refusals`
+explains errors of the matcher.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from headrace.compute.grammar.call_arguments import marked_arguments, python_arg
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
-"""What may stand between the tokens of JSON: a blank, or a line break and an indentation. Models may otherwise write
-blanks until the limit of tokens (https://github.com/vllm-project/vllm/issues/13260)."""
+"""Allowed whitespace between JSON tokens: a space, or a line break and an indentation. Otherwise models may generate
+whitespace until max_tokens (https://github.com/vllm-project/vllm/issues/13260)."""
 
 MAX_DEPTH = 64
-"""How deep the values of a schema may be nested."""
+"""Maximum nesting depth of a schema."""
 
 MAX_CHOICES = 10_000
-"""The most strings of a choice."""
+"""Maximum number of strings of a choice."""
 
 MAX_TAGS = 256
-"""The most structures of a structural tag."""
+"""Maximum number of structures of a structural tag."""
 
 
 def grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
-    """The grammar of ``constraint`` as llguidance takes it.
+    """The grammar of ``constraint`` for llguidance.
 
-    ``special`` are the ids of the tokenizer's special tokens: text never spells them, so that a tag names them by id.
+    ``special`` are the ids of the tokenizer's special tokens, which text cannot produce; tags refer to them by id.
 
     Raises:
-        UnusableConstraint: the source is not what its kind says.
+        UnusableConstraint: the source is not valid for its kind.
     """
     made = _grammar(constraint, special)
     return _after(constraint.after, made, special) if constraint.after else made
@@ -62,7 +62,7 @@ def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
 
 
 def _after(marker: str, made: str, special: Mapping[str, int]) -> str:
-    """Free text up to ``marker``, then what the grammar ``made`` says."""
+    """Free text up to ``marker``, then the grammar ``made``."""
     spelt = _spelt(marker, special)
     opened = f"free: TEXT {spelt}" if spelt.startswith("<[") else f"free[lazy]: TEXT {spelt}"
     lines = ["%llguidance {}", "start: free @body", opened, r"TEXT: /(.|\n)*/"]
@@ -76,7 +76,7 @@ def read_schema(source: str) -> Any:
     """A JSON schema from its text.
 
     Raises:
-        UnusableConstraint: it is not JSON, no object or boolean, too deep, or has llguidance's own options in it.
+        UnusableConstraint: it is not JSON, not an object or boolean, too deep, or contains options of llguidance.
     """
     schema = _read(source, "the JSON schema")
     if not isinstance(schema, dict | bool):
@@ -198,13 +198,13 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
 
 
 def _json(schema: dict[str, Any]) -> str:
-    """JSON of a schema as Lark has it, with the options of `schema_grammar`."""
+    """JSON of a schema as a Lark expression, with the options of `schema_grammar`."""
     options = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
     return "%json " + json.dumps({**schema, "x-guidance": options})
 
 
 def _spelt(text: str, special: Mapping[str, int]) -> str:
-    """A text as Lark has it: strings, and special tokens by their ids."""
+    """A text as a Lark expression: strings, and special tokens by id."""
     if not text:
         return ""
     if not special:

@@ -1,18 +1,18 @@
-"""Decode steps as graphs: all launches of a step are recorded once, and one launch replays them.
+"""CUDA graphs of decode steps: all launches of a step are recorded once, and one launch replays them.
 
 ```
  StepPlan -> one array of the host -> one copy -> persistent buffers of the device
                                                     | replay of the graph of the next larger size
                      StepOutput <- one copy, event <- drawn tokens, which are also the next step's input
 ```
-A graph computes lines of one token each. A row that decodes is one line, and a row with drafts one line for each token
-that it draws. Steps that a graph cannot compute (prompts, scores) are launched operation by operation.
+A graph computes lines of one token each. A decode row is one line; a row with drafts has one line per sampled token.
+Steps that a graph cannot compute (long prompts, scores) are launched operation by operation.
 
 - `steps`: records graphs at start-up, and replays the one that fits a step.
-- `plan`: which graphs a model records, and their memory.
+- `plan`: the graphs that a model records, and their memory.
 - `body`: the work that a graph records.
-- `buffers`: the inputs and outputs of graphs, on both sides.
-- `sizes`: the numbers of lines for which there are graphs.
-- `others`: what no graph computes, run once so that its kernels are compiled.
-- `recorder`: what this needs of a device, and CUDA as that device.
+- `buffers`: the inputs and outputs of graphs, on host and device.
+- `sizes`: the sizes of graphs in lines.
+- `others`: runs steps without a graph once, so that their kernels are compiled.
+- `recorder`: the required interface of a device, and its implementation with CUDA.
 """

@@ -1,7 +1,7 @@
-"""The work of a graph: a step of N lines that reads and writes nothing but buffers which stay where they are.
+"""The work of a graph: a step of N lines that only reads and writes buffers with fixed addresses.
 
-Whatever differs from step to step is in the buffers: the host decides the number of lines here, and how they end.
-Padding behind a step's lines belongs to the spare slot. It attends to nothing, and its keys and values are not written.
+All values that differ between steps are in the buffers; only the number of lines and the ending are fixed in a graph.
+Padding lines use the spare slot: they attend to nothing, and their keys and values are not written.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from headrace.compute.slots import Slots
 
 
 class Ending(StrEnum):
-    """How a graph ends: with likeliest tokens, with sampled ones, with ones that are penalized first and counted then,
-    or with states from which tokens are drawn later.
+    """How a graph ends: with greedy tokens, with sampled tokens, with tokens sampled after penalties and then counted,
+    or with hidden states from which tokens are sampled later.
     """
 
     LIKELIEST = "likeliest"
@@ -34,9 +34,7 @@ class Ending(StrEnum):
 
 
 class Variant(NamedTuple):
-    """What distinguishes one graph from another; ``verifies``: its rows may have drafts, ``shares``: they begin with
-    the same keys, which are read once.
-    """
+    """The key of a graph. ``verifies``: rows may have drafts; ``shares``: rows share leading keys, read once."""
 
     size: int
     ending: Ending
@@ -45,7 +43,7 @@ class Variant(NamedTuple):
 
 
 class Decoder(Head, Protocol):
-    """What a step needs from a model. Where it is recorded, none of it may read the host's memory or wait for the
+    """The methods of a model that a step needs. While they are recorded, they must not read host memory or wait for the
     device.
     """
 
@@ -80,13 +78,13 @@ class StepBody:
         self._order = torch.arange(most, dtype=torch.int64, device=slots.device)
 
     def buffers(self) -> Sequence[Tensor]:
-        """Everything that graphs share with the host or with each other, the model's weights apart."""
+        """All buffers that graphs share with the host or with each other, except the model's weights."""
         slots = self._slots
         shared = (*self._buffers.all(), slots.tokens, slots.tables, self._kv.pages, self._counts)
         return *shared, self._starts, self._order
 
     def addresses(self) -> tuple[int, ...]:
-        """Where the buffers are: a graph reads and writes there, whatever they are later."""
+        """The addresses of the buffers, which recorded graphs use."""
         return tuple(buffer.data_ptr() for buffer in self.buffers())
 
     def run(self, variant: Variant) -> None:
@@ -141,7 +139,7 @@ class StepBody:
             block_tables=slots.tables.index_select(0, given.slots),
             logits_indices=self._order[:size],
             lengths=(1,) * size,
-            # The longest possible: a graph may not depend on the contexts of the step with which it is recorded.
+            # The maximum: a graph must not depend on the contexts of the step with which it is recorded.
             contexts=(slots.max_model_len,) * size,
             decode_rows=size,
             block_size=slots.block_size,

@@ -1,10 +1,10 @@
-"""The buffers of graphs: a step's inputs as one array on both sides, and its results.
+"""The buffers of graphs: a step's inputs as one array on host and device, and its results.
 
 Every field has the same width, so a step of any size is one contiguous range and one copy:
 
     places | positions | mapping | …        each `width(lines)` words of eight bytes
 
-The host writes into pinned memory, of which there are several: the device may still copy from the ones before.
+The host writes into one of several pinned arrays, because the device may still copy from earlier ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALIGNED_WORDS = 16
 """Each field starts at 128 bytes: kernels read aligned memory faster, and Triton compiles for it."""
 
 _RING = 4
-"""Pinned arrays for steps under way; with more of them in flight, the host waits for the oldest copy."""
+"""Number of pinned arrays; with more steps in flight, the host waits for the oldest copy."""
 
 
 class Fields(NamedTuple, Generic[ArrayT]):
@@ -74,12 +74,12 @@ _SMALL = frozenset(("contexts", "table_blocks", "starts", "shared"))
 
 
 def width(lines: int) -> int:
-    """Words of a field of so many lines."""
+    """Words of a field of ``lines`` lines."""
     return -(-lines // ALIGNED_WORDS) * ALIGNED_WORDS
 
 
 def words_of(lines: int) -> int:
-    """Words of all fields of so many lines."""
+    """Words of all fields of ``lines`` lines."""
     return len(Fields._fields) * width(lines)
 
 
@@ -102,7 +102,7 @@ class Staging:
         self._fields: dict[int, Fields[Any]] = {}
 
     def fields(self, lines: int) -> Fields[Any]:
-        """The fields of so many lines, as arrays that share its memory."""
+        """The fields of ``lines`` lines, as arrays that share its memory."""
         if lines not in self._fields:
             whole = self.words.numpy()
             self._fields[lines] = fields(whole, lines, lambda part, kind: part.view(np.dtype(kind)))
@@ -147,19 +147,19 @@ class StepBuffers:
         staging = self._ring[self._next]
         self._next = (self._next + 1) % len(self._ring)
         if staging.copied is not None:
-            staging.copied.synchronize()  # it is over, unless more steps are under way than there are arrays
+            staging.copied.synchronize()  # waits only if more steps are in flight than there are arrays
         return staging
 
     def send(self, staging: Staging, lines: int) -> None:
-        """Queue the copy of the inputs of so many lines."""
+        """Queue the copy of the inputs of ``lines`` lines."""
         count = words_of(lines)
         self._recorder.copy(self.words[:count], staging.words[:count])
         staging.copied = self._recorder.mark()
 
     def fetch(self, lines: int, size: int, parts: int) -> Fetched:
-        """Queue the copy of the results of a graph of ``size`` lines, of which the first ``lines`` are those of rows.
+        """Queue the copy of the results of the first ``lines`` lines of a graph of ``size`` lines.
 
-        ``parts`` is 1 for the tokens, and 2 with what counts.
+        ``parts`` is 1 for the tokens, and 2 to also copy which of them count.
         """
         host = self._free.pop() if self._free else self._recorder.pinned(len(self.out))
         self._recorder.copy(host[: parts * size], self.out[: parts * size])
@@ -178,7 +178,7 @@ class Fetched:
         self._shape = (lines, size, parts)
 
     def wait(self) -> list[Tensor]:
-        """The tokens int64 [lines], and what counts bool [lines] if it was fetched; to be called once."""
+        """The tokens int64 [lines], and if fetched, which of them count, bool [lines]; call it once."""
         self._arrived.synchronize()
         lines, size, parts = self._shape
         whole = self._host[: parts * size].view(parts, size)[:, :lines].clone()

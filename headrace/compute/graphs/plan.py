@@ -1,4 +1,4 @@
-"""Which graphs of decode steps a model records, the memory kept for them, and what start-up prints about them."""
+"""The graphs of decode steps that a model records, their reserved memory, and their line in the memory plan."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from headrace.compute.model.decoder import Decoder
 from headrace.core.capacity import activation_bytes
 
 GRAPHED_KERNELS = frozenset({"triton"})
-"""Backends that launch a decode step without arrays of the host; torch's attention builds some for each step."""
+"""Backends whose decode step uses no host arrays; torch's attention creates some in each step."""
 
 TILE_LINES = 32
-"""Heads of queries times tokens, for which attention reads the keys of a row once: an estimate, not measured."""
+"""Query heads times tokens for which attention reads the keys of a row once: an estimate, not measured."""
 
 GRAPH_BYTES = 1 << 20
-"""Memory of a recorded graph besides what it computes in: an estimate."""
+"""Memory of a recorded graph in addition to its activations: an estimate."""
 
 
 class Graphs(NamedTuple):
-    """The graphs to record (None: none), and the memory to keep for them in bytes."""
+    """The graphs to record (None: none), and the memory to reserve for them in bytes."""
 
     spec: GraphSpec | None
     bytes: int = 0
 
 
 def plan_graphs(decoder: Decoder, rows: int, drafts: int | None, tokens: int) -> Graphs:
-    """The graphs for steps of at most ``rows`` rows and ``tokens`` tokens: none on a CPU, or with kernels that cannot
+    """The graphs for steps of at most ``rows`` rows and ``tokens`` tokens; none on a CPU, or with kernels that cannot
     be recorded.
 
-    ``drafts`` is the most tokens that a drafter proposes for a row in a step; None: there is no drafter.
+    ``drafts`` is the maximum number of drafts of a row in a step; None: no drafter.
     """
     recordable = decoder.device.type == "cuda" and decoder.kernels.name in GRAPHED_KERNELS
     if not recordable:
@@ -54,7 +54,7 @@ def plan_graphs(decoder: Decoder, rows: int, drafts: int | None, tokens: int) ->
 
 
 def _graph_bytes(decoder: Decoder, spec: GraphSpec) -> int:
-    """Memory to keep for graphs: that of the largest step, in which all others compute too, and each one's own."""
+    """Memory to reserve for graphs: that of the largest step, which all graphs share, and the overhead of each."""
     sizes, few = graph_sizes(spec.lines), prompt_sizes(max(spec.tokens, spec.lines))
     graphs = (len(sizes) + len(few_sizes(sizes))) * (2 * len(Ending) if spec.drafts else len(Ending) + 1)
     step = activation_bytes(

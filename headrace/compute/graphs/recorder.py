@@ -1,6 +1,6 @@
-"""What graphs need of a device: memory that it copies from by itself, a queue, and a recording of work.
+"""The device interface for graphs: pinned memory, a queue, and recording of work.
 
-`CudaRecorder` is CUDA. Tests have a device of their own, which replays on CPU tensors and watches what is read.
+`CudaRecorder` implements it with CUDA. Tests use a fake device that replays on CPU tensors and checks reads.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from torch import Tensor
 
 
 class Mark(Protocol):
-    """A place in the queue of a device."""
+    """A position in the queue of a device."""
 
     def synchronize(self) -> None:
-        """Wait until all that was queued before this place is done."""
+        """Wait until all work before this position is done."""
         ...
 
 
 class Recorder(Protocol):
-    """A device that can replay work. All of its work is done in the order in which it was queued."""
+    """A device that can replay work. All work runs in the order in which it was queued."""
 
     def pinned(self, words: int) -> Tensor:
-        """Memory of the host, int64 [words], that `copy` does not wait for; its content is undefined."""
+        """Uninitialized pinned host memory, int64 [words], from and to which `copy` is asynchronous."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -36,13 +36,13 @@ class Recorder(Protocol):
         ...
 
     def join(self) -> None:
-        """Let operations of torch from now on come after what has been queued."""
+        """Make later torch operations wait for all queued work."""
         ...
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record ``work``, which may run any number of times meanwhile; returns what queues a replay of it.
+        """Record ``work``, which may be run several times meanwhile; returns a function that queues a replay.
 
-        A replay repeats the same operations on the same memory: it calls no code of the host.
+        A replay repeats the same operations on the same memory, without running host code.
 
         Raises:
             RuntimeError: the device cannot record it, for instance because its memory is full.
@@ -50,12 +50,12 @@ class Recorder(Protocol):
         ...
 
     def used_bytes(self) -> int:
-        """The device's memory that is in use, by whomever."""
+        """Memory of the device in use by all processes."""
         ...
 
 
 class CudaRecorder:
-    """Graphs of CUDA, which share one pool of memory. They are replayed on torch's current stream."""
+    """CUDA graphs that share one memory pool; they are replayed on torch's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -77,7 +77,7 @@ class CudaRecorder:
         pass  # the queue is torch's current stream
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        # The first run compiles kernels and opens libraries, neither of which can be recorded.
+        # The first run compiles kernels and initializes libraries, which cannot be recorded.
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -86,7 +86,7 @@ class CudaRecorder:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may allocate pinned memory meanwhile, which a stricter mode would take for an error.
+            # Other threads may allocate pinned memory meanwhile, which a stricter capture mode rejects.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):

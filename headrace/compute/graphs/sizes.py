@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 MOST_LINES = 512
-"""Lines of the largest graph that draws tokens."""
+"""Maximum lines of a graph that samples tokens."""
 
 MOST_TOKENS = 2048
-"""Tokens of the largest graph of steps with prompts. Larger steps are launched operation by operation: the device takes
-longer for one than the host, but this thread and those that answer over HTTP wait for each other meanwhile."""
+"""Maximum tokens of a graph of steps with prompts. Larger steps are launched operation by operation: the device takes
+longer than the host anyway, although the launches compete with HTTP threads for the interpreter lock."""
 
 MOST_KEYS_AGAIN = 1 << 17
-"""A graph reads the keys of a long row once for every few tokens. So many more keys than a step without graphs reads
-take less time than the launches of such a step: half a gigabyte per layer of Llama-3.1-8B, mostly from the cache."""
+"""Limit of additional key reads. A graph reads the keys of a long row once for every few tokens, more often than a step
+without graphs. Up to this limit that takes less time than the launches: half a gigabyte per layer of Llama-3.1-8B,
+mostly from the cache."""
 
 
 def few_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of ``sizes`` for which there are graphs of further kinds, too: 2, 4, 8, 16, 24, 32, 48, … and the largest.
-    They are few, because each graph takes time at start and memory.
+    """The ``sizes`` that further kinds of graphs have: 2, 4, 8, 16, 24, 32, 48, … and the largest.
+
+    They are few, because each graph takes start-up time and memory.
     """
     few = [size for size in sizes if size > 1 and (_doubled(size) or (size % 3 == 0 and _doubled(size // 3)))]
     return (*few, *(size for size in sizes[-1:] if size > 1 and size not in few))

@@ -1,4 +1,4 @@
-"""Graphs of decode steps: recorded at start-up, the largest first, and replayed for the steps that they can compute."""
+"""Records graphs of decode steps at start-up, the largest first, and replays them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _NO_PENALTY = (0, 1.0, 0.0, 0.0, 0)
 
 
 class GraphSpec(NamedTuple):
-    """Which graphs to record: for at most ``lines`` lines of ``hidden_size`` states, after which tokens are drawn, and
-    for steps with prompts of at most ``tokens``.
+    """The graphs to record: for at most ``lines`` sampled lines with states of ``hidden_size``, and for steps with
+    prompts of at most ``tokens`` tokens.
 
-    ``drafts`` says whether a drafter proposes tokens. Attention reads the keys of a row of many tokens once for
-    ``row_tokens`` of them.
+    ``drafts``: there is a drafter. For rows of many tokens, attention reads the keys once per ``row_tokens`` tokens.
     """
 
     recorder: Recorder
@@ -45,9 +44,9 @@ class GraphSpec(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """What was recorded: graphs of at most ``lines`` lines, in memory that includes the libraries' own for them.
+    """The recorded graphs, of at most ``lines`` lines; their memory includes that of libraries.
 
-    ``problem`` says why larger graphs could not be recorded; empty: all were.
+    ``problem`` says why larger graphs could not be recorded; empty if all were.
     """
 
     graphs: int
@@ -87,7 +86,7 @@ class GraphedSteps:
             try:
                 for variant in self._variants(size):
                     replays[variant] = self._recorder.record(partial(self._body.run, variant))
-            except RuntimeError as error:  # torch's own errors of memory are among them
+            except RuntimeError as error:  # includes torch's out-of-memory errors
                 problem = problem or f"{size} lines: {str(error).splitlines()[0]}"
                 continue
             self._replays |= replays
@@ -103,8 +102,8 @@ class GraphedSteps:
         )
 
     def find(self, lines: int, ending: Ending, verifies: bool, shares: bool) -> Variant | None:
-        """The smallest graph that computes so many lines, if possible one for rows that share keys if they do; None if
-        there is none.
+        """The smallest graph for ``lines`` lines, preferably one with shared keys if rows share keys; None if there is
+        none.
         """
         held = self._held.get((ending, verifies, shares), [])
         at = bisect_left(held, lines)
@@ -113,12 +112,12 @@ class GraphedSteps:
         return self.find(lines, ending, verifies, False) if shares else None
 
     def suits(self, rows: Rows) -> bool:
-        """Whether rows of any length may be computed by a graph, which reads their keys every few tokens."""
+        """Whether a graph is suitable for these rows, since it reads the keys of long rows once per few tokens."""
         again = (rows.length - 1) // self._row_tokens * rows.end
         return bool(again.sum() <= MOST_KEYS_AGAIN)
 
     def join(self) -> None:
-        """Let operations of torch from now on come after the replays."""
+        """Make later torch operations wait for the replays."""
         self._recorder.join()
 
     def launch(
@@ -132,7 +131,7 @@ class GraphedSteps:
         """Queue a step whose rows share so many keys: its inputs, and a replay of the graph.
 
         Raises:
-            RuntimeError: a buffer is not where it was when the graph was recorded, which would read other memory.
+            RuntimeError: the address of a buffer has changed since the graph was recorded.
         """
         if self._body.addresses() != self._addresses:
             raise RuntimeError("a buffer of the graphs has moved")
@@ -146,11 +145,11 @@ class GraphedSteps:
         self._replays[variant]()
 
     def fetch(self, variant: Variant, lines: int) -> Fetched:
-        """Queue the copy of the drawn tokens, and with drafts of what counts."""
+        """Queue the copy of the sampled tokens, and with drafts, of which tokens count."""
         return self._buffers.fetch(lines, variant.size, 1 + variant.verifies)
 
     def states(self, lines: int) -> torch.Tensor:
-        """The states [lines, hidden] of the last step that ended with them."""
+        """The hidden states [lines, hidden] of the last step that ended with states."""
         self.join()
         return self._buffers.states[:lines]
 
@@ -168,10 +167,10 @@ class GraphedSteps:
                     yield Variant(size, ending, True, shares)
 
     def _stage_padding(self, size: int) -> None:
-        """Fill the buffers with lines that do nothing, on which recording may run."""
+        """Fill the buffers with padding lines for recording."""
         none = np.zeros(0, dtype=np.int64)
         staging = self._buffers.stage()
-        variant = Variant(size, Ending.PENALIZED, verifies=True)  # its inputs are those of all others, too
+        variant = Variant(size, Ending.PENALIZED, verifies=True)  # its inputs include those of all others
         self._fill(staging, variant, Lines(none, none, none, none, none, False), None, None, 0)
         self._buffers.send(staging, size)
 
@@ -184,7 +183,7 @@ class GraphedSteps:
         drawing: Drawing | None,
         shared: int,
     ) -> None:
-        """Write the inputs of a step, and behind them padding of the spare slot."""
+        """Write the inputs of a step, followed by padding with the spare slot."""
         slots, count = self._slots, len(lines.rows)
         into = staging.fields(variant.size)
         spare, before = len(slots.tokens) - 1, lines.positions - 1
@@ -223,7 +222,7 @@ def _put(field: np.ndarray[tuple[int, ...], np.dtype[np.generic]], values: Any, 
 
 
 def _put_drawing(into: Fields[Any], drawing: Drawing | None, penalized: bool) -> None:
-    """Write how tokens are drawn; without ``drawing``, those of padding."""
+    """Write the sampling parameters; without ``drawing``, those of padding."""
     nothing: tuple[Any, ...] = ((),) * 5
     _put(into.random, () if drawing is None else drawing.random, 0)
     fields = (into.temperature, into.min_p, into.top_k, into.top_p, into.uniform)

@@ -1,8 +1,7 @@
 """The interface between the decoder and its fastest implementation: few, fused calls.
 
 The plain-torch reference defines each call and runs everywhere; `tests/compute/kernels` and `tests/oracle` compare
-every other backend with it. A new backend is one module with a class and its line in `_BACKENDS`. It knows no models,
-sequences or schedules.
+every other backend with it. To add a backend, write a module with a class and add it to `_BACKENDS`.
 
 - `reference`: the backend in plain torch. `paging`: its plan of attention. `linear`: its linear layers.
 - `stack`: all layers of a decoder as one value.
@@ -40,7 +39,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 class HeadShape(NamedTuple):
-    """How a packed row of queries, keys and values is divided: ``(heads + 2 * kv_heads) * head_dim`` wide."""
+    """The layout of a packed row of queries, keys and values, ``(heads + 2 * kv_heads) * head_dim`` wide."""
 
     heads: int
     kv_heads: int
@@ -83,7 +82,7 @@ class Drafted(NamedTuple):
 
 
 class KernelsUnavailable(RuntimeError):
-    """A backend that does not work on this machine; the message says why and what would help."""
+    """A backend that does not work on this machine; the message has the reason and a remedy."""
 
 
 class Kernels(Protocol):
@@ -96,9 +95,9 @@ class Kernels(Protocol):
 
     name: str
     isa: str
-    """The instruction set that the kernels were built for and use here; empty if torch chooses."""
+    """The instruction set that the kernels use here; empty if torch chooses."""
     layout: str
-    """How the elements of a block are stored: a backend can read another one's blocks only if these are equal."""
+    """The element order of a block: a backend can read another one's blocks only if their layouts are equal."""
     fp8: bool
     """Whether weights in fp8 are multiplied as they are; otherwise they are expanded when they are loaded."""
 
@@ -300,7 +299,7 @@ def select(
 
 
 def _check(kernels: Kernels, device: torch.device, dtype: torch.dtype, heads: HeadShape) -> None:
-    """Raise KernelsUnavailable if the Triton kernels give something else than torch's operations."""
+    """Raise KernelsUnavailable if results of the Triton kernels differ from torch's operations."""
     from headrace.compute.kernels.triton.agreement import disagreement
 
     wrong = disagreement(kernels, dtype, heads, device)

@@ -1,7 +1,7 @@
 """The C++ kernels of the CPU: checks tensors and passes their addresses to the extension module `_cpu`.
 
 `Kernels` defines each call. The extension itself rejects slots and blocks outside the pages; this file checks dtype
-and layout. Each call uses few Python operations, because a step of a small model consists mostly of them.
+and layout. Each call uses few Python operations, because they dominate the step time of a small model.
 """
 
 from __future__ import annotations

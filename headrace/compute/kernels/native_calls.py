@@ -27,10 +27,10 @@ class StackCall(NamedTuple):
 
 
 class KeptCall(NamedTuple):
-    """What calls of a stack on a batch and ``pages`` have in common, whatever the tensors contain.
+    """The arguments that calls of a stack with the same batch and ``pages`` tensors share.
 
-    ``rows`` are the arguments of `check_rows` for each window, and what they read must be below ``blocks``. ``alive``
-    owns the memory of the ``arguments``.
+    ``rows`` are the arguments of `check_rows` for each window; blocks that they read must be below ``blocks``.
+    ``alive`` owns the memory of the ``arguments``.
     """
 
     pages: Sequence[Pages]
@@ -41,7 +41,7 @@ class KeptCall(NamedTuple):
 
 
 def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptCall:
-    """The arguments that stay, with the tensors of ``batch`` checked."""
+    """The shared arguments, after checking the tensors of ``batch``."""
     layers, dtype = stack.stack, stack.stack.dtype
     tokens, kept = len(batch.tokens), len(batch.logits_indices)
     ids, lines = batch_lines(batch)

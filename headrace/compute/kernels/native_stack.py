@@ -1,7 +1,7 @@
-"""A stack as tables of words, so that the extension runs all of it in one call.
+"""A stack as tables of words, so that the extension runs it in one call.
 
-The Python time of a step then depends on neither layers nor rows, and the interpreter's lock is released once per
-forward pass instead of several times per layer. The words of the tables are those of `csrc/stack.h`.
+The Python time of a step then does not depend on layers or rows, and the interpreter lock is released once per forward
+pass instead of several times per layer. The words of the tables are defined in `csrc/stack.h`.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class NativeStack:
                 raise ValueError(
                     f"{len(pages)} pages for {len(self.table)} layers, or pages of different sizes"
                 )
-            told = [words(each, kv_heads, head_dim, self.stack.dtype) for each in pages]
-            self._pages, self._pages_table = pages, torch.tensor(told, dtype=torch.int64)
+            rows = [words(each, kv_heads, head_dim, self.stack.dtype) for each in pages]
+            self._pages, self._pages_table = pages, torch.tensor(rows, dtype=torch.int64)
         return self._pages_table
 
     def room(self, tokens: int) -> tuple[int, ...]:

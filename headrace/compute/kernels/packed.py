@@ -23,8 +23,8 @@ _CHUNK_BYTES = 64 << 20
 class WeightMemory:
     """Memory for packed weights, in huge pages if the system has them.
 
-    A decode step reads all weights once, from end to end; pages of 4 KiB would need an address translation all the
-    way. Small weights share chunks, because a huge page holds several of them.
+    A decode step reads all weights once, so pages of 4 KiB would cause many TLB misses. Small weights share chunks,
+    because a huge page holds several of them.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The reference kernels in plain torch: they define every call, and serve without a compiler.
 
-They run on any device. `paging` plans attention; this file has the operations. No Python work grows with the context,
-and nothing waits for the device.
+They run on any device. `paging` plans attention; this file has the operations. Python work does not grow with the
+context, and no call waits for the device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A stack: all layers of a decoder as one value, and the definition of running it by single kernel calls.
+"""A stack: all layers of a decoder as one value, and its definition in terms of single kernel calls (`apply`).
 
-A backend that runs all of it in one call is compared with `apply`. It knows neither weight files nor the calling
-code.
+Tests compare backends that run a stack in one call with `apply`.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def apply(
     batch: Batch,
     pages: Sequence[Pages],
 ) -> Tensor:
-    """See `Kernels.run_stack`. Of a stage that is not the last one, the result means nothing."""
+    """See `Kernels.run_stack`. The result is meaningful only in the last pipeline stage."""
     windows = {layer.window for layer in stack.layers}
     plans = {window: kernels.plan_attention(batch, window, stack.dtype) for window in windows}
     rotations = [table.index_select(0, batch.positions) for table in stack.ropes]

@@ -1,7 +1,7 @@
-"""The arrays of a step, each set by one call of the extension, in memory that is kept from step to step.
+"""The arrays of a step, each set computed by one call of the extension into reused memory.
 
 In a step of a small model, creating arrays and tensors takes longer than computing their values. Here they are created
-once for each shape, and written again: what a call returns holds until the next call.
+once per shape and overwritten: a result is valid until the next call.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from headrace.core.plan import Row
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 SHAPES = 8
-"""Shapes whose arrays are kept at most. They lie between working memory that was freed, so each takes far more memory
-of the process than its own bytes: 128 of them took 20 MB with the built-in model.
+"""Maximum number of shapes whose arrays are kept. They fragment freed memory, so each costs more than its own bytes:
+128 of them took 20 MB with the built-in model.
 """
 
 

@@ -1,7 +1,7 @@
 """The files of a checkpoint: which tensors they contain; each is read on demand.
 
-Safetensors only: the older ``.bin``/``.pt`` files are pickles, which can run code when opened. It does not know what
-the tensors mean: `layout` has their names, `weights` puts them in place.
+Only safetensors are supported: the older ``.bin``/``.pt`` files are pickles, which can run code when opened. `layout`
+has the names of the tensors, and `weights` assembles them.
 """
 
 from __future__ import annotations

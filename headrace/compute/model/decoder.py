@@ -1,7 +1,6 @@
 """The decoder that all model families share: packed rows in, logits of the wanted positions out.
 
-The kernels run the layers (`kernels.stack` defines a layer). It knows shapes and weights, but not sequences, sampling
-or files.
+The kernels run the layers; `kernels.stack` defines a layer.
 """
 
 from __future__ import annotations

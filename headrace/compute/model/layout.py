@@ -1,7 +1,6 @@
 """The layout of a checkpoint: its tensors by their Hugging Face names, and which of them become one weight.
 
-It knows names and shapes, no values: `weights` loads a decoder with it, and the writer of quantized checkpoints uses
-it.
+`weights` loads a decoder with it, and the writer of quantized checkpoints uses it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Rotary tables: the cosines and signed sines of every position, for the kernels.
 
-They are computed once for the longest sequence served, so that a position's rotation never depends on its request. So
-keys can be shared between sequences, and a chunked prefill gives the same result as a whole one. Two published
-schemes switch by the length of the running sequence instead (dynamic, longrope); here the longest length served
-decides.
+They are computed once for the maximum context length, so a position's rotation does not depend on its request. So keys
+can be shared between sequences, and chunked prefill gives the same result as a whole one. Two published schemes
+(dynamic, longrope) depend on the length of the running sequence; here they use the maximum context length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the rotary embedding of a config.
 
 Newer configs have ``rope_parameters`` (nested by layer type if layers differ), older ones ``rope_theta`` and
-``rope_scaling``; both mean the same.
+``rope_scaling``; both mean the same. If a config has both, ``rope_scaling`` applies: users add it for longer contexts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def ropes_of(read: ConfigReader, head_dim: int, local: bool) -> tuple[RopeSpec, 
         raise ModelError(f"{read.architecture}: rope_parameters by layer type ({', '.join(sorted(nested))})")
     by_type = ConfigReader(f"{read.architecture} rope_parameters", given, {})
     full = by_type.object("full_attention") if nested else given
-    ropes = [_rope(read, {**read.object("rope_scaling"), **full}, read.number("rope_theta"), head_dim)]
+    if scaling := read.object("rope_scaling"):
+        kept = ("rope_theta", "partial_rotary_factor")
+        full = {name: full[name] for name in kept if name in full} | dict(scaling)
+    ropes = [_rope(read, full, read.number("rope_theta"), head_dim)]
     if local:
         sliding = by_type.object("sliding_attention") if nested else {}
         ropes.append(_rope(read, sliding, read.number("rope_local_base_freq"), head_dim))

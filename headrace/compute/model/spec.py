@@ -1,7 +1,6 @@
 """The specification of a model for the generic decoder, as frozen values.
 
-It knows neither families nor files: `families` makes it from a ``config.json``; decoder, weights and memory sizing
-read it.
+`families` creates it from a ``config.json``; decoder, weights and memory sizing read it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
 class ModelError(ValueError):
-    """A model that cannot be served; the message says which part is the problem and what would work."""
+    """A model that cannot be served; the message names the unsupported part and the supported values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """AWQ, activation-aware scaling (arXiv:2306.00978): large inputs get finer weights.
 
-The weights of an input are multiplied by a factor, and the producer of the input is divided by it. The model stays
-the same, but its quantization grid changes. The exponent, which sets how much the size of the inputs counts, is found
-by trying: it minimizes the error of the outputs.
+The weights of an input are multiplied by a factor, and the producer of the input is divided by it. The model stays the
+same, but its quantization grid changes. The exponent of the input sizes is chosen by search: it minimizes the error of
+the outputs.
 """
 
 from __future__ import annotations

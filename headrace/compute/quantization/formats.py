@@ -1,7 +1,7 @@
 """Reads the format of a checkpoint's linear layers: the ``quantization_config`` of its ``config.json``.
 
-An unknown method, format or field is rejected by name, unless its value is neutral. Notes of tools on how a
-checkpoint was made are ignored. The layouts themselves are in the files beside this one.
+An unknown method, format or field is rejected by name, unless its value is neutral. Fields that only record how a
+checkpoint was made are ignored. The layouts are in separate files.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Linear layers stored in the same way; ``closeness`` says how exactly a module is named (0: by name), or None."""
+    """Linear layers stored in the same way; ``closeness`` ranks how a module is named (0: by name; None: not named)."""
 
     closeness: Callable[[str], int | None]
     layout: LinearLayout
@@ -87,9 +87,9 @@ class _Format:
     def layout_of(self, module: str) -> LinearLayout | None:
         if self.plain(module):
             return None
-        told = [(group.closeness(module), group.layout) for group in self.groups]
-        meant = [(close, layout) for close, layout in told if close is not None]
-        return min(meant, key=lambda each: each[0])[1] if meant else None  # the first of equals
+        matches = [(group.closeness(module), group.layout) for group in self.groups]
+        named = [(close, layout) for close, layout in matches if close is not None]
+        return min(named, key=lambda each: each[0])[1] if named else None  # the first of equals
 
 
 def read_format(config: Fields) -> StoredFormat:
@@ -222,9 +222,9 @@ def _activation_bits(where: str, activations: Any) -> Literal[8, 16]:
         return 16
     asked = {name: activations.get(name) for name in ("num_bits", "type", "strategy", "symmetric", "dynamic")}
     if asked != {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}:
-        told = ", ".join(f"{name} {value}" for name, value in asked.items())
+        shown = ", ".join(f"{name} {value}" for name, value in asked.items())
         raise ModelError(
-            f"quantization_config: {where} input_activations ({told}): only 8-bit int, symmetric, dynamic, per token"
+            f"quantization_config: {where} input_activations ({shown}): only 8-bit int, symmetric, dynamic, per token"
             " is supported"
         )
     return 8
@@ -256,9 +256,9 @@ def _only(config: Fields, where: str, notes: Collection[str], *known: str) -> No
 
 def _allowed(config: Fields, where: str, name: str, values: Collection[Any]) -> None:
     if config.get(name) not in values:
-        told = ", ".join(str(value) for value in values if value is not None)
+        shown = ", ".join(str(value) for value in values if value is not None)
         raise ModelError(
-            f"quantization_config: {where} {name} {config.get(name)!r} is not supported; it can be {told}"
+            f"quantization_config: {where} {name} {config.get(name)!r} is not supported; it can be {shown}"
         )
 
 

@@ -1,7 +1,7 @@
 """Writes a quantized copy of a plain checkpoint, as compressed-tensors, layer by layer.
 
-The head is not quantized, as most readers of the format expect. Embedding, norms and biases are not either, except
-for factors that activation-aware scaling moves between them.
+The LM head is not quantized, as most readers of the format expect. Embedding, norms and biases are not quantized
+either; activation-aware scaling may change them.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def write_quantized(
         for file in source.glob(pattern):
             if file.name not in (INDEX, "config.json"):
                 shutil.copyfile(file, target / file.name)
-    told = {**config, "quantization_config": _config(scheme, groups)}
-    (target / "config.json").write_text(json.dumps(told, indent=2) + "\n")
+    written = {**config, "quantization_config": _config(scheme, groups)}
+    (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
 
 
 def _check_widths(source: Path, spec: DecoderSpec, scheme: Scheme) -> None:

@@ -1,6 +1,6 @@
-"""Which tokens the grammars of some rows allow next, as bits; all others become impossible before anything is filtered.
+"""Token bitmasks of grammars, applied before any other filter.
 
-What `Kernels.restrict` means, in torch.
+This is the definition of `Kernels.restrict` in torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Words = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
 class Allowed(NamedTuple):
-    """The rows of a batch that are restricted, and what each allows; arrays of the host.
+    """The masks of the restricted rows of a batch, as host arrays.
 
     ``lines`` int64 [M] are rows of the logits, ascending. ``words`` int32 [M, ceil(V / 32)] hold one bit per token,
-    the lowest first; bits from V on mean nothing. ``ending`` bool [M] says which of them can only end (None: none).
+    the lowest first; bits from V on are ignored. ``ending`` bool [M]: rows that can only end (None: none).
     """
 
     lines: Ints
@@ -30,7 +30,7 @@ class Allowed(NamedTuple):
     ending: Flags | None = None
 
     def part(self, begin: int, end: int) -> Allowed | None:
-        """What is about lines ``[begin, end)``, counted from ``begin``; None if nothing is."""
+        """The masks of lines ``[begin, end)``, counted from ``begin``; None if there are none."""
         first, last = np.searchsorted(self.lines, (begin, end))
         if first == last:
             return None
@@ -42,7 +42,7 @@ Restrict = Callable[[torch.Tensor, Allowed], torch.Tensor]
 
 
 def restrict(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
-    """A copy of ``logits`` [S, V] with minus infinity in place of what the rows named do not allow."""
+    """A copy of ``logits`` [S, V] with minus infinity for tokens that are not allowed."""
     each = np.unpackbits(allowed.words.view(np.uint8), axis=1, bitorder="little")  # a byte per token
     lines, flat = upload(logits.device, allowed.lines, each.reshape(-1).view(np.int32))
     closed = flat.view(torch.uint8).view(len(lines), -1)[:, : logits.shape[1]] == 0

@@ -1,13 +1,13 @@
-"""The lines of a step's logits: one for each token that is drawn, and which of these tokens count.
+"""The lines of a step's logits: one for each sampled token, and which of these tokens count.
 
 ```
  row     known .. x | drafts r s t       a row with three drafts has four lines
  lines   after x    after r   after s   after t
  drawn   r          s         u         v         <- each as if all drafts before it were known tokens
- counts  yes        yes       yes       no        u replaces t, and what comes after t is void
+ counts  yes        yes       yes       no        u replaces t, so tokens after t do not count
 ```
-A drawn token counts while all drafts before it were equal to the tokens drawn at their places. Whether one does is
-computed where the tokens are: the host need not wait for them.
+A sampled token counts if all drafts before it equal the tokens sampled at their positions. This is computed on the
+device, so that the host does not wait.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Accept = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 NO_DRAFT = -3
-"""In place of a draft where there is none, or where it cannot be right; unequal to all tokens and faults."""
+"""Placeholder for a missing draft, or one that cannot be correct; different from all tokens and faults."""
 
 
 class Lines(NamedTuple):
-    """The lines as columns, int64 [L]; the lines of a row follow each other.
+    """The lines as columns, int64 [L]; the lines of a row are consecutive.
 
-    ``rows`` are indices of the plan's rows. ``positions`` are the places of the tokens to draw in their sequences,
-    ``offsets`` the drafts of the row before them. ``drafts`` are the drafts at these places: `NO_DRAFT` in the last
-    line of a row. ``verifies`` says whether any row has drafts.
+    ``rows`` are indices of the plan's rows. ``positions`` are the positions of the tokens to sample in their sequences,
+    ``offsets`` the number of the row's drafts before them. ``drafts`` are the drafts at these positions, `NO_DRAFT` in
+    the last line of a row. ``verifies`` says whether any row has drafts.
     """
 
     rows: Ints
@@ -53,14 +53,14 @@ class Lines(NamedTuple):
         return Lines(rows[some], slots[some], positions[some], offsets[some], drafts[some], verifies)
 
     def cut(self, lengths: Mapping[int, int]) -> Lines:
-        """Without the drafts of some slots after the first so many."""
+        """The lines with the drafts of some slots cut to the given ``lengths``."""
         if not lengths:
             return self
         most = np.array([lengths.get(slot, len(self.rows)) for slot in self.slots.tolist()], dtype=np.int64)
         return self._replace(drafts=np.where(self.offsets < most, self.drafts, NO_DRAFT))
 
     def before(self) -> Ints | None:
-        """The drafts before each line [L, K], `NO_DRAFT` where it has fewer than others; None if no line has any."""
+        """The drafts before each line [L, K], padded with `NO_DRAFT`; None if no line has any."""
         if not self.verifies:
             return None
         places = np.arange(self.offsets.max(initial=0))
@@ -78,7 +78,7 @@ class Lines(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The rows of a plan, their lines, and the packed tokens ``drawn_at`` int64 [L] after which tokens are drawn."""
+    """The rows of a plan, their lines, and the packed positions ``drawn_at`` int64 [L] to sample after."""
 
     rows: Rows
     lines: Lines
@@ -104,7 +104,7 @@ def columns_of(plan_rows: tuple[Row, ...], vocab_size: int, arrays: StepArrays |
 
 
 def every_token(rows: Rows, drafts: Ints) -> Lines:
-    """All tokens of ``rows`` as lines, whether tokens are drawn from them or not; ``drafts`` are those of all rows."""
+    """All tokens of ``rows`` as lines, also those that are not sampled from; ``drafts`` are those of all rows."""
     at, offsets = np.repeat(np.arange(rows.length.size), rows.length), ramps(rows.length)
     expected = np.full(at.size, NO_DRAFT, dtype=np.int64)
     last = rows.length[at] - 1

@@ -20,7 +20,7 @@ Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Log-probabilities under way to the host; `read` converts them after the download has arrived."""
+    """Log-probabilities in transfer to the host; `read` converts them after the download has arrived."""
 
     tokens: int
     logprobs: int

@@ -33,8 +33,8 @@ class Penalty(NamedTuple):
     """The penalties of P rows, as arrays on the host, or all on the device: ``rows`` of logits and ``lanes`` of counts,
     int64 [P].
 
-    Of ``drafts`` int64 [N], those from ``begins`` to ``ends`` int64 [P] are tokens before a row that are not among its
-    counts, or other numbers than tokens.
+    ``drafts`` int64 [N] from ``begins`` to ``ends`` int64 [P] are tokens before a row that are not included in its
+    counts; values that are not tokens are ignored.
     """
 
     rows: Ints
@@ -48,8 +48,8 @@ class Penalty(NamedTuple):
 
 
 class LinePenalties(NamedTuple):
-    """The penalties of all L lines of a step: neutral numbers and lane 0 where ``counted`` int64 [L] is 0, otherwise 1:
-    then the line's token is counted, too.
+    """The penalties of all L lines of a step. Where ``counted`` int64 [L] is 0, values are neutral and the lane is 0;
+    where it is 1, the line's token is also counted.
     """
 
     lanes: Ints

@@ -90,10 +90,10 @@ def _features(params: SamplingParams, made: Constraints) -> Feature:
 
 
 class Drawing(NamedTuple):
-    """How lines are drawn that need nothing but penalties, and the likeliest token or a sampled one.
+    """The parameters of lines that need only penalties and greedy or random sampling.
 
-    ``random`` bool [L] says which are sampled. ``choice`` is that of all lines, with neutral values for the others.
-    ``penalties`` are those of all lines; None: there are none.
+    ``random`` bool [L] says which lines are sampled. ``choice`` is for all lines, with neutral values for greedy ones.
+    ``penalties`` are those of all lines; None if there are none.
     """
 
     random: Flags
@@ -176,12 +176,12 @@ class Sampler:
 
     @property
     def counts(self) -> torch.Tensor:
-        """How often each slot's output has each token: see `Penalties`."""
+        """Token counts of each slot's output: see `Penalties`."""
         return self._penalties.counts
 
     def drawing(self, slots: Ints, positions: Ints) -> Drawing | None:
-        """How the tokens at ``positions`` int64 [L] of ``slots`` int64 [L] are drawn; None if a line needs more than
-        `Drawing` holds.
+        """The sampling parameters at ``positions`` int64 [L] of ``slots`` int64 [L]; None if a line needs more than
+        `Drawing` supports.
         """
         features = self._wanted(slots, positions)
         held = _RANDOM | _PENALTIES if self._penalties.fixed else _RANDOM
@@ -225,7 +225,7 @@ class Sampler:
         features = self._wanted(slots, positions)
         if not features.any():
             return self._pick(logits)
-        if allowed is not None and allowed.ending is not None:  # nothing but the end is left to draw
+        if allowed is not None and allowed.ending is not None:  # these rows can only end
             features[allowed.lines[allowed.ending]] &= ~int(Feature.MIN_TOKENS)
         shaped = np.flatnonzero(features & ~_RANDOM)
         if shaped.size == 0:
@@ -255,7 +255,7 @@ class Sampler:
             self._penalties.append(slots[using], tokens.index_select(0, at).clamp_(min=0), some)
 
     def _wanted(self, slots: Ints, positions: Ints) -> Ints:
-        """The features of each line; behind its min_tokens it no longer has that one."""
+        """The features of each line; min_tokens is dropped once it is reached."""
         features = self._features[slots]
         if features.any():
             features &= np.where(positions < self._numbers["min_end"][slots], -1, ~int(Feature.MIN_TOKENS))

@@ -1,7 +1,7 @@
-"""From a step's last states to its tokens: which lines of logits are drawn from, how, and what they are scored.
+"""From a step's last hidden states to its tokens and log-probabilities.
 
-It knows the requests' parameters by slot: sampling, grammars, log-probabilities. An invalid request fails alone, and so
-does a row whose sampling raises. It does not know how the states are computed.
+It stores the requests' parameters by slot: sampling, grammars, log-probabilities. An invalid request fails alone, and
+so does a row whose sampling raises an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace.core.plan import Entry, Row
 
 
 class Head(Protocol):
-    """What drawing needs from a model."""
+    """The methods of a model that sampling needs."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [S, vocab] of hidden states."""
@@ -133,14 +133,14 @@ class StepSampling:
         return drafted(rows, self._vocab_size)
 
     def columns_of(self, plan_rows: tuple[Row, ...]) -> Columns:
-        """The columns of all rows; grammars begin to walk along drafts."""
+        """The columns of all rows; also starts the grammars' walks along drafts."""
         columns = columns_of(plan_rows, self._vocab_size, self._slots.arrays)
         if columns.lines.verifies and self._matchers is not None:
             self._matchers.walk({row.slot: row.drafts for row in plan_rows if row.drafts})
         return columns
 
     def drawing(self, lines: Lines) -> Drawing | None:
-        """How the tokens of ``lines`` are drawn; None if that takes scores, or more than `Drawing` holds."""
+        """The sampling parameters of ``lines``; None if they need scores, or more than `Drawing` supports."""
         scored = self._scored and (self._top[lines.slots] >= 0).any()
         if scored or (self._matchers is not None and self._matchers.follow(lines.slots)):
             return None
@@ -216,7 +216,7 @@ class StepSampling:
             return self._sample_alone(each, lines, drafts, failures)
 
     def _allowed(self, lines: Lines, failures: dict[int, str]) -> Allowed | None:
-        """What grammars leave to draw from; rows whose grammar has failed are added to ``failures``."""
+        """The tokens that grammars allow; rows whose grammar has failed are added to ``failures``."""
         found = None if self._matchers is None else self._matchers.allowed(lines.slots, lines.offsets)
         if found is None:
             return None
@@ -230,7 +230,7 @@ class StepSampling:
     ) -> torch.Tensor:
         """Sample line by line after the batch raised: rows that raise again fail, the others continue.
 
-        A line behind a draft only does not count: what raises there raises again when it is the row's first.
+        An error in a line behind a draft is ignored: it is raised again when the line is the row's first.
         """
         drawn = torch.zeros(len(lines.rows), dtype=torch.int64, device=self._slots.device)
         for line in range(len(lines.rows)):

@@ -20,8 +20,8 @@ MOST_KEPT = 10_000_000
 class KVEventsConfig:
     """Where events of the prefix cache are published.
 
-    ``endpoint`` is the ZeroMQ address of the publisher, which is bound if it names no host (``*``), and connected to
-    otherwise. ``replay_endpoint`` is bound and answers requests for the last ``buffer_steps`` batches. At most ``hwm``
+    ``endpoint`` is the ZeroMQ address of the publisher: it binds to it if the host is ``*``, and connects to it
+    otherwise. ``replay_endpoint`` is bound, and replays the last ``buffer_steps`` batches on request. At most ``hwm``
     batches wait for a slow subscriber, and at most ``max_queue_size`` events for the publisher. ``topic`` is the first
     frame of each message.
     """
@@ -37,7 +37,7 @@ class KVEventsConfig:
 
 
 def read_kv_events(label: str, value: str | Mapping[str, Any]) -> KVEventsConfig:
-    """The configuration of JSON text, or of the object itself; an error names it ``label``.
+    """The configuration from JSON text or an object; an error names it ``label``.
 
     Raises:
         ConfigError: it is no JSON object, or a key or a value is unknown.

@@ -20,16 +20,16 @@ PRODUCER, CONSUMER, BOTH = "kv_producer", "kv_consumer", "kv_both"
 NOT_SUPPORTED: Mapping[str, str] = {
     "kv_rank": "servers are named by their addresses",
     "kv_parallel_size": "any number of servers may take part",
-    "kv_buffer_device": "blocks are exchanged through memory of the host",
+    "kv_buffer_device": "blocks are exchanged through host memory",
     "kv_connector_module_path": "connectors are part of this package",
     "enable_permute_local_kv": "servers must have the same layout of blocks",
 }
-"""Keys of vLLM's that have no meaning here, and why."""
+"""Keys of vLLM that are not supported, with the reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server publishes its blocks."""
+    """The address at which a server publishes its blocks."""
 
     host: str
     port: int
@@ -37,11 +37,11 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class KVTransferConfig:
-    """How this server exchanges blocks with others.
+    """How this server exchanges KV blocks with others.
 
     A producer publishes its prefix cache at ``kv_ip`` and ``kv_port``, a consumer pulls from ``peers``. ``engine_id``
-    names the server to clients (None: its address). ``kv_buffer_size`` is the memory for each reading peer, in bytes.
-    ``timeout_seconds`` is how long a peer is waited for before the blocks are computed.
+    is the server's name for clients (None: its address). ``kv_buffer_size`` is the memory for each reading peer, in
+    bytes. If a peer does not respond within ``timeout_seconds``, the blocks are computed.
     """
 
     kv_connector: str
@@ -64,7 +64,7 @@ class KVTransferConfig:
 
 
 def read_kv_transfer(label: str, value: str | Mapping[str, Any]) -> KVTransferConfig:
-    """The configuration of JSON text, or of the object itself; an error names it ``label``.
+    """The configuration from JSON text or an object; an error names it ``label``.
 
     Raises:
         ConfigError: it is no JSON object, a key or a value is unknown, or two keys contradict each other.

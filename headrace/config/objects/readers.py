@@ -1,4 +1,4 @@
-"""Reads an option whose value is a JSON object: its text, its keys, and the types and ranges of their values."""
+"""Reads an option whose value is a JSON object: parses the text, and checks the keys and their values."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from headrace.config.errors import ConfigError, suggestion
 
 Reader = Callable[[str, Any], Any]
-"""Checks the value of one key; an error names it by the label that is given first."""
+"""Checks the value of one key; errors name it by the label, which is the first argument."""
 
 
 def json_object(label: str, value: Any, example: str) -> Mapping[str, Any]:
-    """The object of JSON text, or the object itself.
+    """The object from JSON text, or the object itself.
 
     Raises:
         ConfigError: it is neither; the message shows the ``example``.
@@ -32,7 +32,7 @@ def read_keys(label: str, given: Mapping[str, Any], readers: Mapping[str, Reader
     """The checked values of an object's keys.
 
     Raises:
-        ConfigError: a key is unknown, or its value is refused by its reader.
+        ConfigError: a key is unknown, or its reader refuses its value.
     """
     for key in given:
         if key not in readers:

@@ -1,4 +1,4 @@
-"""The value of ``--speculative-config``: a JSON object with vLLM's names where they exist, checked key by key."""
+"""The value of ``--speculative-config``: a JSON object, with vLLM's keys where they exist, checked key by key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.config.quantities import parse_size
 METHODS = ("ngram", "suffix", "prediction", "cached", "draft_model", "eagle3")
 
 HEADS = ("eagle3",)
-"""Methods of heads, which read hidden states of the served model."""
+"""Methods that use a draft head, which reads hidden states of the served model."""
 
 LOADED = ("draft_model", *HEADS)
 """Methods that load the weights of ``model``."""
@@ -22,23 +22,23 @@ LOADED = ("draft_model", *HEADS)
 HEADS_ONLY = "EAGLE-3 heads are the only supported ones (method eagle3)"
 NO_MTP = "MTP layers are not supported, and no supported architecture has them; use draft_model or eagle3"
 REFUSED = dict.fromkeys(("eagle", "medusa", "mlp_speculator"), HEADS_ONLY)
-"""Why methods that vLLM has are refused; names that end with ``mtp`` are too."""
+"""vLLM's methods that are refused, with the reason; so are names that end with ``mtp``."""
 
 QUANTIZATIONS = ("int8", "int4", "w4a8")
 
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 8}'
 
 MOST_TOKENS = 64
-"""The largest ``num_speculative_tokens``: longer drafts hardly ever pay."""
+"""Maximum ``num_speculative_tokens``: longer drafts are rarely worth their cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How drafts are made and how many are verified.
+    """How drafts are made, and how many draft tokens are verified.
 
-    ``methods`` are all used; for each request the one that promises most is. ``num_speculative_tokens`` is the most
-    tokens drafted for a request in a step: as many of them are verified as pay, or always all if not ``adaptive``.
-    ``prompt_lookup_min`` and ``prompt_lookup_max`` bound the length of the text that ``ngram`` looks up, in tokens.
+    All ``methods`` propose drafts; for each request the most promising one is used. ``num_speculative_tokens`` is the
+    maximum number of draft tokens of a request in a step. If ``adaptive``, only as many are verified as are worth their
+    cost. ``prompt_lookup_min`` and ``prompt_lookup_max`` bound the number of tokens that ``ngram`` looks up.
     ``suffix_max_bytes`` is the memory of the past outputs that ``suffix`` searches. ``model`` is the draft model of
     ``draft_model`` (a folder, a Hugging Face name or builtin-draft) or the head of ``eagle3``, ``revision`` its branch,
     tag or commit, and ``quantization`` quantizes the weights of a draft model while loading.
@@ -61,7 +61,7 @@ class SpeculativeConfig:
 
 
 def read_speculation(label: str, value: str | Mapping[str, Any]) -> SpeculativeConfig:
-    """The configuration of JSON text, or of the object itself; an error names it ``label``.
+    """The configuration from JSON text or an object; an error names it ``label``.
 
     Raises:
         ConfigError: it is no JSON object, or a key or a value is unknown.

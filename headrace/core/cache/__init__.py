@@ -1,10 +1,10 @@
-"""What may be answered without computing: decisions and values, no stores and no clock.
+"""Decisions of all caches of responses and prefixes, as pure functions and values: no stores and no clock.
 
 Read in this order:
 
 - `response`: exact matches. The key of a response, what may be cached, entries and their encoding.
 - `semantic`: similar requests. Vetoes, the score, the calibrated threshold, audits.
-- `partial`: answers that were interrupted, and an index of past outputs.
-- `prefix`: why a prompt left the cached prefix, and which sessions keep theirs.
-- `warming`: what will be requested again, and when the server is idle enough to compute it ahead.
+- `partial`: interrupted answers, and an index of past outputs.
+- `prefix`: why a prompt missed the prefix cache, and retention of the prefixes of sessions.
+- `warming`: forecasts of repeated requests, and detection of idle time for computing them ahead.
 """

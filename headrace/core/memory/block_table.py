@@ -31,14 +31,14 @@ RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
 
 ASK_SECONDS = 0.005
-"""How often a peer that still computes a prompt is asked what it has by now, at first."""
+"""Initial interval between two inquiries to a peer that still computes a prompt."""
 
 ASK_SHARE = 1 / 16
-"""After that, a peer is asked again when it has been waited for longer by this share."""
+"""Later intervals, as a share of the time waited so far."""
 
 LOOK_UP_SECONDS = 0.1
-"""How often a request that waits for its blocks is looked up though they have not come: computing the missing ones may
-be faster by now.
+"""Interval at which a request that waits for blocks is looked up again although none has arrived: computing the missing
+ones may be faster by now.
 """
 
 
@@ -84,7 +84,7 @@ class BlockTables:
             self._lower.adopt(saved)
 
     def lost(self) -> None:
-        """Device and host have lost their content, and no copy that is under way will arrive."""
+        """Device and host have lost their content, and no pending copy will arrive."""
         self.pool.reset(lower=False)
         if self._lower:
             self._lower.lost()
@@ -175,7 +175,7 @@ class BlockTables:
         return hit
 
     def _still_waits(self, sequence: Sequence, patient: bool) -> SkipReason | None:
-        """Why a sequence that was looked up before still waits: nothing that it waits for has come since.
+        """Why a sequence that was looked up before still waits: nothing that it waits for has arrived since.
 
         This takes the same time for a prompt of any length.
         """
@@ -210,7 +210,7 @@ class BlockTables:
         return inquiry
 
     def _has_come(self, sequence: Sequence, inquiry: Inquiry, hit: PrefixHit) -> bool:
-        """Whether all has come that a peer held, which still computes the rest of the prompt."""
+        """Whether all blocks that a peer held have arrived, while it still computes the rest of the prompt."""
         if not sequence.request.follows or not inquiry.taken or not (inquiry.answer and inquiry.answer.peer):
             return False
         return hit.is_ready and hit.full < (len(sequence.request.tokens) - 1) // self.pool.block_size

@@ -1,8 +1,8 @@
 """Claims: the host blocks that waiting requests will start with, and the copies that they wait for.
 
-Without a claim, requests behind a waiting one would fetch their blocks in place of its blocks, or its own later blocks
-would replace its first ones, in every step. A claim also says whether anything that its request waits for has come, so
-that a request is not looked up again before.
+Without a claim, blocks fetched for later requests, or a request's own later blocks, could evict its first blocks in
+every step. A claim also records whether anything that its request waits for has arrived; until then, the request is not
+looked up again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Claim:
     def wait_for(self, coming: set[int], missed: Block | None, *, crowded: bool) -> None:
         """Wait for copies to these blocks of the host.
 
-        The copy of ``missed`` could not begin, nor those after it. ``crowded``: too many others were under way.
+        The copy of ``missed`` and those after it could not start. ``crowded``: too many copies were in flight.
         """
         self._coming = coming
         self._missed = None if missed is None else (missed, missed.key)

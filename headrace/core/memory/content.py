@@ -1,4 +1,4 @@
-"""The port through which others hear what the prefix cache of the device holds, such as routers and peers."""
+"""The port for listeners to changes of the device's prefix cache, such as KV events for routers and KV transfer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 
 class ContentListener(Protocol):
-    """Hears of every full block that is added to the prefix cache of the device, and of every one that it loses.
+    """Notified of every full block that the prefix cache of the device gains or loses.
 
     It is called on the engine's thread within a step, so every method must return at once.
     """
@@ -36,7 +36,7 @@ class _Stored(NamedTuple):
 
 
 class ContentNews:
-    """Passes the news of a pool on to its listeners. Blocks that are being restored are news when they have come."""
+    """Notifies the listeners of a pool. Restored blocks are reported when they have arrived."""
 
     def __init__(self) -> None:
         self.listeners: list[ContentListener] = []
@@ -45,7 +45,7 @@ class ContentNews:
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """What is stored meanwhile will only be there after the moves of the step that is being planned."""
+        """Blocks stored within this context are reported later by `came`, after the planned moves have run."""
         self._restoring = True
         try:
             yield

@@ -5,12 +5,11 @@
               use again -> discard                       the stamp tells a block that has left its run
               wanted, retention ends -> update ──> a run of its own
 ```
-Blocks that are released together were used together and are mostly evicted together. So the heap holds about as many
-runs as there were requests, not as many entries as blocks. Nothing is searched for: a block that changes gets a new
-stamp in a new run. It is dropped from the old run when it is met, or swept out. A sweep moves the heap's runs one by
-one into a new heap, a few with each block that becomes idle, so that no step waits for the whole sweep. Meanwhile the
-lowest block is the lower of the first ones of both heaps. Time is an argument; only retention with a duration depends
-on it.
+Blocks that are released together were used together and are mostly evicted together. So the heap has about one run per
+request, not one entry per block. Deletion is lazy: a block that changes gets a new stamp in a new run, and its entry in
+the old run is dropped when it is reached or swept. A sweep moves the runs one by one into a new heap, a few with each
+block that becomes idle, so that no step waits for the whole sweep. Meanwhile the lowest block is the lower of the first
+ones of both heaps. Time is an argument; only retention with a duration depends on it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ STALE = 64
 """A sweep starts when stale entries exceed the idle blocks by this number."""
 
 SWEPT = 4
-"""Entries that a sweep examines for each block that becomes idle, so that it ends before as many are stale again."""
+"""Entries that a sweep examines per block that becomes idle, so that it ends before as many are stale again."""
 
 HIT_TURNOVERS = 1.0
 """Number of turnovers of the tier by which a block that was hit is retained longer."""
@@ -107,7 +106,7 @@ time."""
 
 
 class EvictionPolicy(Protocol):
-    """Ranks an idle block: the lowest priority is evicted first. It is asked again whenever the block changes."""
+    """Ranks an idle block: the lowest priority is evicted first. It is called again whenever the block changes."""
 
     def priority(self, block: Block) -> float: ...
 

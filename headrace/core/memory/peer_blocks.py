@@ -1,7 +1,7 @@
-"""The lower tier of what peers hold.
+"""The lower tier of blocks that peers hold.
 
-A block of this tier has no content here: it says which peer held a key when it was asked. It is fetched like a block of
-the disk, and the fetch may fail.
+A block of this tier records which peer held a key when it was asked; its content is not here. It is fetched like a
+block of the disk, and the fetch may fail.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from headrace.core.peers import NO_OFFER, Inquiry, Offer, Peers
 
 
 class PeerBlocks:
-    """The tier of what peers hold, and the connection to them."""
+    """The tier of blocks held by peers, and the connection to them."""
 
     def __init__(self, tier: LowerTier, peers: Peers) -> None:
         self.tier = tier
@@ -25,7 +25,7 @@ class PeerBlocks:
             inquiry.answer, inquiry.taken = NO_OFFER, True
 
     def take(self, inquiry: Inquiry, offer: Offer, block_size: int) -> None:
-        """Remember the answer to an inquiry; of an earlier one only what is being fetched stays."""
+        """Store the answer to an inquiry; of an earlier answer, only blocks that are being fetched stay."""
         inquiry.taken = True
         parent, at = inquiry.parent, 0
         for key in inquiry.keys[: min(offer.blocks, self.tier.num_blocks)]:

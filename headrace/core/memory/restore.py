@@ -63,8 +63,8 @@ class Link(NamedTuple):
 class RestoreIfFaster:
     """Fetches the number of blocks that saves most time compared with computing them.
 
-    Computing a block costs more the deeper its position, fetching it always the same. So within one tier it is all or
-    nothing, and only the borders between tiers are compared. A tier without a link is never fetched from.
+    Computing a block costs more the later its position, while the cost of fetching is constant. So within one tier, all
+    or no blocks are fetched, and only the boundaries between tiers are compared. A tier without a link is never used.
     """
 
     def __init__(

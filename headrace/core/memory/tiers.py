@@ -31,10 +31,10 @@ from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import DEFAULT_RETENTION
 
 MAX_TRANSFERS = 512
-"""The most copies to or from disk and peers under way at once: each pins two blocks."""
+"""Maximum number of concurrent copies to or from disk and peers; each pins two blocks."""
 
 LEAST_BEGUN = 8
-"""Copies for a request begin when so many more may be under way, so that waiting requests are looked up less often."""
+"""Copies for a request start only if this many more are allowed, so that waiting requests are looked up less often."""
 
 WRITE_SHARE = 4
 """Writes may use 1/4 of `MAX_TRANSFERS`, and of the host's blocks; twice as many for blocks worth more."""
@@ -234,7 +234,7 @@ class LowerTiers:
             self._peers.ask(inquiry)
 
     def take(self, inquiry: Inquiry, request_id: str) -> bool:
-        """Take in what peers have answered; whether there are blocks that were not known."""
+        """Store the answer of peers; returns whether it has new blocks."""
         offer = inquiry.answer
         if self._peers is None or offer is None or inquiry.taken:
             return False

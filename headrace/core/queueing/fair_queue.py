@@ -1,7 +1,7 @@
 """The fair queue of all waiting requests: classes by share, then tenants of a class by share, then the tenant's order.
 
-It does not know why a sequence waits or whether it fits: the scheduler and its admission policy decide that.
-First come, first served is this queue with one class and one tenant.
+The scheduler and its admission policy decide whether a sequence fits. First come, first served is this queue with one
+class and one tenant.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class _Class:
 class FairQueue:
     """Sequences that wait for a slot.
 
-    ``make_queue`` makes the queue of one tenant. ``alike`` puts all requests into one account, so that only the order
-    within the queue counts.
+    ``make_queue`` creates the queue of one tenant. With ``alike`` all requests share one account, so that only the
+    order within the queue counts.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class FairQueue:
         return mine.virtual < other.virtual
 
     def may_hurry(self, sequence: Sequence) -> bool:
-        """Whether other tenants hold so much more that they may be slowed down for this sequence's prompt."""
+        """Whether this prompt may slow down others: another tenant holds too many slots, or a lower class is ahead."""
         mine = sequence.account
         if any(_holds_too_much(other, mine, 0) for other in mine.owner.running if other is not mine):
             return True

@@ -1,9 +1,8 @@
 """Admits waiting requests into the step that is being planned.
 
-It takes requests from the queue in the queue's order and starts those that the admission policy, the step's budget and
-the free blocks allow. A request that does not fit is passed over, at most `LOOKAHEAD` of them in a step and `MOST_HELD`
-that are held. The one passed over `Knobs.max_skips` times blocks all behind it. Knows the queue and the running set;
-never the runner.
+It takes requests from the queue in order and starts those that the admission policy, the step's budget and the free
+blocks allow. Requests that do not fit are passed over: at most `LOOKAHEAD` in a step, plus `MOST_HELD` that are held. A
+request that was passed over `Knobs.max_skips` times blocks all requests behind it.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from headrace.core.scheduler.step_builder import StepBuilder
 from headrace.core.sequence import Sequence
 
 LOOKAHEAD = 8
-"""Requests that do not fit and are passed over in one step at most, so that planning does not grow with the queue."""
+"""Maximum number of requests passed over in one step because they do not fit; it bounds the planning time."""
 
 MOST_HELD = 64
-"""Requests that wait for something outside the engine and are passed over in one step at most, beside `LOOKAHEAD`."""
+"""Maximum number of requests passed over in one step because they wait for something outside the engine."""
 
 TPOT_SHARE = 0.8
 """Share of a TPOT target that a step may take; the rest covers prediction errors."""
@@ -119,11 +118,11 @@ class Admitter:
         step.add_chunk(sequence, length)
 
     def ready_at(self) -> float:
-        """When to admit again, in seconds; now, where the admission policy fails to say."""
+        """When to admit again, in seconds; now, if the admission policy fails."""
         try:
             due = ask_ready_at(self._policy, self._queue())
         except Exception:
-            # The step that is due now asks again, and ends the request that the policy failed for.
+            # The step that is due now calls the policy again, and fails the request that it failed for.
             return -math.inf
         return max(due, self._look_at) if self.holding else due
 
@@ -136,7 +135,7 @@ class Admitter:
         return self._held_at == self._now
 
     def why_stuck(self, head: Sequence, now: float) -> str:
-        """Why a head would wait for ever though nothing runs; empty when it will not, or no reason is known."""
+        """Why the queue head would wait for ever although nothing runs; empty if it will not, or if unknown."""
         if head.skip_reason is SkipReason.NO_BUDGET:
             return f"{head.known} tokens do not fit in one step and may not be split"
         if head.skip_reason is SkipReason.BATCH_NOT_READY:
@@ -149,7 +148,7 @@ class Admitter:
         return ""
 
     def _allowed(self, now: float) -> int:
-        """How many requests the admission policy admits; where it fails, the head that it was asked for ends."""
+        """How many requests the admission policy admits; if the policy fails, the queue head fails."""
         while (head := self._waiting.peek(now)) is not None:
             try:
                 return ask_admission(self._policy, self._queue(), now)

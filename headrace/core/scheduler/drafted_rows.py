@@ -1,12 +1,12 @@
-"""Drafts of a step: which rows get them while it is planned, and what was accepted of them when it is committed.
+"""Drafts of a step: assigned to rows when it is planned, and settled when it is committed.
 
-Once the decode rows of a step are planned, a `Drafter` is asked for all of them together. Blocks of drafted positions
-come from what is free and never from a preemption: a draft is cut instead. A drafted position that is rejected is
-computed again later, in the same place.
+When the decode rows of a step are planned, a `Drafter` proposes drafts for all of them in one call. Drafted positions
+use only free blocks: a draft is cut instead of preempting a request. The position of a rejected draft is computed again
+later, in the same slot of the KV cache.
 
-While a step with drafts is in flight, nobody knows how many tokens its rows have, so the scheduler plans no step until
+While a step with drafts is in flight, the number of tokens of its rows is unknown, so the scheduler plans no step until
 it has been committed. Steps without drafts overlap as configured. The last tokens of an overlapping sequence are not
-known when it is drafted for: its proposal has to begin with them, and only what follows them is verified.
+known when it is drafted for: its proposal must begin with them, and only the tokens after them are verified.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DRAFTS_FROM = attrgetter("drafts_from")
 
 
 class DraftedRows:
-    """The drafts of planned rows; without ``drafter`` there are none. A drafter that raises is not asked again."""
+    """The drafts of planned rows; none without ``drafter``. A drafter that raises an error is not called again."""
 
     def __init__(self, drafter: Drafter | None, running: RunningSet, events: list[Event]) -> None:
         self._drafter = drafter
@@ -88,7 +88,7 @@ class DraftedRows:
                 step.draft_times = DraftTimes(load.rows, stairs[0], stairs[step.tokens - load.tokens])
 
     def _add(self, step: StepBuilder, row: int, proposal: Proposal, most: int) -> int:
-        """Give a row what may be verified of a proposal; returns the number of drafted positions."""
+        """Add the part of a proposal that may be verified to a row; returns the number of drafted positions."""
         sequence = step.sequences[row]
         first = sequence.pending - 1
         tokens = _before_end(sequence, proposal.tokens[:most])
@@ -118,7 +118,7 @@ class DraftedRows:
         return count if count > 0 and step.takes_drafts(row, count) else 0
 
     def settle(self, step: StepBuilder, row: int, drawn: tuple[int, ...]) -> int:
-        """A row with drafts has drawn these tokens; returns the number of positions that it has computed for good."""
+        """Settle a row with drafts by its sampled tokens; returns the number of valid computed positions."""
         sequence, proposal, accepted = step.sequences[row], step.drafts[row], len(drawn) - 1
         self._running.advance(sequence, accepted)
         sequence.accepted += accepted

@@ -1,4 +1,4 @@
-"""What a waiting request waits for outside the engine before it may start."""
+"""Hold policies: conditions outside the engine that a waiting request needs before it may start."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headrace.core.request import Request
 from headrace.core.sequence import Sequence
 
 HOLD_SECONDS = 0.001
-"""How long the engine rests before it asks again, where nothing runs and a waiting request is held."""
+"""Polling interval while nothing runs and a waiting request is held."""
 
 HOLDS = frozenset({SkipReason.GRAMMAR_COMPILING, SkipReason.ASKING_PEERS})
-"""The reasons that end outside the engine: it must ask again, since no step of its own changes them."""
+"""The reasons that end outside the engine, so that it must poll them."""
 
 
 WAITS_FOR_CONTENT = frozenset({SkipReason.PREFIX_IN_FLIGHT, SkipReason.RESTORING, *HOLDS})
-"""Reasons for which a request lets others pass of its own accord: they do not count as being overtaken."""
+"""Reasons that do not count as being overtaken when other requests start first."""
 
 
 class HoldPolicy(Protocol):
@@ -32,7 +32,7 @@ class HoldPolicy(Protocol):
 
 
 class Compiles(Protocol):
-    """What is asked of `core.ports.Grammars` here."""
+    """The required method of `core.ports.Grammars`."""
 
     def ready(self, constraint: Constraint) -> bool: ...
 
@@ -45,7 +45,7 @@ class NoHolds:
 
 
 class UntilCompiled:
-    """A request with a constraint waits until its grammar has been compiled, which goes on beside the loop."""
+    """A request with a constraint waits until its grammar has been compiled in the background."""
 
     def __init__(self, grammars: Compiles) -> None:
         self._grammars = grammars
@@ -58,7 +58,7 @@ class UntilCompiled:
 
 
 class NeverStarts(PolicyFailed):
-    """What a request waits for will not come."""
+    """The condition that a request waits for will not be met."""
 
     def __init__(self, sequence: Sequence, message: str) -> None:
         Exception.__init__(self, message)

@@ -172,13 +172,13 @@ class StepBuilder:
             if known != planned + 1 or known >= sequence.finish_length:
                 if known > planned + 1 and sequence.status is Status.RUNNING:
                     prefills.append(sequence)
-                continue  # otherwise what is in flight will end it already
+                continue  # tokens in flight will end it
             if budget <= 0 or (self.background_times is not None and not self.takes_row(planned, contexts)):
                 continue
             blocks: tuple[int, ...] = ()
             if (
                 planned == len(sequence.table) * block_size
-            ):  # so with those, too, that had to give theirs back
+            ):  # also true if it was preempted: then its table is empty
                 if sequence.status is not Status.RUNNING or not grow(sequence, self):
                     continue
                 blocks = (sequence.table[-1],)

@@ -6,7 +6,7 @@
 ```
 ``python -m headrace.fleet.dynamo MODEL`` starts one. In reading order:
 
-- `wire`: Dynamo's requests as ours, and our tokens as its chunks.
-- `answering`: answers from a service.
-- `backend`: the class that Dynamo drives.
+- `wire`: converts Dynamo's requests, and tokens to its chunks.
+- `answering`: serves its requests with a service.
+- `backend`: the engine class for Dynamo's worker.
 """

@@ -48,10 +48,10 @@ logger = logging.getLogger("headrace.startup")
 PROGRAM = "python -m headrace.fleet.dynamo"
 ENDPOINT = "backend.generate"
 LOCAL_EVENTS = '{"endpoint": "tcp://127.0.0.1:*"}'
-"""KV events of a worker that is given no address: any free port, which Dynamo's part of the process connects to."""
+"""Default KV events of a worker: any free port, to which Dynamo's part of the process connects."""
 
 OF_SERVERS = {each.name for each in fields(ObservabilityOptions)} - {"kv_events_config"}
-"""Options of observability that a worker has not: its logs and traces are Dynamo's."""
+"""Observability options that a worker does not have, since Dynamo handles its logs and traces."""
 
 
 class Backend(HeadraceBackend):

@@ -1,6 +1,6 @@
-"""Answers Dynamo's requests from a service: one request of the engine for each, its events as chunks.
+"""Serves Dynamo's requests with a service: one engine request for each, with its events as chunks.
 
-It does not import Dynamo; `backend` gives it to Dynamo's runtime.
+It does not import Dynamo; `backend` connects it to Dynamo's runtime.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SEED_BITS = 63
 
 
 class RequestFailed(Exception):
-    """A request ended without its whole output; the text says why."""
+    """A request ended without its complete output."""
 
 
 class Answering:
     """Answers requests on the running loop until `drain`.
 
-    A request may have ``max_model_len`` tokens with its output, and may need ``num_blocks`` KV blocks of ``block_size``
+    Limits of a request: ``max_model_len`` tokens including its output, and ``num_blocks`` KV blocks of ``block_size``
     tokens. Token ids are below ``vocab_size``. ``check`` raises `UnusableConstraint`; it may block.
     """
 
@@ -79,13 +79,13 @@ class Answering:
             self.service.close(answer)
 
     def abort(self, name: str) -> None:
-        """End a request that its client has left, before the engine's next step. An unknown one has already ended."""
+        """Cancel a request of a disconnected client before the engine's next step. Unknown ones have already ended."""
         answer = self._answers.get(name)
         if answer is not None:
             self.service.withdraw(answer, FinishReason.CANCELLED)
 
     async def drain(self, seconds: float) -> None:
-        """Reject new requests, and cut off those that are still open after ``seconds``."""
+        """Reject new requests, and cancel those that are still open after ``seconds``."""
         if not await self.service.drain(seconds):
             logger.warning("%d requests were cut off", self.service.open_requests())
             self.service.close_all()

@@ -1,4 +1,4 @@
-"""The class that Dynamo's worker drives: starts an engine, answers requests, reports its load, and drains.
+"""The engine class for Dynamo's worker: starts an engine, serves requests, reports its load, and drains.
 
 It implements ``dynamo.common.backend.LLMEngine`` except for its command line, which is that of `__main__`. Dynamo's
 runtime is in Rust; it calls these methods on the event loop.
@@ -97,7 +97,7 @@ class HeadraceBackend(LLMEngine):  # type: ignore[misc]
             raise EngineShutdown(str(error)) from error
 
     async def abort(self, context: Any) -> None:
-        """End a request that its client has left."""
+        """Cancel a request of a disconnected client."""
         self._ready().answering.abort(context.id())
 
     async def cleanup(self) -> None:
@@ -111,7 +111,7 @@ class HeadraceBackend(LLMEngine):  # type: ignore[misc]
             logger.info("worker stopped%s", f": {note}" if note else "")
 
     async def kv_event_sources(self) -> list[ZmqSource]:
-        """Where Dynamo reads what the prefix cache holds."""
+        """The sources of KV events for Dynamo."""
         endpoint = self._ready().kv_endpoint
         return [ZmqSource(endpoint=endpoint, dp_rank=RANK)] if endpoint else []
 
@@ -142,7 +142,7 @@ class HeadraceBackend(LLMEngine):  # type: ignore[misc]
 
 
 class LoadReport:
-    """A `core.ports.Watcher` that tells Dynamo's router how full the KV cache is, at every step."""
+    """A `core.ports.Watcher` that reports KV cache usage to Dynamo's router at every step."""
 
     def __init__(self, publish: Callable[[ComponentSnapshot], None]) -> None:
         self._publish = publish

@@ -1,8 +1,7 @@
-"""Dynamo's requests as sampling parameters, and emitted tokens as its chunks. It does not import Dynamo.
+"""Converts Dynamo's requests to sampling parameters, and emitted tokens to its chunks. It does not import Dynamo.
 
-Dynamo's frontend applies the chat template, tokenizes, finds stop strings and turns tokens into text. A request is a
-dictionary with ``token_ids``, ``sampling_options``, ``stop_conditions`` and ``output_options``; a value of None counts
-as absent.
+Dynamo's frontend applies the chat template, tokenizes, finds stop strings and detokenizes. A request is a dictionary
+with ``token_ids``, ``sampling_options``, ``stop_conditions`` and ``output_options``; None counts as absent.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "max_thinking_tokens": (),
     "prompt_logprobs": (),
 }
-"""Options that are not supported, with the values that ask for nothing."""
+"""Options that are not supported, with their neutral values."""
 
 FOREIGN = ("multi_modal_data", "prefill_result", "bootstrap_info", "encoder_result")
-"""Fields of requests for images, and for workers that compute prompts and outputs apart."""
+"""Fields of multimodal requests and of disaggregated prefill and decode, which are not supported."""
 
 GUIDED = ("json", "regex", "choice", "grammar", "structural_tag")
 
@@ -39,14 +38,14 @@ REASONS = {
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "cancelled",
 }
-"""Ends that are not errors, in Dynamo's words."""
+"""Dynamo's finish reasons of requests that did not fail."""
 
 
 class WorkerRequest(NamedTuple):
     """A request of Dynamo.
 
-    ``priority`` is lower for what runs sooner. ``end_tokens`` end the output beside those of the model. Requests
-    share cached prefixes only with those of the same ``salt``.
+    A lower ``priority`` runs sooner. ``end_tokens`` end the output in addition to those of the model. Requests share
+    cached prefixes only with requests of the same ``salt``.
     """
 
     tokens: tuple[int, ...]
@@ -107,7 +106,7 @@ def token_chunk(
     text: Callable[[int], str],
     alternatives: int | None,
 ) -> dict[str, Any]:
-    """Tokens of an output; ``alternatives`` is the number of those that were asked for (None: no probabilities)."""
+    """Tokens of an output; ``alternatives`` is the requested number of top logprobs (None: no logprobs)."""
     chunk: dict[str, Any] = {"token_ids": list(tokens), "index": 0}
     if alternatives is not None and logprobs:
         chunk["log_probs"] = [each.logprob for each in logprobs]
@@ -132,7 +131,7 @@ def final_chunk(reason: FinishReason, prompt: int, cached: int, output: int) -> 
     """The end of an output; ``prompt``, ``cached`` and ``output`` count its tokens.
 
     Raises:
-        KeyError: ``reason`` is an error, which Dynamo learns as an exception.
+        KeyError: ``reason`` is an error, which is reported to Dynamo as an exception.
     """
     return {
         "token_ids": [],

@@ -1,17 +1,17 @@
-"""Blocks of the KV cache between servers: one publishes what its prefix cache holds, others pull what they lack.
+"""KV transfer between servers: one publishes the blocks of its prefix cache, others pull missing blocks.
 
 ```
  publishing server                                      pulling server
  prefix cache ──> published <── exporter <──keys──────── importer <── core (`Peers`), mover (`PeerReader`)
                       └──copy──> area ──read by the view──> pages of host memory
 ```
-Blocks are named by their content keys, which contain the tenant's salt. The publishing server holds nothing for a peer:
-it copies a block into the connection's own area, and looks afterwards whether the block still had this content. So a
-peer that is lost at any moment leaves nothing behind. In reading order:
+Blocks are named by their content keys, which contain the tenant's salt. The publishing server pins nothing for a peer:
+it copies a block into the connection's area, and then checks that the block still had this content. So a lost peer
+leaves no state behind. In reading order:
 
-- `port`: how the bytes of blocks get from one process to another.
+- `port`: the interface for transferring the bytes of blocks.
 - `shared_memory`: between processes of one machine. `nixl`: also between machines.
 - `wire`: messages and the handshake.
-- `published`: what can be read here. `exporter`: answers peers.
-- `link`: one peer, as its client sees it. `importer`: all of them.
+- `published`: the readable blocks. `exporter`: serves peers.
+- `link`: the client of one peer. `importer`: the clients of all peers.
 """

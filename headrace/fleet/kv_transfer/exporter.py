@@ -1,4 +1,4 @@
-"""The exporter: answers peers that ask for blocks, on a thread for each of their connections."""
+"""The exporter: serves blocks to peers, on a thread for each connection."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from headrace.fleet.kv_transfer.published import Published
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
-"""How long a client may take to prove that it knows the secret."""
+"""Timeout for a client's proof of the secret."""
 
 CLOSE_SECONDS = 2.0
-"""How long the end of a connection is waited for."""
+"""Timeout for closing a connection."""
 
 MOST_CONNECTIONS = 256
 
 KEY_BYTES = 32
 
 FIND, READ = "find", "read"
-"""What a connection is for: which leading keys are held, or their blocks."""
+"""Purposes of a connection: looking up leading keys, or reading their blocks."""
 
 
 class Exporter:
     """Listens at ``host`` and ``port`` (0: any that is free) until `close`.
 
-    ``slots`` of ``slot_bytes`` is the area of each connection that reads blocks.
+    Each connection that reads blocks has an area of ``slots`` slots of ``slot_bytes``.
 
     Raises:
         OSError: the address cannot be used.
@@ -107,7 +107,7 @@ class Exporter:
             while True:
                 self._answer(link, area)
         except wire.PeerRefused as refused:
-            logger.warning("a client of the KV transfer was refused: %s", refused)
+            logger.warning("a client of the KV transfer was rejected: %s", refused)
         except OSError as error:
             logger.debug("a connection of the KV transfer ended: %s", error)
         finally:
@@ -124,6 +124,6 @@ class Exporter:
             wire.send(link, {"held": self._published.leading(keys)})
             return
         if len(keys) > area.slots:
-            raise ConnectionError(f"{len(keys)} blocks are asked for, the area has {area.slots} slots")
+            raise ConnectionError(f"{len(keys)} blocks were requested, but the area has {area.slots} slots")
         there = bytes(self._published.read(key, area.slot(i)) for i, key in enumerate(keys))
         wire.send(link, {}, there)

@@ -1,4 +1,4 @@
-"""The importer: asks peers what they hold, and pulls blocks from them, on two threads for each peer."""
+"""The importer: looks up and pulls blocks from peers, on two threads for each peer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Place(NamedTuple):
 
 
 class _Page(NamedTuple):
-    """A block that is pulled: its number among those that were asked for together, and where it goes."""
+    """A block to pull: its index in the request, and its target."""
 
     number: int
     key: bytes
@@ -29,7 +29,7 @@ class _Page(NamedTuple):
 
 
 class _Question:
-    """An inquiry until all peers that were asked have answered; the one that holds most is the answer."""
+    """A pending inquiry until all its peers have answered; the peer with the most blocks is the answer."""
 
     def __init__(self, inquiry: Inquiry, peers: int, deadline: float, began: float) -> None:
         self.inquiry = inquiry
@@ -51,7 +51,7 @@ class _Question:
 class Importer:
     """`core.peers.Peers` and `compute.mover.PeerReader` over ``links``.
 
-    An inquiry that could not be sent within ``timeout`` seconds is not sent.
+    An inquiry that cannot be sent within ``timeout`` seconds is dropped.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Importer:
         self._finders = {name: ThreadPoolExecutor(1, f"headrace-kv-find-{name}") for name in self._links}
         self._readers = {name: ThreadPoolExecutor(1, f"headrace-kv-read-{name}") for name in self._links}
         for name, link in self._links.items():
-            self._finders[name].submit(self._greet, link)  # says at once if a peer does not fit
+            self._finders[name].submit(self._greet, link)  # reports an incompatible peer at once
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class Importer:
             self._readers[peer].submit(self._read, self._links[peer], pages, ready, ended)
 
     def close(self) -> None:
-        """End the connections and the threads; what is under way fails."""
+        """End the connections and the threads; pending transfers fail."""
         for link in self._links.values():
             link.close()
         for pool in (*self._finders.values(), *self._readers.values()):
@@ -135,7 +135,7 @@ class Importer:
             question.answered(link.name, held, self._clock(), lost=lost)
 
     def _greet(self, link: Link) -> None:
-        """Open the connections, so that the first request need not wait for them."""
+        """Open the connections ahead of the first request."""
         with suppress(PeerLost):
             link.find(())
             self._readers[link.name].submit(link.prepare)

@@ -1,4 +1,4 @@
-"""One peer, as its client sees it: its connections, and when it is left alone after it failed."""
+"""The client of one peer: its connections, and a pause after failures."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REST_SECONDS = 5.0
-"""How long a peer is not asked after it failed."""
+"""Time without requests to a peer after it failed."""
 
 
 class PeerLost(Exception):
-    """A peer did not answer as it should, or is not asked because it did not a short time ago."""
+    """A peer failed, or is not used because it failed recently."""
 
 
 class Link:
     """Two connections to the peer at ``host`` and ``port``, opened when needed; one thread may use each.
 
-    ``identity`` is what both servers must have in common. No answer is waited for longer than ``timeout`` seconds; only
-    to open the connection for blocks takes longer, because memory is registered for it.
+    ``identity`` must be equal on both servers. ``timeout`` (seconds) applies to every response; opening the connection
+    for blocks has a longer one, because it registers memory.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Link:
         self._timeout = timeout
         self._clock = clock
         self._rests_until = 0.0
-        self._problem = ""  # that was logged last
+        self._problem = ""  # the last logged problem
         self._sockets: dict[str, socket.socket] = {}
         self._view: View | None = None
         self._slots = 0
@@ -62,15 +62,15 @@ class Link:
 
     @property
     def resting(self) -> bool:
-        """Whether it failed a short time ago."""
+        """Whether it failed recently."""
         return self._clock() < self._rests_until
 
     def find(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys the peer holds. Raises PeerLost."""
+        """The number of leading keys that the peer holds. Raises PeerLost."""
         return self._guarded(FIND, lambda link: self._find(link, keys))
 
     def read(self, keys: Sequence[bytes], targets: Sequence[memoryview]) -> list[bool]:
-        """Fill each target with the block of its key; whether it has come. After a failure no further one comes."""
+        """Fill each target with the block of its key; returns for each whether it arrived. A failure ends the rest."""
         there: list[bool] = []
         with suppress(PeerLost):
             while len(there) < len(keys):
@@ -84,7 +84,7 @@ class Link:
             self._guarded(READ, lambda link: None)
 
     def close(self) -> None:
-        """Close the connections; what waits for an answer fails."""
+        """Close the connections; pending requests fail."""
         self._closed = True
         for link in self._sockets.values():
             with suppress(OSError):
@@ -121,7 +121,7 @@ class Link:
         return max(0, min(int(answer["held"]), len(keys)))
 
     def _read(self, link: socket.socket, keys: Sequence[bytes], targets: Sequence[memoryview]) -> list[bool]:
-        """Read as many of the first blocks as there are slots."""
+        """Read the first blocks, as many as there are slots."""
         some = keys[: self._slots]
         wire.send(link, {}, b"".join(some))
         _, found = wire.receive(link, len(some))

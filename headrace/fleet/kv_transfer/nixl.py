@@ -1,7 +1,7 @@
-"""Areas read by NIXL (extra ``nixl``): over shared memory, TCP, InfiniBand or RoCE, whatever its UCX backend finds.
+"""KV transfer with NIXL (extra ``nixl``): over shared memory, TCP, InfiniBand or RoCE, as its UCX backend finds.
 
-The reader reads slots into a stage of its own, which is registered once, and copies them from there. Each connection
-has an agent on both sides, whose progress thread polls: that takes a part of a core.
+The reader reads slots into a staging buffer, which is registered once, and copies them from there. Each connection has
+an agent on both sides with a polling progress thread, which uses a part of a core.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class NixlView:
             np.copyto(np.frombuffer(target, np.uint8), self._stage[slot])
 
     def close(self) -> None:
-        """Forget the peer; what was abandoned stays."""
+        """Drop the peer; abandoned transfers keep their memory."""
         if any(stage is self._stage for _, stage in _abandoned):
             return
         self._agent.remove_remote_agent(self._remote)

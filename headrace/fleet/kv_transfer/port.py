@@ -1,7 +1,7 @@
-"""How the bytes of blocks get from one process to another.
+"""The interface for transferring the bytes of blocks between processes.
 
-Each connection has an area of its own: equal slots that the publishing server fills and the other one reads. Its next
-request says that all slots have been read, so nothing is shared and nothing is left over if one of them is lost.
+Each connection has an area of equal slots, which the publishing server fills and the other one reads. The reader's next
+request implies that all slots have been read, so no state is shared or left behind if either server is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class CannotAttach(Exception):
-    """The area of a peer cannot be read from here; the message says why."""
+    """The area of a peer cannot be read by this process."""
 
 
 class Area(Protocol):
@@ -20,7 +20,7 @@ class Area(Protocol):
     slots: int
 
     def describe(self) -> Mapping[str, Any]:
-        """What the other process needs to read the slots, as plain values for JSON."""
+        """The information that the other process needs to read the slots, as plain values for JSON."""
         ...
 
     def slot(self, number: int) -> memoryview:
@@ -41,7 +41,7 @@ class View(Protocol):
 
 
 class KVTransfer(Protocol):
-    """A way between processes; ``name`` is that of ``kv_connector``."""
+    """A transfer method; ``name`` is its value of ``kv_connector``."""
 
     name: str
 

@@ -1,8 +1,7 @@
-"""What peers can read here: the full blocks in the prefix cache of the device, by key.
+"""The blocks that peers can read: the full blocks in the prefix cache of the device, by key.
 
-The engine's thread says what the cache gains and loses; threads that answer peers read. A block that loses its content
-is taken out before any step that may write to it is launched. So if a block has the same entry before and after it was
-copied, the copy is what the key names.
+The engine's thread adds and removes entries; the exporter's threads read them. A block is removed before a step that
+may overwrite it is launched. So if a block has the same entry before and after a copy, the copy is valid.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class Published:
         self._entries.clear()
 
     def leading(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys can be read now."""
+        """The number of leading keys that can be read now."""
         return next((i for i, key in enumerate(keys) if key not in self._entries), len(keys))
 
     def read(self, key: bytes, target: memoryview) -> bool:
-        """Copy the block of a key; whether it is there and was all the time."""
+        """Copy the block of a key; returns whether the copy is valid."""
         entry = self._entries.get(key)
         if entry is None:
             return False

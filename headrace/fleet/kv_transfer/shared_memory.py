@@ -1,7 +1,7 @@
 """Areas in shared memory: for servers of one user on one machine that see each other's processes.
 
-An area is an anonymous file in memory (memfd). Its name in /proc is sent after the handshake, its size is sealed, and
-the system frees it with the last process that has it. Its first bytes are a mark, by which the other side knows it.
+An area is an anonymous file in memory (memfd). Its path in /proc is sent after the handshake, its size is sealed, and
+the system frees it with the last process that has it open. The other side recognizes it by a mark in its first bytes.
 """
 
 from __future__ import annotations

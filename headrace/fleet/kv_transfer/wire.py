@@ -1,11 +1,11 @@
-"""Messages between servers, and the handshake by which both prove that they know the secret and fit each other.
+"""Messages between servers, and the handshake that verifies the shared secret and the compatibility of both servers.
 
 ```
  length of header u32, length of body u32, header as JSON, body         every message
  exporter ─ version, nonce ─> importer ─ nonce, proof, identity ─> exporter ─ proof, identity, area ─> importer
 ```
-A proof is an HMAC-SHA256 over both nonces and the sender's identity, so nothing can be replayed or altered. Nothing
-about a server is sent to a client that has not proved its secret. Content is not encrypted.
+A proof is an HMAC-SHA256 over both nonces and the sender's identity, which prevents replay and modification. Clients
+receive no information before their proof. Content is not encrypted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WHAT = {
 
 
 class PeerRefused(Exception):
-    """The two servers cannot exchange blocks; the message is one line that says why."""
+    """The two servers cannot exchange blocks; the message is one line."""
 
 
 def send(link: socket.socket, header: Mapping[str, Any], body: bytes = b"") -> None:
@@ -46,7 +46,7 @@ def send(link: socket.socket, header: Mapping[str, Any], body: bytes = b"") -> N
 
 
 def receive(link: socket.socket, most_body: int = MOST_BODY_BYTES) -> tuple[dict[str, Any], bytes]:
-    """The next message. Raises OSError if the connection ends or the message is no message."""
+    """The next message. Raises OSError if the connection ends or the message is invalid."""
     header_bytes, body_bytes = _LENGTHS.unpack(_exactly(link, _LENGTHS.size))
     if header_bytes > MOST_HEADER_BYTES or body_bytes > most_body:
         raise ConnectionError("a message is too long")
@@ -70,7 +70,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
 
 
 def accept(link: socket.socket, secret: bytes, identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The exporter's part, up to its last message: what the client said about itself.
+    """The exporter's part of the handshake, except its last message; returns the client's identity.
 
     Raises:
         PeerRefused: the client does not know the secret or does not fit; the reason has been sent to it.
@@ -94,14 +94,14 @@ def welcome(
     link: socket.socket, secret: bytes, nonces: str, identity: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> None:
     """The exporter's last message of the handshake, with ``facts`` about the connection."""
-    told = dict(identity) | {"facts": dict(facts)}
-    send(link, {"identity": told, "proof": proof(secret, "exporter", nonces, told)})
+    stated = dict(identity) | {"facts": dict(facts)}
+    send(link, {"identity": stated, "proof": proof(secret, "exporter", nonces, stated)})
 
 
 def introduce(
     link: socket.socket, secret: bytes, identity: Mapping[str, Any], purpose: str
 ) -> Mapping[str, Any]:
-    """The importer's part: the exporter's facts about the connection.
+    """The importer's part of the handshake; returns the exporter's facts about the connection.
 
     Raises:
         PeerRefused: the exporter does not know the secret or does not fit, or refuses this server.
@@ -125,28 +125,28 @@ def introduce(
     said, _ = receive(link, 0)
     if "refused" in said:
         raise PeerRefused(str(said["refused"]))
-    told = said.get("identity")
-    if not _equal(said.get("proof"), proof(secret, "exporter", nonces, told)):
+    stated = said.get("identity")
+    if not _equal(said.get("proof"), proof(secret, "exporter", nonces, stated)):
         raise PeerRefused("its secret differs (--kv-transfer-secret)")
-    facts = told.get("facts") if isinstance(told, dict) else None
+    facts = stated.get("facts") if isinstance(stated, dict) else None
     if not isinstance(facts, dict):
         raise ConnectionError("a message is damaged")
     return facts
 
 
 def proof(secret: bytes, side: str, nonces: str, identity: object) -> str:
-    """What only a holder of the secret can compute for these nonces."""
+    """The HMAC of one side for these nonces."""
     said = json.dumps([side, nonces, identity], sort_keys=True).encode()
     return hmac.new(secret, said, "sha256").hexdigest()
 
 
 def _equal(sent: object, proved: str) -> bool:
-    """Whether a peer sent the proof, in a time that says nothing about it. It may have sent anything."""
+    """Whether a peer sent the expected proof, compared in constant time; ``sent`` may have any type."""
     return hmac.compare_digest(str(sent).encode(errors="replace"), proved.encode())
 
 
 def difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """The first thing in which two servers differ, as one line; empty if blocks of one fit the other."""
+    """The first incompatible property of two servers, as one line; empty if they are compatible."""
     for name, value in mine.items():
         other = theirs.get(name)
         if other != value:

@@ -1,7 +1,7 @@
 """A lean streaming client of the OpenAI API: one request in, one `Record` out.
 
-The same client measures every server. It notes the time of each chunk and parses chunks when all responses have ended,
-because a client on the same cores takes time from its server. A response that does not end properly counts as failed.
+The same client measures every server. It records the time of each chunk, and parses chunks only after all responses
+have ended, because a client on the same cores takes CPU time from the server. An incomplete response counts as failed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DELTAS = ("content", "reasoning_content", "reasoning", "tool_calls")
 class Endpoint:
     """Address, model and options of requests. ``extra`` is added to every body (``{"return_token_ids": true}`` ...).
 
-    Without ``keep_alive`` every request has a connection of its own: some servers close a kept connection just as the
+    Without ``keep_alive`` every request opens its own connection: some servers close an idle connection just as the
     next request is sent.
     """
 
@@ -48,7 +48,7 @@ class Endpoint:
         return headers | ({"X-Tenant-Id": work.tenant} if work.tenant != "default" else {})
 
     def body(self, work: Work) -> dict[str, Any]:
-        """The request as JSON; it has fields beyond OpenAI's only if the work needs them."""
+        """The request as JSON; fields that are not OpenAI's are added only if the work needs them."""
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": work.max_tokens,
@@ -156,7 +156,9 @@ class Answer:
         error = error or wrong_length(work, output)
         times = tuple(self.times)
         if not times and output and self._began is not None:
-            times = (self._began,)  # no token decoded to text: the first chunk after the role came with one
+            times = (
+                self._began,
+            )  # no token decoded to text: the first chunk after the role marks the first token
         return Record(
             id=work.id,
             arrived=arrived,
@@ -180,14 +182,14 @@ async def ask(
     arrived: float,
     clock: Callable[[], float],
 ) -> Callable[[], Record]:
-    """Sends one request; the result makes the record later, when nothing is measured.
+    """Sends one request; returns a function that makes its record, to be called after the measurement.
 
     Errors of the server are recorded, not raised.
     """
     answer = Answer()
     refusal: list[bytes] = []
 
-    def told(status: int, data: bytes) -> None:
+    def receive(status: int, data: bytes) -> None:
         if status == 200:
             answer.feed(data, clock())
         else:
@@ -197,7 +199,7 @@ async def ask(
     body = json.dumps(endpoint.body(work)).encode()
     try:
         async with asyncio.timeout(endpoint.timeout_seconds):
-            status = await connections.post(path, endpoint.headers(work), body, told)
+            status = await connections.post(path, endpoint.headers(work), body, receive)
     except Exception as error:  # one failed request must not end the others
         return partial(answer.record, work, arrived, clock(), f"{type(error).__name__}: {error}")
     why = b"".join(refusal).decode(errors="replace")[:500]

@@ -1,7 +1,7 @@
-"""HTTP for a load generator: sends a request, and passes each piece of the response on as soon as it arrives.
+"""HTTP client of the load generator: sends a request, and passes on each piece of the response when it arrives.
 
-A client on the same machine takes CPU time from the server, so the path is short: httptools parses, and no task is
-woken before a response is complete.
+A client on the same machine takes CPU time from the server, so httptools parses, and the sending task resumes only when
+the response is complete.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpResponseParser
 
-Told = Callable[[int, bytes], None]
-"""Takes the status and a piece of the body."""
+Receiver = Callable[[int, bytes], None]
+"""Called with the status and a piece of the body."""
 
 
 class Connection(asyncio.Protocol):
@@ -26,37 +26,39 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
         self._status = 0
-        self._framed = False  # the answer says where it ends; otherwise it ends with the connection
-        self._told: Told | None = None
-        self._whole: asyncio.Future[int] | None = None
+        self._framed = (
+            False  # headers give the length or chunked encoding; otherwise the body ends with the connection
+        )
+        self._receiver: Receiver | None = None
+        self._response: asyncio.Future[int] | None = None
 
-    async def send(self, request: bytes, told: Told) -> int:
-        """Send a request; return the status once its response is complete.
+    async def send(self, request: bytes, receiver: Receiver) -> int:
+        """Sends a request; returns the status when its response is complete.
 
         Raises:
             ConnectionError: the connection ended before the response did, or the response is not HTTP.
         """
         assert self._transport is not None
-        self._status, self._framed, self._told = 0, False, told
-        self._whole = asyncio.get_running_loop().create_future()
+        self._status, self._framed, self._receiver = 0, False, receiver
+        self._response = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        return await self._whole
+        return await self._response
 
     def close(self) -> None:
-        """Close the connection at once."""
+        """Closes the connection at once."""
         self.usable = False
         if self._transport is not None:
             self._transport.abort()
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except HttpParserError as error:  # its context is the error of the receiver, if there was one
+        except HttpParserError as error:  # its context is the receiver's error, if the receiver raised one
             self._end(
                 error.__context__
                 if isinstance(error.__context__, Exception)
@@ -73,7 +75,7 @@ class Connection(asyncio.Protocol):
                 exc or ConnectionResetError("the server closed the connection before the end of the response")
             )
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._framed = self._framed or name.lower() in (b"content-length", b"transfer-encoding")
@@ -82,31 +84,31 @@ class Connection(asyncio.Protocol):
         self._status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        if self._told is not None:
-            self._told(self._status, data)
+        if self._receiver is not None:
+            self._receiver(self._status, data)
 
     def on_message_complete(self) -> None:
-        if self._status >= 200:  # an interim response is not the response
+        if self._status >= 200:  # 1xx responses are interim
             self.usable = self._parser.should_keep_alive()
             self._end(None)
 
     def _end(self, error: Exception | None) -> None:
-        whole, self._whole, self._told = self._whole, None, None
-        if whole is None or whole.done():
+        response, self._response, self._receiver = self._response, None, None
+        if response is None or response.done():
             return
         if error is None:
-            whole.set_result(self._status)
+            response.set_result(self._status)
         else:
-            whole.set_exception(error)
+            response.set_exception(error)
 
 
 class Connections:
-    """As many connections to one server as there are requests at once; reused with ``keep_alive``.
+    """A pool of connections to one server, one per concurrent request; reused with ``keep_alive``.
 
-    ``url`` gives scheme, host and port.
+    Only scheme, host and port of ``url`` count.
 
     Raises:
-        ValueError: the URL is not one of HTTP.
+        ValueError: the URL is not an HTTP URL.
     """
 
     def __init__(self, url: str, *, keep_alive: bool = True) -> None:
@@ -119,12 +121,12 @@ class Connections:
         self._keep_alive = keep_alive
         self._idle: list[Connection] = []
 
-    async def post(self, path: str, headers: dict[str, str], body: bytes, told: Told) -> int:
-        """Send a JSON body to ``path``; ``told`` gets each piece of the response, whose status is returned.
+    async def post(self, path: str, headers: dict[str, str], body: bytes, receiver: Receiver) -> int:
+        """Posts a JSON body to ``path``; passes each piece of the response to ``receiver`` and returns the status.
 
         Raises:
-            OSError: no connection, or one that ended before the response did.
-            ValueError: a header with a line break.
+            OSError: no connection, or it ended before the response did.
+            ValueError: a header contains a line break.
         """
         lines = {
             "Host": self._authority,
@@ -139,7 +141,7 @@ class Connections:
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         connection = await self._connect()
         try:
-            status = await connection.send(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body, told)
+            status = await connection.send(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body, receiver)
         except BaseException:
             connection.close()
             raise
@@ -150,7 +152,7 @@ class Connections:
         return status
 
     def close(self) -> None:
-        """Close all idle connections."""
+        """Closes all idle connections."""
         while self._idle:
             self._idle.pop().close()
 

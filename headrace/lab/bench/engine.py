@@ -35,10 +35,10 @@ class Loop(Protocol):
 class EngineTarget:
     """A `record.Target` around an engine.
 
-    ``encode`` turns a prompt into token ids. ``before`` is called before every run and should clear the prefix cache,
-    so that each round begins with an empty one. ``watchers`` receive every event; ``close`` is called at the end.
-    With ``concurrency`` no more than that many requests are open at once; if all are due at the start, that is a closed
-    loop, in which a request arrives when it is sent. ``clock`` and ``sleep`` may be those of virtual time.
+    ``encode`` turns a prompt into token ids. ``before`` is called before every run and should clear the prefix cache.
+    ``watchers`` receive every event; ``close`` is called at the end. ``concurrency`` limits the open requests; if all
+    requests are due at the start, this is a closed loop, and a request's arrival is the time when it is sent. ``clock``
+    and ``sleep`` may be those of virtual time.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class EngineTarget:
                 if closed:
                     request = dataclasses.replace(request, arrived=now - began)
                 open_[request.id] = (request, [])
-                # The engine's clock is absolute: an arrival of 0 would count its whole uptime as waiting time.
+                # The engine's clock is absolute: with an arrival of 0, its whole uptime would count as waiting time.
                 self._loop.submit(dataclasses.replace(request, arrived=began + request.arrived), now)
             events = self._loop.step(now)
             after = self._clock()

@@ -1,4 +1,4 @@
-"""The figures by which runs are compared: their names, how they are read from a summary, and how they are shown."""
+"""The figures that runs are compared by: names, where a summary has them, and their format in tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headrace.lab.bench.stats import Summary
 
 
 class Figure(NamedTuple):
-    """One number of a run. ``name`` is its name in reports (in seconds), ``label`` heads its row of a table, where it
-    is multiplied by ``scale`` and has ``digits`` decimals."""
+    """One number of a run. ``name`` is its key in reports (times in seconds). Tables show it under ``label``,
+    multiplied by ``scale`` and with ``digits`` decimals."""
 
     name: str
     label: str
@@ -51,9 +51,9 @@ FIGURES: Sequence[Figure] = (
     Figure("slo_share", "requests within SLO %", lambda s: _or_nan(s.slo_share), 100.0),
     Figure("fairness", "Jain index of tenants", lambda s: _or_nan(s.fairness), digits=3),
 )
-"""All figures in the order of a table's rows; one that no run has is left out."""
+"""All figures in the order of a table's rows; tables omit figures that no run has."""
 
 
 def ratio(value: float, base: float) -> float:
-    """A figure divided by the first run's; NaN where there is no such number."""
+    """A figure divided by the baseline's; NaN if either is undefined or the baseline is 0."""
     return value / base if base > 0 and not math.isnan(value) else math.nan

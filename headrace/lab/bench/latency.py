@@ -1,7 +1,7 @@
-"""Where the time of a step goes: planning, preparing, the model's forward, sampling, committing.
+"""Breakdown of a step's time: planning, preparation, the model's forward pass, sampling, commit.
 
-A stopwatch between engine and runner times every call. The runner itself reports the phases inside a call. Only the
-ports are used, so any runner can be timed.
+A stopwatch between engine and runner times every call, and the runner reports the phases inside a call. It works with
+any `core.ports.Runner`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from headrace.lab.bench.stats import Spread, spread
 
 
 class Stopwatch:
-    """A `core.ports.Runner` that forwards all calls and records when they began and ended.
+    """A `core.ports.Runner` that forwards all calls and records their times.
 
     ``began`` is the start of the last `launch`, ``ended`` the end of the last `collect`; ``launching`` and
-    ``collecting`` sum the seconds within them.
+    ``collecting`` are the total seconds spent in them.
     """
 
     def __init__(self, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -47,16 +47,15 @@ class Stopwatch:
 
 
 class NotOneBatch(RuntimeError):
-    """The requests did not decode as one batch: too few slots or blocks, or outputs too short."""
+    """The requests did not decode as one batch: too few slots or blocks, or the outputs are too short."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Steps of one kind: how long they took, and the mean seconds of each part of a step.
+    """Steps of one kind: their duration, and the mean seconds of each part of a step.
 
-    ``parts`` are ``plan``, ``launch``, ``collect`` and ``commit``, which add up to a step if the engine overlaps
-    nothing. ``phases`` are the runner's own, inside ``launch`` and ``collect`` or, in a background thread, parallel
-    to them.
+    ``parts`` are ``plan``, ``launch``, ``collect`` and ``commit``; without overlap they add up to a step. ``phases``
+    are reported by the runner: inside ``launch`` and ``collect``, or parallel to them in a background thread.
     """
 
     kind: str

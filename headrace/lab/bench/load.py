@@ -1,7 +1,7 @@
-"""Load on a server: requests at given times (open loop), or a fixed number at once (closed loop).
+"""Load on a server: requests at given times (open loop), or a fixed number of concurrent requests (closed loop).
 
-An open loop sends at the workload's times and counts from then, even if the server is slow. A closed loop would not
-send the requests that an overloaded server delays (coordinated omission).
+An open loop sends at the workload's times and measures from then, even if the server is slow. A closed loop sends less
+when the server is overloaded (coordinated omission).
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ async def offer(
 ) -> list[Record]:
     """Sends all of ``work`` and waits for every response; records are in the order of ``work``.
 
-    With ``concurrency`` no more than that many requests are open at once: of requests that are all due at
-    the start that makes a closed loop, whose clock for each request starts when it is sent. ``completed`` is called
-    when a request has ended.
+    ``concurrency`` limits the open requests. If all requests are due at the start, this is a closed loop, and a
+    request's times count from when it is sent. ``completed`` is called when a request has ended.
 
     Raises:
-        ValueError: the endpoint's URL is not one of HTTP.
+        ValueError: the endpoint's URL is not an HTTP URL.
     """
     slots = asyncio.Semaphore(concurrency if concurrency is not None else len(work) or 1)
     closed = concurrency is not None and all(each.arrival == 0.0 for each in work)
@@ -89,4 +88,4 @@ class ServerTarget:
         return {} if self._concurrency is None else {"max_concurrency": self._concurrency}
 
     def close(self) -> None:
-        """Nothing is held between runs."""
+        """Does nothing: no connection stays open between runs."""

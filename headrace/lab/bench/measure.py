@@ -1,7 +1,7 @@
 """Running targets over a workload: one alone, or several in alternating rounds.
 
-Rounds alternate because a machine changes during a measurement (heat, other processes, caches). Targets that take
-turns see the same changes; targets that run one after the other do not.
+Rounds alternate because the speed of a machine drifts during a measurement (heat, other processes, caches). Targets
+that take turns see the same drift.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.lab.workload import Work
 
 
 def measure(target: Target, work: Sequence[Work], slo: Mapping[str, float] | None = None) -> Run:
-    """One run of one target. A response whose length differs from the one that its work fixes is an error."""
+    """One run of one target. A response of another length than its work prescribes is an error."""
     records = [
         record
         if record.error
@@ -31,17 +31,16 @@ def measure(target: Target, work: Sequence[Work], slo: Mapping[str, float] | Non
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs per round, and the medians over rounds of each target's figures divided by the first target's.
+    """Runs per round, and each target's figures relative to the first target's.
 
-    ``ratios[name]`` are those of the target called ``name``. A ratio is the median of the ratios of each round, which
-    alternation makes meaningful.
+    ``ratios[name]`` are those of the target ``name``: per figure, the median over rounds of the ratio within a round.
     """
 
     rounds: Sequence[Sequence[Run]]
     ratios: Mapping[str, Mapping[str, float]]
 
     def medians(self) -> dict[str, dict[str, float]]:
-        """Each figure of each target, as the median over rounds."""
+        """The median over rounds of each figure, by target and figure."""
         return {
             column[0].target: {
                 figure.name: median([figure.read(run.summary) for run in column]) for figure in FIGURES
@@ -63,20 +62,22 @@ def compare(
     work: Sequence[Work] | Callable[[int], Sequence[Work]],
     rounds: int = 3,
     slo: Mapping[str, float] | None = None,
-    told: Callable[[int, Run], None] = lambda number, run: None,
+    finished: Callable[[int, Run], None] = lambda number, run: None,
     starting: Callable[[int, Target], None] = lambda number, target: None,
 ) -> Comparison:
-    """All targets in turn, ``rounds`` times, every second round in reverse order.
+    """Runs all targets in turn, ``rounds`` times, every second round in reverse order.
 
-    ``work`` may be a function of the round's number, because a server with a prefix cache has the prompts of the round
-    before in it. ``starting`` is called before each run, ``told`` after it.
+    ``work`` may be a function of the round's number: a prefix cache still holds the prompts of the last round.
+    ``starting`` is called before each run, ``finished`` after it.
 
     Raises:
-        ValueError: fewer than two targets, two of one name, or no round.
+        ValueError: fewer than two targets, two targets of the same name, or no round.
     """
     names = [target.name for target in targets]
     if len(targets) < 2 or len(set(names)) < len(names) or rounds < 1:
-        raise ValueError(f"compare needs two or more targets of different names and a round, got {names}")
+        raise ValueError(
+            f"compare needs at least one round and two targets with different names, got {names}"
+        )
     done: list[list[Run]] = []
     for number in range(rounds):
         order = list(targets) if number % 2 == 0 else list(reversed(targets))
@@ -85,7 +86,7 @@ def compare(
         for target in order:
             starting(number, target)
             runs[target.name] = measure(target, drawn, slo)
-            told(number, runs[target.name])
+            finished(number, runs[target.name])
         done.append([runs[name] for name in names])
     return Comparison(done, {name: _ratios(done, column) for column, name in enumerate(names) if column})
 

@@ -1,8 +1,8 @@
 """Padded static batching with ``transformers.generate``, as a baseline without an inference server.
 
 Requests form batches in order of arrival, padded on the left to the longest prompt. A batch decodes until its last row
-is done, then the next one starts. The figures favour the baseline: a row counts until its own end, its tokens are
-available at the step that generated them, and padding is not counted.
+is done, then the next one starts. The figures favour the baseline: a request ends with its own last token, a token
+counts at the step that generated it, and padding is not counted.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class NoTransformers(RuntimeError):
 class TransformersStatic:
     """A `record.Target` that decodes padded batches of ``batch_size`` rows.
 
-    ``model`` is a local folder or a hub name; ``dummy`` draws random weights of its shape instead of
-    loading them. ``dtype`` is a name of a torch dtype or ``auto``. ``closed``: a closed loop of ``batch_size``
-    requests, whose clock for each starts when its batch does, as that of a server's client starts when it is sent.
+    ``model`` is a local folder or a hub name; ``dummy`` uses random weights of its shape. ``dtype`` is the name of a
+    torch dtype or ``auto``. ``closed``: a closed loop of ``batch_size`` requests; a request's times count from the
+    start of its batch.
 
     Raises:
         NoTransformers: transformers is missing.
@@ -64,9 +64,9 @@ class TransformersStatic:
         else:
             loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind)
         self._model: Any = loaded.to(device).eval()
-        told = self._model.generation_config.eos_token_id
-        self._eos = [] if told is None else [told] if isinstance(told, int) else list(told)
-        # Defaults of calls come from here: only `_RowEnds` may end a row.
+        eos = self._model.generation_config.eos_token_id
+        self._eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        # Replaces the model's default generation config, so that only `_RowEnds` ends a row.
         self._model.generation_config = self._transformers.GenerationConfig(pad_token_id=0)
         self._steps = 0
         self._rows_computed = 0
@@ -75,7 +75,7 @@ class TransformersStatic:
     def run(self, work: Sequence[Work]) -> list[Record]:
         if any(each.temperature for each in work):
             raise ValueError(
-                "padded static batching is measured greedy: the workload's temperature must be 0"
+                "padded static batching supports greedy decoding only: the workload's temperature must be 0"
             )
         self.completed = self._steps = self._rows_computed = self._rows_useful = 0
         ordered = sorted(work, key=lambda each: each.arrival)

@@ -16,7 +16,7 @@ class NoPlots(RuntimeError):
 
 
 def load_pyplot() -> Any:
-    """matplotlib's drawing interface, which writes files and opens no window.
+    """matplotlib's pyplot with a backend that writes files only.
 
     Raises:
         NoPlots: matplotlib is missing.
@@ -34,8 +34,8 @@ def load_pyplot() -> Any:
 def plot(runs: Sequence[Run], path: Path, title: str) -> None:
     """Writes a PNG: output tokens per second as bars, and TTFT, TPOT, ITL and E2E as cumulative curves.
 
-    Several runs of one target are its rounds: the bar is their median, the error bar reaches from the slowest to the
-    fastest, and the curves hold the requests of all rounds.
+    Several runs of one target are its rounds: the bar is their median, the error bar their range, and the curves
+    include the requests of all rounds.
 
     Raises:
         NoPlots: matplotlib is missing.
@@ -59,7 +59,7 @@ def plot(runs: Sequence[Run], path: Path, title: str) -> None:
 
 
 def curve(axis: Any, values: Sequence[float], label: str, color: str, points: int = 2000) -> None:
-    """A cumulative distribution of at most so many points."""
+    """Draws a cumulative distribution with at most ``points`` points."""
     ordered = sorted(values)
     if not ordered:
         return
@@ -71,7 +71,7 @@ def curve(axis: Any, values: Sequence[float], label: str, color: str, points: in
 
 
 def label_latency(axis: Any, quantity: str) -> None:
-    """The axes of a cumulative distribution of a latency in milliseconds."""
+    """Labels the axes of a cumulative distribution of a latency in milliseconds."""
     from matplotlib import ticker
 
     axis.set_title(quantity)
@@ -85,12 +85,12 @@ def label_latency(axis: Any, quantity: str) -> None:
 
 
 def set_title(figure: Any, title: str) -> None:
-    """The figure's title, on as many lines as it needs."""
+    """Sets the figure's title, wrapped to its width."""
     figure.suptitle(textwrap.fill(title, int(10 * figure.get_figwidth())))
 
 
 def legend_below(figure: Any, axis: Any) -> None:
-    """One legend for all axes, below them, where it hides no curve."""
+    """Adds one legend for all axes, below them."""
     handles, labels = axis.get_legend_handles_labels()
     if len(handles) > 1:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)))

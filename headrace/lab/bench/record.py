@@ -15,10 +15,9 @@ class Record:
     """One request's times, in seconds after the start of the run, and its token counts.
 
     ``arrived`` is when the request was due, so that a slow client does not make the server look better; in a closed
-    loop
-    it is when the request was sent. ``token_seconds`` are the times of the chunks with output, in order; a chunk may
-    carry several tokens. ``error`` says why the response is incomplete. ``tenant`` and ``service_class`` are those of
-    its `Work`. ``ended`` is when the stream reported its end: an end token counts and has no chunk of its own.
+    loop it is when the request was sent. ``token_seconds`` are the times of the chunks with output, in order; a chunk
+    may carry several tokens. ``error`` says why the response is incomplete. ``ended`` is when the stream reported its
+    end: an end token counts as a token but has no chunk of its own.
     """
 
     id: str
@@ -59,7 +58,7 @@ class Record:
 
 
 def wrong_length(work: Work, output_tokens: int) -> str:
-    """The error of an output's length; empty if the work does not fix it, or if it is right."""
+    """The error message for an output of the wrong length; empty if the length is right or not prescribed."""
     if not work.ignore_eos or output_tokens == work.max_tokens:
         return ""
     return f"expected exactly {work.max_tokens} tokens, got {output_tokens}"
@@ -79,7 +78,7 @@ class Target(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """Facts that the target reports of its last run (KV waste, batch size ...)."""
+        """Figures that the target reports about its last run, such as KV waste or batch size."""
         ...
 
     def close(self) -> None: ...

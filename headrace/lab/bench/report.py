@@ -1,4 +1,4 @@
-"""Results of runs as tables, as JSON with all that is needed to repeat them, and as rows per request."""
+"""Results of runs: tables, JSON with everything needed to repeat them, and rows per request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.lab.bench.record import Record
 from headrace.lab.bench.stats import Group, Summary
 
 MOST_GROUPS = 40
-"""Tenants shown in a table; the JSON has all."""
+"""Maximum number of tenants in a table; the JSON has all."""
 
 GROUP_COLUMNS = (
     *("", "requests", "failed", "prompt tokens", "cached tokens", "output tokens"),
@@ -30,7 +30,7 @@ GROUP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one target over one workload: its records, their summary, and facts that the target reports."""
+    """One run of one target over one workload: its records, their summary, and figures that the target reports."""
 
     target: str
     records: Sequence[Record]
@@ -44,10 +44,9 @@ def table(
     ratios: Mapping[str, Mapping[str, float]] | None = None,
     medians: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Table:
-    """The runs side by side, and beside each but the first its ratios to the first.
+    """The runs side by side, with the ratio of each to the first.
 
-    Of several rounds, ``medians`` are the figures to show and ``ratios`` the medians of the ratios of each round, both
-    by target and figure.
+    With several rounds, ``medians`` (figures) and ``ratios`` are medians over rounds, by target and figure.
     """
     slo = ", ".join(f"{name.upper()} {1000 * limit:g} ms" for name, limit in runs[0].summary.slo.items())
     shown = Table(title=f"{title}; SLO {slo}" if slo else title, title_justify="left", header_style="bold")
@@ -74,7 +73,7 @@ def table(
 
 
 def _beside(cells: Sequence[str], quotients: Sequence[float] = ()) -> list[str]:
-    """The cells of a row: a value per run, and after each but the first its ratio."""
+    """The cells of a row: a value per run, each but the first followed by its ratio."""
     row = [cells[0]]
     for number, cell in enumerate(cells[1:], start=1):
         quotient = quotients[number] if quotients else math.nan
@@ -93,7 +92,7 @@ def _counts(summaries: Sequence[Summary]) -> list[tuple[str, list[str]]]:
 
 
 def group_tables(run: Run) -> list[Table]:
-    """One table of the classes and one of the tenants of a run; none where there is only one of them."""
+    """A table of the run's classes and one of its tenants; omitted if there is only one class or tenant."""
     summary = run.summary
     return [
         group_table(f"{run.target}: {title}", groups)
@@ -164,12 +163,12 @@ def _row(record: Record) -> dict[str, Any]:
 def document(
     runs: Sequence[Run], settings: Mapping[str, Any], more: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Everything that is needed to judge and to repeat the runs, as plain values.
+    """Everything needed to assess and repeat the runs, as plain values.
 
-    ``settings`` are the benchmark's own (seeds, rounds, rates, workload); ``more`` are figures over several
-    runs (ratios, bounds). Infinite and undefined numbers become null, since JSON has none.
+    ``settings`` are those of the benchmark (seeds, rounds, rates, workload); ``more`` are figures over several
+    runs (ratios, bounds). Infinite and undefined numbers become null.
     """
-    told: dict[str, Any] = plain(
+    report: dict[str, Any] = plain(
         {
             "command": without_keys(sys.argv),
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -187,25 +186,25 @@ def document(
             ],
         }
     )
-    return told
+    return report
 
 
 def without_keys(command: Sequence[str]) -> list[str]:
-    """A command line with the API keys in it hidden, for reports that are passed on."""
+    """A command line with its API keys masked."""
     shown = list(command)
     for i, word in enumerate(shown):
         shown[i] = "***" if i and shown[i - 1] == "--api-key" else re.sub(r"(api.key=)[^,]+", r"\1***", word)
     return shown
 
 
-def write(path: Path, told: Mapping[str, Any]) -> None:
-    """Writes a report's document as JSON, making its folder."""
+def write(path: Path, report: Mapping[str, Any]) -> None:
+    """Writes a report's document as JSON; creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def plain(value: Any) -> Any:
-    """Plain values for JSON, which has no infinite or undefined numbers: those become null."""
+    """Plain values for JSON; infinite and undefined numbers become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""Bounds of a machine for each part of a step, compared with the time that the engine takes.
+"""Roofline of a machine for each part of a step, compared with the time that the engine takes.
 
-A part of a step reads bytes from memory and multiplies. It cannot be faster than the slower of the two (the roofline of
-Williams, Waterman and Patterson, doi:10.1145/1498765.1498785); the rest of its time is overhead.
-`headrace.cli.bench.roofline` measures.
+A part of a step reads memory and computes. Its lower bound is the slower of the two (the roofline model of Williams,
+Waterman and Patterson, doi:10.1145/1498765.1498785); the rest of its time is overhead. `headrace.cli.bench.roofline`
+measures.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Term = Literal["bandwidth", "arithmetic", "overhead"]
 class Machine:
     """Measured rates of a machine.
 
-    ``read`` are bytes per second by number of threads; ``products`` operations per second (two to a multiplication
-    with its addition) by data type and implementation.
+    ``read`` is the memory bandwidth in bytes per second by number of threads; ``products`` are operations per second of
+    matrix products (a multiply-add counts as two) by data type and implementation.
     """
 
     read: Mapping[int, float]
@@ -40,7 +40,7 @@ class Machine:
 class Part:
     """A part of a step: its seconds, the bytes it must read, and its ``operations`` by data type.
 
-    Each of several types could compute the whole part in that many operations.
+    Several data types are alternatives: each could compute the whole part.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A part and the bounds of the machine for it, in seconds."""
+    """A part of a step and its lower bounds on a machine, in seconds."""
 
     name: str
     seconds: float
@@ -68,20 +68,20 @@ class Bound:
 
     @property
     def share(self) -> float:
-        """Share of its time that the machine needs."""
+        """The bound as a share of the measured time."""
         return self.allowed / self.seconds if self.seconds else 0.0
 
     @property
     def held_by(self) -> Term:
-        """The largest of the three terms, which an optimization should address."""
+        """The largest of the three terms: what an optimization should address."""
         return _largest(self.bandwidth, self.arithmetic, self.overhead)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Steps of one kind: ``batch`` rows behind ``context`` tokens, in the mean of ``count``.
+    """Mean of ``count`` steps of one kind, with ``batch`` rows of ``context`` tokens.
 
-    ``seconds`` are those of a step as the engine runs it; to time its ``parts`` each was called by itself.
+    ``seconds`` is the time of a whole step in the engine; the ``parts`` were timed one by one.
     """
 
     kind: str
@@ -93,12 +93,12 @@ class Step:
 
     @property
     def allowed(self) -> float:
-        """The parts' bounds, added: memory does not hide behind another part's arithmetic."""
+        """Sum of the parts' bounds: reads of one part do not overlap with arithmetic of another."""
         return sum(part.allowed for part in self.parts)
 
     @property
     def share(self) -> float:
-        """Share of its time that the machine needs."""
+        """The bound as a share of the measured time."""
         return self.allowed / self.seconds
 
     @property
@@ -114,14 +114,13 @@ def _largest(bandwidth: float, arithmetic: float, overhead: float) -> Term:
 
 
 def bound(part: Part, machine: Machine) -> Bound:
-    """A part on a machine, computed in its fastest data type."""
+    """The bounds of a part on a machine, in the part's fastest data type."""
     arithmetic = min((count / machine.peak(type_) for type_, count in part.operations.items()), default=0.0)
     return Bound(part.name, part.seconds, part.bytes / machine.bandwidth, arithmetic)
 
 
 def prompt_keys(length: int, window: int | None) -> float:
-    """Number of keys that the queries of a prompt attend to: each query attends to itself and those before it, within
-    the window."""
+    """Number of query-key pairs of a prompt with causal attention within the window."""
     reach = min(length, window or length)
     return reach * (length - (reach - 1) / 2)
 
@@ -136,8 +135,8 @@ def machine_table(machine: Machine) -> Table:
             f"memory read by {threads} thread{'s' if threads > 1 else ''}", f"{rate / 1e9:.1f} GB/s"
         )
     for numbers, rates in machine.products.items():
-        for who, rate in rates.items():
-            shown.add_row(f"{numbers} products, {who}", f"{rate / 1e12:.2f} T/s")
+        for implementation, rate in rates.items():
+            shown.add_row(f"{numbers} products, {implementation}", f"{rate / 1e12:.2f} T/s")
     return shown
 
 
@@ -161,7 +160,7 @@ def step_table(step: Step) -> Table:
 
 
 def document(machine: Machine, steps: Sequence[Step]) -> dict[str, object]:
-    """The same as plain values; seconds."""
+    """Machine and steps as plain values, in seconds."""
     return {
         "machine_read_bytes_per_second": dict(machine.read),
         "machine_operations_per_second": {name: dict(rates) for name, rates in machine.products.items()},

@@ -15,7 +15,7 @@ class BadSpec(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One target: its name, its kind, its address if it has one, and its options as text."""
+    """One target; ``url`` is empty unless the kind is ``http``, and option values are text."""
 
     name: str
     kind: str

@@ -1,9 +1,8 @@
-"""Figures of records, each defined once.
+"""Definitions of the figures of a run.
 
-A percentile is interpolated linearly between the two nearest ranks (type 7 of Hyndman and Fan, 1996, which
-is numpy's default). Throughput counts useful tokens only: tokens of delivered outputs, without
-padding, over the time from the first arrival to the end of the last response. Goodput counts the requests that met all
-latency targets; a failed or rejected request met none.
+Percentiles are interpolated linearly between the two nearest ranks (type 7 of Hyndman and Fan, 1996, numpy's default).
+Throughput counts tokens of delivered outputs, without padding, over the time from the first arrival to the end of the
+last response. Goodput counts the requests that met all latency targets; failed and rejected requests meet none.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The distribution of ``values``; its figures are NaN if there are none."""
+    """The distribution of ``values``; NaN in all figures if there are none."""
     if not values:
         return Spread(0, *([math.nan] * 5))
-    ordered = sorted(values)  # once: what is sorted already is sorted again in linear time
+    ordered = sorted(values)  # `percentile` sorts again, which takes linear time on sorted values
     return Spread(
         len(ordered),
         math.fsum(ordered) / len(ordered),
@@ -78,11 +77,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run in figures.
+    """The figures of one run.
 
-    Rates are per second; ``goodput`` is requests per second that met every SLO, ``slo_share`` (0 to 1) their share.
-    ``fairness`` is Jain's index over tenants, where there are several (see `fairness`); ``tenants`` and ``classes``
-    are empty if there is only one.
+    ``goodput`` is the number of requests per second that met every SLO, ``slo_share`` (0 to 1) their share. With
+    several tenants, ``fairness`` is Jain's index over them (see `fairness`). ``tenants`` and ``classes`` are empty if
+    there is only one.
     """
 
     requests: int
@@ -107,10 +106,9 @@ class Summary:
 
 
 def meets(record: Record, slo: Mapping[str, float]) -> bool:
-    """Whether a request met every target (seconds) of ``slo``. A request without the quantity meets its target, unless
-    the quantity is missing because no output was received.
+    """Whether a request met every target of ``slo``, in seconds. ``itl`` is compared with the request's longest gap.
 
-    ``itl`` is judged by the request's own longest gap.
+    A quantity that a request does not have (TPOT of one token) meets its target, unless no output was received.
     """
     if record.error:
         return False
@@ -125,7 +123,7 @@ def meets(record: Record, slo: Mapping[str, float]) -> bool:
 
 
 def summarize(records: Sequence[Record], slo: Mapping[str, float] | None = None) -> Summary:
-    """All figures of a run; failed requests count as failed and in nothing else."""
+    """All figures of a run. Failed requests count only in ``requests``, ``failed``, ``seconds`` and the SLO share."""
     whole = [record for record in records if not record.error]
     seconds = max((r.finished for r in records), default=0.0) - min((r.arrived for r in records), default=0.0)
     per_second = 1.0 / seconds if seconds > 0 else 0.0
@@ -162,7 +160,7 @@ def slo_share(records: Sequence[Record], slo: Mapping[str, float]) -> float:
 def groups(
     records: Sequence[Record], key: Callable[[Record], str], slo: Mapping[str, float] | None = None
 ) -> list[Group]:
-    """The records' groups by ``key``, in the order of their names; empty if there is only one."""
+    """The records grouped by ``key``, sorted by name; empty if there is only one group."""
     by_name: dict[str, list[Record]] = {}
     for record in records:
         by_name.setdefault(key(record), []).append(record)
@@ -190,21 +188,23 @@ def fairness(records: Sequence[Record], weights: Mapping[str, float] | None = No
     """Jain's index over tenants of the service received, relative to a fair share (`observe.fairness`).
 
     From the client's side, a prompt is served when its first token arrives; until then the whole request waits.
-    ``weights`` are the tenants' shares (1 if not named).
+    ``weights`` are the tenants' weights (default 1).
     """
     shares = weights or {}
-    told: list[tuple[float, str, float, float]] = []  # time, tenant, tokens served, change of waiting tokens
+    changes: list[
+        tuple[float, str, float, float]
+    ] = []  # time, tenant, tokens served, change of waiting tokens
     for record in records:
         work = record.prompt_tokens - record.cached_tokens + record.output_tokens
         first = record.token_seconds[0] if record.token_seconds else record.finished
-        told.append((record.arrived, record.tenant, 0.0, work))
-        told.append((first, record.tenant, 0.0, -work))
+        changes.append((record.arrived, record.tenant, 0.0, work))
+        changes.append((first, record.tenant, 0.0, -work))
         if record.token_seconds:
-            told.append((first, record.tenant, record.prompt_tokens - record.cached_tokens, 0.0))
+            changes.append((first, record.tenant, record.prompt_tokens - record.cached_tokens, 0.0))
             each = record.output_tokens / len(record.token_seconds)
-            told += [(at, record.tenant, each, 0.0) for at in record.token_seconds]
+            changes += [(at, record.tenant, each, 0.0) for at in record.token_seconds]
     window = FairnessWindow(lambda tenant: shares.get(tenant, 1.0), slices=None)
-    for now, tenant, served, waits in sorted(told, key=lambda event: event[0]):
+    for now, tenant, served, waits in sorted(changes, key=lambda event: event[0]):
         if waits:
             window.wait(tenant, waits, now)
         if served:

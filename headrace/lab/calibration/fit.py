@@ -1,8 +1,8 @@
 """Fit of a calibration's coefficients to measured steps.
 
 All coefficients are at least 0, so that more work never has a shorter predicted time. The fit minimizes relative
-errors, since a step of a millisecond matters as much as one of a second, and bounds the weight of steps that were
-disturbed (Huber, 1964, by reweighting). On a busy machine it finds the typical step, not the undisturbed one.
+errors, so short steps count as much as long ones, and limits the weight of outliers (Huber, 1964, by reweighting). On a
+busy machine it finds the typical step, not the undisturbed one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LEAST_STEPS = 30
 """Minimum number of measured steps."""
 
 _TOLERATED = 1.345
-"""Errors beyond so many standard deviations lose weight: 95 % as efficient as least squares on clean data."""
+"""Huber's threshold in standard deviations: 95 % as efficient as least squares on normal errors."""
 
 _REWEIGHTINGS = 30
 
 
 class Measured(NamedTuple):
-    """One step of a real runner: its work, the device's seconds and the host's before it (NaN: it had paused)."""
+    """One step of a real runner: its work, device seconds, and host seconds before it (NaN after a pause)."""
 
     work: StepWork
     seconds: float
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Coefficients of `Calibration` from measured steps, and how well they explain them."""
+    """Coefficients of `Calibration`, and the percentiles of their relative error on the measured steps."""
 
     step: float
     row: float
@@ -49,11 +49,11 @@ class Fit(NamedTuple):
     error_p90: float
 
     def prompt_seconds(self, tokens: int) -> float:
-        """The time of a step that computes a prompt and nothing else, the host's part included."""
+        """Seconds of a step that computes one prompt alone, including the host's part."""
         return self._seconds(StepWork(1, tokens, tokens * (tokens + 1) // 2, tokens, 1))
 
     def decode_seconds(self, rows: int, context: int) -> float:
-        """The time of a step of ``rows`` sequences of ``context`` tokens, the host's part included."""
+        """Seconds of a decode step of ``rows`` sequences with ``context`` tokens each, including the host's part."""
         return self._seconds(StepWork(rows, rows, rows * context, rows * context, rows))
 
     def _seconds(self, work: StepWork) -> float:
@@ -62,7 +62,7 @@ class Fit(NamedTuple):
 
 
 def fit(measured: Sequence[Measured]) -> Fit:
-    """Coefficients for the steps that were measured.
+    """Fits the coefficients to measured steps.
 
     Raises:
         BadCalibration: fewer than `LEAST_STEPS` steps.
@@ -84,10 +84,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def _robust(sums: Floats, seconds: Floats) -> tuple[Floats, Floats]:
-    """Coefficients at least 0, and the relative errors of what they predict.
+    """Coefficients of at least 0, and the relative errors of their predictions.
 
-    An error is divided by the geometric mean of prediction and measurement, which is nearly the difference of their
-    logarithms: twice as much and half as much weigh the same.
+    An error is divided by the geometric mean of prediction and measurement, which approximates the difference of their
+    logarithms: factors of 2 and 1/2 weigh the same.
     """
     columns = sums.max(axis=0)
     columns[columns == 0.0] = 1.0

@@ -22,28 +22,28 @@ from headrace.lab.workload.lengths import log_normal
 from headrace.lab.workload.tokens import VOCABULARY
 
 ANSWER_MEDIAN = 24
-"""Median output tokens; short outputs, because a server mostly computes prompts together with outputs."""
+"""Median output tokens. Outputs are short, so that most steps have both prefill and decode rows, as in a server."""
 
 STREAM_TOKENS = 96
 VISITS, VISITED_TOKENS = 12, 288
-"""Visits beside streams, and the tokens of these: few visits meet each other."""
+"""Number of visits (single short requests while streams run), and tokens of a stream then: few visits overlap."""
 
 VISIT_TOKENS = (16, 256)
-"""Prompts of visits: few tokens, and as many as a context of twice that allows."""
+"""Prompt tokens of short and long visits; long ones have at most half of the context."""
 
 LONE_VISITS, LONE_TOKENS, LONE_GAP, LONE_TIMES = 8, 24, 0.03, 1.3
-"""Visits without streams: their number and output tokens; each comes so many seconds after the last one, and so many
-times as long as that takes, so that it finds the server idle."""
+"""Visits without streams: their number and output tokens. The interval between two is ``LONE_GAP`` seconds plus
+``LONE_TIMES`` times the duration of one, so that each finds the server idle."""
 
 VISITED = 4
 """Maximum number of streams during visits."""
 
 ALONE = 3
-"""How often a single stream runs in a turn, since it is one request."""
+"""How often a single stream runs in a turn; one run gives only one TPOT."""
 
 TURNS = 5
-"""How often all batch sizes and the HTTP overhead are measured in turn, so that drift of the machine is not attributed
-to some of them."""
+"""How often all batch sizes and the HTTP overhead are measured, in alternation, so that drift of the machine affects
+all of them equally."""
 
 
 class Group(NamedTuple):
@@ -54,8 +54,8 @@ class Group(NamedTuple):
 
 
 def groups(max_num_seqs: int, max_model_len: int, seed: int = 0, turn: int = 0) -> Iterator[Group]:
-    """Loops of 1, 2, 4 … ``max_num_seqs`` requests at once, downwards in every second turn; prompts and answers of
-    many lengths, no prefix shared. The first one, of the largest size, is for warming up.
+    """Closed loops of 1, 2, 4 … ``max_num_seqs`` concurrent requests, in descending order in every second turn. Prompts
+    and outputs have many lengths and share no prefix. The first group, of the largest size, warms up the engine.
     """
     rng = random.Random(f"{seed} {turn}")
     longest = max(1, max_model_len // 2)
@@ -89,10 +89,10 @@ def measure_steps(
     before: Callable[[], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Measured]:
-    """Runs one group after the other through an engine whose runner is behind ``recorder``; returns their steps.
+    """Runs one group after the other through an engine whose runner is wrapped by ``recorder``; returns their steps.
 
-    ``before`` each it is made to forget the prompts of those before: kept, they would make it go on to memory that was
-    never used, and the system clears that beside the steps. The first group's steps are left out for the same reason.
+    ``before`` is called before each group and must clear the prefix cache. Otherwise, new blocks would come from memory
+    that was never used, and the system would zero its pages during steps. The first group is excluded for that reason.
     """
     for number, group in enumerate(groups):
         if number == 1:
@@ -124,7 +124,7 @@ def visits(seconds: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
 
 
 def lone_visits(gap: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
-    """Requests with prompts of ``tokens`` in turn and short outputs, ``gap`` seconds apart and more."""
+    """Requests with prompts of ``tokens`` in turn and short outputs, about ``gap`` seconds apart."""
     rng = random.Random(f"lone {turn}")
     return [
         Work(
@@ -139,7 +139,7 @@ def lone_visits(gap: float, tokens: Sequence[int], turn: int = 0) -> list[Work]:
 
 
 def stream_work(streams: int, turn: int = 0, tokens: int = STREAM_TOKENS) -> list[Work]:
-    """Equal streams that run at once."""
+    """Equal long outputs that decode concurrently."""
     rng = random.Random(2 * turn + 1)
     return [
         Work(f"stream{i}", tuple(rng.choices(VOCABULARY, k=16)), tokens, ignore_eos=True)
@@ -148,16 +148,16 @@ def stream_work(streams: int, turn: int = 0, tokens: int = STREAM_TOKENS) -> lis
 
 
 def busy_work(streams: int, max_model_len: int, turn: int = 0) -> list[Work]:
-    """Prompts and outputs as in `groups`, which keep the batch full."""
+    """Requests with lengths as in `groups`, twice as many as ``streams``, which keep the batch full."""
     rng = random.Random(f"busy {turn}")
     drawn = _drawn(2 * streams, max(1, max_model_len // 2), rng)
     return [Work(f"busy{i}", prompt, answer, ignore_eos=True) for i, (prompt, answer) in enumerate(drawn)]
 
 
 class FrontSeconds(NamedTuple):
-    """What HTTP adds: per request and token of its prompt, per step that emits tokens, and per chunk of a response. A
-    request that arrives during a step delays its end by ``stall``, and takes ``busy`` instead of ``request``. One that
-    is read while nothing runs delays the step after its first token by ``wake``."""
+    """HTTP overhead in seconds: per ``request`` and prompt ``token``, per ``step`` that emits tokens, and per ``event``
+    (chunk of a response). A request that arrives during a step delays the step's end by ``stall``, and costs ``busy``
+    instead of ``request``. A request that finds the server idle delays the step after its first token by ``wake``."""
 
     request: float = 0.0
     token: float = 0.0
@@ -169,9 +169,9 @@ class FrontSeconds(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """One turn: TTFT of lone visits with short and long prompts, and their TPOT; TPOT by number of streams; how much
-    more than without HTTP the TTFT of visits beside streams is, and a full batch takes; that batch's steps and tokens.
-    In seconds."""
+    """One turn, in seconds: TTFT of lone visits with short and long prompts, and their TPOT; TPOT by number of streams;
+    ``beside`` and ``longer``, the differences between server and engine in the TTFT of visits during streams and in the
+    duration of a full batch; and that batch's steps and tokens."""
 
     ttft: tuple[float, float]
     tpot: float
@@ -183,14 +183,13 @@ class _Turn(NamedTuple):
 
 
 class FrontMeasure:
-    """What HTTP adds, from a server's times of given work beside those of fitted steps, or of the same work in an
-    engine alone.
+    """HTTP overhead: a server's times compared with the fitted step times, or with the same work in an engine alone.
 
-    Both take requests when they arrive, and forget prompts before they begin. One stream and many tell what a step
-    costs from what each chunk of a response does: sockets, threads and the client are woken for a step, however little
-    it emits. What a full batch takes longer beyond that is what its requests delay it by. Where nothing else runs, a
-    request costs what its first token is later than the fit says, and its other tokens than those of a long stream:
-    waking up threads and cores is part of it.
+    Both targets must clear their prefix cache before each run. Comparing one stream with many separates the cost of a
+    step from the cost of each chunk: a step wakes sockets, threads and the client, however few tokens it emits. The
+    remaining extra time of a full batch is the delay caused by its requests. On an idle server, a request's cost is the
+    delay of its first token beyond the fit, and the delay of its other tokens beyond those of a long stream; it
+    includes waking up threads and cores.
 
     Raises:
         RuntimeError: a request failed.
@@ -206,11 +205,11 @@ class FrontMeasure:
         self._turns: list[_Turn] = []
         self._visited_tokens = min(VISITED_TOKENS, max_model_len // 2)
         engine.run(stream_work(self._visited, -1))
-        server.run(stream_work(self._visited, -1))  # connections and first uses
-        server.run(busy_work(streams, max_model_len, -1))  # memory that was never used
+        server.run(stream_work(self._visited, -1))  # warm-up: connections and first calls
+        server.run(busy_work(streams, max_model_len, -1))  # warm-up: touches memory that was never used
 
     def turn(self, found: Fit) -> None:
-        """Measure everything once."""
+        """Measures everything once."""
         server, engine, turn = self._server, self._engine, len(self._turns)
         busy = found.prompt_seconds(self._prompts[1]) + LONE_TOKENS * found.decode_seconds(1, LONE_TOKENS)
         lone = server.run(lone_visits(LONE_GAP + LONE_TIMES * busy, self._prompts, turn))
@@ -236,7 +235,7 @@ class FrontMeasure:
         )
 
     def seconds(self, found: Fit) -> FrontSeconds:
-        """What all turns say, beside the steps of the fit."""
+        """The HTTP overhead from the medians over all turns and the fitted step times."""
         turns = self._turns
         context = VISIT_TOKENS[0] + STREAM_TOKENS // 2
         measured = np.array([median(each) for each in zip(*(turn.streams for turn in turns), strict=True)])

@@ -14,11 +14,11 @@ from headrace.lab.simulate.work import StepWork, work_of
 
 
 class StepRecorder:
-    """A `core.ports.Runner` that forwards all calls; ``measured`` has a line per step.
+    """A `core.ports.Runner` that forwards all calls; ``measured`` has an entry per step.
 
-    A step lasts from its launch, or from the end of the step before it where that is later (overlap), to the end of its
-    collection. The host's seconds are those from the end of one collection to the next launch; `pause` says that the
-    engine was idle in between.
+    A step lasts from its launch, or from the end of the previous step if that is later (overlap), to the end of its
+    collection. The host's seconds run from the end of a collection to the next launch; call `pause` if the engine was
+    idle in between.
     """
 
     def __init__(self, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -6,8 +6,8 @@
  host    step + row·rows                                       (planning, packing, events)
  front   step + event·samples, of a step that samples          (writing the output of the step before)
 ```
-The cost of one more token depends on their number: with few tokens a step waits for the weights, with many it is bound
-by arithmetic. So each range of tokens has a cost of its own. `fit` finds the coefficients.
+The cost of one more token depends on their number: with few tokens a step is bound by reading the weights, with many by
+arithmetic. So each range of tokens has its own cost per token. `fit` finds the coefficients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.work import StepWork
 
 BENDS = (0, 8, 32, 128, 512)
-"""Tokens of a step at which the cost of one more changes."""
+"""Numbers of tokens of a step at which the cost of one more token changes."""
 
 _SECONDS = (
     *("step", "row", "context", "read", "sample", "host_step", "host_row"),
@@ -42,7 +42,7 @@ _RANGES = tuple(pairwise((*BENDS, 1 << 62)))
 
 
 class BadCalibration(ValueError):
-    """A file that is not a calibration, or measurements that do not suffice; the message says what is wrong."""
+    """A file that is not a calibration, or too few measurements."""
 
 
 def features(work: StepWork) -> tuple[int, ...]:
@@ -66,16 +66,15 @@ def device_seconds(coefficients: tuple[float, ...], work: StepWork) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Numbers of a machine that runs a model.
+    """Step times of a machine that runs a model, in seconds.
 
-    ``kind`` (``cpu`` or ``cuda``) chooses the defaults that an engine has there, ``fixed_tokens`` and
-    ``context_tokens`` are the `StepCost` that it plans with, ``kv_tokens`` is what its cache holds. ``tokens`` are the
-    costs of one more token from each of `BENDS` on. ``error_p50`` and ``error_p90`` are relative errors on the measured
-    steps.
+    ``kind`` (``cpu`` or ``cuda``) chooses the engine's defaults, ``fixed_tokens`` and ``context_tokens`` are its
+    `StepCost`, ``kv_tokens`` is the capacity of its KV cache. ``tokens`` are the costs of one more token from each of
+    `BENDS` on. ``error_p50`` and ``error_p90`` are relative errors on the measured steps.
 
     ``front_request``, ``front_token``, ``front_event``, ``front_stall``, ``front_wake`` and ``front_busy`` are those of
-    `Front`. Writing the output of a step also delays the next step, because the two share an interpreter and cores: by
-    ``front_step`` seconds, however short the output is, and for each part of an answer by ``front_event``.
+    `Front`. Writing the output of a step also delays the next step, because both share an interpreter and cores: by
+    ``front_step`` seconds per step, and by ``front_event`` seconds per chunk.
     """
 
     model: str
@@ -108,11 +107,11 @@ class Calibration:
 
     @property
     def device(self) -> tuple[float, ...]:
-        """The coefficients of what the device does."""
+        """The device's coefficients, in the order of `features`."""
         return (self.step, self.row, *self.tokens, self.context, self.read, self.sample)
 
     def front(self) -> Front:
-        """A server's HTTP side as it was measured."""
+        """The measured HTTP overhead of a server."""
         return Front(
             self.front_request,
             self.front_event,
@@ -123,7 +122,7 @@ class Calibration:
         )
 
     def at(self, pace: float) -> Calibration:
-        """The same machine if everything takes ``pace`` times as long."""
+        """The calibration of a machine that takes ``pace`` times as long for everything."""
         slower = {name: pace * getattr(self, name) for name in _SECONDS}
         return dataclasses.replace(self, tokens=tuple(pace * each for each in self.tokens), **slower)
 
@@ -133,7 +132,7 @@ class Calibration:
 
     @classmethod
     def read_file(cls, path: Path) -> Calibration:
-        """Read what `write` wrote.
+        """Reads a file that `write` wrote.
 
         Raises:
             BadCalibration: the file lacks a field, has an unknown one or a value of the wrong kind.

@@ -1,14 +1,15 @@
 """Request rate that one replica can sustain, by arithmetic alone; it prunes the search for a fleet.
 
-In a steady state ``n`` sequences run. A step generates ``n`` tokens, so ``n / output`` requests end in it and as many
-prompts begin: the step's prefill is ``n / output`` times the new tokens of a prompt.
+In a steady state ``n`` sequences run. A step generates ``n`` tokens, so ``n / output`` requests end and as many prompts
+begin per step. Its prefill is ``n / output`` times the uncached tokens of a prompt.
 
 ```
  requests per second = n / (output x seconds(step of n)),   with n bounded by
    memory   blocks of n mean contexts              TPOT   seconds(step of n) <= the TPOT target
 ```
 With speculative decoding a step generates more than ``n`` tokens (`lab.plan.drafts`).
-It is optimistic: no queue, no bursts, an unlimited prefix cache. What fails here also fails in the simulator.
+The estimate is optimistic: no queue, no bursts, an unlimited prefix cache. A fleet that fails here also fails in the
+simulator.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Slo:
 
 
 class Settings(NamedTuple):
-    """The settings of an engine that the search chooses."""
+    """Engine settings; the search chooses them."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -46,7 +47,7 @@ class Settings(NamedTuple):
 class Steady(NamedTuple):
     """A replica in its steady state: running sequences, seconds of a step, and requests per second.
 
-    A step verifies ``drafts`` tokens of each sequence, which gains ``tokens`` in it.
+    In a step, each sequence verifies ``drafts`` drafted tokens and gains ``tokens`` tokens in the mean.
     """
 
     sequences: int
@@ -68,7 +69,7 @@ class Impossible(ValueError):
 def steady(
     replica: Replica, demand: Demand, sequences: int, speculation: Speculation | None = None
 ) -> Steady:
-    """The steady state with so many sequences running."""
+    """The steady state with ``sequences`` running."""
 
     def load(drafts: int, tokens: float) -> Load:
         ending = sequences * tokens / demand.output_tokens
@@ -93,7 +94,7 @@ def best_steady(
     """The steady state with the most requests per second that meets the TPOT target and fits in memory.
 
     Raises:
-        Impossible: the weights, the longest request, one stream or one prompt alone already exceed a limit.
+        Impossible: the weights, the longest request, a single stream or a single prompt already exceeds a limit.
     """
     name = f"{replica.degree} x {replica.device.name}"
     blocks = replica.num_blocks(settings.block_size, settings.max_num_batched_tokens, settings.max_num_seqs)
@@ -136,15 +137,17 @@ def best_steady(
 def split_steady(
     replica: Replica, demand: Demand, slo: Slo, settings: Settings, speculation: Speculation | None = None
 ) -> tuple[Steady, float]:
-    """The steady state of a fleet in which some replicas compute the prompts and others generate (P/D).
+    """The steady state of a fleet with prefill and decode replicas (P/D).
 
-    The rate is the mean per replica of both kinds, sequences and step are those of a decode replica. Also returns the
+    The rate is the mean per replica of both kinds; sequences and step are those of a decode replica. Also returns the
     share of prefill replicas at which both kinds are equally busy.
 
     Raises:
         Impossible: as `best_steady`.
     """
-    pulled = replace(demand, fresh_tokens=settings.block_size / 2)  # the part of a block is computed again
+    pulled = replace(
+        demand, fresh_tokens=settings.block_size / 2
+    )  # the last, partial block is computed again
     decode = best_steady(replica, pulled, slo, settings, speculation)
     fresh = max(1, round(demand.fresh_tokens))
     prefill = 1 / replica.prefill_seconds(fresh, settings.max_num_batched_tokens)
@@ -155,7 +158,7 @@ def split_steady(
 def _largest(
     replica: Replica, demand: Demand, pace: float, most: int, speculation: Speculation | None
 ) -> int:
-    """The most sequences, from 1 to ``most``, whose TPOT is within ``pace``; it only grows with their number."""
+    """The largest number of sequences, 1 to ``most``, with a TPOT within ``pace`` (bisection: TPOT is monotone)."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2

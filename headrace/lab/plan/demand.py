@@ -1,4 +1,4 @@
-"""Demand of a workload in a few numbers: rate, lengths, and the share of prompts that is not cached.
+"""Demand of a workload in a few numbers: rate, lengths, and the uncached share of prompts.
 
 A workload is a list of `Call`s, synthetic or from a trace. `capacity` compares these numbers with a replica; the
 simulator uses the calls themselves.
@@ -14,16 +14,15 @@ from headrace.lab.workload.call import Call
 
 
 class BadDemand(ValueError):
-    """A workload that cannot be planned for; the message says why."""
+    """A workload that is empty or has no request rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """A workload in numbers; all lengths in tokens.
 
-    ``fresh_tokens`` is the mean number of prompt tokens that no earlier call of the tenant has: an unlimited prefix
-    cache computes that many. ``context`` is the mean context of a generated token. ``prompts`` are all prompt lengths,
-    shortest first.
+    ``fresh_tokens`` is the mean number of prompt tokens that are computed with an unlimited prefix cache per tenant.
+    ``context`` is the mean context of a generated token. ``prompts`` are all prompt lengths, ascending.
     """
 
     requests_per_second: float
@@ -36,11 +35,11 @@ class Demand:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether some prompts are partly cached, so that their first token comes sooner."""
+        """Whether some prompts hit the prefix cache."""
         return self.fresh_tokens < self.prompt_tokens
 
     def prompt_at(self, share: float) -> int:
-        """The prompt length that a ``share`` of the requests does not exceed."""
+        """The quantile of the prompt lengths at ``share`` (0 to 1)."""
         return self.prompts[max(0, math.ceil(share * len(self.prompts)) - 1)]
 
 
@@ -71,7 +70,7 @@ def demand(calls: Sequence[Call]) -> Demand:
 
 def _fresh(calls: Sequence[Call]) -> int:
     """Prompt tokens that are in no earlier prompt or output of the tenant."""
-    known: dict[tuple[object, ...], int] = {}  # the spans before one, and its stream: how far it is known
+    known: dict[tuple[object, ...], int] = {}  # cached tokens of a stream, by the spans before it
     fresh = 0
     for call in sorted(calls, key=lambda each: each.arrival):
         before: tuple[object, ...] = (call.tenant,)

@@ -1,8 +1,8 @@
-"""Devices as data: peak rates, efficiencies of engines, memory, and the price of an hour.
+"""Devices as data: peak rates, efficiencies of engines, memory, and price per hour.
 
 Peaks are the vendors' dense figures (without structured sparsity). Two efficiencies and the overhead of a step turn a
-peak into what a good engine reaches. They are estimates with their sources, to be corrected here. Prices change weekly:
-these are typical on-demand rates of 2026; ``--price`` sets other ones.
+peak into what a good engine reaches; they are estimates, with sources. Prices are typical on-demand rates of 2026;
+``--price`` overrides them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One accelerator, or one small CPU server, as a roofline model describes it.
+    """One accelerator, or one small CPU server, for a roofline model.
 
-    ``bf16_flops`` and ``int8_ops`` are peak operations per second of dense matrices (a multiply and an add are
-    two). ``memory_bytes`` is what the device has, ``bandwidth`` the peak bytes per second to read it,
-    ``host_bandwidth`` bytes per second between it and the host's memory, one way.
-    ``efficiency_compute`` and ``efficiency_bandwidth`` are the shares of the peaks that an engine reaches;
-    ``step_overhead_seconds`` is the time of a step without its arithmetic and reading (launches, sampling,
-    planning). ``dollars_per_hour`` is a list price. ``max_num_seqs`` is the default number of slots of an engine there:
-    about as many sequences of 1,000 tokens of an 8-billion-parameter model as fit beside its weights.
+    ``bf16_flops`` and ``int8_ops`` are peak operations per second of dense matrix products (a multiply-add counts as
+    two). ``memory_bytes`` is the device's memory, ``bandwidth`` its peak in bytes per second, ``host_bandwidth`` the
+    bytes per second to or from host memory, one way. ``efficiency_compute`` and ``efficiency_bandwidth`` are the shares
+    of the peaks that an engine reaches. ``step_overhead_seconds`` is the time of a step beyond arithmetic and memory
+    reads (launches, sampling, planning). ``dollars_per_hour`` is a list price. ``max_num_seqs`` is the engine's default
+    on this device: about the number of sequences of 1,000 tokens that fit beside an 8-billion-parameter model.
     """
 
     name: str
@@ -37,14 +36,14 @@ class DeviceSpec:
 
     @property
     def reached_bandwidth(self) -> float:
-        """Bytes of its own memory per second that an engine reads."""
+        """Memory bandwidth that an engine reaches, in bytes per second."""
         return self.bandwidth * self.efficiency_bandwidth
 
 
-# Efficiencies of the GPUs. Matrices alone reach 790 of 989 TFLOP/s and copies 4.3 of 4.8 TB/s on an H200 (measured
-# with torch), which bounds them by 0.80 and 0.90; around them stand norms, rotations, attention and the gaps between
-# kernels. One stream of Llama-3.1-8B takes 6.44 ms a token on an H100 with vLLM 0.19 (its fp8 KV cache report, 2026)
-# where 15.0 GB at 3.35 TB/s take 4.48: 0.80 of the bandwidth and 0.8 ms a step give 6.40.
+# Efficiencies of the GPUs. On an H200, matrix products alone reach 790 of 989 TFLOP/s and copies 4.3 of 4.8 TB/s
+# (measured with torch): upper bounds of 0.80 and 0.90. Norms, rotary embeddings, attention and gaps between kernels
+# reduce them. One stream of Llama-3.1-8B takes 6.44 ms per token on an H100 with vLLM 0.19 (its fp8 KV cache report,
+# 2026). Reading 15.0 GB at 3.35 TB/s takes 4.48 ms; with 0.80 of the bandwidth and 0.8 ms per step it is 6.40 ms.
 
 A100 = DeviceSpec(
     "A100-80G",
@@ -124,10 +123,10 @@ class UnknownDevice(ValueError):
 
 
 def device(name: str) -> DeviceSpec:
-    """A built-in device by its name, in any case of letters.
+    """A built-in device by its name (case-insensitive).
 
     Raises:
-        UnknownDevice: there is no such device.
+        UnknownDevice: no device has this name.
     """
     for spec in DEVICES.values():
         if spec.name.lower() == name.lower():

@@ -1,10 +1,11 @@
-"""Speculative decoding by arithmetic: how many drafted tokens a step verifies in a steady state.
+"""Speculative decoding by arithmetic: the best number of drafted tokens per step in a steady state.
 
 ```
  tokens of a step and row   1 + a1 + a1 a2 + ...              a: acceptance by position
  seconds                    step with 1 + k positions a row, and k passes of the draft model
 ```
-Taken is the ``k`` with the most tokens per second. It is the same for all rows here; the engine chooses it per request.
+The result is the ``k`` with the most tokens per second. Here it is the same for all rows; the engine chooses it per
+request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MOST = 16
 
 
 class Verified(NamedTuple):
-    """Steps that verify ``drafts`` tokens a row: the tokens that a row gains, and the seconds of a step."""
+    """Steps that verify ``drafts`` tokens per row: the mean tokens that a row gains, and the seconds of a step."""
 
     drafts: int
     tokens: float
@@ -36,7 +37,8 @@ def best_drafts(
 ) -> Verified:
     """The drafts with the most tokens per second.
 
-    ``load`` is a step of ``rows`` sequences of a mean ``context`` with so many drafts a row, which gain so many tokens.
+    ``load(drafts, tokens)`` is the work of a step of ``rows`` sequences with a mean ``context``, each with ``drafts``
+    drafted tokens and a gain of ``tokens``.
     """
     best = Verified(0, 1.0, replica.step_seconds(load(0, 1.0)))
     if speculation is None:

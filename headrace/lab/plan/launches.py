@@ -1,15 +1,15 @@
-"""A decode step on a GPU as its engine launches it: operations, bytes, and the time expected, without a GPU.
+"""A model of a decode step on a GPU: kernel launches, bytes, and the expected time, computed without a GPU.
 
 ```
- host     operations x the time to launch one                      (Python runs them one by one)
+ host     operations x the time to launch one                      (Python launches them one by one)
  device   products:  max(bytes of weights / reached bandwidth, arithmetic / reached rate)
           attention: bytes of keys and values / reached bandwidth
-          and for each operation the time in which the device is not busy
+          plus the idle time of the device per operation
  step     max(host, device)
 ```
-A decode step that is recorded as a CUDA graph is one launch of all its operations: the host packs rows and queues two
-copies. The counts are those of the code, and a test compares them with what it launches. What the device takes was
-measured on an H200: the model is within 12 % of the graphs of Qwen3-0.6B and Llama-3.1-8B at batch 1 to 256.
+A decode step in a CUDA graph is one launch of all its operations: the host packs rows and queues two copies. A test
+compares the counts with the launches of the code. On an H200, the model is within 12 % of the measured times of CUDA
+graphs of Qwen3-0.6B and Llama-3.1-8B at batch sizes 1 to 256.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from headrace.lab.plan.roofline import Load, Replica, decoding
 from headrace.lab.plan.shapes import ModelShape
 
 _PROCESSORS = 132
-"""Of an H100 and an H200. Others divide the inputs of other products."""
+"""Streaming multiprocessors of an H100 or H200. The kernels split a product's inputs depending on this number."""
 _COLUMNS, _TILE_ROWS = 64, 64
-"""Outputs and rows that a program multiplies with a quantized weight."""
+"""Output columns and rows that one program of the quantized kernels computes."""
 KERNEL_ROWS = {"int4": 256, "w4a8": 256, "int8": 64, "fp8": 16}
-"""By ``--quantization``: the most rows that the kernel for quantized weights multiplies, rather than a library."""
+"""By ``--quantization``: maximum rows for the quantized kernel; larger products use a library."""
 _IN_BYTES = ("int8", "w4a8", "fp8")
 
 GAP_SECONDS = 3.5e-6
-"""Time of an operation on the device beyond its bytes and arithmetic: small kernels of a graph, measured on an H200."""
+"""Overhead of an operation on the device beyond memory and arithmetic, measured with graphs on an H200."""
 
 REPLAY_SECONDS = 150e-6
-"""Time of the host for a step that a graph computes, planning apart: packing and results, which took 125 microseconds
-of one core without a GPU, and an estimate for two copies, their events and a launch."""
+"""Host time of a step that replays a graph, without planning: packing and results (125 microseconds, measured on one
+core without a GPU), and an estimate for two copies, their events and a launch."""
 
 REPLAY_ROW_SECONDS = 0.4e-6
-"""The same for each row of it, measured."""
+"""Additional host time per row, measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """How a backend computes a decode step.
 
-    ``layer`` operations a layer, ``head_norm`` more where heads are normed and ``post_norm`` for each norm after a
-    product, ``integer`` more where keys and values are integers; ``step`` in the model beside its layers,
-    ``sampling`` from the states to the token, ``packing`` for a step's inputs and results. ``kv_copies``: how often
-    keys and values cross the memory bus, and ``integer_copies`` if they are integers, in their own bytes.
-    ``launch_seconds`` of the host for an operation. ``recorded``: all operations are one launch.
+    Numbers of operations: ``layer`` per layer, plus ``head_norm`` with QK norms, ``post_norm`` for each norm after a
+    product, and ``integer`` with an integer KV cache; ``step`` in the model outside its layers, ``sampling`` from
+    hidden states to token, ``packing`` for a step's inputs and results. ``kv_copies`` is how many times keys and values
+    cross the memory bus, ``integer_copies`` the same for an integer cache (in its bytes). ``launch_seconds`` is the
+    host's time per operation. ``recorded``: a CUDA graph launches all operations at once.
     """
 
     name: str
@@ -68,22 +68,22 @@ class Kernels:
     def operations(
         self, shape: ModelShape, integers: bool = False, quantization: str | None = None, rows: int = 1
     ) -> int:
-        """Operations of a greedy decode step of ``rows`` of similar length."""
+        """Operations of a greedy decode step of ``rows`` sequences of similar length."""
         layer = self.layer + self.head_norm * shape.qk_norm + 2 * self.post_norm * shape.post_norms
         layer += self.integer * integers + few_bits(shape, quantization, rows)
         head = int(quantization is not None)  # its activations are rounded
         return shape.num_layers * layer + self.step + self.sampling + head + self.packing
 
     def host_seconds(self, operations: int, rows: int) -> float:
-        """Time of the host for a step."""
+        """Host time of a step in seconds."""
         if self.recorded:
             return REPLAY_SECONDS + rows * REPLAY_ROW_SECONDS
         return operations * self.launch_seconds
 
 
 def few_bits(shape: ModelShape, quantization: str | None, rows: int) -> int:
-    """Further operations of a layer of the Triton kernels whose weights are quantized: activations of the attention
-    rounded to bytes, and for each product the sum of its parts, the scales of its sums, or a dequantized weight.
+    """Additional operations per layer of the Triton kernels with quantized weights: rounding the attention output to 8
+    bits, and for each product a reduction of partial sums, scaling, or dequantization of the weight.
     """
     if quantization is None:
         return 0
@@ -128,9 +128,9 @@ BACKENDS = (TORCH, TRITON, GRAPHS)
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A decode step of ``rows`` sequences; seconds. ``limit`` is that of the device's peaks.
+    """A decode step of ``rows`` sequences. Times are in seconds; ``limit`` is the time at the device's peaks.
 
-    The host launches ``launches`` times, and the device executes ``operations``.
+    The host makes ``launches`` launches, and the device executes ``operations`` kernels.
     """
 
     kernels: str
@@ -157,7 +157,7 @@ class Expected:
 def expected(
     replica: Replica, kernels: Kernels, rows: int, context: int, quantization: str | None = None
 ) -> Expected:
-    """A decode step of ``rows`` sequences of ``context`` tokens; ``quantization`` with the Triton kernels only."""
+    """A decode step of ``rows`` sequences with ``context`` tokens; ``quantization`` requires the Triton kernels."""
     load = decoding(rows, context)
     kv = load.read_tokens * replica.kv_bytes_per_token
     weights = _weights(replica, load, quantization)
@@ -182,7 +182,7 @@ def expected(
 
 
 def _weights(replica: Replica, load: Load, quantization: str | None) -> float:
-    """Bytes of the weights that a step reads; every quantization stores the head in 8 bits."""
+    """Bytes of weights that a step reads; every quantization stores the LM head in 8 bits."""
     layers = replica.shape.linear_parameters * replica.precision.weight_bytes
     return layers + (
         replica.shape.table_parameters * (2 if quantization is None else 1) if load.samples else 0

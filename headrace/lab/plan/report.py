@@ -1,4 +1,4 @@
-"""A capacity plan as tables and lines: devices side by side, the cheapest fleet, reasons against others."""
+"""A capacity plan as tables and lines: devices side by side, the cheapest fleet, and why others were rejected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.lab.plan.sheet import BATCHES, Decode, Sheet
 from headrace.lab.plan.supply import ON_DEMAND, Supply
 
 STEADY_SHARE = 0.9
-"""Share of the demanded tokens per second below which a simulation was too short, as it begins and ends empty."""
+"""A simulation below this share of the demanded tokens/s was too short: it begins and ends with an empty fleet."""
 
 
 def shape_line(shape: ModelShape, sheets: Sequence[Sheet]) -> str:
@@ -110,7 +110,7 @@ def verdict_lines(verdict: Verdict, demand: Demand, supply: Supply = ON_DEMAND) 
 
 
 def _shortness(trial: Trial, demand: Demand) -> list[str]:
-    """A warning if the requests were too few for a steady state: then they hardly wait for each other."""
+    """A warning if there were too few requests for a steady state: without queues the result is too optimistic."""
     wanted = demand.requests_per_second * demand.output_tokens
     if trial.output_tokens_per_second >= STEADY_SHARE * wanted:
         return []

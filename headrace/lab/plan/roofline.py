@@ -1,4 +1,4 @@
-"""Roofline model of a replica: what fits into its memory, and the least time of a step.
+"""Roofline model of a replica: memory capacity, and the minimum time of a step.
 
 A step takes as long as its arithmetic or its memory reads, whichever is longer, plus a fixed overhead:
 
@@ -25,8 +25,8 @@ MEMORY_SHARE = 0.9
 """Share of a device's memory that an engine uses: the default of ``--gpu-memory-utilization``."""
 
 PARALLEL_SHARE = 0.85
-"""Speed of each device when several compute one layer together, relative to one alone: two all-reduces per layer cost
-the rest. An estimate for links like NVLink."""
+"""Relative speed of each device under tensor parallelism; two all-reduces per layer cost the rest. An estimate for
+NVLink-class links."""
 
 HEAD_BYTES = 2
 """Bytes per weight of embedding and LM head, which quantized models keep in bfloat16."""
@@ -57,11 +57,10 @@ KV_BYTES: dict[str, float] = {
 
 
 class Load(NamedTuple):
-    """The work of one step. ``decodes`` rows draw a token each, ``prefill_tokens`` belong to prompts.
+    """The work of one step: ``decodes`` decode rows with one token each, and ``prefill_tokens`` of prompts.
 
-    ``contexts`` is the sum over all tokens of the context that each attends to; ``read_tokens`` the positions
-    whose keys and values are read (once a row, however many tokens it has); ``samples`` the rows that need the
-    LM head.
+    ``contexts`` is the sum over all tokens of the context that each attends to; ``read_tokens`` are the positions
+    whose keys and values are read (once per row); ``samples`` are the rows that need the LM head.
     """
 
     decodes: int
@@ -72,7 +71,7 @@ class Load(NamedTuple):
 
 
 def decoding(rows: int, context: float) -> Load:
-    """A step in which ``rows`` sequences of a mean ``context`` draw one token each."""
+    """A decode step of ``rows`` sequences with a mean ``context``."""
     return Load(rows, 0, rows * context, rows * context, rows)
 
 
@@ -106,7 +105,7 @@ class Replica:
         return self.shape.kv_bytes_per_token(self.precision.kv_bytes)
 
     def workspace_bytes(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-        """What the activations of the largest step need, on every device."""
+        """Bytes of the activations of the largest step, over all devices."""
         return self.degree * activation_bytes(
             hidden_size=self.shape.hidden_size,
             intermediate_size=self.shape.intermediate_size,
@@ -123,7 +122,7 @@ class Replica:
         max_num_seqs: int,
         memory_share: float = MEMORY_SHARE,
     ) -> int:
-        """Blocks of keys and values that fit beside weights and workspace; 0 where these alone do not fit."""
+        """KV blocks that fit beside weights and workspace; 0 if these alone do not fit."""
         usable = int(self.degree * self.device.memory_bytes * memory_share)
         left = usable - self.weight_bytes - self.workspace_bytes(max_num_batched_tokens, max_num_seqs)
         return max(0, left) // (block_size * self.kv_bytes_per_token)
@@ -135,14 +134,14 @@ class Replica:
     # -- time --------------------------------------------------------------------------------------
 
     def step_seconds(self, load: Load) -> float:
-        """How long a step takes."""
+        """Seconds of a step."""
         arithmetic = self._linear_seconds(load) + self._attention_flops(load) / self._rate(
             self.device.bf16_flops
         )
         return max(arithmetic, self._read_bytes(load) / self._bandwidth) + self.device.step_overhead_seconds
 
     def prefill_seconds(self, prompt: int, max_num_batched_tokens: int) -> float:
-        """How long a prompt takes alone, in steps of at most ``max_num_batched_tokens``."""
+        """Seconds to prefill one prompt alone, in steps of at most ``max_num_batched_tokens`` tokens."""
         total, start = 0.0, 0
         while start < prompt:
             length = min(max_num_batched_tokens, prompt - start)

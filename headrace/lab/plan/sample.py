@@ -1,8 +1,8 @@
-"""Large fleets from a sample of their replicas, and the sampling error of a simulated share.
+"""Simulation of large fleets by a sample of their replicas, and the sampling error of a simulated share.
 
-A fleet of thousands of equal replicas is simulated as `CELL` of them behind the router, with that share of the
-arrivals. So a fleet of any size takes the time of its requests, and not of its replicas. A router over the whole fleet
-has more replicas to choose from and is not worse, so the figures err on the safe side.
+Of a fleet of equal replicas, `CELL` are simulated behind the router, with their share of the arrivals. The time of a
+simulation then depends on the number of requests, not of replicas. A router over the whole fleet has more choice and is
+not worse, so the figures are conservative.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import math
 from collections.abc import Sequence
 
 CELL = 8
-"""Replicas that are simulated of a fleet that has more."""
+"""Maximum number of simulated replicas."""
 
 BATCHES = 10
-"""Stretches of a run whose means are compared. Requests of one stretch depend on each other: they share its queue."""
+"""Number of batches for the method of batch means. Requests within a batch are correlated: they share a queue."""
 
 STUDENT = 2.262
 """The 97.5 % quantile of Student's t distribution with `BATCHES` - 1 degrees of freedom."""
 
 
 def simulated_replicas(replicas: int) -> int:
-    """How many replicas of a fleet are simulated."""
+    """Number of replicas of a fleet that are simulated."""
     return min(replicas, CELL)
 
 
 def error_bound(met: Sequence[bool]) -> float:
-    """Half the width of the 95 % confidence interval of the share of requests that met a target.
+    """Half the width of the 95 % confidence interval of the share of requests that met a target (batch means).
 
-    ``met`` are the requests in order of arrival (method of batch means). Infinite if there are fewer than `BATCHES`.
+    ``met`` has a value per request, in order of arrival. The result is infinite with fewer than `BATCHES` requests.
     """
     size = len(met) // BATCHES
     if not size:

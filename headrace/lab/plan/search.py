@@ -2,14 +2,14 @@
 
 ```
  candidates   device x devices per replica x step size         `candidates`; impossible ones with the reason
-              x prefill replicas apart from decode ones, or not
+              x separate prefill and decode replicas, or not
  order        by estimated cost
  each         fewest replicas that meet the targets in simulation (exponential search, then bisection); fleets that
               cost more than the best one so far are skipped
 ```
-Arithmetic also gives the first number of replicas: with fewer, the queue would grow without limit, which a short
+Arithmetic gives the minimum number of replicas: with fewer, the queue would grow without limit, which a short
 simulation might not show. More replicas are never worse, except by chance in routing, so bisection finds the fewest.
-``confirm`` runs a simulation; tests pass their own.
+``confirm`` runs a simulation.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ DEGREES = (1, 2, 4, 8)
 BATCHED_TOKENS = (512, 2048, 8192)
 
 GRAIN = 64
-"""Large fleets are searched in steps of this part of their size, which is finer than estimates of speed are."""
+"""Large fleets are searched in steps of 1/64 of their size, which is finer than the accuracy of the estimates."""
 
 ROUNDING = 1e-9
-"""Tolerance for a share that was computed from rates: far less than one request of a billion."""
+"""Tolerance for rounding in a share that was computed from rates."""
 
 
 class Candidate(NamedTuple):
     """One kind of replica with its settings, and its steady state by arithmetic.
 
-    ``prefill_share`` of the replicas compute the prompts of the others (0: each computes its own).
+    ``prefill_share`` is the share of prefill replicas (0: no P/D disaggregation).
     """
 
     replica: Replica
@@ -58,7 +58,7 @@ class Candidate(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """A number of equal replicas, a share of which computes the prompts of the others."""
+    """A number of equal replicas, of which ``prefill_share`` are prefill replicas."""
 
     replica: Replica
     settings: Settings
@@ -67,7 +67,7 @@ class Fleet(NamedTuple):
 
     @property
     def prefill(self) -> int:
-        """How many replicas compute prompts for others."""
+        """Number of prefill replicas."""
         return prefill_replicas(self.replicas, self.prefill_share)
 
     @property
@@ -82,8 +82,8 @@ class Fleet(NamedTuple):
 class Trial(NamedTuple):
     """Result of simulating a fleet: the share of requests within the targets, and latencies.
 
-    ``error`` is half the width of the 95 % confidence interval of ``attained``: the error of a limited number of
-    requests, not of the device's speed.
+    ``error`` is half the width of the 95 % confidence interval of ``attained``. It covers the limited number of
+    requests, not the error of the device model.
     """
 
     attained: float
@@ -96,7 +96,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``best`` is None if no fleet meets the targets; ``refused`` has the reason against each other fleet."""
+    """The result. ``best`` is None if no fleet meets the targets; ``refused`` has the reasons against other fleets."""
 
     best: Fleet | None
     trial: Trial | None
@@ -105,12 +105,12 @@ class Verdict:
 
 
 def prefill_replicas(replicas: int, share: float) -> int:
-    """A share of replicas as a number, which leaves at least one of each kind."""
+    """The number of prefill replicas for a share; at least one replica of each kind if the share is not 0."""
     return max(1, min(replicas - 1, round(share * replicas))) if share else 0
 
 
 def degrees(shape: ModelShape, device: DeviceSpec) -> list[int]:
-    """Numbers of devices that can share the model: each gets whole heads, and a CPU server counts as one."""
+    """Possible tensor-parallel degrees: divisors of the KV heads, and only 1 on a CPU server."""
     return [
         degree
         for degree in DEGREES
@@ -128,12 +128,12 @@ def candidates(
     speculation: Speculation | None = None,
     split: bool = False,
 ) -> tuple[list[Candidate], list[str]]:
-    """All kinds of replicas that arithmetic does not exclude, and the reasons against the others.
+    """All candidates that arithmetic does not exclude, and the reasons for excluding others.
 
-    With ``split``, also fleets of prefill and decode replicas.
+    With ``split``, fleets of prefill and decode replicas are included.
     """
     possible: list[Candidate] = []
-    refused: dict[str, None] = {}  # in order, each reason once
+    refused: dict[str, None] = {}  # an ordered set of reasons
     for device in devices:
         for degree in degrees(shape, device):
             replica = Replica(shape, device, degree, precision)
@@ -153,7 +153,7 @@ def candidates(
 def _split(
     whole: Candidate, demand: Demand, slo: Slo, speculation: Speculation | None
 ) -> Iterator[Candidate]:
-    """The same replicas in two pools, at the two shares next to the balanced one that `CELL` replicas can have."""
+    """The same replicas as prefill and decode pools, at the multiples of 1/`CELL` around the balanced share."""
     settings = whole.settings._replace(
         max_num_seqs=min(MOST_SEQUENCES, whole.settings.max_num_batched_tokens)
     )
@@ -221,7 +221,7 @@ def _fewest(
 ) -> tuple[Fleet, Trial] | None:
     """The fewest replicas from ``start`` to ``most`` that meet the targets, by exponential search.
 
-    Of hundreds of replicas, the result is the fewest within one of `GRAIN`.
+    For large fleets, the result is within 1/`GRAIN` of the fewest.
     """
     failed, passed, stride = start - 1, 0, max(1, start // GRAIN)
     found: tuple[Fleet, Trial] | None = None

@@ -1,7 +1,7 @@
 """Shapes of models as plain numbers, and the bytes that follow from them.
 
-The built-in shapes are copied from the models' own ``config.json``. Only dense decoders are described, and of biases
-only those of queries, keys and values. `roofline` combines a shape with a device.
+The built-in shapes are copied from the models' ``config.json``. Only dense decoders are supported, and only biases of
+queries, keys and values. `roofline` combines a shape with a device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A dense decoder; widths in elements. ``post_norms``: Gemma's two further norms in each layer."""
+    """A dense decoder; widths in elements. ``post_norms``: Gemma's two additional norms in each layer."""
 
     name: str
     num_layers: int
@@ -28,14 +28,14 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the layers' matrices, without the LM head."""
+        """Number of weights in the layers' matrices, without embedding and LM head."""
         heads = 2 * self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * heads
         return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
     @property
     def table_parameters(self) -> int:
-        """Weights of the input embedding; the LM head has as many, and is the same table if they are tied."""
+        """Number of weights in the input embedding, and in the LM head (the same table if tied)."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -72,4 +72,4 @@ SHAPES: dict[str, ModelShape] = {
         ),
     )
 }  # fmt: skip
-"""Well-known models by name, so that planning needs no download."""
+"""Built-in models by name; planning with them needs no download."""

@@ -16,9 +16,9 @@ BATCHES = (1, 8, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """A step in which ``batch`` sequences decode, and ``drafts`` tokens of each are verified.
+    """A decode step of ``batch`` sequences, with ``drafts`` drafted tokens each.
 
-    ``mfu`` is of the devices' bf16 peak.
+    ``mfu`` is relative to the devices' bf16 peak.
     """
 
     batch: int
@@ -31,9 +31,9 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Figures of one replica. Bytes are those of all its devices; prices assume full use.
+    """Figures of one replica. Bytes are summed over its devices; prices assume full utilization.
 
-    ``sequences`` of ``context`` tokens fit at once. ``decode`` has only batches that fit.
+    ``sequences`` of ``context`` tokens fit in memory. ``decode`` has only batches that fit.
     """
 
     device: str

@@ -1,8 +1,7 @@
-"""How many replicas to run so that enough of them are there: failures, spot machines, and what that costs.
+"""Spare replicas for failures and spot interruptions, and their cost.
 
-A replica that is lost comes back after the time of recovery. The number of replicas that are away at a moment is then
-a Poisson variable, whose mean is the sum of the shares of time that replicas are away. As many more are run as are away
-at all but one of a thousand moments.
+A lost replica returns after the recovery time. The number of unavailable replicas is modelled as a Poisson variable
+whose mean is the number of replicas times the unavailable share of time. The spares cover its 99.9th percentile.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ import math
 from dataclasses import dataclass
 
 CONFIDENCE = 0.999
-"""Share of moments at which enough replicas are there."""
+"""Share of time in which enough replicas must be available."""
 
 HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Where replicas run.
+    """Prices and failure rates of the machines.
 
-    ``spot_share`` of them run on spot machines, at ``spot_price`` times the price, and lose them
-    ``spot_interruptions`` times an hour. All fail ``failures`` times an hour. A replica is back after
-    ``recovery_seconds``, loading its weights included.
+    ``spot_share`` of the replicas run on spot machines, at ``spot_price`` times the on-demand price, with
+    ``spot_interruptions`` per hour each. Every replica has ``failures`` per hour. ``recovery_seconds`` include loading
+    the weights.
     """
 
     spot_share: float = 0.0
@@ -37,12 +36,12 @@ class Supply:
         return 1.0 - self.spot_share * (1.0 - self.spot_price)
 
     def away(self, replicas: int) -> float:
-        """The mean number of replicas that are away."""
+        """Mean number of unavailable replicas."""
         losses = self.failures + self.spot_share * self.spot_interruptions
         return replicas * _away(losses * self.recovery_seconds / HOUR)
 
     def replicas(self, needed: int) -> int:
-        """The fewest replicas of which ``needed`` are there at `CONFIDENCE` of the moments."""
+        """The fewest replicas of which ``needed`` are available for `CONFIDENCE` of the time."""
         total = needed
         while total - _quantile(self.away(total)) < needed:
             total = needed + _quantile(self.away(total))
@@ -50,11 +49,11 @@ class Supply:
 
 
 ON_DEMAND = Supply()
-"""Machines of the usual price that never fail."""
+"""On-demand machines that never fail."""
 
 
 def _away(mean_losses: float) -> float:
-    """The share of time that a replica is away, from its losses in a time of recovery."""
+    """Unavailable share of time of a replica, from its mean number of losses per recovery time."""
     return mean_losses / (1.0 + mean_losses)
 
 

@@ -1,4 +1,4 @@
-"""A drafter that returns recorded proposals. Their tokens are not in a trace; only their number matters in a replay."""
+"""A drafter that returns recorded proposals. A trace has the number of drafted tokens, not the tokens themselves."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NOTHING = Drafts({})
 
 
 class RecordedDrafts:
-    """A `core.drafting.proposal.Drafter`; `begin` says what it returns up to the end of the next step."""
+    """A `core.drafting.proposal.Drafter`; `begin` sets the proposals of the next step."""
 
     def __init__(self) -> None:
         self._drafts = NOTHING
         self._calls = 0
         self.seconds: dict[str, float] = {}
-        """Nothing is computed, and nothing charged."""
+        """Empty: a replay spends no time on drafting."""
 
     @property
     def idle(self) -> bool:
@@ -26,7 +26,7 @@ class RecordedDrafts:
         return not any(self._drafts)
 
     def begin(self, drafts: Drafts | None) -> None:
-        """The next step of the recording is replayed."""
+        """Sets the recorded drafts of the next step."""
         self._drafts = drafts or NOTHING
         self._calls = 0
 
@@ -39,11 +39,11 @@ class RecordedDrafts:
         return [drafts.proposals.get(ask.request.id) for ask in asks]
 
     def asked_from(self, request: Request) -> int:
-        """See `Drafter.asked_from`: where nothing was proposed, nothing is recorded."""
+        """See `Drafter.asked_from`: every request is asked, and has no proposal where none was recorded."""
         return 0
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
-        """See `Drafter.observed`: what the recorded drafter made of it is recorded."""
+        """See `Drafter.observed`: ignored, because the proposals are recorded."""
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
         """See `Drafter.verified`."""

@@ -20,7 +20,7 @@ from headrace.observe.recording.wire import event_line
 from headrace.observe.steps.record import Waiting
 
 Compose = Callable[[Mapping[str, Any], Runner, Drafter | ForcedAcceptance], Engine]
-"""Makes an engine from a trace's settings, a runner and a drafter, or the acceptance of drafts."""
+"""Makes an engine from a trace's settings, a runner, and a drafter or drafts with a given acceptance rate."""
 
 
 class Divergence(NamedTuple):
@@ -35,10 +35,8 @@ class Scene(NamedTuple):
     """The engine after one step.
 
     ``step`` counts calls of `Engine.step` from 0, ``line`` is the line of the file. ``rows`` were launched in this
-    step,
-    ``collected`` are those whose output was returned in it. Of its seconds, ``drafting`` were spent on making drafts.
-    ``error`` is what the step raised, ``recorded_error`` what it raised when it was recorded; both are empty if it
-    raised nothing.
+    step, ``collected`` are the rows whose output it returned. ``drafting`` seconds of ``seconds`` were spent on drafts.
+    ``error`` is what the step raised in the replay, ``recorded_error`` what it raised in the recording; empty if none.
     """
 
     step: int
@@ -66,7 +64,7 @@ class Replay:
         self._runner = RecordedRunner(trace.answers)
         self._drafter = RecordedDrafts()
         self._engine = compose(trace.settings, self._runner, self._drafter)
-        self._board = RequestStates()
+        self._states = RequestStates()
 
     def scenes(self) -> Iterator[Scene]:
         """Replay the trace; a scene per step, up to the first divergence or the step that raised."""
@@ -100,11 +98,13 @@ class Replay:
         self._runner.rows = self._runner.collected = ()
         try:
             events = self._engine.step(recorded.now)
-        except Exception as error:  # whatever it is, it did not happen when this was recorded
+        except Exception as error:  # any error is a divergence: the recorded step raised none
             self.divergence = Divergence(
                 number, ["no error", {}], [type(error).__name__, {"message": str(error)}]
             )
-            return self._scene(step, number, recorded.now, recorded.seconds, ())._replace(error=_shown(error))
+            return self._scene(step, number, recorded.now, recorded.seconds, ())._replace(
+                error=_error_text(error)
+            )
         self._compare(number, recorded.events, events)
         drafting = recorded.drafts.seconds if recorded.drafts else 0.0
         scene = self._scene(step, number, recorded.now, recorded.seconds, tuple(events))
@@ -117,12 +117,12 @@ class Replay:
         try:
             events = tuple(self._engine.step(now))
         except Exception as caught:
-            error, events = _shown(caught), tuple(self._engine.take_events())
+            error, events = _error_text(caught), tuple(self._engine.take_events())
         return self._scene(step, number, now, 0.0, events)._replace(error=error, recorded_error=recorded)
 
     def _scene(self, step: int, line: int, now: float, seconds: float, events: tuple[Event, ...]) -> Scene:
         for event in events:
-            self._board.fold(event, now)
+            self._states.fold(event, now)
         pool = self._engine.scheduler.pool
         return Scene(
             step,
@@ -131,15 +131,15 @@ class Replay:
             seconds,
             self._runner.rows,
             self._runner.collected,
-            len(self._board.running),
-            tuple(self._board.waiting.values()),
+            len(self._states.running),
+            tuple(self._states.waiting.values()),
             pool.num_blocks - pool.num_free,
             pool.num_blocks,
             events,
         )
 
     def _compare(self, number: int, recorded: list[list[Any]], events: list[Event]) -> None:
-        replayed = json.loads(json.dumps([event_line(event, _as_they_are) for event in events]))
+        replayed = json.loads(json.dumps([event_line(event, _keep_tokens) for event in events]))
         if recorded == replayed:
             return
         for i in range(max(len(recorded), len(replayed))):
@@ -150,9 +150,9 @@ class Replay:
                 return
 
 
-def _as_they_are(request_id: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
+def _keep_tokens(request_id: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
     return tokens
 
 
-def _shown(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""States of requests after each step: which wait and why, and which run."""
+"""Request states after each step: the waiting requests with their reasons, and the running ones."""
 
 from __future__ import annotations
 

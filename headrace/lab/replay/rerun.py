@@ -1,9 +1,9 @@
-"""The recorded requests under other settings: the times of their responses in a simulation.
+"""Simulation of the recorded requests with other settings.
 
-Requests arrive at the recorded times and get the recorded outputs; the order in which they are served changes. Time is
-virtual: a step takes what `core.prediction.step_times.StepTimes` has learnt from the recorded ones. That model is not
-the machine, so the changed life is compared with the unchanged one under the same model, and how far the model is from
-the recording is shown beside it.
+Requests arrive at the recorded times and get the recorded outputs; the scheduling may differ. Time is virtual: a
+`core.prediction.step_times.StepTimes` learned from the recorded steps predicts each step's time. Since that model is
+not exact, the run with changed settings is compared with a run of the unchanged settings under the same model, and the
+model's error against the recording is reported beside them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from headrace.lab.replay.trace import Step, Trace
 from headrace.observe.recording.moments import Cancelled, Reset, Submitted
 
 MOST_DRAFTED = 16
-"""The longest proposal, unless the settings say otherwise."""
+"""Default maximum length of a proposal in tokens."""
 
 FIRST_SHARE = 0.2
-"""First estimate of the time of drafting a token, as a share of a step; the engine learns the real one."""
+"""First estimate of the time to draft a token, as a share of a step; the engine then learns the actual time."""
 
 IDLE_SECONDS = 1e-3
-"""Time that passes when a step had nothing to do and names no time for the next one."""
+"""Time to advance when a step did nothing and the engine is due again at once."""
 
 
 class Drafting(NamedTuple):
-    """Drafts of a recording: acceptance by position (empty: none were verified), and the seconds of a pass that drafted
-    a token for each row.
+    """Drafts of a recording: acceptance rate by position (empty: no draft was verified), and the mean seconds of a
+    drafting pass, which drafts one token for each row.
     """
 
     rates: tuple[float, ...] = ()
@@ -47,7 +47,7 @@ NO_DRAFTS = Drafting()
 
 
 class Recorded(NamedTuple):
-    """The recording itself: its figures, the step times and drafts learnt from it, and where its replay diverged."""
+    """The recording: its figures, the step times and drafts learned from it, and where its replay diverged."""
 
     tally: Tally
     times: StepTimes
@@ -56,7 +56,7 @@ class Recorded(NamedTuple):
 
 
 def recorded(trace: Trace, compose: Compose) -> Recorded:
-    """Replay the trace exactly, and learn the times of its steps."""
+    """Replays the trace exactly, and learns the times of its steps."""
     replay = Replay(trace, compose)
     tally, times = Tally(), StepTimes()
     for happening in trace.of(Submitted):
@@ -72,7 +72,7 @@ def recorded(trace: Trace, compose: Compose) -> Recorded:
 
 
 def recorded_rates(trace: Trace) -> tuple[float, ...]:
-    """Acceptance of the drafts that were verified in a recording, by position; empty if there were none."""
+    """Acceptance rate by position of the drafts verified in a recording; empty if there were none."""
     events = [event for step in trace.of(Step) for event in step.events]
     return measured_rates(
         [(fields["drafted"], fields["accepted"]) for name, fields in events if name == Verified.__name__]
@@ -87,7 +87,7 @@ def _drafting(trace: Trace) -> Drafting:
 
 
 def _learn(scene: Scene, following: float, tally: Tally, times: StepTimes) -> None:
-    """A step that leaves work behind it lasts until the ``following`` one begins; its events are handled in between."""
+    """If requests still run, the step's time ends when the ``following`` one begins, to include event handling."""
     if scene.collected:
         seconds = (following - scene.now if scene.running else scene.seconds) - scene.drafting
         drafted = any(each.row.drafts for each in scene.collected)
@@ -96,10 +96,10 @@ def _learn(scene: Scene, following: float, tally: Tally, times: StepTimes) -> No
 
 
 def rerun(trace: Trace, compose: Compose, times: StepTimes, drafting: Drafting = NO_DRAFTS) -> Tally:
-    """Run the trace's requests in virtual time. Drafts are accepted as in the recording (without any: none is).
+    """Runs the trace's requests in virtual time. Drafts have the recorded acceptance rate (0 if none was recorded).
 
-    A cancel comes at its recorded time, except for a stop string, which ends the same output at the same token. Changes
-    of knobs in the recording are ignored: they may be the settings that were changed.
+    Cancellations come at their recorded times, except those for a stop string, which come after the same output token.
+    Recorded changes of knobs are ignored: they may concern the settings under test.
     """
     answers = {name: answer.tokens for name, answer in trace.answers.items()}
     forced = ForcedAcceptance(answers, drafting.rates or (0.0,), MOST_DRAFTED, key=attrgetter("id"))
@@ -117,22 +117,22 @@ class _Run:
         self._engine = engine
         self._runner = runner
         self._tally = Tally()
-        self._ways = deque(_timed_ways(trace))
+        self._calls = deque(_timed_calls(trace))
         stopped = {each.request_id for each in trace.of(Cancelled) if each.why is FinishReason.STOP}
-        brought = {each.request.id: len(each.request.answered) for each in trace.of(Submitted)}
-        self._to_draw = {
-            request_id: len(answer.tokens) - brought[request_id]
+        initial_tokens = {each.request.id: len(each.request.answered) for each in trace.of(Submitted)}
+        self._remaining_tokens = {
+            request_id: len(answer.tokens) - initial_tokens[request_id]
             for request_id, answer in trace.answers.items()
             if request_id in stopped or answer.reason is None
         }
-        self._now = self._ways[0][0] if self._ways else 0.0
+        self._now = self._calls[0][0] if self._calls else 0.0
 
     def run(self) -> Tally:
         while True:
-            self._take_ways()
+            self._apply_due_calls()
             due = self._engine.wake_at(self._now)
             if due is None or due > self._now:
-                coming = self._ways[0][0] if self._ways else math.inf
+                coming = self._calls[0][0] if self._calls else math.inf
                 following = min(coming, math.inf if due is None else due)
                 if following == math.inf:
                     return self._tally
@@ -140,9 +140,9 @@ class _Run:
                 continue
             self._step()
 
-    def _take_ways(self) -> None:
-        while self._ways and self._ways[0][0] <= self._now:
-            match self._ways.popleft()[1]:
+    def _apply_due_calls(self) -> None:
+        while self._calls and self._calls[0][0] <= self._now:
+            match self._calls.popleft()[1]:
                 case Submitted(request):
                     self._tally.expect(request)
                     self._engine.submit(request, self._now)
@@ -163,27 +163,29 @@ class _Run:
         self._tally.busy_seconds += runner.busy_seconds - before
         for event in events:
             self._tally.fold(event, self._now)
-            if isinstance(event, Emitted) and event.request_id in self._to_draw:
-                self._to_draw[event.request_id] -= len(event.tokens)
-                if self._to_draw[event.request_id] <= 0:
+            if isinstance(event, Emitted) and event.request_id in self._remaining_tokens:
+                self._remaining_tokens[event.request_id] -= len(event.tokens)
+                if self._remaining_tokens[event.request_id] <= 0:
                     self._engine.cancel(event.request_id, FinishReason.STOP, self._now)
 
 
-def _timed_ways(trace: Trace) -> list[tuple[float, Submitted | Cancelled | Reset]]:
-    """Calls to the engine by time: a request at its arrival, however busy the recorded engine was; a reset at the
-    time of the line before it."""
+def _timed_calls(trace: Trace) -> list[tuple[float, Submitted | Cancelled | Reset]]:
+    """Calls to the engine in order of time. A request is submitted at its arrival, even if the recorded engine read it
+    later; a reset has the time of the line before it."""
     now = 0.0
-    ways: list[tuple[float, Submitted | Cancelled | Reset]] = []
+    calls: list[tuple[float, Submitted | Cancelled | Reset]] = []
     for _, happening in trace.lines:
         now = getattr(happening, "now", now)
         match happening:
             case Submitted(request):
-                ways.append((min(now, request.arrived) if math.isfinite(request.arrived) else now, happening))
+                calls.append(
+                    (min(now, request.arrived) if math.isfinite(request.arrived) else now, happening)
+                )
             case Cancelled(_, why) if why is not FinishReason.STOP:
-                ways.append((now, happening))
+                calls.append((now, happening))
             case Reset():
-                ways.append((now, happening))
-    return sorted(ways, key=itemgetter(0))
+                calls.append((now, happening))
+    return sorted(calls, key=itemgetter(0))
 
 
 def _disk_seconds(trace: Trace) -> float:

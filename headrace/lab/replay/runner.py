@@ -1,4 +1,4 @@
-"""A runner that returns recorded tokens: those of each request at each position, as fingerprints."""
+"""A runner that returns the recorded tokens (fingerprints) of each request by position."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.observe.recording.moments import Outcome
 
 NOTHING = Outcome({}, {}, {})
 UNKNOWN = 1 << (8 * SIZE)
-"""Tokens from here on were generated and never emitted (a stale row): no fingerprint is as large."""
+"""Ids from here on stand for tokens that were generated but never emitted (stale rows); fingerprints are smaller."""
 
 _SCORE = TokenLogprob(0, 0.0, 1, ())
 
 
 class PlannedRow(NamedTuple):
-    """A row with its request; ``prompt_tokens`` is the length of the prompt."""
+    """A row with the id and prompt length of its request."""
 
     request_id: str
     prompt_tokens: int
@@ -29,8 +29,8 @@ class PlannedRow(NamedTuple):
 class RecordedRunner:
     """`core.ports.Runner` over recorded outputs.
 
-    ``outcome`` is what the next collected step returns in addition to its tokens; the driver of the engine sets it.
-    ``rows`` are the rows launched last, ``collected`` those whose output was returned last.
+    ``outcome`` is what the next `collect` returns in addition to tokens; the replay sets it before each step. ``rows``
+    are the rows of the last `launch`, ``collected`` those of the last `collect`.
     """
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:

@@ -1,4 +1,4 @@
-"""A replay on the terminal: one step as a panel, one request as a timeline, two runs in a table."""
+"""Terminal output of a replay: a panel per step, a timeline per request, and a table that compares runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headrace.lab.replay.runner import PlannedRow
 from headrace.lab.replay.tally import Tally
 
 MOST_LINES = 16
-"""Rows, waiting requests and events of one step that are shown each."""
+"""Maximum number of rows, of waiting requests and of events shown for one step."""
 
 BAR_CELLS = 30
 
@@ -42,14 +42,14 @@ def scene_panel(scene: Scene, start: float) -> RenderableType:
     sides = Table.grid(padding=(0, 4))
     sides.add_row(*([_rows(scene)] if scene.rows else []), *([_waiting(scene)] if scene.waiting else []))
     parts: list[RenderableType] = [sides, _blocks(scene)]
-    told = [line for event in scene.events if (line := event_text(event))]
-    parts += [escape(line) for line in told[:MOST_LINES]]
-    if len(told) > MOST_LINES:
-        parts.append(f"and {len(told) - MOST_LINES} events more")
+    lines = [line for event in scene.events if (line := event_text(event))]
+    parts += [escape(line) for line in lines[:MOST_LINES]]
+    if len(lines) > MOST_LINES:
+        parts.append(f"and {len(lines) - MOST_LINES} more events")
     if scene.recorded_error:
         parts.append(f"[bold red]raised when recorded:[/] {escape(scene.recorded_error)}")
         parts.append(
-            f"[bold red]raised now:[/] {escape(scene.error or 'nothing: the cause lies outside the core')}"
+            f"[bold red]raised now:[/] {escape(scene.error or 'nothing: the cause is outside the core')}"
         )
     elif scene.error:
         parts.append(f"[bold red]raised now:[/] {escape(scene.error)}")
@@ -88,7 +88,7 @@ def _blocks(scene: Scene) -> str:
 
 
 def row_text(planned: PlannedRow) -> str:
-    """What a row computes: the next token, or positions of the prompt (or positions to recompute)."""
+    """What a row computes: the next token, or a range of positions of the prompt or of recomputed tokens."""
     _, prompt_tokens, row = planned
     end = row.start + row.length
     if row.length == 1 and row.start >= prompt_tokens:
@@ -96,7 +96,7 @@ def row_text(planned: PlannedRow) -> str:
     where = (
         f"prompt of {prompt_tokens}"
         if end <= prompt_tokens
-        else f"prompt of {prompt_tokens} and answer again"
+        else f"prompt of {prompt_tokens} and recomputed output"
     )
     return f"[{row.start}, {end}) of {where}"
 
@@ -112,9 +112,7 @@ def event_text(event: Event) -> str:
         case Skipped():
             return f"{event.request_id} waits: {event.reason.replace('_', ' ')}"
         case Preempted():
-            return (
-                f"{event.request_id} preempted ({event.reason}): {event.lost_tokens} computed tokens given up"
-            )
+            return f"{event.request_id} preempted ({event.reason}): {event.lost_tokens} computed tokens lost"
         case Finished():
             more = f": {event.message}" if event.message else ""
             return f"{event.request_id} finished ({event.reason}) after {event.output_tokens} tokens{more}"
@@ -131,32 +129,32 @@ class Timeline:
         self._request_id = request_id
         self._lines: list[tuple[int, float, str]] = []
         self._tokens = 0
-        self._drawing: tuple[int, float, int] | None = (
-            None  # step, time and number of the first token of a run
+        self._first_token: tuple[int, float, int] | None = (
+            None  # step, time and number of the first of consecutive tokens
         )
 
     def add(self, scene: Scene) -> None:
-        """Adds the events of a step."""
+        """Adds a step's events of this request."""
         for event in scene.events:
             if getattr(event, "request_id", None) != self._request_id:
                 continue
             if isinstance(event, Emitted):
-                self._drawing = self._drawing or (scene.step, scene.now, self._tokens + 1)
+                self._first_token = self._first_token or (scene.step, scene.now, self._tokens + 1)
                 self._tokens += len(event.tokens)
             else:
-                self._end_of_run()
-                self._lines.append((scene.step, scene.now, _deed(event)))
+                self._flush_tokens()
+                self._lines.append((scene.step, scene.now, _without_request(event)))
 
-    def _end_of_run(self) -> None:
-        if self._drawing is not None:
-            step, now, first = self._drawing
+    def _flush_tokens(self) -> None:
+        if self._first_token is not None:
+            step, now, first = self._first_token
             text = f"token {first}" if first == self._tokens else f"tokens {first} to {self._tokens}"
             self._lines.append((step, now, text))
-            self._drawing = None
+            self._first_token = None
 
     def table(self) -> Table | None:
-        """The lines; seconds count from the step of the arrival. None if the request has no events."""
-        self._end_of_run()
+        """The timeline, in seconds since the step of the arrival; None if the request has no events."""
+        self._flush_tokens()
         if not self._lines:
             return None
         table = Table(title=f"request {escape(self._request_id)}", title_justify="left")
@@ -167,8 +165,8 @@ class Timeline:
         return table
 
 
-def _deed(event: Event) -> str:
-    """An event of a request as text, without the request's name."""
+def _without_request(event: Event) -> str:
+    """An event as text, without the request's id."""
     if isinstance(event, Chunked):
         end = event.start + event.length
         return f"prompt [{event.start}, {end}) planned: {event.reason.replace('_', ' ')}"
@@ -177,7 +175,7 @@ def _deed(event: Event) -> str:
 
 
 def divergence_text(divergence: Divergence) -> list[str]:
-    """The first difference of two runs, as lines."""
+    """The first difference between the recording and the replay, as lines."""
     return [
         f"the replay differs from line {divergence.line} on",
         f"  recorded: {divergence.recorded or 'no further event in this step'}",
@@ -185,13 +183,13 @@ def divergence_text(divergence: Divergence) -> list[str]:
     ]
 
 
-def comparison(lives: Mapping[str, Tally]) -> Table:
+def comparison(runs: Mapping[str, Tally]) -> Table:
     """Runs side by side; the first one is the baseline."""
     table = Table(header_style="bold")
     table.add_column("")
-    for name in lives:
+    for name in runs:
         table.add_column(escape(name), justify="right")
-    tallies = list(lives.values())
+    tallies = list(runs.values())
     for label, cells in comparison_rows(tallies):
         table.add_row(label, *cells)
     return table
@@ -205,7 +203,7 @@ def comparison_rows(tallies: Sequence[Tally]) -> list[tuple[str, list[str]]]:
         rows.append((f"{label} s p50 / p95 / p99", [_spread(values) for values in spreads]))
     rows += [
         ("preemptions", [str(tally.preemptions) for tally in tallies]),
-        ("computed tokens given up", [str(tally.lost_tokens) for tally in tallies]),
+        ("computed tokens lost to preemption", [str(tally.lost_tokens) for tally in tallies]),
         ("cached tokens", [str(tally.cached_tokens) for tally in tallies]),
         ("steps", [str(tally.steps) for tally in tallies]),
         ("busy s", [f"{tally.busy_seconds:.2f}" for tally in tallies]),

@@ -1,4 +1,4 @@
-"""Figures of a replayed run, by which two runs are compared."""
+"""Figures of a replayed run, for comparing runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from headrace.core.request import FinishReason, Request
 class Tally:
     """A fold over one run; times are in seconds from a request's arrival.
 
-    ``waits`` are until the first admission, ``ttft`` until the first token, ``e2e`` until the end of outputs that were
-    not cancelled.
+    ``waits`` end at the first admission, ``ttft`` at the first token, ``e2e`` at the end of a completed output.
     """
 
     waits: list[float] = field(default_factory=list)
@@ -26,13 +25,13 @@ class Tally:
     steps: int = 0
     busy_seconds: float = 0.0
     _since: dict[str, float] = field(default_factory=dict)
-    _silent: set[str] = field(default_factory=set)
+    _without_token: set[str] = field(default_factory=set)
 
     def expect(self, request: Request) -> None:
-        """A request has arrived; the server's own warm-up request, whose arrival is minus infinity, does not count."""
+        """Registers a request. The server's warm-up request, whose arrival is minus infinity, does not count."""
         if request.arrived != -math.inf:
             self._since[request.id] = request.arrived
-            self._silent.add(request.id)
+            self._without_token.add(request.id)
 
     def fold(self, event: Event, now: float) -> None:
         match event:
@@ -40,15 +39,15 @@ class Tally:
                 self.cached_tokens += cached
                 if reason is AdmitReason.NEW:
                     self.waits.append((now if event.at is None else event.at) - self._since[request_id])
-            case Emitted(request_id) if request_id in self._silent:
-                self._silent.discard(request_id)
+            case Emitted(request_id) if request_id in self._without_token:
+                self._without_token.discard(request_id)
                 self.ttft.append(now - self._since[request_id])
             case Preempted():
                 self.preemptions += 1
                 self.lost_tokens += event.lost_tokens
             case Finished(request_id, reason) if request_id in self._since:
                 since = self._since.pop(request_id)
-                self._silent.discard(request_id)
+                self._without_token.discard(request_id)
                 if reason in (FinishReason.STOP, FinishReason.LENGTH):
                     self.e2e.append(now - since)
             case Stepped():

@@ -1,4 +1,4 @@
-"""A runner that returns recorded tokens in virtual time, with predicted times of steps and copies."""
+"""A runner that returns recorded tokens in virtual time, with predicted times for steps and copies."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headrace.observe.recording.moments import Outcome
 class TimedRunner(RecordedRunner):
     """Steps take the time that ``times`` predicts; copies to and from the disk take ``disk_seconds`` each, in sequence.
 
-    ``time`` is the end of the step that was collected last. A request that failed fails again after as many tokens.
-    Drafts are verified against the recorded answer; a step begins after the seconds that ``drafts`` were made in.
+    ``time`` is the end of the last collected step. A request that failed fails again after the same number of tokens.
+    Drafts are verified against the recorded output. The drafting time of ``drafts`` is added to the step.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class TimedRunner(RecordedRunner):
     ) -> None:
         super().__init__(answers)
         self._drafts = drafts
-        self._drafting = 0.0  # seconds of drafting that are part of the time already
+        self._drafting = 0.0  # drafting seconds that steps already include
         self.time = -math.inf
         self.busy_seconds = 0.0
         self._times = times
@@ -84,7 +84,7 @@ class TimedRunner(RecordedRunner):
 
 
 def sizes(rows: tuple[PlannedRow, ...]) -> tuple[int, int, int]:
-    """Rows, tokens, and the sum over the tokens of the positions that each attends to."""
+    """Number of rows, number of tokens, and the sum over the tokens of the positions that each attends to."""
     planned = [each.row for each in rows]
     tokens = sum(row.length for row in planned)
     contexts = sum(row.length * row.start + row.length * (row.length + 1) // 2 for row in planned)

@@ -31,7 +31,7 @@ from headrace.observe.recording.moments import (
 from headrace.observe.recording.wire import MAGIC, RECORDED, RECORDED_PARAMS, VERSION
 
 DRAFTED = -1
-"""Stands for each drafted token: no fingerprint is negative."""
+"""Id that stands for a drafted token; fingerprints are never negative."""
 
 
 class BadTrace(ValueError):
@@ -39,7 +39,7 @@ class BadTrace(ValueError):
 
 
 class Step(NamedTuple):
-    """One recorded call of `Engine.step`; ``events`` as the file has them. Drafted tokens have made-up ids."""
+    """One recorded call of `Engine.step`; ``events`` are as in the file. Drafted tokens have placeholder ids."""
 
     now: float
     seconds: float
@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """Events that were taken between two steps."""
+    """Events that the engine emitted between two steps."""
 
     events: list[list[Any]]
 
@@ -66,9 +66,9 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """The output of a request, as fingerprints, and how it ended (None: not in this trace).
+    """The output of a request, as fingerprints, and its finish reason (None: it did not end in this trace).
 
-    Output tokens that the request already had are part of it.
+    ``tokens`` include output tokens that the request was submitted with.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole recording. ``cut`` says why it ended before the engine did; empty if it did not."""
+    """A whole recording. ``cut`` says why it ended before the engine stopped; empty if it did not."""
 
     path: Path
     version: str
@@ -98,7 +98,7 @@ def read_trace(path: Path) -> Trace:
     If the last line is incomplete (the server was killed), the trace ends before it.
 
     Raises:
-        BadTrace: another kind of file, or a line that makes no sense.
+        BadTrace: the file is not a trace, or a line cannot be read.
         OSError: no such file.
     """
     raw = _lines(path)
@@ -106,9 +106,9 @@ def read_trace(path: Path) -> Trace:
     header = _object(path, number, first)
     if header.get(MAGIC) != VERSION:
         wrong = (
-            f"is of version {header[MAGIC]}, this Headrace reads {VERSION}"
+            f"trace has version {header[MAGIC]}; this Headrace reads version {VERSION}"
             if MAGIC in header
-            else "is no trace"
+            else "is not a trace"
         )
         raise BadTrace(f"{path}:1: this {wrong} (expected a first line with {MAGIC!r}: {VERSION})")
     lines: list[Line] = []
@@ -116,14 +116,14 @@ def read_trace(path: Path) -> Trace:
     cut = ""
     for number, text in raw:
         if not text.endswith("\n"):
-            cut = f"line {number} breaks off"
+            cut = f"line {number} is incomplete"
             break
-        told = _object(path, number, text)
-        if "stopped" in told:
-            cut = str(told["stopped"])
+        fields = _object(path, number, text)
+        if "stopped" in fields:
+            cut = str(fields["stopped"])
             break
         try:
-            happening = _happening(told)
+            happening = _happening(fields)
             if isinstance(happening, Submitted):
                 answers.setdefault(happening.request.id, Answer(list(happening.request.answered)))
             elif isinstance(happening, Step | Drained):
@@ -136,7 +136,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The file's lines with their numbers; an incomplete compressed file ends where it breaks off."""
+    """The file's lines with their numbers; a truncated compressed file ends at its last complete data."""
     opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         number = 0
@@ -147,7 +147,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             except EOFError:
                 return
             except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
-                raise BadTrace(f"{path}:{number}: this is no text: {error}") from None
+                raise BadTrace(f"{path}:{number}: this is not text: {error}") from None
             if not line:
                 return
             yield number, line
@@ -155,16 +155,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _object(path: Path, number: int, text: str) -> dict[str, Any]:
     try:
-        told = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise BadTrace(f"{path}:{number}: this is not JSON: {error.msg}") from None
-    if not isinstance(told, dict):
+    if not isinstance(value, dict):
         raise BadTrace(f"{path}:{number}: expected a JSON object")
-    return told
+    return value
 
 
-def _happening(told: Mapping[str, Any]) -> Happening:
-    match told:
+def _happening(line: Mapping[str, Any]) -> Happening:
+    match line:
         case {"submit": request, "now": now}:
             return Submitted(_request(request), float(now))
         case {"cancel": request_id, "why": why, "now": now}:
@@ -176,71 +176,71 @@ def _happening(told: Mapping[str, Any]) -> Happening:
         case {"reset": "all" | "device" as what}:
             return Reset(what == "all")
         case {"step": now, "seconds": seconds, "events": events}:
-            drafts = _drafts(told.get("drafts"))
-            return Step(float(now), float(seconds), _outcome(told.get("out")), _events(events), drafts)
+            drafts = _drafts(line.get("drafts"))
+            return Step(float(now), float(seconds), _outcome(line.get("out")), _events(events), drafts)
         case {"events": events}:
             return Drained(_events(events))
         case {"raised": error, "now": now}:
             return Raised(float(now), str(error))
-    raise ValueError(f"no kind of line has the fields {', '.join(told)}")
+    raise ValueError(f"unknown kind of line with the fields {', '.join(line)}")
 
 
-def _request(told: Mapping[str, Any]) -> Request:
-    unknown = told.keys() - {*RECORDED, *RECORDED_PARAMS, "tokens", "answered", "affinity"}
+def _request(recorded: Mapping[str, Any]) -> Request:
+    unknown = recorded.keys() - {*RECORDED, *RECORDED_PARAMS, "tokens", "answered", "affinity"}
     if unknown:
         raise ValueError(f"a request has no field {', '.join(sorted(unknown))}")
-    fields = {name: value for name, value in told.items() if name in RECORDED}
+    fields = {name: value for name, value in recorded.items() if name in RECORDED}
     return Request(
         **fields
         | {
-            "arrived": float(told["arrived"]),
-            "deadline": None if told["deadline"] is None else float(told["deadline"]),
-            "slo": Slo(*told["slo"]),
-            "retention": tuple(Retention(*each) for each in told["retention"]),
-            "tokens": read(told["tokens"]),
-            "answered": read(told["answered"]),
-            "affinity": told["affinity"],
-            "params": SamplingParams(**{name: told[name] for name in RECORDED_PARAMS}),
+            "arrived": float(recorded["arrived"]),
+            "deadline": None if recorded["deadline"] is None else float(recorded["deadline"]),
+            "slo": Slo(*recorded["slo"]),
+            "retention": tuple(Retention(*each) for each in recorded["retention"]),
+            "tokens": read(recorded["tokens"]),
+            "answered": read(recorded["answered"]),
+            "affinity": recorded["affinity"],
+            "params": SamplingParams(**{name: recorded[name] for name in RECORDED_PARAMS}),
             "eos_token_ids": frozenset({STOP}),
         }
     )
 
 
-def _outcome(told: Mapping[str, Any] | None) -> Outcome | None:
-    if told is None:
+def _outcome(recorded: Mapping[str, Any] | None) -> Outcome | None:
+    if recorded is None:
         return None
     by_row = {
-        name: {int(row): value for row, value in told.get(name, {}).items()}
+        name: {int(row): value for row, value in recorded.get(name, {}).items()}
         for name in ("counts", "scores", "failures")
     }
     arrivals = tuple(
         Arrival(Move(source, target, Tier(here), Tier(there)), bool(ok), float(seconds))
-        for (source, target, here, there), ok, seconds in told.get("arrivals", ())
+        for (source, target, here, there), ok, seconds in recorded.get("arrivals", ())
     )
-    return Outcome(**by_row, arrivals=arrivals, broken_off=bool(told.get("broken_off", False)))
+    return Outcome(**by_row, arrivals=arrivals, broken_off=bool(recorded.get("broken_off", False)))
 
 
-def _drafts(told: Mapping[str, Any] | None) -> Drafts | None:
-    if told is None:
+def _drafts(recorded: Mapping[str, Any] | None) -> Drafts | None:
+    if recorded is None:
         return None
     proposals = {}
-    for request_id, (count, end, confidences, source, cut) in told["proposals"].items():
+    for request_id, (count, end, confidences, source, cut) in recorded["proposals"].items():
         tokens = tuple(STOP if at == end else DRAFTED for at in range(int(count)))
         proposals[request_id] = Proposal(tokens, tuple(map(float, confidences)), str(source), str(cut))
-    failed = told.get("failed")
+    failed = recorded.get("failed")
     return Drafts(
         proposals,
-        float(told.get("seconds", 0.0)),
+        float(recorded.get("seconds", 0.0)),
         None if failed is None else (int(failed[0]), str(failed[1]), str(failed[2])),
     )
 
 
-def _events(told: Any) -> list[list[Any]]:
-    for event in told:
+def _events(recorded: Any) -> list[list[Any]]:
+    for event in recorded:
         name, fields = event
         if not isinstance(name, str) or not isinstance(fields, dict):
-            raise ValueError(f"{event!r} is no event")
-    return list(told)
+            raise ValueError(f"{event!r} is not an event")
+    return list(recorded)
 
 
 def _collect(events: list[list[Any]], answers: dict[str, Answer]) -> None:

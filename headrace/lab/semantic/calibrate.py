@@ -1,8 +1,8 @@
-"""Calibration from labelled requests: scores are fitted on one part, thresholds are counted on the other.
+"""Calibration from labelled requests: the score is fitted on one part, and thresholds are evaluated on the other.
 
-Rows are assigned to the parts at random. A stream is simulated once per threshold, because served responses decide what
-the cache holds afterwards; and in pieces of several lengths, so that small caches are measured as well as large ones.
-`Calibration` decides which threshold meets which error bound.
+Rows are assigned to the parts at random. A stream is simulated once per threshold, because served requests are not
+stored; and in pieces of several lengths, to measure small caches as well as large ones. `Calibration` decides which
+threshold meets which error bound.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ SIZES = (0, 30, 300)
 """Minimum number of entries of a small, a medium and a large partition."""
 
 _PIECE = 2
-"""Rows of a piece per entry of its stratum's upper size: some rows are served and not stored."""
+"""Rows of a piece per entry of the stratum's maximum size; served rows are not stored."""
 
 _FITTED = 0.3
-"""Share of the rows that a score is fitted on; the rest certifies the error bound."""
+"""Share of the rows for fitting the score; the rest certifies the error bound."""
 
 _SHARES = (
     *(0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.15),
     *(step / 20 for step in range(4, 11)),
     *(step / 40 for step in range(21, 33)),
 )
-"""Shares of the fitted rows that would be served, at which thresholds are set."""
+"""Hit rates on the fitted rows at which thresholds are set."""
 
 _Play = Callable[[Rule], Sequence[Decision]]
 
 
 def calibrate(data: Pairs | Stream, embed: Embed, encoder: str, seed: int = 0) -> Calibration:
-    """Fit scores on a part of ``data`` and count hits and errors of thresholds on the rest.
+    """Fits scores on a part of ``data``, and counts hits and errors of thresholds on the rest.
 
-    Pairs have no cache size: they have one stratum, and a score without neighbours.
+    Pairs have no cache size, so they have one stratum, and a score without evidence from neighbours.
 
     Raises:
-        Unsupported: too few rows of either outcome to fit anything.
+        Unsupported: too few rows, or rows of one outcome only.
     """
     draw = random.Random(seed)
     if isinstance(data, Pairs):
@@ -76,12 +76,12 @@ def calibrate(data: Pairs | Stream, embed: Embed, encoder: str, seed: int = 0) -
             for size, following in zip(SIZES, (*SIZES[1:], math.inf), strict=True)
         ]
     if not any(stratum.held for stratum in strata):
-        raise Unsupported(f"too few rows to fit a score: {len(data.rows)}, or all of one kind")
+        raise Unsupported(f"{len(data.rows)} rows are too few to fit a score, or all have the same outcome")
     return Calibration(encoder, tuple(strata))
 
 
 def _pieces(rows: Labelled, entries: float) -> _Play:
-    """Simulates the rows in pieces in which a cache reaches ``entries``, each from an empty cache."""
+    """Simulates the rows in pieces that are long enough for ``entries`` entries, each from an empty cache."""
     count = len(rows.answers)
     length = int(min(count, _PIECE * entries)) or 1
     streams = [PlayedStream(rows.part(start, start + length), start) for start in range(0, count, length)]
@@ -91,7 +91,7 @@ def _pieces(rows: Labelled, entries: float) -> _Play:
 def _stratum(
     size: int, following: float, play: _Play, parts: Sequence[str], fitted: Sequence[bool]
 ) -> Stratum:
-    """Decisions of caches with ``size`` to ``following`` entries; smaller caches serve nothing."""
+    """Counts the decisions of caches with ``size`` to ``following`` entries; smaller caches serve nothing."""
 
     def inside(decisions: Sequence[Decision]) -> list[Decision]:
         return [each for each in decisions if size <= each.entries < following]
@@ -101,7 +101,7 @@ def _stratum(
     known = [(each.evidence, each.right) for each in learnt if each.evidence is not None and fitted[each.row]]
     try:
         score = fit_score([evidence for evidence, _ in known], [right for _, right in known], parts)
-    except ValueError:  # all right, all wrong, or none at all
+    except ValueError:  # no decisions, or all have the same outcome
         return Stratum(size, Score(0.0, ()), (), (), fitted_rows, len(learnt) - fitted_rows)
     scores = np.sort([score(evidence) for evidence, _ in known])[::-1]
     places = sorted({int(share * fitted_rows) for share in _SHARES})

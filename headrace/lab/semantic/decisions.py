@@ -1,8 +1,8 @@
-"""Decisions of a semantic cache on labelled requests, one each.
+"""Simulated decisions of a semantic cache, one per labelled request.
 
-A stream is simulated with a cache that starts empty: a request that is not served is computed and becomes an entry, as
-in the server, so that the counted errors are those of the policy in use. Pairs are independent, and their
-neighbourhood is unlabelled, so that only what the two questions say counts.
+A stream is simulated with a cache that starts empty. As in the server, a miss is computed and becomes an entry, so the
+errors are those of the policy in use. Pairs are independent and have no labelled neighbours, so only the two texts
+count.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Embed = Callable[[Sequence[str]], Sequence[bytes | None]]
 
 _BLOCK = 512
 _REACH = 8 * NEIGHBOURS
-"""Earlier rows examined per request: enough to find the cached ones among them."""
+"""Nearest earlier rows examined per request: enough to include `NEIGHBOURS` cached ones."""
 
 PAIR_EVIDENCE = ("cosine", "shared", "kept", "order", "length", "complete")
-"""Evidence that is known of a pair without labelled neighbours."""
+"""Evidence available for a pair without labelled neighbours."""
 
 
 class Decision(NamedTuple):
-    """One row: the evidence for the candidate and whether it is right; no evidence if there was no candidate.
+    """The decision for one row: the candidate's evidence and correctness; no evidence without a candidate.
 
     ``entries`` is the number of cache entries at that time.
     """
@@ -48,7 +48,7 @@ Rule = Callable[[Evidence, int], bool]
 
 
 class Labelled(NamedTuple):
-    """Rows of a stream with their vectors [rows, dimensions]; equal ``answers`` are one answer."""
+    """Rows of a stream with vectors [rows, dimensions]; rows with equal ``answers`` share an answer."""
 
     texts: tuple[str, ...]
     answers: tuple[int, ...]
@@ -60,7 +60,7 @@ class Labelled(NamedTuple):
 
 
 def embed_stream(stream: Stream, embed: Embed) -> Labelled:
-    """The rows that fit the encoder's context."""
+    """Embeds the rows; omits those that exceed the encoder's context."""
     vectors = embed([row.text for row in stream.rows])
     kept = [
         (row, _vector(found)) for row, found in zip(stream.rows, vectors, strict=True) if found is not None
@@ -74,7 +74,7 @@ def embed_stream(stream: Stream, embed: Embed) -> Labelled:
 
 
 class PlayedStream:
-    """A stream, ready to be played under one rule after the other; its first row is called ``first``."""
+    """A stream that can be simulated with several rules; ``first`` is the number of its first row."""
 
     def __init__(self, rows: Labelled, first: int = 0) -> None:
         self.answers = rows.answers
@@ -123,7 +123,7 @@ class PlayedStream:
 
 
 def decide_pairs(pairs: Pairs, embed: Embed) -> list[Decision]:
-    """One decision per pair; nothing is served, so a threshold on the evidence decides alone."""
+    """One decision per pair; none is served, since thresholds are applied to the evidence later."""
     firsts = embed([row.first for row in pairs.rows])
     seconds = embed([row.second for row in pairs.rows])
     decisions = []

@@ -1,8 +1,8 @@
 """Fit of the semantic cache's score: monotone curves whose sum is the log-odds of an equal answer.
 
-Logistic regression over the segments of piecewise linear functions, with slopes that may not fall below zero; convex,
-solved by accelerated projected gradients (Beck and Teboulle, 2009). A few thousand labelled decisions are enough,
-because there are only some dozens of slopes, none of them negative.
+Logistic regression over the segments of piecewise linear functions with non-negative slopes. The problem is convex and
+solved by accelerated projected gradients (Beck and Teboulle, 2009). With some dozens of slopes, a few thousand labelled
+decisions are enough.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def fit_score(
 
 
 def _segments(column: _Floats, knots: _Floats) -> _Floats:
-    """The part of each segment between the knots that lies below each value, [rows, segments]."""
+    """Length of each segment between the knots that lies below each value, [rows, segments]."""
     reach: _Floats = np.clip(column[:, None], knots[:-1], knots[1:]) - knots[:-1]
     return reach
 
 
 def _solve(inputs: _Floats, right: _Floats) -> tuple[_Floats, float]:
-    """Slopes that are not negative, and the intercept, of least regularized logistic loss."""
+    """Non-negative slopes and the intercept that minimize the regularized logistic loss."""
     scale = inputs.std(0) + 1e-9
     design = np.column_stack([inputs / scale, np.ones(len(inputs))])
     ridge = np.full(design.shape[1], _RIDGE)
@@ -66,7 +66,7 @@ def _solve(inputs: _Floats, right: _Floats) -> tuple[_Floats, float]:
         step = ahead - (design.T @ (likely - right) + ridge * ahead) / curvature
         step[:-1] = np.maximum(step[:-1], 0.0)
         following = (1.0 + np.sqrt(1.0 + 4.0 * momentum**2)) / 2.0
-        if (ahead - step) @ (step - weights) > 0.0:  # overshot: start the momentum anew (O'Donoghue, Candes)
+        if (ahead - step) @ (step - weights) > 0.0:  # overshot: restart the momentum (O'Donoghue, Candes)
             following, ahead = 1.0, step.copy()
         else:
             ahead = step + (momentum - 1.0) / following * (step - weights)

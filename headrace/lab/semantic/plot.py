@@ -13,7 +13,7 @@ from headrace.lab.bench.plot import load_pyplot
 def plot_calibration(
     calibration: Calibration, max_errors: Sequence[float], confidence: float, path: Path, title: str
 ) -> None:
-    """Write a PNG with the share of wrong hits over the share of hits, its upper bound, and what is certified.
+    """Writes a PNG: the share of wrong hits over the hit rate, its upper bound, and the certified thresholds.
 
     Raises:
         NoPlots: matplotlib is missing.
@@ -33,8 +33,8 @@ def plot_calibration(
             if isinstance(found, Certificate):
                 share = 100 * found.tally.served / stratum.held_rows
                 axis.plot([share], [100 * found.bound], marker="o", color=line.get_color())
-    axis.set_xlabel("questions served, %")
-    axis.set_ylabel("wrong among the served, % (dotted: upper bound; dots: certified)")
+    axis.set_xlabel("requests served from cache, %")
+    axis.set_ylabel("wrong hits, % (dotted: upper bound; dots: certified)")
     axis.set_ylim(0, 10)
     axis.set_title(title)
     axis.grid(alpha=0.3)

@@ -1,6 +1,6 @@
-"""Labelled requests from a file: pairs with or without an equal answer, or requests with an intent each.
+"""Labelled requests from a file: pairs with equal or different answers, or requests with an intent each.
 
-CSV with a header, or JSON; the columns tell which of the two it is. Requests of one intent share an answer.
+Files are CSV with a header, or JSON; the columns determine the kind. Requests of one intent share an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRUE, _FALSE = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "
 
 
 class BadRows(ValueError):
-    """A file without labelled requests; the message says what is expected."""
+    """A file that cannot be read as labelled requests."""
 
 
 class Pair(NamedTuple):
@@ -75,10 +75,10 @@ class Stream:
 
 
 def read_rows(path: Path) -> Pairs | Stream:
-    """The labelled questions of a file.
+    """Reads the labelled requests of a file.
 
     Raises:
-        BadRows: the file cannot be read, or has neither of the two kinds of columns.
+        BadRows: the file cannot be read, or lacks the columns of either kind.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -86,7 +86,7 @@ def read_rows(path: Path) -> Pairs | Stream:
         raise BadRows(f"{path} cannot be read: {error}") from error
     if path.suffix == ".json":
         return _from_json(path, text)
-    table = csv.DictReader(io.StringIO(text, newline=""))  # rows end at newlines alone, however a text is cut
+    table = csv.DictReader(io.StringIO(text, newline=""))  # newline="": quoted fields may contain line breaks
     columns = [name.strip().lower() for name in table.fieldnames or ()]
     table.fieldnames = columns
     for first, second, same in _PAIR_COLUMNS:

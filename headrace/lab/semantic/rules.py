@@ -1,8 +1,8 @@
 """Simpler rules for serving a similar request's response, as baselines.
 
-Both look at the nearest entry alone. `FixedCosine` is what most caches do. `PerEntry` is our own implementation of the
-rule that vCache publishes (arXiv:2502.03771): each entry learns from its own past where similarity begins to mean
-the same answer, and explores as long as it cannot be sure. Its promise is about errors per request, not per hit.
+Both look at the nearest entry only. `FixedCosine` is what most caches do. `PerEntry` is our own implementation of the
+rule of vCache (arXiv:2502.03771): each entry learns its own similarity threshold from its history, and explores while
+the threshold is uncertain. It bounds errors per request, not per hit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NearestRule(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What a rule did to a number of questions."""
+    """Counts of a simulated rule: requests, hits, and wrong hits."""
 
     asked: int
     served: int
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 class FixedCosine:
-    """Serves from ``threshold`` on."""
+    """Serves if the cosine similarity is at least ``threshold``."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
@@ -56,10 +56,10 @@ class FixedCosine:
 
 
 class PerEntry:
-    """Serves with at most the probability that bounds errors per request by ``delta``.
+    """Serves with the probability that bounds errors per request by ``delta``.
 
-    An entry with ``_LEAST`` observations or more fits P(right | s) = sigma(gamma * (s - t)); with (1 - e') confidence t
-    lies below t'(e'). The question explores with probability min over e' of
+    An entry with at least ``_LEAST`` observations fits P(right | s) = sigma(gamma * (s - t)); t is below t'(e') with
+    confidence 1 - e'. A request is computed (explored) with probability min over e' of
     1 - delta / (1 - (1 - e') * sigma(gamma * (s - t'(e')))).
     """
 
@@ -90,11 +90,11 @@ class PerEntry:
     def learn(self, entry: int, cosine: float, right: bool) -> bool:
         self._seen.setdefault(entry, []).append((cosine, right))
         self._fits.pop(entry, None)
-        return not right  # an entry learns more if it keeps its questions to itself
+        return not right  # no second entry for the same answer, so that the first one gets all observations
 
 
 def play_rule(stream: PlayedStream, rule: NearestRule) -> Outcome:
-    """Play ``stream`` from an empty cache; what is not served is computed."""
+    """Simulates ``stream`` from an empty cache; misses are computed."""
     served = wrong = 0
     cached = bytearray(len(stream))
     for row in range(len(stream)):
@@ -113,7 +113,7 @@ def play_rule(stream: PlayedStream, rule: NearestRule) -> Outcome:
 
 
 def pick(outcomes: Sequence[Outcome], max_error: float) -> int | None:
-    """The outcome with most hits among those whose share of wrong hits is within ``max_error``: its index."""
+    """Index of the outcome with the most hits among those with a share of wrong hits of at most ``max_error``."""
     fitting = [i for i, each in enumerate(outcomes) if each.served and each.wrong_per_hit <= max_error]
     return max(fitting, key=lambda index: outcomes[index].served, default=None)
 
@@ -121,7 +121,7 @@ def pick(outcomes: Sequence[Outcome], max_error: float) -> int | None:
 _PRIOR_SLOPE = 30.0
 _RIDGE = 0.02
 _CENTRE = 0.8
-"""Few observations are all alike, and no curve fits them alone: a weak prior says how steep one usually is."""
+"""Weak prior of the curve's slope, since few observations often have the same outcome and do not determine one."""
 
 
 def _fit_threshold(seen: Sequence[tuple[float, bool]]) -> tuple[float, float, float]:

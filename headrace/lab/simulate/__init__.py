@@ -1,4 +1,4 @@
-"""The engine in virtual time: what clients would measure on a device that need not be present. Files in reading order:
+"""Simulation of the engine in virtual time: what clients would measure on a given device. Files in reading order:
 
 - `work`, `device`: the work of a step, and the time that a device takes for it.
 - `runner`, `front`, `replica`: simulated execution, HTTP server, engine.

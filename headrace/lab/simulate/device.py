@@ -1,4 +1,4 @@
-"""Step times of a device that is known from its data sheet."""
+"""Step times of a device from its data sheet."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headrace.lab.simulate.work import StepWork
 class Device(Protocol):
     """Seconds of a step: a roofline, or a fit to measured steps.
 
-    ``host_seconds`` is the engine's own part, planning and packing, which overlaps with the step before if overlap is
-    on; ``seconds`` is the device's part.
+    ``host_seconds`` is the host's part (planning and packing), which may overlap with the previous step; ``seconds``
+    is the device's part.
     """
 
     def seconds(self, work: StepWork) -> float: ...
@@ -21,9 +21,9 @@ class Device(Protocol):
 
 
 class Roofline:
-    """A `Device` from a model's shape and a device's peaks; blocks are moved before the rows, not in parallel.
+    """A `Device` from a model's shape and a device's peaks; moves of blocks do not overlap with computation.
 
-    ``row_seconds`` is the host's time per row: slots, block tables, its part of sampling.
+    ``row_seconds`` is the host's time per row: slots, block tables, and the host's part of sampling.
     """
 
     def __init__(self, replica: Replica, block_size: int, row_seconds: float = 2e-6) -> None:

@@ -1,8 +1,8 @@
 """Replicas behind admission control and a router, in virtual time.
 
 The only events are arrivals and times at which a replica is due. They are handled in order of time, arrivals first.
-With a `Handover` a request arrives twice: at a prefill replica, and at one of the others when its prompt is computed.
-Nothing waits in real time, so a simulated day takes as long as its steps take to plan.
+With a `Handover` a request arrives twice: at a prefill replica, and at a decode replica when its prompt is computed.
+Nothing waits in real time: a simulation takes as long as the engines need to plan the steps.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from headrace.lab.simulate.tally import Tally
 
 
 class Fleet:
-    """``replicas`` share one ``tally`` and the ``answers`` that their runners return.
+    """Replicas that share one ``tally`` and the ``answers`` (outputs by request id) that their runners return.
 
-    With a ``handover``, its prefill replicas come before them. The attribute `replicas` has all.
+    With a ``handover``, requests go through its prefill replicas first. The attribute `replicas` includes them.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Fleet:
         return max(self.tally.ended, *(replica.runner.time for replica in self.replicas))
 
     def warm_up(self, asked: Iterable[SimulatedRequest]) -> None:
-        """Run requests that do not count: the engines keep learnt lengths and times, but no cached prefixes.
+        """Runs requests that do not count: the engines keep learned lengths and times, but no cached prefixes.
 
         Later requests must arrive after `now`.
         """
@@ -61,9 +61,9 @@ class Fleet:
             self._handover.tally = self.tally
 
     def run(self, asked: Iterable[SimulatedRequest]) -> None:
-        """Run until the last request has ended; requests come in order of arrival.
+        """Runs all requests, which must be in order of arrival.
 
-        Garbage collection is off meanwhile: millions of values are made and none of them is in a cycle.
+        Garbage collection is disabled meanwhile, because none of the many allocated values is in a cycle.
         """
         collecting = gc.isenabled()
         gc.disable()
@@ -114,7 +114,7 @@ class Fleet:
 
 
 def _precedes(due: float, replica: SimulatedReplica, following: SimulatedRequest | None) -> bool:
-    """Whether a request arrives from a prefill replica before anything else happens."""
+    """Whether the next event is the arrival of a request from a prefill replica."""
     return due < math.inf and due <= replica.due and (following is None or due < following.request.arrived)
 
 

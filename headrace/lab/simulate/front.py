@@ -6,13 +6,12 @@ from __future__ import annotations
 class Front:
     """A server's HTTP side as a single worker with a queue.
 
-    Before the engine gets a request it spends ``request_seconds``, and ``token_seconds`` for each token of the prompt;
-    during a step, when threads are awake, ``busy_seconds`` instead of ``request_seconds``.
-    It spends ``event_seconds`` on each chunk of a response before the client gets it. A request that arrives during a
-    step delays the step's end by ``stall_seconds``, because both need the interpreter. A request that is read while
-    nothing runs delays the step after its first token by ``wake_seconds``: threads, caches and the response's headers.
-    The next request can be read after ``stall_seconds``, if they are known: the rest of a request's time is waiting.
-    ``free_at`` is when all its work is done; work is given in order of time. If all are 0, there is no HTTP overhead.
+    A request reaches the engine after ``request_seconds`` plus ``token_seconds`` per prompt token; during a step, when
+    threads are awake, ``busy_seconds`` replace ``request_seconds``. Each chunk of a response takes ``event_seconds``. A
+    request that arrives during a step delays the step's end by ``stall_seconds``, because both need the interpreter. A
+    request that finds the server idle delays the step after its first token by ``wake_seconds`` (threads, caches,
+    response headers). The next request can be read after ``stall_seconds`` if these are not 0: the rest of a request's
+    time is waiting. ``free_at`` is when all work is done; calls must be in order of time.
     """
 
     def __init__(
@@ -33,7 +32,9 @@ class Front:
         self.free_at = self._read_at = 0.0
 
     def take(self, now: float, tokens: int, stepping: bool) -> float:
-        """When the engine gets a request with so many prompt tokens that arrives ``now``, during a step or not."""
+        """When a request that arrives ``now`` reaches the engine. ``tokens`` is its prompt length, and ``stepping``
+        says whether a step is running.
+        """
         seconds = self.busy_seconds if stepping else self.request_seconds
         seconds += tokens * self.token_seconds
         began = max(self.free_at, now)

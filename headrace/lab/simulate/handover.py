@@ -3,9 +3,9 @@
 ```
  arrival ──> prefill replica ──one token──> latency ──> decode replica ──missing blocks, one by one──> first token
 ```
-As in `examples/disaggregated_proxy.py`: a prefill replica computes the prompt and one token, then the request goes to a
-decode replica. That one names the prefill replica as its peer, and the engine's own code decides what it pulls. Both
-may also get a request at once; the decode replica then follows the prefill replica.
+As in `examples/disaggregated_proxy.py`, a prefill replica computes the prompt and one token; then the request goes to a
+decode replica with the prefill replica as its peer. The engine decides which blocks to pull. Alternatively, both get a
+request at once, and the decode replica pulls blocks as they are computed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from headrace.lab.simulate.runner import EOS
 from headrace.lab.simulate.tally import Tally
 
 PROMPT = "prompt of "
-"""Begins the id of a request at a prefill replica."""
+"""Prefix of request ids at prefill replicas."""
 
 _KEPT = (Retention(0, None, 60, 60.0),)
-"""As a prefill server retains a prompt for another server."""
+"""Retention of prompts on a prefill server."""
 
 
 class Wire(NamedTuple):
     """The connection between replicas.
 
-    ``latency`` is the time in seconds from the end of a prefill to the arrival at the decode replica: a second request
-    and a question. ``bytes_per_second`` is the bandwidth of one replica. If both replicas get a request ``at_once``,
-    the latency begins at its arrival.
+    ``latency`` is the time in seconds from the end of a prefill to the arrival at the decode replica (a second request
+    and a lookup of blocks). ``bytes_per_second`` is the bandwidth of one replica. With ``at_once``, both replicas get a
+    request at its arrival, and the latency begins then.
     """
 
     latency: float
@@ -46,9 +46,9 @@ class Wire(NamedTuple):
 
 
 class Publisher:
-    """What a prefill replica publishes: the keys in its prefix cache, and since when; ``clock`` is that of its runner.
+    """The published prefix cache of a prefill replica: keys of blocks with the times they were stored.
 
-    ``free_at``: when all that was pulled is sent.
+    ``clock`` is that of its runner; ``free_at`` is when all pulled blocks are sent.
     """
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class Publisher:
 
 
 class SimulatedPeers:
-    """`core.peers.Peers` of a decode replica: a question is answered at once, a block takes ``block_seconds``.
+    """`core.peers.Peers` of a decode replica: a lookup takes no time, a block takes ``block_seconds``.
 
-    Blocks come one after the other: both ends of a transfer have one connection. ``clock`` is the time of a question.
+    Each replica sends or receives one block at a time. ``clock`` gives the time of a lookup.
     """
 
     def __init__(self, publishers: Mapping[str, Publisher], block_seconds: float) -> None:
@@ -92,7 +92,7 @@ class SimulatedPeers:
         self._sources[block] = self._publishers[peer]
 
     def pull(self, block: int, now: float) -> float:
-        """When a block that is pulled from ``now`` on has come."""
+        """When a block has arrived if its pull starts ``now``."""
         source = self._sources[block]
         self._free_at = source.free_at = max(self._free_at, source.free_at, now) + self.block_seconds
         return self._free_at
@@ -126,7 +126,7 @@ class Handover:
 
     @property
     def due(self) -> float:
-        """When the next request arrives at a decode replica."""
+        """Time at which the next request arrives at a decode replica."""
         return self._on_the_way[0][0] if self._on_the_way else math.inf
 
     def choose(self, request: Request) -> SimulatedReplica:
@@ -134,7 +134,7 @@ class Handover:
         return self.replicas[self._routing.choose(request, [each.standing() for each in self.replicas])]
 
     def begin(self, request: Request, replica: SimulatedReplica) -> None:
-        """Compute the prompt of a request that arrives."""
+        """Submits the prompt of an arriving request to a prefill replica."""
         params = replace(request.params, max_tokens=1)
         prompt = replace(request, id=PROMPT + request.id, params=params, retention=_KEPT)
         self._computing[prompt.id] = request
@@ -145,7 +145,7 @@ class Handover:
             self._send(request, self._names[replica], request.arrived)
 
     def computed(self, prompt_id: str, name: str, now: float) -> None:
-        """A prompt was computed, or failed: then the decode replica finds no blocks, and fails it too if it must."""
+        """Sends a request on when its prompt has ended. If the prompt failed, the decode replica finds no blocks."""
         request = self._computing.pop(prompt_id)
         if not self.wire.at_once:
             self._send(request, name, now)
@@ -157,12 +157,12 @@ class Handover:
         heappush(self._on_the_way, (due, self._sent, request))
 
     def take(self) -> Request:
-        """The request that arrives at `due`."""
+        """Removes and returns the request that arrives at `due`."""
         return heappop(self._on_the_way)[2]
 
 
 class _Exit:
-    """Sees the events of one prefill replica."""
+    """Watches one prefill replica for finished prompts."""
 
     def __init__(self, handover: Handover, name: str) -> None:
         self._handover = handover

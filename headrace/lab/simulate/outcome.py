@@ -1,4 +1,4 @@
-"""Figures of a finished run, with the definitions that `lab.bench` uses for measured ones."""
+"""Figures of a finished run, with the same definitions as the measured ones of `lab.bench`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLO_NAMES = ("ttft", "tpot", "e2e")
 
 
 def spread_of(sketch: Sketch) -> Spread:
-    """The figures that reports show of a sketched distribution."""
+    """The percentiles of a sketched distribution."""
     p50, p95, p99 = (sketch.percentile(percent) for percent in (50.0, 95.0, 99.0))
     most = sketch.most if sketch.count else math.nan
     return Spread(sketch.count, sketch.mean, p50, p95, p99, most)
@@ -25,8 +25,8 @@ def spread_of(sketch: Sketch) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The requests of one tenant or one class. ``attained`` is the share of all its requests that met every bound
-    (None if no target was given); a rejected or failed one met none."""
+    """The requests of one tenant or class. ``attained`` is the share of requests that met every target (None without
+    targets); rejected and failed requests meet none."""
 
     name: str
     requests: int
@@ -42,9 +42,9 @@ class Part:
 class Outcome:
     """All figures of a run.
 
-    ``facts`` are the engines' own (steps, preemptions, cache, memory, fairness), ``timeline`` has one list per
-    quantity with a value per bucket, of which ``seconds`` says when each begins. ``failures`` counts requests by
-    the reason why they have no response.
+    ``facts`` are figures of the engines (steps, preemptions, cache, memory, fairness). ``timeline`` has one list per
+    quantity with a value per bucket; its ``seconds`` are the starts of the buckets. ``failures`` counts failed requests
+    by reason.
     """
 
     summary: Summary
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def outcome(tally: Tally, slo: Mapping[str, float], busy_seconds: Sequence[float] = ()) -> Outcome:
-    """The figures of a run that is over; ``busy_seconds`` are those of each replica's device."""
+    """The figures of a finished run; ``busy_seconds`` has the busy time of each replica's device."""
     groups = tally.groups
     seconds = max(0.0, tally.ended - tally.began) if groups else 0.0
     per_second = 1.0 / seconds if seconds else 0.0
@@ -113,7 +113,7 @@ def _facts(
     seconds: float,
     hit_share: float,
 ) -> dict[str, Any]:
-    """The engines' own figures."""
+    """Figures of the engines."""
     stepping = sum(tally.steps.columns["seconds"])
     return {
         "steps": tally.step_count,
@@ -134,15 +134,15 @@ def _facts(
 
 
 def _busy(busy_seconds: Sequence[float], seconds: float) -> float:
-    """The share of the time in which devices computed. A step may end after the run: it counts up to its end only."""
+    """Mean busy share of the devices, each at most 1 (a step may end after the run)."""
     if not seconds or not busy_seconds:
         return 0.0
     return math.fsum(min(1.0, each / seconds) for each in busy_seconds) / len(busy_seconds)
 
 
 def timeline(tally: Tally) -> dict[str, list[float]]:
-    """Means per bucket: rows that run, requests that wait, share of blocks held, and fairness between the tenants
-    that had something waiting throughout (NaN with fewer than two of them)."""
+    """Means per bucket: running requests, waiting requests, share of used blocks, and Jain's index over the tenants
+    that were backlogged for the whole bucket (NaN with fewer than two)."""
     steps = tally.steps.columns
     width = max(line.width for line in (tally.steps, tally.service, tally.waiting))
     used = math.ceil(tally.ended / width) if tally.ended else 0
@@ -177,7 +177,7 @@ def _numbers(values: Iterable[float]) -> array[float]:
 
 
 def finite(values: Iterable[float]) -> list[float]:
-    """The values that are numbers."""
+    """The finite values."""
     return [value for value in values if math.isfinite(value)]
 
 
@@ -186,7 +186,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _met(group: Group, slo: Mapping[str, float]) -> int:
-    """Requests within every target; an output of one token has no TPOT and meets that target."""
+    """Number of requests within every target; an output of one token has no TPOT and meets that target."""
     ttft, tpot, e2e = (slo.get(name, math.inf) for name in SLO_NAMES)
     return sum(
         first <= ttft and not pace > tpot and whole <= e2e

@@ -1,4 +1,4 @@
-"""Plots of simulated runs: what the engines did over time, the distribution of latencies, fairness."""
+"""Plots of simulated runs: requests and memory over time, distributions of latencies, fairness."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LATENCY_INCHES = (11, 4.6)
 """Width and height of the plot of latencies."""
 
 POINTS = 1000
-"""Most points of a curve: a million requests make no better picture."""
+"""Maximum number of points of a curve."""
 
 
 def plot(runs: Mapping[str, Outcome], folder: Path, title: str) -> list[Path]:
-    """Writes ``timeline.png``, ``latency.png`` and, where tenants competed, ``fairness.png`` into a folder.
+    """Writes ``timeline.png``, ``latency.png`` and, if tenants competed, ``fairness.png`` into a folder.
 
-    ``runs`` are the results by the name of their policy; ``title`` names machine and load.
+    ``runs`` are the results by policy name; ``title`` names machine and load.
 
     Raises:
         NoPlots: matplotlib is missing.
@@ -59,7 +59,7 @@ def _latencies(pyplot: Any, runs: Mapping[str, Outcome], folder: Path, title: st
 
 
 def draw_latencies(figure: Any, runs: Mapping[str, Outcome], title: str) -> None:
-    """Draw the cumulative distributions of TTFT and TPOT into an empty figure."""
+    """Draws the cumulative distributions of TTFT and TPOT into an empty figure."""
     axes = figure.subplots(1, 2)
     set_title(figure, title)
     for axis, name in zip(axes, ("TTFT", "TPOT"), strict=True):

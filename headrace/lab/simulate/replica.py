@@ -18,9 +18,9 @@ from headrace.lab.simulate.tally import Backlog, Tally
 
 
 class Steering(Protocol):
-    """Sees the events of each step, and may change the engine's knobs before the next one.
+    """Receives the events of each step, and may change the engine's knobs before the next one.
 
-    ``assigned`` gives a request the settings of its arm in an experiment.
+    ``assigned`` returns the request with the settings of its arm in an experiment.
     """
 
     def assigned(self, request: Request) -> Request: ...
@@ -31,10 +31,11 @@ class Steering(Protocol):
 
 
 class SimulatedReplica:
-    """Advances from one event to the next; ``due`` is the time of the next one, ``began`` that of the last step.
+    """An engine that advances from one event to the next; ``due`` is the time of the next event, ``began`` the start of
+    the last step.
 
-    As in the server, requests that arrive during a step wait in the mailbox until it has ended, and the events of a
-    step are handled when it has ended.
+    As in the server, requests that arrive during a step wait in the mailbox until it ends, and its events are handled
+    then.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class SimulatedReplica:
         self._front = front
         self._steering = steering
         self._mail: deque[tuple[float, Request]] = deque()
-        self._told: list[Event] = []
+        self._events: list[Event] = []
         self.began = 0.0
         self._stepping = False
         self._waking = False  # the engine was idle, and has emitted no token since
         self._watchers: list[Watcher] = []
 
     def watch(self, watcher: Watcher) -> None:
-        """Send all events from now on to ``watcher``, as a server does."""
+        """Sends all events from now on to ``watcher``."""
         self._watchers.append(watcher)
 
     def load(self) -> Load:
@@ -74,7 +75,7 @@ class SimulatedReplica:
         return ReplicaLoad(self.backlog.open_requests, self.backlog.open_tokens)
 
     def submit(self, request: Request, now: float) -> None:
-        """Accept a request at ``now``, its arrival."""
+        """Accepts a request that arrives ``now``."""
         backlog, tokens = self.backlog, len(request.tokens)
         backlog.open_requests += 1
         backlog.open_tokens += tokens
@@ -87,14 +88,14 @@ class SimulatedReplica:
         self.due = self.due + self._front.stall_seconds if self._stepping else min(self.due, ready)
 
     def start_again(self, tally: Tally) -> None:
-        """Reset all figures and the prefix cache, between two runs."""
+        """Resets figures and prefix cache between two runs."""
         self._tally = tally
         self.runner.busy_seconds = 0.0
         self.engine.reset_prefix_cache()
         self.engine.take_events()
 
     def advance(self) -> None:
-        """Advance to ``due``: handle the last step's events, read the mailbox, begin the next step."""
+        """Advances to ``due``: handles the last step's events, reads the mailbox, begins the next step."""
         now = self.due
         read = now
         engine, mail = self.engine, self._mail
@@ -102,14 +103,14 @@ class SimulatedReplica:
             self._waking = True
         else:
             self._stepping = False
-            for request_id in self._tally.fold(self._told, self.began, now, self.backlog, self._front):
+            for request_id in self._tally.fold(self._events, self.began, now, self.backlog, self._front):
                 del self._answers[request_id]
             for watcher in self._watchers:
-                for event in self._told:
+                for event in self._events:
                     watcher.fold(event, now)
             if self._steering is not None:
-                self._steering.saw(self._told, now)
-            if self._waking and any(type(event) is Emitted for event in self._told):
+                self._steering.saw(self._events, now)
+            if self._waking and any(type(event) is Emitted for event in self._events):
                 self._waking = False
                 now += self._front.wake_seconds
         while mail and mail[0][0] <= read:
@@ -121,5 +122,5 @@ class SimulatedReplica:
         if self._steering is not None:
             self._steering.steer(engine, now)
         self.began, self._stepping = now, True
-        self._told = engine.step(now)
+        self._events = engine.step(now)
         self.due = max(now, self.runner.time)

@@ -1,4 +1,4 @@
-"""Requests of a simulation with their outputs, which only the simulated runner knows."""
+"""Simulated requests with their outputs, which only the simulated runner knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.lab.workload.synthesis import Synthesis
 
 
 class SimulatedRequest(NamedTuple):
-    """A request and the tokens of its output, of which the last one ends it."""
+    """A request and its output tokens; the last one ends the output."""
 
     request: Request
     answer: tuple[int, ...]
@@ -22,7 +22,7 @@ class SimulatedRequest(NamedTuple):
 def from_calls(
     calls: Iterable[Call], synthesis: Synthesis, max_tokens: int | None = None, slo: Slo = NO_SLO
 ) -> Iterator[SimulatedRequest]:
-    """The calls of a trace. Each request has these ``max_tokens`` (None: up to the context's end) and this ``slo``."""
+    """Requests from the calls of a trace, all with ``max_tokens`` (None: up to the context limit) and ``slo``."""
     params = SamplingParams(max_tokens=max_tokens)
     for number, call in enumerate(calls):
         request = Request(
@@ -40,8 +40,8 @@ def from_calls(
 
 
 def from_work(work: Iterable[Work], start: float = 0.0) -> Iterator[SimulatedRequest]:
-    """Work whose prompts are token ids, arriving after ``start``; an answer is as long as its work allows, and the
-    engine may know."""
+    """Requests from work with prompts of token ids, arriving after ``start``. Outputs have exactly ``max_tokens``, and
+    the engine knows this (``ignore_eos``)."""
     for each in work:
         if not isinstance(each.prompt, tuple) or not isinstance(each.prompt[0], int):
             raise ValueError(f"{each.id}: only prompts of token ids can be simulated")

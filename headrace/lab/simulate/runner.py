@@ -1,7 +1,7 @@
-"""A runner that computes nothing: it returns given outputs, and the time at which a step would end.
+"""A runner that computes nothing: it returns given outputs, and the times at which steps would end.
 
-The scheduler only knows what a real one knows, the request's ``max_tokens``. An output that is shorter ends with an
-end-of-sequence token, as in a real engine.
+As in a real engine, the scheduler knows only the request's ``max_tokens``; a shorter output ends with an
+end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.work import added_up, columns
 
 EOS = -1
-"""The token that ends an output; no synthesized token has this id."""
+"""The end-of-sequence token; no synthesized token has this id."""
 
 EOS_IDS = frozenset({EOS})
 
@@ -30,7 +30,7 @@ _NOTHING: tuple[int, ...] = ()
 
 
 class Pulls(Protocol):
-    """Blocks that other replicas hold: when one that is pulled from ``now`` on has come; it takes ``block_seconds``."""
+    """Transfers of blocks from other replicas: ``pull`` returns when a block has arrived if its pull starts ``now``."""
 
     block_seconds: float
 
@@ -40,11 +40,10 @@ class Pulls(Protocol):
 class SimulatedRunner:
     """`core.ports.Runner` in virtual time.
 
-    ``answers`` holds the tokens of each open request's answer; its last one is replaced by `EOS`. ``time`` is when
-    the last call returned: a launch when the host has packed the step, a collect when the device is done with it; the
-    caller's clock follows it. The device takes one step after the other, and a disk beside it one block after the
-    other, each in ``disk_seconds``. Blocks from ``peers`` come beside it too. A step begins when its ``drafts`` have
-    been made.
+    ``answers`` has the output tokens of each open request; the last one is replaced by `EOS`. ``time`` is when the last
+    call returned: a launch after the host has packed the step, a collect after the device has computed it. The
+    caller's clock follows it. The device computes one step at a time; in parallel, a disk copies one block at a time in
+    ``disk_seconds``, and blocks arrive from ``peers``. The drafting time of ``drafts`` is added to the step.
     """
 
     def __init__(
@@ -62,12 +61,12 @@ class SimulatedRunner:
         self._draws: dict[int, Iterator[tuple[int, ...]]] = {}
         self._free_at = 0.0
         self._drafts = drafts
-        self._drafting = 0.0  # seconds of drafting that are part of the time already
+        self._drafting = 0.0  # drafting seconds that steps already include
         self._launched: deque[tuple[float, StepOutput]] = deque()
         self._disk_seconds = disk_seconds
         self._copies: list[
             tuple[float, int, Arrival]
-        ] = []  # under way to and from disk and peers, by their end
+        ] = []  # heap of transfers from and to disk and peers: end, number, arrival
         self._begun = 0
         self._disk_free_at = 0.0
         self._peers = peers
@@ -102,11 +101,11 @@ class SimulatedRunner:
         return output
 
     def _copy(self, plan: StepPlan, began: float) -> tuple[Arrival, ...]:
-        """Begin the plan's copies to and from disk and peers; those that will have ended with the step come back."""
+        """Starts the plan's transfers from and to disk and peers; returns those that end with the step."""
         for move in plan.moves:
             if move.source_tier is Tier.PEER:
                 if self._peers is None:
-                    raise ValueError("a block is pulled, and there are no peers")
+                    raise ValueError("the plan pulls a block, but the runner has no peers")
                 self._under_way(self._peers.pull(move.source, began), move, self._peers.block_seconds)
             elif Tier.DISK in (move.source_tier, move.target_tier):
                 self._disk_free_at = max(self._disk_free_at, began) + self._disk_seconds
@@ -125,7 +124,7 @@ class SimulatedRunner:
 
 
 def _drawn(answer: Iterator[tuple[int, ...]], row: Row) -> tuple[int, ...]:
-    """The next tokens of an answer: one, and another one after each draft that is right."""
+    """The next tokens of an output: one, and one more for each correct draft."""
     tokens: list[int] = []
     for draft in (*row.drafts, None):
         tokens += next(answer)

@@ -1,7 +1,7 @@
-"""Measurements from the clients' side, folded from events; nothing is stored per token.
+"""Client-side measurements, folded from events; nothing is stored per token.
 
-Four doubles are stored per finished request, so a million of them fit in some tens of megabytes. Inter-token latencies
-go into a sketch, and quantities over time into a bounded number of buckets.
+A finished request takes three doubles, so a million of them take 24 MB. Inter-token latencies go into a sketch, and
+quantities over time into a bounded number of buckets.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from headrace.lab.simulate.timeline import Timeline
 from headrace.observe.experiments.sketch import Sketch
 
 MOST_TENANTS = 1000
-"""Maximum number of tenants with figures of their own; further ones are counted together as ``other``."""
+"""Maximum number of tenants with separate figures; further ones are counted together as ``other``."""
 
 OTHER = "other"
 
 
 OUTPUT_WEIGHT = 2.0
-"""Weight of a generated token relative to a computed prompt token as service, as in VTC (OSDI '24)."""
+"""Service of a generated token relative to a computed prompt token, as in VTC (OSDI '24)."""
 
 
 class Backlog:
@@ -38,7 +38,7 @@ class Backlog:
 
 
 class _Open:
-    """An open request. ``last`` is the time of its latest token; below 0 before the first one."""
+    """An open request. ``last`` is the time of its latest token; negative before the first one."""
 
     __slots__ = ("arrived", "counted", "first", "group", "last", "prompt_tokens", "queued")
 
@@ -65,9 +65,9 @@ class Group:
 class Tally:
     """All figures of a run, for any number of replicas.
 
-    ``steps`` sums the engines' own figures over time; ``service`` the tokens of each tenant, and ``waiting`` the
-    seconds that its requests waited for a first token. With ``with_rows`` it also has a row per
-    request. ``slots_full_seconds`` is the time in which all ``slots`` of a replica were taken while requests waited.
+    Over time, ``steps`` sums figures of the engines, ``service`` the tokens of each tenant, and ``waiting`` the seconds
+    that its requests waited for a first token. ``with_rows`` adds a row per request. ``slots_full_seconds`` is the time
+    in which all ``slots`` of a replica were taken while requests waited.
     """
 
     def __init__(self, slots: int = 1 << 62, *, with_rows: bool = False) -> None:
@@ -97,13 +97,13 @@ class Tally:
     # -- arrivals ----------------------------------------------------------------------------------
 
     def expect(self, request: Request, counted: bool = True) -> None:
-        """A request was accepted; its events follow. One that is not ``counted`` only computes a prompt for another."""
+        """Registers an accepted request. One that is not ``counted`` only computes the prompt of another request."""
         self.began = min(self.began, request.arrived)
         group = self._group(request.tenant, request.service_class)
         self._open[request.id] = _Open(request.arrived, group, len(request.tokens), counted)
 
     def refuse(self, request: Request, reason: str) -> None:
-        """A request was rejected at admission."""
+        """Counts a request that was rejected at admission."""
         self.began = min(self.began, request.arrived)
         self.ended = max(self.ended, request.arrived)
         group = self.groups[self._group(request.tenant, request.service_class)]
@@ -126,7 +126,7 @@ class Tally:
     def fold(
         self, events: Sequence[Event], began: float, now: float, backlog: Backlog, front: Front
     ) -> list[str]:
-        """Fold the events of a step that ran from ``began`` to ``now``; returns the ids of finished requests."""
+        """Folds the events of a step that ran from ``began`` to ``now``; returns the ids of finished requests."""
         ended: list[str] = []
         open_, each = self._open, front.event_seconds
         seen = max(now, front.free_at) if each else now
@@ -233,11 +233,11 @@ class Tally:
         }
 
     def anew(self) -> Tally:
-        """An empty one with the same settings."""
+        """An empty tally with the same settings."""
         return Tally(self.slots, with_rows=self.with_rows)
 
     def close(self) -> None:
-        """The run is over: count the gaps that were held back."""
+        """Ends the run: counts the last gaps, which were not yet in the sketch."""
         self.gaps.add(self._gap, self._gap_count)
         self._gap_count = 0
 

@@ -11,7 +11,7 @@ from headrace.lab.workload import Prompt
 
 
 class OneAnswer(Mapping[str, tuple[int, ...]]):
-    """The same answer for every request. Work ignores its end token, so its length is the one that the work fixes."""
+    """The same output for every request. Work ignores the end token, so outputs have the length that it prescribes."""
 
     def __getitem__(self, request_id: str) -> tuple[int, ...]:
         return (EOS,)
@@ -24,19 +24,19 @@ class OneAnswer(Mapping[str, tuple[int, ...]]):
 
 
 class VirtualClock:
-    """The time of a simulated runner, which also passes while the engine waits."""
+    """The clock of a simulated runner; `sleep` advances it while the engine is idle."""
 
     def __init__(self, runner: SimulatedRunner) -> None:
         self._runner = runner
         self._now = 0.0
 
     def now(self) -> float:
-        """Seconds."""
+        """The virtual time in seconds."""
         self._now = max(self._now, self._runner.time)
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advances the clock."""
         self._now = self.now() + seconds
 
 
@@ -57,5 +57,5 @@ def simulated_target(
 
 
 def token_ids(prompt: Prompt) -> tuple[int, ...]:
-    """The token ids of a prompt that has no text."""
+    """Returns a prompt of token ids unchanged."""
     return prompt  # type: ignore[return-value]

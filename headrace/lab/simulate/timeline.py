@@ -1,6 +1,6 @@
-"""Quantities over time in a bounded number of buckets, however long the time gets.
+"""Quantities over an unlimited time in a bounded number of buckets.
 
-When a value lies behind the last bucket, neighbours are joined and the buckets become twice as wide.
+When a value lies behind the last bucket, pairs of buckets are merged and the width doubles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Timeline:
         self.columns: dict[str, list[float]] = {name: [0.0] * BUCKETS for name in names}
 
     def add(self, name: str, begin: float, end: float, amount: float) -> None:
-        """Spread ``amount`` evenly over the time from ``begin`` to ``end``; at ``begin`` where they are equal."""
+        """Spreads ``amount`` evenly over the time from ``begin`` to ``end``, which may be equal."""
         while end >= BUCKETS * self.width:
             self._widen()
         column = self.columns.get(name)
@@ -36,7 +36,7 @@ class Timeline:
         column[last] += density * (end - last * width)
 
     def coarse(self, name: str, width: float) -> list[float]:
-        """A quantity in buckets of ``width``, which is this line's own or a power of two times that."""
+        """A quantity in buckets of ``width``, which must be `width` times a power of two."""
         column, own = list(self.columns[name]), self.width
         while own < width:
             column = [column[i] + column[i + 1] for i in range(0, len(column), 2)]

@@ -1,4 +1,4 @@
-"""The work of a step, as the few sums that determine its time."""
+"""The work of a step, as sums that determine its time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _DEVICE, _ACROSS = {Tier.DEVICE}, {Tier.DEVICE, Tier.HOST}
 class StepWork(NamedTuple):
     """The work of one step.
 
-    ``tokens`` are the positions computed, ``contexts`` the sum over them of the positions that each attends to,
-    ``read_tokens`` the positions whose keys and values are read (once a row, however many tokens it has), and
-    ``samples`` the tokens drawn: a row with drafts draws one more for each. ``copies`` are blocks copied on the device,
-    ``transfers`` blocks that cross to or from the host; copies to and from the disk run in parallel and are not part of
-    a step.
+    ``tokens`` are the computed positions, ``contexts`` the sum over them of the positions that each attends to,
+    ``read_tokens`` the positions whose keys and values are read (once per row), and ``samples`` the sampled tokens,
+    including one per draft. ``copies`` are blocks copied on the device, ``transfers`` blocks copied from or to the
+    host. Copies from and to the disk run in parallel and are not part of a step.
     """
 
     rows: int
@@ -31,7 +30,7 @@ class StepWork(NamedTuple):
 
 
 def columns(plan: StepPlan) -> Sequence[tuple[Any, ...]]:
-    """A plan's rows by field, in the order of `Row`'s."""
+    """A plan's rows as columns, in the order of the fields of `Row`."""
     return tuple(zip(*plan.rows, strict=True)) or _NO_ROWS
 
 

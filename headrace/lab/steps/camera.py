@@ -1,4 +1,4 @@
-"""Sees every step of a simulated engine: rows, block tables, the state of each block, and the queue."""
+"""Records every step of a simulated engine: rows, block tables, the state of each block, and the queue."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headrace.observe.steps.timelines import Timelines
 
 
 class Camera:
-    """A `lab.simulate.replica.Steering` that changes nothing. Make it before the engine's first step.
+    """A `lab.simulate.replica.Steering` that records the first ``most`` steps and changes nothing.
 
-    It keeps the first ``most`` steps.
+    It must be created before the engine's first step.
     """
 
     def __init__(self, engine: Engine, most: int) -> None:
@@ -32,11 +32,11 @@ class Camera:
         return self.book.records()[: self._most]
 
     def assigned(self, request: Request) -> Request:
-        """Requests keep their settings."""
+        """Returns the request unchanged."""
         return request
 
     def saw(self, events: list[Event], now: float) -> None:
-        """The events of a step that has ended."""
+        """Records the events of a finished step."""
         for event in events:
             self.lives.fold(event, now)
             if not self.cut:
@@ -44,7 +44,7 @@ class Camera:
         self.cut = self.cut or self.book.last >= self._most
 
     def steer(self, engine: Engine, now: float) -> None:
-        """Nothing is changed."""
+        """Does nothing."""
 
     def _memory(self) -> Memory:
         return memory_of(self._pool, self._tables.copied, self._tables.tables(self.book.running))

@@ -1,4 +1,4 @@
-"""The steps of a recorded scheduler trace, as the page and the trace viewers show them."""
+"""The steps of a recorded scheduler trace, for the step page and trace viewers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from headrace.observe.steps.timelines import Timelines
 
 
 class RecordedSteps:
-    """Replays a trace and keeps the steps with the numbers ``first`` to ``last``, as ``headrace replay`` counts them.
+    """Replays a trace and keeps the steps ``first`` to ``last``, numbered as in ``headrace replay``.
 
-    At most ``most`` steps are kept; ``cut`` says whether there were more. ``divergence`` says where the replay differs
-    from the recording, if it does: the steps end there.
+    At most ``most`` steps are kept; ``cut`` says whether there were more. If the replay differs from the recording,
+    ``divergence`` says where, and the steps end there.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RecordedSteps:
         return [] if self._book is None else self._book.records(most=self._most)
 
     def requests(self) -> Iterator[tuple[str, Life]]:
-        """The requests that lived during these steps."""
+        """The requests that were open during these steps."""
         records = self.records
         if not records:
             return iter(())

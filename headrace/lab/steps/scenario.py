@@ -1,4 +1,4 @@
-"""A small workload with the settings of an engine, bounded so that a server may simulate it beside its own work."""
+"""A small workload with engine settings, with limits so that a server can simulate it while it serves requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headrace.lab.simulate.requests import SimulatedRequest
 
 MOST_REQUESTS = 32
 MOST_PROMPT_TOKENS = 4096
-"""Prompt tokens of one request, and of the scenario four times as many."""
+"""Maximum prompt tokens of one request; a scenario may have four times as many."""
 
 MOST_OUTPUT_TOKENS = 256
-"""Output tokens of one request, and of the scenario four times as many."""
+"""Maximum output tokens of one request; a scenario may have four times as many."""
 
 MOST_BLOCKS = 1024
 
@@ -25,7 +25,7 @@ _TOKENS = 1 << 20
 
 
 class BadScenario(ValueError):
-    """A scenario beyond its bounds; ``field`` names what is wrong."""
+    """A scenario that exceeds a limit; ``field`` names the field."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field} {why}")
@@ -36,8 +36,8 @@ class BadScenario(ValueError):
 class Asked:
     """A request of a scenario.
 
-    The first ``shared_tokens`` of its prompt are the same in all requests of the scenario. With ``quotes``, its output
-    repeats its prompt, so that drafts from the prompt are right.
+    The first ``shared_tokens`` of the prompt are the same in all requests. With ``quotes``, the output repeats the
+    prompt, so that n-gram drafts are accepted.
     """
 
     prompt_tokens: int
@@ -49,9 +49,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Requests and settings; the settings have the names of the server's options.
+    """Requests and settings; settings have the names of the server's options.
 
-    ``num_speculative_tokens`` are drafted from the prompt (0: none).
+    ``num_speculative_tokens``: drafts from an n-gram lookup in the prompt (0: none).
     """
 
     requests: tuple[Asked, ...]
@@ -82,7 +82,7 @@ class Scenario:
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise BadScenario(
                 "max_num_batched_tokens",
-                f"must be at least {self.max_model_len} without enable_chunked_prefill: a step holds a whole prompt",
+                f"must be at least {self.max_model_len} without enable_chunked_prefill: a step computes a whole prompt",
             )
 
     @property
@@ -95,7 +95,7 @@ class Scenario:
 
     @property
     def max_model_len(self) -> int:
-        """The length of the longest request at its end."""
+        """Prompt plus output tokens of the longest request."""
         return max(each.prompt_tokens + each.output_tokens for each in self.requests)
 
     def simulated(self) -> Iterator[SimulatedRequest]:
@@ -121,10 +121,10 @@ def name(number: int) -> str:
 
 
 def within(field: str, value: float, least: float, most: float, unit: str = "") -> None:
-    """Check a number.
+    """Checks that a number is within its limits.
 
     Raises:
-        BadScenario: it is outside its bounds.
+        BadScenario: it is not.
     """
     if not least <= value <= most:
         raise BadScenario(field, f"must be {least} to {most}{unit}, got {value}")

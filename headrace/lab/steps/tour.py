@@ -9,7 +9,7 @@ from headrace.lab.steps.scenario import Asked, Scenario
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A stop of the tour. ``runs`` are scenarios by their captions; ``look_at`` says what to see in them."""
+    """A stop of the tour. ``runs`` are captions with scenarios; ``look_at`` says what to look for."""
 
     name: str
     title: str

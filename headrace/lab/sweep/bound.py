@@ -1,7 +1,7 @@
-"""The roofline beside a sweep: the most output tokens per second that a device's peaks allow in a steady state.
+"""Roofline of a sweep: the maximum output tokens per second at a device's peaks in a steady state.
 
 ```
- a step   n sequences draw a token each; n / output of them end, and as many prompts begin
+ a step   n sequences generate a token each; n / output of them end, and as many prompts begin
  tokens   n x (1 + prompt / output), at most the chunk size, which bounds n
  bound    n / max(operations / peak rate, bytes / bandwidth)
 ```
@@ -41,8 +41,8 @@ def ideal(replica: Replica) -> Replica:
 
 
 def tokens_per_second(replica: Replica, shape: Lengths, rows: int, chunk: int) -> float:
-    """The bound for ``rows`` sequences at once and steps of at most ``chunk`` tokens."""
-    prefill = shape.prompt / shape.output  # tokens of prompts per token drawn
+    """The bound for ``rows`` concurrent sequences and steps of at most ``chunk`` tokens."""
+    prefill = shape.prompt / shape.output  # prompt tokens per generated token
     drawn = min(float(rows), chunk / (1 + prefill))
     context = shape.prompt + shape.output / 2
     ending = drawn / shape.output

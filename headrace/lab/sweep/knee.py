@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 REACHED = 0.95
-"""Share of the best throughput from which on a value belongs to the plateau."""
+"""Minimum share of the best throughput for a value to belong to the plateau."""
 
 STILL_GROWING = 1.05
-"""A last step that adds more than this is no plateau."""
+"""If the last step raises throughput by more than this factor, there is no plateau."""
 
 
 class Knee(NamedTuple):
     """Where the plateau of a curve begins.
 
-    ``value`` is the smallest one whose throughput is at least `REACHED` of the best; ``last`` the largest one tried.
-    ``throughput`` is that at the knee, ``gain`` and ``slower`` are the ratios of throughput and latency at the largest
-    value to those at the knee. ``growth`` is the ratio of the last two throughputs (NaN with one value).
+    ``value`` is the smallest value with at least `REACHED` of the best throughput; ``last`` is the largest value.
+    ``throughput`` is that at the knee; ``gain`` and ``slower`` are the ratios of throughput and latency at ``last`` to
+    those at the knee. ``growth`` is the ratio of the last two throughputs (NaN with one value).
     """
 
     value: int
@@ -34,7 +34,7 @@ class Knee(NamedTuple):
         return not math.isnan(self.growth) and (self.value < self.last or self.growth <= STILL_GROWING)
 
     def sentence(self, what: str, latency: str) -> str:
-        """The knee in words; ``what`` names the curve, ``latency`` the latency beside it."""
+        """The knee as a sentence; ``what`` names the curve, ``latency`` the latency."""
         if math.isnan(self.growth):
             return f"{what}: only {self.value} was measured."
         if not self.found:

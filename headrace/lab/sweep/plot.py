@@ -1,4 +1,4 @@
-"""The picture of a sweep: throughput beside its roofline, latency, and memory, one column per axis."""
+"""Plot of a sweep: throughput with its roofline, latency, and memory, one column per axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.lab.sweep.trials import Axis
 
 
 def plot(points: Sequence[Point], path: Path, title: str) -> None:
-    """Writes a PNG or SVG. A point is the median of its rounds, its bar their range; a dotted line marks a knee.
+    """Writes a PNG or SVG. Points are medians over rounds, error bars their range; a dotted line marks a knee.
 
     Raises:
         NoPlots: matplotlib is missing.

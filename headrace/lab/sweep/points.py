@@ -11,7 +11,7 @@ from headrace.lab.sweep.trials import Axis, Trial
 
 
 class Sizes(NamedTuple):
-    """Bytes of an engine with given settings: weights, activations of its largest step, and one KV block."""
+    """Bytes of an engine: weights, activations of its largest step, and one KV block."""
 
     weight_bytes: int
     workspace_bytes: int
@@ -19,10 +19,10 @@ class Sizes(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One trial in figures: tokens per second and seconds as medians over ``rounds``, memory in bytes.
+    """The figures of one trial: medians over ``rounds``, in tokens per second and seconds; memory in bytes.
 
-    ``slowest`` and ``fastest`` are the range of the throughput over rounds. ``memory_bytes`` is None where the sizes
-    are not known, ``roofline`` (output tokens per second) where the device's peaks are not.
+    ``slowest`` and ``fastest`` are the range of the throughput over rounds. ``memory_bytes`` is None if the sizes are
+    unknown; ``roofline`` (output tokens per second) is None if the device's peaks are unknown.
     """
 
     trial: Trial

@@ -1,4 +1,4 @@
-"""Results of a sweep: a table per axis, the knees in sentences, JSON, and rows for CSV."""
+"""Results of a sweep: a table per axis, a sentence per knee, JSON, and rows for CSV."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.lab.sweep.points import Point, lines
 from headrace.lab.sweep.trials import Axis
 
 LATENCY: Mapping[Axis, str] = {Axis.BATCH: "TPOT p50", Axis.CONCURRENCY: "E2E p50", Axis.CHUNK: "ITL p99"}
-"""The latency that a larger value of an axis costs."""
+"""The latency that increases with the value of an axis."""
 
 
 def latency(point: Point) -> float:
-    """The latency of a point that its axis costs, in seconds."""
+    """The latency of a point that `LATENCY` names for its axis, in seconds."""
     return {Axis.BATCH: point.tpot_p50, Axis.CONCURRENCY: point.e2e_p50, Axis.CHUNK: point.itl_p99}[
         point.trial.axis
     ]

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from headrace.lab.bench.report import Run
 
 GENERATIONS = 4
-"""Requests of a trial per request that runs at once. All trials have the same share of start and end in them."""
+"""Requests of a trial per concurrent request, so that ramp-up and drain have the same share in all trials."""
 
 LEAST_REQUESTS = 16
-"""Requests of a trial at least."""
+"""Minimum number of requests of a trial."""
 
 
 class Axis(StrEnum):
-    """What is varied: slots of the engine with everything waiting; open requests of a closed loop; tokens of a step."""
+    """The varied setting: engine slots with all requests waiting, open requests of a closed loop, tokens per step."""
 
     BATCH = "batch-size"
     CONCURRENCY = "concurrency"
@@ -37,13 +37,13 @@ class Trial(NamedTuple):
 
 
 def requests_of(trial: Trial, slots: int) -> int:
-    """How many requests a trial runs, on an engine that otherwise has so many ``slots``."""
+    """Number of requests of a trial; ``slots`` are those of the engine in trials of another axis."""
     at_once = slots if trial.axis is Axis.CHUNK else trial.value
     return max(LEAST_REQUESTS, GENERATIONS * at_once)
 
 
 def plan(values: Mapping[Axis, Sequence[int]], policies: Sequence[str]) -> list[Trial]:
-    """All trials, so ordered that an early end leaves a coarse picture of every axis."""
+    """All trials, ordered so that an early end leaves coarse results for every axis."""
     orders = {axis: coarse_first(each) for axis, each in values.items()}
     longest = max(map(len, orders.values()), default=0)
     return [
@@ -56,7 +56,7 @@ def plan(values: Mapping[Axis, Sequence[int]], policies: Sequence[str]) -> list[
 
 
 def coarse_first(values: Sequence[int]) -> list[int]:
-    """The smallest and the largest value, then the middle between them, then the middles of the halves, and so on."""
+    """The values in the order of a bisection: smallest, largest, the middle, then the middles of the halves."""
     ordered = sorted(set(values))
     if len(ordered) < 3:
         return ordered
@@ -77,9 +77,9 @@ def sweep(
     budget_seconds: float,
     clock: Callable[[], float],
 ) -> dict[Trial, list[Run]]:
-    """The runs of each trial, in rounds that go through the trials forwards and backwards in turn.
+    """The runs of each trial; every second round runs the trials in reverse order.
 
-    No trial begins when the budget is spent; the first one always runs. Trials without a run are left out.
+    No trial begins after the budget is spent, except the first one. Trials without a run are omitted.
     """
     began = clock()
     done: dict[Trial, list[Run]] = {}

@@ -1,4 +1,4 @@
-"""What tuning optimizes: the share of requests within the latency targets, or without targets the time per token."""
+"""The objective of tuning: the share of requests within the latency targets, or without targets the time per token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.lab.bench.record import Record
 from headrace.lab.bench.stats import slo_share
 
 TIE_BREAK = 0.01
-"""What a time per token that is shorter by a factor of e is worth, as a share of requests: it decides between settings
+"""Value of a time per token that is shorter by a factor of e, as a share of requests; it breaks ties between settings
 that meet the targets equally."""
 
 
@@ -20,11 +20,11 @@ class Goal:
         self.slo = dict(slo)
 
     def value(self, records: Sequence[Record]) -> float:
-        """What is compared; more is better. A difference is a share of requests, or a logarithm of a ratio."""
+        """The value to compare; larger is better: a share of requests, or minus the logarithm of the time per token."""
         return slo_share(records, self.slo) if self.slo else -math.log(time_per_token(records))
 
     def score(self, records: Sequence[Record]) -> float:
-        """What is searched for: `value`, and between equals the time per token."""
+        """The value to search for: `value`, with the time per token as tie-break."""
         value = self.value(records)
         return value - TIE_BREAK * math.log(time_per_token(records)) if self.slo else value
 
@@ -47,8 +47,8 @@ class Goal:
 
 
 def time_per_token(records: Sequence[Record]) -> float:
-    """Seconds from arrival to the end per output token, over the requests that did not fail; failed ones count as the
-    slowest. Infinite if all failed."""
+    """Sum of end-to-end seconds divided by output tokens. A failed request counts with the slowest time and no tokens.
+    Infinite if all failed."""
     whole = [each for each in records if not each.error]
     tokens = sum(each.output_tokens for each in whole)
     if not tokens:

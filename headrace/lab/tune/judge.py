@@ -1,7 +1,7 @@
-"""Judging settings in alternating pairs: both sides of a pair run the same window, and the order changes each time.
+"""Paired comparison of settings: both sides of a pair run the same window, in alternating order.
 
-The difference of a pair is what counts, so noise that both sides share cancels. The number of pairs follows from the
-workload or from the time, never from the results, so Student's interval holds.
+Only the difference within a pair counts, so common noise cancels. The number of pairs depends on the workload or on the
+time, never on the results, so Student's confidence interval is valid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.lab.workload.call import Call
 ALPHA = 0.05
 
 LEAST_PAIRS = 6
-"""Fewer pairs give no interval: a normal distribution is an assumption."""
+"""Minimum number of pairs for an interval, which assumes a normal distribution."""
 
 
 class Interval(NamedTuple):
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
 
     @property
     def better(self) -> bool:
-        """Whether the gain is above the noise."""
+        """Whether the gain is significant."""
         return self.interval.low > 0.0
 
 
@@ -56,7 +56,7 @@ def judge(
     windows: Sequence[Sequence[Call]],
     proceed: Callable[[int], bool],
 ) -> Verdict:
-    """Compare two settings in pairs over the windows, in turn, as long as ``proceed(pairs)`` allows another pair.
+    """Compares two settings in pairs, cycling through the windows, while ``proceed(pairs)`` is true.
 
     At least one pair is run.
     """
@@ -81,7 +81,7 @@ def interval(differences: Sequence[float]) -> Interval:
 
 
 def _student(freedom: int) -> float:
-    """The 97.5th percentile of Student's t, by its expansion around the normal one (within 0.2 % from 5 degrees on)."""
+    """97.5th percentile of Student's t, by expansion around the normal one (error below 0.2 % from 5 degrees on)."""
     z, v = NormalDist().inv_cdf(1 - ALPHA / 2), freedom
     terms = (
         z,
@@ -99,7 +99,7 @@ def select(
     windows: Sequence[Sequence[Call]],
     proceed: Callable[[], bool],
 ) -> Settings:
-    """The settings with the best mean score over the windows, each of which all of them run before the next begins."""
+    """The settings with the best mean score; all candidates run a window before the next window begins."""
     totals = [0.0] * len(candidates)
     for number, window in enumerate(windows):
         if number and not proceed():

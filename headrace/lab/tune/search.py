@@ -1,4 +1,4 @@
-"""The search for good settings: a tree-structured Parzen estimator (optuna) that begins with the present settings.
+"""Search for good settings: a tree-structured Parzen estimator (optuna) that starts from the present settings.
 
 J. Bergstra, R. Bardenet, Y. Bengio and B. Kégl, "Algorithms for hyper-parameter optimization", NeurIPS 2011.
 """
@@ -30,9 +30,9 @@ def search(
     seed: int,
     proceed: Callable[[], bool] = lambda: True,
 ) -> list[Candidate]:
-    """All settings that were tried, best first; the ``present`` ones are among them.
+    """All tried settings, best first, including the ``present`` ones.
 
-    Equal arguments give equal results, unless ``proceed`` ends the search early.
+    The result is deterministic, unless ``proceed`` ends the search early.
 
     Raises:
         NoOptuna: optuna is missing.
@@ -59,7 +59,7 @@ def search(
 
 
 def _settings(trial: Any, space: Mapping[str, Sequence[Value]]) -> dict[str, Value]:
-    """The settings that a trial proposes; values are numbered, because their order carries meaning."""
+    """The settings that a trial proposes, as indices into ordered values."""
     return feasible(
         {name: values[trial.suggest_int(name, 0, len(values) - 1)] for name, values in space.items()}
     )

@@ -1,4 +1,4 @@
-"""The file of recommended settings: YAML that ``headrace serve --config`` reads, with its reasons as comments."""
+"""The file of recommended settings: YAML for ``headrace serve --config``, with the reasons as comments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reasons(goal: Goal, verdict: Verdict | None) -> list[str]:
 def settings_text(
     settings: Settings, present: Settings, comments: Sequence[str], fixed: Mapping[str, str]
 ) -> str:
-    """The file's text. ``fixed`` are options that were given and not searched; comments come first."""
+    """The file's text. ``fixed`` are given options that were not searched."""
     lines = [f"# {each}" for each in comments]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in fixed.items()]
     for name, value in settings.items():
@@ -38,7 +38,7 @@ def settings_text(
 
 
 def write(path: Path, text: str) -> None:
-    """Writes the file, making its folder.
+    """Writes the file; creates its folder.
 
     Raises:
         OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""The settings that tuning searches, each with its values in order: the present one, and steps below and above it."""
+"""The search space of tuning: settings with ordered values around the present ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Settings = Mapping[str, Value]
 
 MOST_SLOTS = 256
 RATIOS = (0.1, 0.2, 0.4, 0.7, 1.2, 2.5, 5.0, 0.0)
-"""Values of ``mixed_prefill_ratio``; 0 sets no limit, which is beyond the largest."""
+"""Values of ``mixed_prefill_ratio``; 0 means no limit and therefore comes last."""
 
 STEP_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.0)
-"""Values of ``max_step_seconds``; 0 sets no limit."""
+"""Values of ``max_step_seconds``; 0 means no limit."""
 
 FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)
 
@@ -30,7 +30,7 @@ def space(present: Settings) -> dict[str, list[Value]]:
 
 
 def feasible(settings: Settings) -> dict[str, Value]:
-    """The settings with steps that hold at least one token of each running sequence, as the engine demands."""
+    """Raises ``max_num_batched_tokens`` to at least ``max_num_seqs``, as the engine requires."""
     tokens = max(settings["max_num_batched_tokens"], settings["max_num_seqs"])
     return {**settings, "max_num_batched_tokens": tokens}
 
@@ -40,5 +40,5 @@ def _around(value: Value, low: Value, high: Value) -> list[Value]:
 
 
 def _with(values: Sequence[float], present: Value) -> list[Value]:
-    """The values and the present one, ascending; 0 is last, since it sets no limit."""
+    """The values and the present one, ascending; 0 (no limit) is last."""
     return sorted({*values, float(present)}, key=lambda each: (each == 0, each))

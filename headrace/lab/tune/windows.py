@@ -1,4 +1,4 @@
-"""The parts of a workload in order of time, and the windows of a part. The part that judges has not been searched."""
+"""Parts of a workload in order of time (search, selection, held-out evaluation), and time windows of a part."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import NamedTuple
 from headrace.lab.workload.call import Call
 
 LEAST_REQUESTS = 8
-"""Requests of a window at least; a window with fewer says nothing."""
+"""Minimum number of requests of a window; windows with fewer are omitted."""
 
 LEAST_WINDOWS = (4, 2, 8)
-"""Windows of each part at least; an interval of the gain needs eight."""
+"""Minimum number of windows of each part."""
 
 SHARES = (0.4, 0.55)
-"""Where the parts end: the first one is searched, the second selects among the best, the rest judges."""
+"""Ends of the first two parts as shares of the time: search, then selection; the rest is held out for evaluation."""
 
 
 LEAST = 200
-"""Requests that suffice, arriving evenly."""
+"""A sufficient number of requests if they arrive evenly."""
 
 
 class TooFew(ValueError):
-    """A workload with too few requests to be searched and judged; the message says how many it needs."""
+    """A workload with too few requests for tuning; the message says how many it needs."""
 
 
 class Parts(NamedTuple):
-    """The windows of each part, each with arrivals from 0 on."""
+    """The windows of each part; arrivals count from the start of the window."""
 
     search: list[list[Call]]
     select: list[list[Call]]
@@ -35,7 +35,7 @@ class Parts(NamedTuple):
 
 
 def parts(calls: Sequence[Call], window_seconds: float) -> Parts:
-    """The windows of the three parts. A window is ``window_seconds`` long, or less where a part is short.
+    """The windows of the three parts. A window has ``window_seconds``, or less if the part is short.
 
     Raises:
         TooFew: a part has fewer windows than `LEAST_WINDOWS` with `LEAST_REQUESTS` requests each.
@@ -67,7 +67,7 @@ def _windows(calls: Sequence[Call], low: float, high: float, seconds: float) -> 
 
 
 def spread_out(windows: Sequence[list[Call]], most_requests: int) -> list[list[Call]]:
-    """Windows from all of a part with at most so many requests together, but one at least."""
+    """Evenly spaced windows of a part with at most ``most_requests`` in total, but at least one window."""
     for step in range(1, len(windows) + 1):
         chosen = list(windows[::step])
         if sum(map(len, chosen)) <= most_requests:

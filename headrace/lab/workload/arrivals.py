@@ -13,9 +13,9 @@ from headrace.lab.workload.work import Work
 def poisson(count: int, rate: float, seed: int, burstiness: float = 1.0) -> list[float]:
     """Arrival times at a mean of ``rate`` per second; an infinite rate means all at once.
 
-    The gaps are gamma-distributed with shape ``burstiness``: 1 is a Poisson process, below 1 comes in
-    bursts, above 1 is more regular. Gaps are scaled so that the last arrival is at its expected time, which
-    takes the luck of the draw out of a short run's offered load.
+    The gaps are gamma-distributed with shape ``burstiness``: 1 is a Poisson process, less is burstier, more is more
+    regular. Gaps are scaled so that the last arrival is at its expected time; otherwise the offered load of short runs
+    would vary.
     """
     if math.isinf(rate):
         return [0.0] * count
@@ -30,7 +30,7 @@ def poisson(count: int, rate: float, seed: int, burstiness: float = 1.0) -> list
 
 
 def arriving(work: Sequence[Work], times: Sequence[float]) -> tuple[Work, ...]:
-    """The same work at other times, in order of arrival."""
+    """The same work with new arrival times, in order of arrival."""
     return tuple(dataclasses.replace(w, arrival=t) for w, t in zip(work, sorted(times), strict=True))
 
 
@@ -45,8 +45,8 @@ def gamma_process(rate: float, rng: random.Random, burstiness: float = 1.0) -> I
 def modulated(rate: float, rng: random.Random, ratio: float, stay: float) -> Iterator[float]:
     """A Poisson process that alternates between a calm and a burst state of ``ratio`` times the calm rate.
 
-    Each state lasts ``stay`` seconds in the mean, exponentially distributed, and the mean over both is ``rate``: the
-    Markov-modulated Poisson process of two states.
+    Each state lasts ``stay`` seconds in the mean, exponentially distributed, and the overall mean is ``rate`` (a
+    two-state Markov-modulated Poisson process).
     """
     calm = 2.0 * rate / (1.0 + ratio)
     now, bursting, until = 0.0, False, rng.expovariate(1.0 / stay)
@@ -55,7 +55,7 @@ def modulated(rate: float, rng: random.Random, ratio: float, stay: float) -> Ite
         if due < until:
             now = due
             yield now
-        else:  # memoryless: begin anew where the state changes
+        else:  # memoryless: draw again from the change of state
             now, bursting, until = until, not bursting, until + rng.expovariate(1.0 / stay)
 
 
@@ -65,9 +65,9 @@ DEPTH = 0.7
 
 
 def diurnal(rate: float, rng: random.Random, peak_hour: float = 15.0, day: float = DAY) -> Iterator[float]:
-    """A Poisson process whose rate follows a day: a sinusoid around ``rate`` with its crest at ``peak_hour``.
+    """A Poisson process with a daily cycle: a sinusoid around ``rate`` with its peak at ``peak_hour``.
 
-    Time 0 is midnight. Drawn by thinning (Lewis and Shedler, 1979). A shorter ``day`` keeps its form.
+    Time 0 is midnight. Drawn by thinning (Lewis and Shedler, 1979). ``day`` is the length of a day in seconds.
     """
     most = rate * (1.0 + DEPTH)
     now = 0.0

@@ -1,7 +1,6 @@
-"""Bound of a workload: the most that continuous batching can gain over static batching.
+"""Bound of a workload: the maximum gain of continuous batching over static batching.
 
-Only output lengths matter. A measured ratio is compared with this bound: if all outputs are equally long, no scheduler
-can gain anything.
+Only output lengths matter: if all outputs are equally long, no scheduler can gain anything.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ def _constant(rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Time to decode a workload, in units of the step cost that was given (in steps if none was).
+    """Time to decode a workload, in units of the step cost (default: in steps).
 
-    ``static`` waits for each batch's longest output, and a finished output leaves its row empty.
-    ``padded`` is the same where a row that is done is computed on (padded ``generate``). ``refilled`` gives a
-    free row to the next request at once. ``floor`` is what no order of the requests can beat.
+    ``static`` waits for each batch's longest output; rows of finished outputs are empty. ``padded`` is the same, but
+    finished rows are still computed (padded ``generate``). ``refilled`` gives a free row to the next request at once.
+    ``floor`` is a lower bound for any order of the requests.
     """
 
     static: float
@@ -32,12 +31,12 @@ class Bound:
 
     @property
     def gain(self) -> float:
-        """How many times faster than static batching refilling in order of arrival is."""
+        """Speedup of refilling in order of arrival over static batching."""
         return self.static / self.refilled
 
     @property
     def most(self) -> float:
-        """How many times faster than static batching any scheduler could be."""
+        """Upper bound of the speedup of any scheduler over static batching."""
         return self.static / self.floor
 
 
@@ -49,9 +48,8 @@ def bound(
 ) -> Bound:
     """The bound of these output lengths for a static batch of ``batch`` rows.
 
-    ``step_cost`` gives the cost of a decode step by its number of rows; without it every step costs 1, which
-    is right where weights are read once per step and rows are nearly free. ``refill`` is the number of rows
-    that continuous batching may use, the same as the static batch unless given.
+    ``step_cost`` gives the cost of a decode step by its number of rows. By default every step costs 1, which holds if
+    reading the weights dominates. ``refill`` is the number of rows for continuous batching (default: ``batch``).
 
     Raises:
         ValueError: no lengths, a length below 1, or a batch below 1.
@@ -78,7 +76,7 @@ def _ceil_steps(lengths: Sequence[int], rows: int) -> int:
 
 
 def _decode(group: Sequence[int], step_cost: Callable[[int], float]) -> float:
-    """Cost of decoding one group to its end, its rows leaving one by one."""
+    """Cost of decoding one group, in which finished rows leave."""
     cost, done = 0.0, 0
     ordered = sorted(group)
     for i, length in enumerate(ordered):
@@ -88,7 +86,7 @@ def _decode(group: Sequence[int], step_cost: Callable[[int], float]) -> float:
 
 
 def _refill(lengths: Sequence[int], rows: int, step_cost: Callable[[int], float]) -> float:
-    """Cost of decoding with every free row given to the next length in order."""
+    """Cost of decoding when every free row takes the next length in order."""
     ends: list[int] = []
     cost, step = 0.0, 0
     for length in lengths:

@@ -1,7 +1,7 @@
 """One call of a trace: its arrival, lengths and tenant, without any text.
 
-Content is given by reference: a `Span` names a stream of tokens and a stretch of it. Two calls that name the same
-stretch share these tokens, whatever they are; `lab.workload.synthesis` makes them up.
+Content is given by reference: a `Span` is a range of a stream of tokens. Two calls with the same span share its tokens;
+`lab.workload.synthesis` generates them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ class Call(NamedTuple):
     """A call of a language model.
 
     ``arrival`` is in seconds after the first call. ``content`` are the prompt's spans, which add up to
-    ``prompt_tokens``; empty if nothing is known to be shared. ``answer`` is the span of the output, for a later turn
-    that contains it.
+    ``prompt_tokens``; empty if nothing is shared. ``answer`` is the span of the output, which later turns may contain.
     """
 
     arrival: float

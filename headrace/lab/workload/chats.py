@@ -13,7 +13,7 @@ from headrace.lab.workload.work import Message, Work
 NAMES = ("Mia", "Tom", "Anna", "Ben", "Lily", "Max", "Sara", "Leo", "Emma", "Jack")
 GROUPS = ("animals", "fruits", "colours", "tools", "cities")
 LONGEST_TOKENS = 2000
-"""Maximum output length, so that an output that does not end cannot dominate a measurement."""
+"""Maximum output length, which limits the effect of an output that does not end by itself."""
 
 
 def _short(rng: random.Random) -> str:
@@ -40,7 +40,7 @@ def _chat(i: int, text: str, expect: str) -> Work:
 
 
 def high_variance_chats(count: int, seed: int = 0) -> tuple[Work, ...]:
-    """80 % short outputs, 4 % long ones, the rest between, in shuffled order; greedy, ended by the model."""
+    """Chats with 80 % short, 16 % middle and 4 % long outputs, shuffled; greedy, ended by the model."""
     rng = random.Random(seed)
     long, middle = round(0.04 * count), round(0.16 * count)
     kinds = ["long"] * long + ["middle"] * middle + ["short"] * (count - long - middle)

@@ -24,15 +24,16 @@ from headrace.lab.workload.work import Work
 
 
 class BadDataset(ValueError):
-    """A dataset that does not exist or lacks its file."""
+    """An unknown dataset, or a dataset without its file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Everything that a workload is drawn from; equal values give equal workloads.
+    """The parameters of a workload; equal values give equal workloads.
 
-    ``input_len`` and ``output_len`` are tokens, and mean what the dataset makes of them: fixed, a median, or
-    a bound. ``rate`` is in requests per second; infinite means that all are due at the start, or when the trace says.
+    ``input_len`` and ``output_len`` are in tokens; depending on the dataset they are fixed lengths, medians, or
+    limits. ``rate`` is in requests per second; infinite means that all requests are due at the start, or at the times
+    of the trace.
     """
 
     name: str = "high-variance"
@@ -46,10 +47,10 @@ class Dataset:
     burstiness: float = 1.0
 
     def draw(self, workload: Workload | None = None) -> tuple[Work, ...]:
-        """The workload, in order of arrival; ``workload`` draws it in place of the one that ``name`` stands for.
+        """The requests in order of arrival; ``workload`` overrides ``name``.
 
         Raises:
-            BadDataset: an unknown name, or a file that is missing or is no such file.
+            BadDataset: an unknown name, no file name, or a file that is not a trace.
         """
         if workload is not None:
             work = tuple(sorted(workload.draw(self), key=lambda each: each.arrival))
@@ -58,12 +59,12 @@ class Dataset:
         else:
             raise BadDataset(f"there is no dataset {self.name!r}; known datasets are {', '.join(DATASETS)}")
         if math.isinf(self.rate) and (workload is not None or self.name == "trace"):
-            return work  # it has its own times
+            return work  # the workload has its own arrival times
         return arriving(work, poisson(len(work), self.rate, self.seed, self.burstiness))
 
 
 class Workload(Protocol):
-    """Draws the requests that a dataset describes: ``count`` of them, and the same ones for equal datasets."""
+    """Draws the ``count`` requests of a dataset; equal datasets give equal requests."""
 
     def draw(self, dataset: Dataset) -> Sequence[Work]: ...
 

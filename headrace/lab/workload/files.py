@@ -17,20 +17,20 @@ class BadLine(ValueError):
 def jsonl(
     path: Path, count: int, output_len: int, seed: int = 0, ignore_eos: bool = False
 ) -> tuple[Work, ...]:
-    """``count`` prompts drawn from a file, starting over when all have been drawn.
+    """``count`` prompts from a file in random order, starting over when all have been used.
 
     A line gives its prompt as ``messages``, ``prompt`` (text or token ids), ``turns`` (the first is used),
     ``question`` or ``text``; ``max_tokens``, if it is not null, overrides ``output_len``. ``tenant`` and
     ``service_tier`` name the tenant and the class.
 
     Raises:
-        BadLine: a line without any of them or with other types in them, or an empty file.
+        BadLine: a line without a prompt or with a wrong type, or an empty file.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadLine(f"{path}: the file is not UTF-8 text ({error})") from None
-    # At newlines alone: `splitlines` also cuts at separators that JSON allows within a text.
+    # Not `splitlines`, which also splits at separators that JSON allows within strings.
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         raise BadLine(f"{path}: no prompts")
@@ -70,6 +70,8 @@ def _row(line: str, where: str) -> dict[str, Any]:
         row: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise BadLine(f"{where}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise BadLine(f"{where}: nested too deeply") from None
     if not isinstance(row, dict):
         raise BadLine(f"{where}: expected an object")
     return row

@@ -1,6 +1,6 @@
-"""Lengths of prompts and outputs, in tokens.
+"""Distributions of prompt and output lengths, in tokens.
 
-Schedulers differ by the spread of output lengths: with equal lengths a static batch wastes nothing.
+The spread of output lengths matters: with equal lengths, static batching wastes nothing.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ HIGH_VARIANCE: tuple[tuple[float, int, int], ...] = ((0.80, 4, 29), (0.16, 30, 2
 
 
 def log_normal(count: int, median: int, sigma: float, low: int, high: int, rng: random.Random) -> list[int]:
-    """Lengths whose logarithm is normal, as production traces have them, cut to ``[low, high]``.
+    """Log-normal lengths, as in production traces, clamped to ``[low, high]``.
 
-    ``sigma`` is the standard deviation of the logarithm: 0 gives the median always, 1 is a wide spread.
+    ``sigma`` is the standard deviation of the logarithm: 0 always gives the median, 1 is a wide spread.
     """
-    most = math.log(high / median)  # what is beyond is cut anyway, and may be beyond all numbers
+    most = math.log(high / median)  # avoids overflow in exp; larger values are clamped anyway
     drawn = (median * math.exp(min(most, rng.gauss(0.0, sigma))) for _ in range(count))
     return [min(high, max(low, round(length))) for length in drawn]
 
 
 def mixture(count: int, shares: Sequence[tuple[float, int, int]], rng: random.Random) -> list[int]:
-    """Lengths of which each share is uniform in its range, in shuffled order.
+    """Lengths in given ranges with given shares, uniform within a range, shuffled.
 
-    The shares are exact up to rounding, not drawn: a workload with 4 % long outputs has exactly that share. The
-    remainder of rounding goes to the first share.
+    The shares are exact up to rounding, not random; the first share takes the rounding remainder.
     """
     lengths = [rng.randint(low, high) for share, low, high in shares[1:] for _ in range(round(share * count))]
     _, low, high = shares[0]
@@ -40,15 +39,15 @@ Length = Callable[[random.Random], int]
 """Draws one length."""
 
 LONGEST = 32
-"""Times the median that a drawn log-normal length may reach."""
+"""Maximum log-normal length as a multiple of its median."""
 
 _FORMS = "N (fixed), uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA"
 
 
 def length(text: str) -> Length:
-    """A distribution of lengths from its name: ``200``, ``uniform:50:400`` or ``lognormal:800:1.0``.
+    """Parses a distribution of lengths: ``200``, ``uniform:50:400`` or ``lognormal:800:1.0``.
 
-    Log-normal lengths are cut at `LONGEST` times their median.
+    Log-normal lengths are limited to `LONGEST` times their median.
 
     Raises:
         ValueError: another form, or lengths below 1.

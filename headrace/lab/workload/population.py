@@ -23,15 +23,15 @@ from headrace.lab.workload.traces import read_trace
 
 KEYS = ("tenant", "class", "rate", "arrivals", "prompt", "answer", "lengths", "turns", "system", "think")
 STREAMS = 1 << 24
-"""Streams of content that one tenant may use: its system prompt and its conversations."""
+"""Stream numbers reserved per tenant, for its system prompt and its conversations."""
 
 
 class BadPopulation(ValueError):
-    """A tenant that cannot be parsed; the message shows what is expected."""
+    """A tenant specification that cannot be parsed."""
 
 
 Lengths = Callable[[random.Random], tuple[int, int]]
-"""Draws the new prompt tokens and the output tokens of one call together: in traces they depend on each other."""
+"""Draws the new prompt tokens and the output tokens of one call jointly, because they are correlated in traces."""
 
 Rhythm = Callable[[float, random.Random], Iterator[float]]
 """Endless arrival times at a mean rate."""
@@ -39,10 +39,10 @@ Rhythm = Callable[[float, random.Random], Iterator[float]]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One tenant. ``rate`` counts conversations per second (calls, where ``turns`` is 1).
+    """One tenant. ``rate`` is in conversations per second.
 
-    ``turns`` is the mean number of calls of a conversation, geometrically distributed; the next comes
-    ``think_seconds`` in the mean after the one before it. ``system_tokens`` begin every prompt.
+    ``turns`` is the mean number of calls of a conversation (geometric distribution), and ``think_seconds`` the mean
+    time between them. Every prompt begins with ``system_tokens`` of system prompt.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Tenant:
     think_seconds: float
 
     def calls(self, number: int, seed: int) -> Iterator[Call]:
-        """Its endless calls in order of arrival; ``number`` keeps its content apart from other tenants'."""
+        """Endless calls in order of arrival; ``number`` separates the content of tenants."""
         rng = random.Random(f"{seed}/{number}/{self.name}")
         starts = self.rhythm(self.rate, rng)
         system = Span(number * STREAMS, 0, self.system_tokens)
@@ -80,10 +80,10 @@ class Tenant:
 
 
 def parse(text: str) -> Tenant:
-    """Reads ``KEY=VALUE,…`` with the keys of `KEYS`.
+    """Parses ``KEY=VALUE,…`` with the keys of `KEYS`.
 
     ``arrivals`` is ``poisson``, ``bursty:SHAPE`` (gamma gaps), ``mmpp:RATIO:SECONDS`` or ``diurnal[:PEAK_HOUR]``;
-    ``prompt`` and ``answer`` are distributions (see `lab.workload.lengths`), ``lengths`` a trace to draw both from.
+    ``prompt`` and ``answer`` are distributions (see `lab.workload.lengths`), ``lengths`` a trace file for both.
 
     Raises:
         BadPopulation: an unknown key, or an invalid value.

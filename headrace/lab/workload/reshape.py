@@ -1,4 +1,4 @@
-"""A trace made denser, shorter or longer."""
+"""Transformations of a trace: speedup, and resampling to another number of calls."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from headrace.lab.workload.call import Call
 
 RUN_CALLS = 64
-"""Consecutive calls that are drawn together, so that bursts are preserved (block bootstrap)."""
+"""Block size of the block bootstrap in calls; blocks preserve bursts."""
 
 
 def speedup(calls: Iterable[Call], factor: float) -> Iterator[Call]:
-    """The calls ``factor`` times as close to each other: so many times the load.
+    """The calls with arrival times divided by ``factor``.
 
     Raises:
-        ValueError: a factor that is not above 0.
+        ValueError: the factor is not above 0.
     """
     if not factor > 0:
         raise ValueError(f"--speedup: expected a number above 0, got {factor:g}")
@@ -23,13 +23,12 @@ def speedup(calls: Iterable[Call], factor: float) -> Iterator[Call]:
 
 
 def resampled(calls: Sequence[Call], count: int, seed: int = 0) -> Iterator[Call]:
-    """``count`` calls drawn with replacement, each with its own gap to the call before it.
+    """``count`` calls drawn with replacement in blocks of `RUN_CALLS` neighbours (block bootstrap).
 
-    Runs of `RUN_CALLS` neighbours are drawn together. Content comes along: a call that is drawn twice asks for the
-    same tokens twice.
+    A call keeps its gap to the call before it in the trace, and its content: drawn twice, it has the same tokens.
 
     Raises:
-        ValueError: nothing to draw from.
+        ValueError: the trace has no calls.
     """
     if not calls:
         raise ValueError("--resample: the trace has no requests")

@@ -1,7 +1,7 @@
-"""Tokens for calls without text: equal spans get equal tokens, different streams differ from their first token on.
+"""Tokens for calls without text: equal spans get equal tokens, and different streams share no prefix.
 
-All streams are slices of one random pool, so that a prompt of a thousand tokens needs two copies and not a thousand
-draws. Streams begin with their number, written in tokens; the position of the slice follows from the number too.
+For speed, streams are slices of one random pool. A stream begins with its number, encoded in tokens, which also
+determines the position of its slice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.lab.workload.call import Call, Span
 from headrace.lab.workload.work import Work
 
 WIDE = range(1 << 40)
-"""Vocabulary for simulations: a stream's number is one token, so that no two streams begin alike."""
+"""Vocabulary for simulations: a stream's number is one token, so streams differ from the first token on."""
 
 POOL_TOKENS = 1 << 16
 _NUMBERS = 1 << 40
@@ -21,9 +21,9 @@ _SCATTER = 0x9E3779B1
 
 
 class Synthesis:
-    """Makes tokens of spans, all ids within ``vocabulary``.
+    """Generates the tokens of spans, with ids in ``vocabulary``.
 
-    Streams have numbers from 0 up; calls without content get streams of their own.
+    Stream numbers are at least 0; each call without content gets a new stream.
     """
 
     def __init__(self, vocabulary: range = WIDE, seed: int = 0) -> None:
@@ -37,7 +37,7 @@ class Synthesis:
         self._alone = 0
 
     def prompt(self, call: Call) -> tuple[int, ...]:
-        """The prompt of a call; one without content shares nothing with any other."""
+        """The prompt of a call; without content, it shares no prefix with others."""
         if not call.content:
             self._alone += 1
             return self._tokens(2 * self._alone + 1, 0, call.prompt_tokens)
@@ -76,7 +76,7 @@ class Synthesis:
 
 
 def replayed(calls: Iterable[Call], synthesis: Synthesis) -> Iterator[Work]:
-    """The calls as work for a server or engine, each output exactly as long as recorded."""
+    """The calls as work for a server or engine, with outputs of exactly the recorded length."""
     for number, call in enumerate(calls):
         yield Work(
             f"w{number}",

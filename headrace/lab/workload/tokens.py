@@ -1,6 +1,6 @@
-"""Workloads of token ids with fixed output lengths: every engine computes exactly the same amount of work.
+"""Workloads of random token ids with fixed output lengths: every engine does exactly the same amount of work.
 
-The ids are random, so the text means nothing; `lab.workload.chats` has the ones that mean something.
+`lab.workload.chats` has requests with text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headrace.lab.workload.lengths import HIGH_VARIANCE, log_normal, mixture
 from headrace.lab.workload.work import Work
 
 VOCABULARY = range(10, 500)
-"""Ids to draw from: above the usual special tokens, and inside even a tiny tokenizer."""
+"""Token ids to draw from: above the usual special tokens, and within the vocabulary of tiny tokenizers."""
 
 
 def _drawn(
@@ -27,7 +27,7 @@ def _drawn(
 def fixed_lengths(
     count: int, input_len: int, output_len: int, seed: int = 0, vocabulary: range = VOCABULARY
 ) -> tuple[Work, ...]:
-    """Prompts of one length, and outputs of one length."""
+    """Prompts of equal length, and outputs of equal length."""
     return tuple(_drawn([input_len] * count, [output_len] * count, vocabulary, random.Random(seed)))
 
 
@@ -39,7 +39,7 @@ def log_normal_lengths(
     seed: int = 0,
     vocabulary: range = VOCABULARY,
 ) -> tuple[Work, ...]:
-    """Lengths spread as in production traces around these medians, at most eight times the median."""
+    """Log-normal lengths with these medians, at most eight times the median."""
     rng = random.Random(seed)
     prompts = log_normal(count, input_len, sigma, 1, 8 * input_len, rng)
     answers = log_normal(count, output_len, sigma, 1, 8 * output_len, rng)
@@ -49,7 +49,7 @@ def log_normal_lengths(
 def high_variance(
     count: int, input_len: int = 24, seed: int = 0, vocabulary: range = VOCABULARY
 ) -> tuple[Work, ...]:
-    """80 % of outputs under 30 tokens and 4 % over 800, the rest between; prompts of one length."""
+    """80 % of outputs under 30 tokens and 4 % over 800, the rest between; prompts of equal length."""
     rng = random.Random(seed)
     return tuple(_drawn([input_len] * count, mixture(count, HIGH_VARIANCE, rng), vocabulary, rng))
 
@@ -79,9 +79,9 @@ def long_among_decoders(
     seed: int = 0,
     vocabulary: range = VOCABULARY,
 ) -> tuple[Work, ...]:
-    """Streams that decode steadily, and one long prompt that arrives among them ``arrival`` seconds later.
+    """Streams that decode, and one long prompt that arrives ``arrival`` seconds later.
 
-    The last one is the long prompt; its ``expect`` is ``intruder``, the others' ``stream``.
+    The long prompt is last, with ``intruder`` as ``expect``; the others have ``stream``.
     """
     rng = random.Random(seed)
     streams = [

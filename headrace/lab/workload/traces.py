@@ -1,4 +1,4 @@
-"""Published traces, read line by line; the header tells the format.
+"""Readers of published traces; the header determines the format.
 
 | trace | header or keys |
 |---|---|
@@ -8,8 +8,8 @@
 | ServeGen | ``timestamp_s,input_tokens,output_tokens`` |
 | LMSYS arena of the VTC artifact | ``req_time_s,client,prompt_len,output_len`` |
 
-A new trace is one more `Format`. Calls without a prompt or an output, which some traces contain, are left out. Files
-are streamed: a trace of millions of lines needs no memory.
+To support another CSV trace, add a `Format`. Calls without a prompt or an output are omitted. Files are streamed, so
+memory use does not depend on the length of a trace.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import IO, Any, NamedTuple
 from headrace.lab.workload.call import Call, Span
 
 MOONCAKE_BLOCK = 512
-"""Tokens behind one hash id of Mooncake's traces; the last block of a prompt may be shorter."""
+"""Tokens per hash id in Mooncake's traces; the last block of a prompt may be shorter."""
 
 DISORDER = 4096
-"""Calls that are buffered to sort slightly disordered lines by arrival."""
+"""Number of calls that are buffered to sort slightly disordered lines by arrival."""
 
 
 class BadTrace(ValueError):
@@ -38,7 +38,7 @@ class BadTrace(ValueError):
 
 
 class Format(NamedTuple):
-    """The columns that identify a CSV trace, in the order arrival, prompt, output, tenant."""
+    """The columns of a CSV trace, which identify it; ``clock`` parses an arrival into seconds."""
 
     arrival: str
     prompt: str
@@ -52,7 +52,7 @@ def _calendar(text: str) -> float:
 
 
 def _calendar_utc(text: str) -> float:
-    """Seconds of a timestamp that names its zone or, as those of 2023, does not: then it is read as UTC."""
+    """Seconds of a timestamp; without a time zone, as in the 2023 traces, it is UTC."""
     return _calendar(text if "+" in text or text.endswith("Z") else text + "+00:00")
 
 
@@ -68,11 +68,20 @@ def read_trace(path: Path, limit: int | None = None) -> Iterator[Call]:
     """The first ``limit`` calls of a trace (None: all), in order of arrival, the first at 0.
 
     Raises:
-        BadTrace: no known format, or a line that cannot be read.
+        BadTrace: an unknown format, a line that cannot be read, or a file that is not UTF-8 text.
         OSError: no such file.
     """
-    calls = _from_zero(_in_order(_read(path), path))
+    calls = _from_zero(_in_order(_text(path), path))
     return calls if limit is None else islice(calls, limit)
+
+
+def _text(path: Path) -> Iterator[Call]:
+    try:
+        yield from _read(path)
+    except UnicodeDecodeError:
+        raise BadTrace(f"{path}: the file is not UTF-8 text") from None
+    except csv.Error as error:
+        raise BadTrace(f"{path}: cannot be read as CSV: {error}") from None
 
 
 def _read(path: Path) -> Iterator[Call]:

@@ -1,4 +1,4 @@
-"""One request of a workload, as a value for all targets; a target turns it into its own kind of request."""
+"""One request of a workload; each target converts it to its own kind of request."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ Prompt = str | tuple[int, ...] | tuple[Message, ...]
 class Work:
     """A prompt, the maximum length of its output, and its arrival.
 
-    ``arrival`` is in seconds after the start of the run. ``ignore_eos`` makes the output exactly
-    ``max_tokens`` long on every engine. ``expect`` names the role of the request in its workload (``short``, ``long``,
-    ``intruder`` ...). ``tenant`` and ``service_class`` name its tenant and class.
+    ``arrival`` is in seconds after the start of the run. ``ignore_eos`` makes the output exactly ``max_tokens`` long.
+    ``expect`` is a label for the role of the request in its workload (``short``, ``long``, ``intruder`` ...).
     """
 
     id: str
@@ -38,5 +37,5 @@ class Work:
 
 
 def is_chat(prompt: Prompt) -> TypeGuard[tuple[Message, ...]]:
-    """Whether a prompt is a chat, which has another endpoint than text and token ids."""
+    """Whether a prompt is a chat, which needs the chat endpoint."""
     return not isinstance(prompt, str) and isinstance(prompt[0], Message)

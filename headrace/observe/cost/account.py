@@ -16,7 +16,7 @@ class Key(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What something cost: ``total`` is by tokens if these have prices, otherwise by device time."""
+    """A cost: ``total`` is by tokens if these have prices, otherwise by device time."""
 
     total: float
     device: float
@@ -43,7 +43,7 @@ class Account:
         return Cost(tokens if pricing.by_token else device, device, tokens, self.seconds)
 
     def add(self, other: Account) -> None:
-        """Add what another account has used."""
+        """Add the usage of another account."""
         self.seconds += other.seconds
         self.requests += other.requests
         self.prompt_tokens += other.prompt_tokens
@@ -52,7 +52,7 @@ class Account:
 
 
 class Billed(NamedTuple):
-    """An account with what it was for and the prices then."""
+    """An account with its key and the prices that applied."""
 
     key: Key
     model: str
@@ -61,7 +61,7 @@ class Billed(NamedTuple):
 
 
 class UnusedDay(NamedTuple):
-    """Seconds of a day that no request has used, and the prices then."""
+    """Unused seconds of a day, and the prices that applied."""
 
     day: int
     model: str
@@ -71,7 +71,7 @@ class UnusedDay(NamedTuple):
 
 
 class Saving(NamedTuple):
-    """What a cache layer saved a tenant, and the saved cost."""
+    """Hits, tokens and cost that a cache layer saved for a tenant."""
 
     tenant: str
     layer: str
@@ -82,9 +82,9 @@ class Saving(NamedTuple):
 
 
 class Tab(Account):
-    """The account of one request. ``day`` is the day whose account ``of`` its use is added to now.
+    """The account of one request. Its usage is also added to the account ``of`` its tenant and class on ``day``.
 
-    ``draft_seconds`` of its ``seconds`` were spent by draft models.
+    ``seconds`` include ``draft_seconds`` of draft models.
     """
 
     __slots__ = ("day", "draft_seconds", "of", "service_class", "tenant")

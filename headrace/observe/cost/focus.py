@@ -1,8 +1,8 @@
 """The cost ledger as CSV in the columns of FOCUS, the FinOps Open Cost and Usage Specification (https://focus.finops.org).
 
-A row is the use of a tenant in a class on a day: one row of device time, or one row for each kind of tokens if these
-have prices. Time that no request used has rows of its own, without a sub account. Columns that begin with ``x_`` are
-extensions. The model is the resource, and the tenant is the sub account.
+A row is the usage of a tenant in a class on a day: one row of device time, or one row for each kind of tokens if these
+have prices. Unused time has separate rows without a sub account. Columns that begin with ``x_`` are extensions. The
+model is the resource, and the tenant is the sub account.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _row(model: str, currency: str, day: int, charge: _Charge) -> dict[str, obje
 
 
 def _use(key: Key, account: Account, per_hour: float) -> dict[str, object]:
-    """Who used it, and the use itself, in the first of the rows of an account."""
+    """Columns of the tenant, and of its usage in the first row of an account."""
     return {
         "SubAccountId": key.tenant,
         "SubAccountName": key.tenant,

@@ -5,10 +5,10 @@
  no request  arrived, not   divided among the    between steps
  is open     planned yet    requests of its rows
 ```
-A step lasts from its planning, or from the end of the step before it, to its commit. So device time that overlaps is
-counted once. Time in which requests are open and no step computes is overhead: waiting for a copy from the disk or for
-a static batch to fill, delivering events, and steps that were interrupted. Slices of embeddings lie between steps, and
-are divided among their calls by tokens.
+A step lasts from its planning, or from the end of the previous step if later, to its commit. So overlapping device time
+is counted once. Time in which requests are open and no step computes is overhead: waiting for disk reads or for a
+static batch to fill, delivering events, and interrupted steps. Slices of embeddings run between steps, and are divided
+among their calls by tokens.
 
 **Conservation**: requests + idle + overhead = wall clock. `balance` computes both sides from separate sums.
 """
@@ -35,13 +35,13 @@ from headrace.observe.cost.split import BY_TOKENS, Coefficients, shares
 from headrace.observe.series import OTHER
 
 MOST_TENANTS = 10_000
-"""Tenants with accounts of their own; further tenants are counted together as ``other``."""
+"""Maximum number of tenants with separate accounts; further tenants are counted together as ``other``."""
 
 MOST_DAYS = 93
-"""Days that have accounts of their own; older ones are added up."""
+"""Number of days with separate accounts; older days are merged."""
 
 MOST_ENDED = 10_000
-"""Ended requests whose cost is remembered."""
+"""Number of ended requests whose cost is kept."""
 
 DAY_SECONDS = 86_400.0
 
@@ -50,7 +50,7 @@ POOLED_CLASS = "default"
 
 
 class Balance(NamedTuple):
-    """The wall clock since the ledger began, up to the last event, and what it was divided into, in seconds."""
+    """Wall-clock seconds since the ledger began, up to the last event, and the seconds of its parts."""
 
     wall: float
     attributed: float
@@ -64,7 +64,7 @@ class Balance(NamedTuple):
 
 
 class Unused:
-    """Seconds of a day that no request has used."""
+    """Unused seconds of a day."""
 
     __slots__ = ("idle", "overhead")
 
@@ -75,8 +75,8 @@ class Unused:
 class CostLedger:
     """A `core.ports.Watcher`.
 
-    ``coefficients`` returns what a step costs by its parts, as `core.prediction.step_times` has learnt it. ``began`` is
-    the engine's time at which the ledger begins; ``clock_offset`` is Unix time minus the engine's clock.
+    ``coefficients`` returns the step time model that `core.prediction.step_times` has learned. ``began`` is the start
+    of the ledger on the engine's clock; ``clock_offset`` is Unix time minus the engine's clock.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class CostLedger:
         self.pricing = pricing
         self.accounts: dict[Key, Account] = {}
         self.older: dict[str, Account] = {}
-        """What tenants have used on days before those."""
+        """Usage of tenants on older days."""
         self.unused: dict[int, Unused] = {}
         """Idle seconds and overhead of each day (days since 1970, UTC)."""
         self.kinds = {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
@@ -101,7 +101,7 @@ class CostLedger:
         """Duration of the last step."""
         self.draft_seconds = 0.0
         """Time of draft models, within the attributed time."""
-        self.began = self._mark = began  # all time before the mark has been divided
+        self.began = self._mark = began  # time before the mark is already attributed
         self._idle_from = began  # when the last request ended
         self._live: dict[str, Tab] = {}
         self._pooled: dict[str, Tab] = {}  # calls to embedding models
@@ -163,7 +163,7 @@ class CostLedger:
             self._ended.popitem(last=False)
 
     def _stepped(self, event: Stepped, now: float) -> None:
-        """The `Finished` events of a step come before it: its requests may have ended already."""
+        """A step's `Finished` events precede its `Stepped`, so its requests may have ended already."""
         began, request_ids, rows, drafting = event.work
         self._pass("overhead", began)
         seconds = self.step_seconds = max(0.0, now - self._mark)
@@ -236,12 +236,12 @@ class CostLedger:
                 tab.draft_seconds += scale * spent
 
     def _rest_until(self, now: float) -> None:
-        """No request was open since the last one ended: what came before that is overhead, the rest is idle."""
+        """Attributes time without open requests: overhead until the last request ended, then idle."""
         self._pass("overhead", self._idle_from)
         self._pass("idle", now)
 
     def _pass(self, kind: str, until: float) -> None:
-        """Move the mark; time that passes midnight belongs to both days."""
+        """Moves the mark; time across midnight is split between both days."""
         while self._mark < until:
             day = self._day(self._mark)
             end = min(until, (day + 1) * DAY_SECONDS - self._clock_offset)
@@ -267,7 +267,7 @@ class CostLedger:
         return unused
 
     def _account(self, tab: Tab, day: int) -> Account:
-        """The account that a request's use is added to on this day."""
+        """The account for a request's usage on this day."""
         tenant = tab.tenant
         if tenant not in self._tenants:
             if len(self._tenants) < MOST_TENANTS:
@@ -286,7 +286,7 @@ class CostLedger:
     # -- answers -----------------------------------------------------------------------------------
 
     def cost(self, request_id: str) -> Cost:
-        """What a request has cost so far; nothing for one that did not reach the engine.
+        """The cost of a request so far; 0 if it did not reach the engine.
 
         A row that was in flight when its request ended is added when its step ends.
         """
@@ -294,7 +294,7 @@ class CostLedger:
         return NOTHING if tab is None else tab.cost(self.pricing)
 
     def draft_seconds_of(self, request_id: str) -> float:
-        """The part of a request's device time that draft models have spent."""
+        """Seconds of a request's device time that draft models used."""
         tab = self._live.get(request_id) or self._ended.get(request_id)
         return 0.0 if tab is None else tab.draft_seconds
 
@@ -314,7 +314,7 @@ class CostLedger:
         return Balance(mark - self.began, attributed, idle, overhead)
 
     def token_prices(self) -> TokenPrices:
-        """The configured prices of tokens, or else what tokens have cost here at the price of the device."""
+        """The configured token prices, or those measured here from the price of the device."""
         if self.pricing.by_token:
             return self.pricing.tokens
         million = 1e6 * self.pricing.device_second

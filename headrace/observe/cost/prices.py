@@ -1,7 +1,7 @@
 """Prices: of a device's time, and of a million tokens.
 
-With prices of tokens, a request costs its tokens. Without them it costs the device time that it used. Both amounts are
-always reported beside each other, so that a provider sees its margin.
+With token prices, a request's cost is that of its tokens; otherwise it is that of its device time. Both amounts are
+always reported, so that a provider sees its margin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def parse_device_price(text: str) -> float:
     """The price of a second from a price such as ``2.5/h`` or ``0.0007/s``.
 
     Raises:
-        BadPrice: the text is no such price.
+        BadPrice: the text cannot be parsed.
     """
     match = _DEVICE_PRICE.fullmatch(text.strip().lower())
     if match is None:
@@ -46,11 +46,11 @@ class TokenPrices(NamedTuple):
         ) / _MILLION
 
     def saved(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Cost of tokens that a cached response spared."""
+        """Saved cost of a cached response."""
         return self.of(prompt_tokens, 0, output_tokens)
 
     def saved_by_prefix(self, tokens: int) -> float:
-        """What prompt tokens cost less because the prefix cache had them."""
+        """Saved cost of prompt tokens from the prefix cache."""
         return self.of(tokens, 0, 0) - self.of(0, tokens, 0)
 
 
@@ -66,7 +66,7 @@ class Pricing(NamedTuple):
 
     @property
     def by_token(self) -> bool:
-        """Whether requests cost their tokens, and not their device time."""
+        """Whether requests are billed by tokens instead of device time."""
         return self.tokens != NO_PRICES
 
     @property

@@ -21,9 +21,9 @@ def cost_fields(cost: Cost, currency: str) -> dict[str, Any]:
 
 
 class CostReport:
-    """What the server shows of a ledger.
+    """Reports of a ledger as JSON.
 
-    ``model`` is the name of the only model. ``energy`` returns what `observe.resources` has measured.
+    ``model`` is the name of the only model. ``energy`` returns the measurements of `observe.resources`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CostReport:
         return {key.tenant for key in self.ledger.accounts}
 
     def sum_of(self, tenant: str) -> Cost:
-        """What all requests of a tenant have cost, on days that have accounts of their own."""
+        """Cost of all requests of a tenant, on days with separate accounts."""
         total = Account()
         for billed in self.rows(tenant):
             total.add(billed.account)
@@ -69,12 +69,12 @@ class CostReport:
                 yield Billed(key, self.model, self.ledger.pricing, account)
 
     def unused_days(self) -> Iterator[UnusedDay]:
-        """The time of each day that no request has used."""
+        """The unused time of each day."""
         for day, unused in sorted(self.ledger.unused.items()):
             yield UnusedDay(day, self.model, self.ledger.pricing, unused.idle, unused.overhead)
 
     def device(self, now: float) -> dict[str, Any]:
-        """What the whole device has done with its time, and the check that the parts add up to the wall clock."""
+        """The use of the device's time, and the check that the parts add up to the wall clock."""
         balance = self.ledger.balance(now)
         price = self.ledger.pricing.device_second
         parts = {"attributed": balance.attributed, "idle": balance.idle, "overhead": balance.overhead}
@@ -115,7 +115,7 @@ def tenant_costs(rows: Iterable[Billed], currency: str) -> dict[str, Any]:
 
 
 def saved_fields(savings: Iterable[Saving]) -> dict[str, Any]:
-    """What each cache layer saved."""
+    """The savings of each cache layer."""
     return {
         "saved": {
             each.layer: {

@@ -3,9 +3,9 @@
 ```
  weight of a row = row + token * length + context * contexts + fixed * length / tokens of the step
 ```
-The four coefficients are those that `core.prediction.step_times` has learnt on this device: attention and linear
-layers count by a row's own work, and what all rows share (reading the weights, launching) counts by tokens. Weights
-are scaled, so that the shares add up to the measured seconds whatever the coefficients are.
+The four coefficients are those that `core.prediction.step_times` has learned on this device. Attention and linear
+layers count by a row's own work; shared work (reading the weights, launches) is divided by tokens. Weights are scaled
+so that the shares always add up to the measured seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Coefficients = tuple[float, float, float, float]
 """Seconds per step, row, token, and position attended to."""
 
 BY_TOKENS: Coefficients = (1.0, 0.0, 0.0, 0.0)
-"""Every token costs the same."""
+"""Coefficients with which every token costs the same."""
 
 
 def shares(rows: Sequence[Row], tokens: int, seconds: float, coefficients: Coefficients) -> list[float]:

@@ -1,7 +1,7 @@
-"""What has been used and saved since the last look, so that a file can add it up over restarts.
+"""Usage and savings since the last read, so that a file can accumulate them over restarts.
 
-`CostLedger` and `TenantSavings` count since the server started. The journal remembers what it has returned, and returns
-only what came after it. Savings belong to the day on which they are returned.
+`CostLedger` and `TenantSavings` count since the server started. The journal returns only the increase since its last
+call. Savings belong to the day on which they are returned.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UsageJournal:
         self._saved: dict[tuple[str, str], tuple[int, int, int]] = {}
 
     def take(self) -> Used:
-        """What came since the last call."""
+        """The increase since the last call."""
         return Used(int(self._clock() // DAY_SECONDS), self._rows(), self._days(), self._layers())
 
     def _rows(self) -> list[Billed]:

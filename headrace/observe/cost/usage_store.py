@@ -1,8 +1,8 @@
 """Usage of all tenants by day, class and model in an SQLite file, which outlives the server.
 
-Rows are only added to, so several servers may share a file, and what a killed process had not written yet is lost.
-Each row has the prices of its time: a new price does not change earlier costs. Days before the last `KEPT_DAYS` are
-deleted. All methods block; they are for one thread at a time.
+Updates only add to rows, so several servers can share a file. A killed process loses what it had not written yet. Each
+row stores its prices, so a price change does not affect earlier costs. Days before the last `KEPT_DAYS` are deleted.
+All methods block and must be called by one thread at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.observe.cost.report import saved_fields, tenant_costs
 from headrace.observe.cost.usage_journal import Used
 
 KEPT_DAYS = 400
-"""Days whose usage is kept: a year, and the month after it."""
+"""Number of days to keep: about 13 months."""
 
 LAYOUT = 1
 """The version of the tables."""
@@ -66,7 +66,7 @@ class UsageStore:
     """The file ``path``; ``currency`` is that of sums.
 
     Raises:
-        sqlite3.Error: the file cannot be opened, or is no file of this kind.
+        sqlite3.Error: the file cannot be opened, or is not a usage file.
     """
 
     def __init__(self, path: Path, currency: str) -> None:
@@ -106,7 +106,7 @@ class UsageStore:
             yield Billed(Key(day, name, service_class), model, _priced(rest[:5]), account)
 
     def unused_days(self) -> Iterator[UnusedDay]:
-        """The time of each day that no request has used."""
+        """The unused time of each day."""
         for day, model, *rest in self._database.execute("SELECT * FROM unused ORDER BY day, model"):
             yield UnusedDay(day, model, _priced(rest[:5]), *rest[5:])
 

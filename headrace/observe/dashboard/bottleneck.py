@@ -1,4 +1,4 @@
-"""What bounds the server now, in a sentence with its reason: a pure function of a few signs."""
+"""The current bottleneck of the server with its reason, as a pure function of a few indicators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 IDLE_SHARE = 0.5
-"""With no open request for this share of the time, nothing bounds the server."""
+"""With no open request for this share of the time, the server is idle."""
 
 GAP_SHARE = 0.3
 """With open requests but no computing step for this share of the time, the front end is the bottleneck."""
@@ -15,13 +15,13 @@ LOOP_SHARE = 0.85
 """Share of one core at which the event loop (HTTP and text) cannot keep up."""
 
 FULL_SHARE = 0.95
-"""Share of KV blocks in use at which a further request hardly finds room."""
+"""Share of KV blocks in use at which the KV cache counts as full."""
 
 PREEMPT_SHARE = 0.8
-"""Preemptions with this share of KV blocks held are for want of blocks, not for fairness."""
+"""Preemptions with at least this share of KV blocks held are for lack of blocks, not for fairness."""
 
 PREFILL_SHARE = 0.5
-"""Without known peaks: from this share of prefill time on, steps are bound by arithmetic, below it by bandwidth."""
+"""If the peaks are unknown: from this share of prefill time on, steps are bound by arithmetic, else by bandwidth."""
 
 
 class Kind(StrEnum):
@@ -36,13 +36,13 @@ class Kind(StrEnum):
 
 
 class Signs(NamedTuple):
-    """What the last seconds looked like. Shares are 0 to 1.
+    """Indicators over the last seconds. Shares are 0 to 1.
 
     ``computing``, ``idle`` and ``gap`` divide the wall clock: steps computed, no request was open, requests were open
-    but no step computed. ``loop`` is the event loop's CPU time per second. ``slots`` is the most requests that may run.
+    but no step computed. ``loop`` is the event loop's CPU time per second. ``slots`` is the limit of running requests.
     ``blocked`` and ``preempted`` count requests that began to wait for KV blocks, and preemptions. ``prefill`` is the
-    share of the steps' time that went to prompt tokens. ``mfu`` and ``mbu`` are the use of peak arithmetic and of peak
-    bandwidth while steps compute; None: the peak is not known.
+    share of step time spent on prompt tokens. ``mfu`` and ``mbu`` are the utilization of peak arithmetic and bandwidth
+    while steps compute (None: the peak is unknown).
     """
 
     running: int
@@ -61,14 +61,14 @@ class Signs(NamedTuple):
 
 
 class Bottleneck(NamedTuple):
-    """The bottleneck, and why it is one."""
+    """A bottleneck with its reason."""
 
     kind: Kind
     sentence: str
 
 
 def bottleneck(signs: Signs) -> Bottleneck:
-    """The resource that bounds the server. Queues come first: their cause is known for certain."""
+    """The resource that limits the server. Queues are checked first, because their cause is certain."""
     if signs.waiting and signs.running >= signs.slots:
         return Bottleneck(
             Kind.SLOTS,
@@ -103,7 +103,7 @@ def _memory(signs: Signs) -> str:
 
 
 def _device(signs: Signs) -> Bottleneck:
-    """Steps follow one another: by the use of the peaks if both are known, otherwise by the kind of rows."""
+    """The bottleneck when steps run without gaps: by utilization if peaks are known, else by the kind of rows."""
     if signs.mfu is not None and signs.mbu is not None:
         use = f"{_percent(signs.mfu)} of peak arithmetic and {_percent(signs.mbu)} of peak bandwidth"
         kind = Kind.ARITHMETIC if signs.mfu >= signs.mbu else Kind.BANDWIDTH
@@ -111,13 +111,13 @@ def _device(signs: Signs) -> Bottleneck:
     if signs.prefill >= PREFILL_SHARE:
         return Bottleneck(
             Kind.ARITHMETIC,
-            f"{_percent(signs.prefill)} of the steps' time goes to prompt tokens, whose positions share one reading of "
-            f"the weights; steps compute {_percent(signs.computing)} of the time.",
+            f"{_percent(signs.prefill)} of the step time is spent on prompt tokens, which share a read of the "
+            f"weights; steps compute {_percent(signs.computing)} of the time.",
         )
     return Bottleneck(
         Kind.BANDWIDTH,
-        f"{_percent(1 - signs.prefill)} of the steps' time goes to decoding, which reads all weights for one token of "
-        f"each request; steps compute {_percent(signs.computing)} of the time.",
+        f"{_percent(1 - signs.prefill)} of the step time is spent on decoding, which reads all weights for one token "
+        f"of each request; steps compute {_percent(signs.computing)} of the time.",
     )
 
 

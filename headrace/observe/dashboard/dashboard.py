@@ -1,6 +1,6 @@
 """The parts of a snapshot, for the whole server or for one tenant.
 
-Nothing here is a fold: `measure` reads the folds that a server has anyway, once a second and only while a page is open.
+`measure` reads the server's existing folds once a second, only while a page is open.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from headrace.observe.dashboard.tenants import TenantTable
 class Dashboard:
     """Makes snapshots.
 
-    ``slots`` returns the most requests that may run now. ``blocks`` is the number of KV blocks. ``loop_seconds``
+    ``slots`` returns the current limit of running requests. ``blocks`` is the number of KV blocks. ``loop_seconds``
     returns the CPU time of the event loop's thread, on which all methods are called. ``offset`` is Unix time minus the
-    engine's.
+    engine's clock.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Dashboard:
         self._readings.add(read(folds.metrics, folds.cost.ledger, folds.work, self._loop_seconds(), now))
 
     def snapshot(self, part: str, tenant: str | None, now: float) -> dict[str, Any]:
-        """The overview, and one part beside it (empty: none); of one tenant, if it is named.
+        """The overview and one further part (empty: none), optionally of one tenant only.
 
         Raises:
-            KeyError: there is no such part.
+            KeyError: the part is unknown.
         """
         made: dict[str, Any] = {"time": now + self._offset, "now": now}
         made["overview"] = self._overview(now) if tenant is None else self._overview_of(tenant, now)
@@ -95,4 +95,4 @@ PARTS: Mapping[str, Callable[[Dashboard, str | None, float], Mapping[str, Any]]]
     "caches": Dashboard._caches,
     "tenants": Dashboard._tenant_table,
 }
-"""The parts beside the overview."""
+"""The further parts of a snapshot."""

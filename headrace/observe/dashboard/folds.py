@@ -31,19 +31,19 @@ class Folds(NamedTuple):
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
-        """The folds in their order: others read what the cost ledger knows."""
+        """The folds in order; the cost ledger is first, because others read it."""
         return (
             *(self.cost.ledger, self.work, self.metrics, self.goodput),
             *(self.book, self.usage, self.savings, self.lives),
         )
 
     def usage_of(self, tenant: str) -> dict[str, Any]:
-        """What a tenant has used, what that cost, and what the caches saved."""
+        """A tenant's usage, cost and savings."""
         saved = saved_fields(self.savings.savings(tenant))
-        return {**self.usage.tell(tenant), **self.cost.tenant(tenant), **saved}
+        return {**self.usage.account(tenant), **self.cost.tenant(tenant), **saved}
 
     def explain(self, request_id: str, now: float) -> dict[str, Any] | None:
-        """What is known of a request, with its cost."""
+        """The explanation of a request, with its cost."""
         shown = self.book.explain(request_id, now)
         if shown is not None:
             shown["cost"] |= self.cost.request(request_id)

@@ -27,7 +27,7 @@ def _at(ordered: Sequence[float], share: float) -> float:
 def latency(requests: Iterable[RequestSummary], now: float) -> dict[str, Any]:
     """TTFT, TPOT and E2E of complete requests that ended in the last `WINDOW_SECONDS`, in seconds.
 
-    A response from a cache has no first token of its own and does not count.
+    Cached responses do not count.
     """
     recent = [
         each

@@ -1,4 +1,4 @@
-"""The overview of the whole server, as plain values for JSON. None stands for what is not known yet."""
+"""The overview of the whole server, as plain values for JSON. None means not known yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MILLION = 1e6
 
 
 def rates(span: Span | None) -> dict[str, float] | None:
-    """Requests, tokens and steps in a second."""
+    """Requests, tokens and steps per second."""
     if span is None:
         return None
     return {
@@ -28,7 +28,7 @@ def rates(span: Span | None) -> dict[str, float] | None:
 
 
 def signs(span: Span, slots: int, peaks: Peaks) -> Signs:
-    """The signs by which the bottleneck is recognized."""
+    """The indicators for `bottleneck`."""
     engine, shares = span.last.engine, span.shares()
     mfu, mbu = span.utilization(peaks)
     return Signs(
@@ -49,10 +49,10 @@ def signs(span: Span, slots: int, peaks: Peaks) -> Signs:
 
 
 def cost_now(ledger: CostLedger, span: Span | None) -> dict[str, Any] | None:
-    """What a million tokens costs now, idle time included; None without prices.
+    """Current cost of a million tokens, including idle time; None without prices.
 
-    With a price of the device, the wall clock's cost is divided by the tokens served in it, cached ones included.
-    With prices of tokens alone, there is only the sum.
+    With a device price, the cost of the wall clock is divided by the tokens served in it, cached ones included. With
+    token prices only, there is only the sum.
     """
     pricing = ledger.pricing
     if not pricing.given:
@@ -81,7 +81,7 @@ def overview(
     blocks: int,
     peaks: Peaks,
 ) -> dict[str, Any]:
-    """The whole server's overview. ``slots`` is the most requests that may run, ``blocks`` the size of the KV cache."""
+    """The whole server's overview. ``slots`` is the limit of running requests, ``blocks`` the size of the KV cache."""
     engine, span = readings.newest.engine, readings.span()
     bounds = [int(bound) for bound in engine.batch_bounds]
     return {

@@ -1,4 +1,4 @@
-"""All counters at one time. The difference of two readings gives rates; nothing is counted for it event by event."""
+"""A reading of all counters at one time. Rates are differences of two readings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headrace.observe.metrics import EngineTotals, Metrics
 from headrace.observe.resources.work import Peaks, StepWork, WorkMeter
 
 WINDOW_SECONDS = 5.0
-"""Rates are means over this time."""
+"""Time over which rates are averaged."""
 
 LONGEST_GAP_SECONDS = 3.0
-"""After a longer pause without a reading, older readings are no longer compared with new ones."""
+"""After a longer pause, older readings are dropped."""
 
 
 class Reading(NamedTuple):
@@ -54,7 +54,7 @@ class Readings:
         self._kept: deque[Reading] = deque()
 
     def add(self, reading: Reading) -> None:
-        """Take a reading; those before the window are dropped."""
+        """Add a reading; drop those before the window."""
         kept = self._kept
         if kept and reading.at - kept[-1].at > LONGEST_GAP_SECONDS:
             kept.clear()
@@ -85,11 +85,11 @@ class Span(NamedTuple):
         return self.last.at - self.first.at
 
     def rate(self, name: str) -> float:
-        """How much a counter of the engine grew in a second."""
+        """Increase of an engine counter per second."""
         return self.grown(name) / self.seconds
 
     def grown(self, name: str) -> int:
-        """How much a counter of the engine grew."""
+        """Increase of an engine counter."""
         return int(getattr(self.last.engine, name) - getattr(self.first.engine, name))
 
     def blocked(self) -> int:
@@ -103,7 +103,8 @@ class Span(NamedTuple):
         return [after - before for before, after in pairs]
 
     def shares(self) -> dict[str, float]:
-        """What the wall clock went to: computing, idle, or overhead. A step that lasts the whole span computes."""
+        """Shares of the wall clock: computing, idle and overhead. During a step that spans the whole window, all of it
+        is computing."""
         parts = {
             "computing": self.last.attributed - self.first.attributed,
             "idle": self.last.idle - self.first.idle,
@@ -115,16 +116,16 @@ class Span(NamedTuple):
         return {name: max(0.0, part) / total for name, part in parts.items()}
 
     def prefill_share(self) -> float:
-        """Share of the steps' time that went to prefill rows."""
+        """Share of step time spent on prefill rows."""
         prefill, decode = self.last.prefill - self.first.prefill, self.last.decode - self.first.decode
         return prefill / (prefill + decode) if prefill + decode > 0.0 else 0.0
 
     def loop_share(self) -> float:
-        """CPU time of the event loop in a second."""
+        """CPU seconds of the event loop per second."""
         return (self.last.loop - self.first.loop) / self.seconds
 
     def utilization(self, peaks: Peaks) -> tuple[float | None, float | None]:
-        """Use of peak arithmetic and of peak bandwidth while steps computed; None where the peak is not known."""
+        """Utilization of peak arithmetic and of peak bandwidth while steps computed; None if the peak is unknown."""
         seconds = self.last.attributed - self.first.attributed
         flops = self.last.work.flops - self.first.work.flops
         nbytes = self.last.work.bytes - self.first.work.bytes

@@ -1,4 +1,4 @@
-"""The list of requests as rows: those that are open, and the last that ended, newest first."""
+"""The list of requests as rows: open requests, then ended ones, each newest first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (
 )
 
 MOST_ROWS = 2000
-"""Rows of a snapshot; further requests are only counted."""
+"""Maximum number of rows of a snapshot; further requests are only counted."""
 
 
 def request_rows(requests: Sequence[RequestSummary], now: float) -> dict[str, Any]:

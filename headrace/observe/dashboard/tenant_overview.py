@@ -13,11 +13,11 @@ from headrace.observe.requests import RequestSummary
 from headrace.observe.usage import UsageBook
 
 MOST_TENANTS = 1000
-"""Tenants whose readings are kept; beyond them all readings are dropped."""
+"""Maximum number of tenants with readings; when it is exceeded, all readings are dropped."""
 
 
 class _Used(NamedTuple):
-    """Counts of a tenant at a time."""
+    """Counts of a tenant at one time."""
 
     at: float
     ended: int
@@ -27,7 +27,7 @@ class _Used(NamedTuple):
 
 
 class TenantReadings:
-    """The readings of the last seconds of each tenant that a page shows."""
+    """The recent readings of each tenant with an open page."""
 
     def __init__(self, usage: UsageBook) -> None:
         self._usage = usage
@@ -41,7 +41,7 @@ class TenantReadings:
         cost: CostReport,
         now: float,
     ) -> dict[str, Any]:
-        """The overview of a tenant, from its ``requests`` and ``savings``. What is the server's alone is None."""
+        """The overview of a tenant, from its ``requests`` and ``savings``. Server-wide values are None."""
         pricing = cost.ledger.pricing
         states = [each.state for each in requests]
         return {
@@ -70,13 +70,13 @@ class TenantReadings:
         }
 
     def _rates(self, tenant: str, now: float) -> dict[str, float | None] | None:
-        told = self._usage.tell(tenant)
+        account = self._usage.account(tenant)
         used = _Used(
             now,
-            sum(told["finished"].values()),
-            told["computed_tokens"] + told["cached_tokens"],
-            told["cached_tokens"],
-            told["generated_tokens"],
+            sum(account["finished"].values()),
+            account["computed_tokens"] + account["cached_tokens"],
+            account["cached_tokens"],
+            account["generated_tokens"],
         )
         if len(self._kept) >= MOST_TENANTS and tenant not in self._kept:
             self._kept.clear()

@@ -10,14 +10,14 @@ from headrace.observe.goodput import Goodput
 from headrace.observe.usage import UsageBook
 
 MOST_TENANTS = 200
-"""Tenants of a snapshot: those with the largest share of the last minute first; others are only counted."""
+"""Maximum number of tenants in a snapshot, by share of the last minute; others are only counted."""
 
 Limits = Callable[[str], Mapping[str, Mapping[str, float]]]
 """The quotas of a tenant, by name: limit, remaining, reset_seconds."""
 
 
 class TenantTable:
-    """The table; ``weight`` and ``limits`` return those of a tenant."""
+    """The table of tenants; ``weight`` and ``limits`` return a tenant's weight and quotas."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class TenantTable:
         return self._table(names[:MOST_TENANTS], self._goodput.jain, len(names))
 
     def one(self, tenant: str) -> dict[str, Any]:
-        """One tenant alone; fairness between tenants is not its own figure."""
+        """One tenant, without the fairness index."""
         return self._table([tenant], None, 1)
 
     def _table(self, names: list[str], jain: float | None, known: int) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class TenantTable:
         }
 
     def _row(self, name: str, served: float, fair: float, total: float) -> dict[str, Any]:
-        used, cost = self._usage.tell(name), self._cost.sum_of(name)
+        used, cost = self._usage.account(name), self._cost.sum_of(name)
         return {
             "name": name,
             "weight": self._weight(name),

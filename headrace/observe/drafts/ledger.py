@@ -1,7 +1,7 @@
-"""Counts speculative decoding: what was drafted and accepted, by source and position, and what it gained.
+"""Counts speculative decoding: drafted and accepted tokens by source and position, and the speed-up.
 
-The names are vLLM's where it has them. The speed-up is the time predicted for the same tokens without drafts, divided
-by the time predicted for the steps with drafts:
+Metrics that vLLM has use its names. The speed-up is the predicted time of the same tokens without drafts, divided by
+the predicted time of the steps with drafts:
 
     rate(spec_decode_predicted_seconds{tokens="without_drafts"}) / rate(spec_decode_predicted_seconds{tokens="drafted"})
 """

@@ -31,7 +31,7 @@ class DraftingRecord:
         self._cut(event.cut)
 
     def declined(self, event: DraftDeclined) -> None:
-        """Nothing is verified of what is proposed, until drafts are verified again."""
+        """Proposals of the request are not verified until further notice."""
         self._declined = event.cut
         self._cut(event.cut)
 

@@ -1,15 +1,15 @@
-"""Experiments on live traffic: one changed setting against the present one, by time, by request or by tenant.
+"""Experiments on live traffic: compare a changed setting with the present one, by time, request or tenant.
 
-- `evidence`: how sure the difference is, at any time: an e-process and its confidence sequence.
-- `asymptotic`: the same for many units: an asymptotic confidence sequence, and the prediction that narrows it.
-- `sketch`: a distribution in a few hundred numbers.
+- `evidence`: anytime-valid evidence of a difference: an e-process and its confidence sequence.
+- `asymptotic`: the same for many units: an asymptotic confidence sequence, with variance reduction (CUPED).
+- `sketch`: a quantile sketch.
 - `measures`: the metrics of a time window, folded from events.
-- `units`: the metrics of single requests and tenants. `arms`: which of them have the treatment.
-- `spec`: what an experiment is, read from JSON.
+- `units`: the metrics of single requests and tenants. `arms`: assignment of units to arms.
+- `spec`: the definition of an experiment, read from JSON.
 - `switchback`: the order of the windows, and the differences within their pairs.
-- `run`: what all experiments have in common.
-- `experiment`: one by time: windows in, settings and a decision out; as JSON across restarts.
-- `unit_experiment`: one by request or tenant.
-- `power`: how large a change is found, and after how long.
+- `run`: the common base of all experiments.
+- `experiment`: a switchback experiment (by time), stored as JSON across restarts.
+- `unit_experiment`: an experiment by request or tenant.
+- `power`: the smallest detectable change, and the time to detect it.
 - `conductor`: the experiments of a server: one runs, the others are stored.
 """

@@ -1,7 +1,7 @@
-"""Which requests have the treatment: a coin for each unit, thrown by a hash.
+"""Random assignment of units to control and treatment by a hash.
 
-A unit is a request, or a tenant for a window of time. The hash of the seed and the unit's name decides, so the same
-unit is in the same arm wherever it is asked, and a restarted server goes on with the same arms.
+A unit is a request, or a tenant for a window of time. The hash of seed and unit name decides, so a unit is in the same
+arm everywhere, also after a restart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class By(StrEnum):
-    """What has one value of a setting: the engine for a time, one request, or one tenant for a time."""
+    """The unit of an experiment: the engine for a time, one request, or one tenant for a time."""
 
     TIME = "time"
     REQUEST = "request"
@@ -20,7 +20,7 @@ class By(StrEnum):
 
 
 class Assignment(NamedTuple):
-    """The coin of an experiment that began at ``began``; a tenant keeps its arm for ``period_seconds``."""
+    """The assignment of an experiment that began at ``began``; a tenant keeps its arm for ``period_seconds``."""
 
     by: By
     seed: int
@@ -36,5 +36,5 @@ class Assignment(NamedTuple):
         return int((at - self.began) // self.period_seconds)
 
     def treats(self, unit: str) -> bool:
-        """The coin of one unit."""
+        """Whether a unit has the treatment."""
         return hashlib.sha256(f"{self.seed}:{unit}".encode()).digest()[0] < 128

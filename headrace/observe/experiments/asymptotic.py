@@ -1,15 +1,15 @@
-"""How sure a mean is that many units contribute to, at any time: an asymptotic confidence sequence.
+"""Anytime-valid confidence for the mean of many units: an asymptotic confidence sequence.
 
-A confidence interval of the central limit theorem is right at one time that was fixed before. This sequence of
-intervals is right at all times at once, so it may be looked at after every unit and stopped when it likes. With ``n``
-units of mean ``m`` and standard deviation ``s`` it is
+A confidence interval of the central limit theorem is valid at one time that was fixed before. This sequence of
+intervals is valid at all times simultaneously, so it may be checked after every unit and stopped at any time. With
+``n`` units of mean ``m`` and standard deviation ``s`` it is
 
     m ± s * sqrt(2 * (n * r² + 1) / (n² * r²) * log(sqrt(n * r² + 1) / alpha))
 
 Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic confidence
 sequences", 2021 (Annals of Statistics, 2024), theorem 2.2; ``r`` makes it tightest after about `TUNED` units (their
-appendix B.2). Nothing is assumed of the distribution but its variance. Units may depend on each other as long as each
-one's arm is drawn by a coin of its own (their theorem 2.5, for martingale differences).
+appendix B.2). The only assumption about the distribution is a finite variance. Units may depend on each other if their
+arms are drawn independently (their theorem 2.5, for martingale differences).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TUNED = 1000
 """The number of units after which the sequence is tightest."""
 
 LEAST_UNITS = 100
-"""Fewer units never decide: the limit theorem needs some, and so does the estimate of the variance."""
+"""Minimum number of units for a decision, for the limit theorem and for the estimate of the variance."""
 
 _LOG = -2.0 * math.log(0.05)
 _R2 = (_LOG + math.log(_LOG) + 1.0) / TUNED
 
 
 class AsymptoticMean:
-    """Running mean and variance of what units contribute, and how sure it is that their mean is not zero."""
+    """Running mean and variance of contributions, and the evidence that their mean is not zero."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -41,7 +41,7 @@ class AsymptoticMean:
         self._squares = 0.0  # sum of squared deviations from the mean (Welford)
 
     def add(self, contribution: float) -> None:
-        """Take one more unit in."""
+        """Add one unit."""
         self.count += 1
         off = contribution - self.mean
         self.mean += off / self.count
@@ -92,11 +92,11 @@ def half_widths(counts: int | NDArray[np.int64], alpha: float) -> NDArray[np.flo
 
 
 class Prediction:
-    """Predicts what a unit's metric will be, from what is known before its arm is drawn (CUPED).
+    """Predicts a unit's metric from covariates that are known before its arm is drawn (CUPED).
 
     A linear regression (ridge) on ``size`` covariates, fitted again after every `REFIT` units: Deng, Xu, Kohavi and
     Walker, "Improving the sensitivity of online controlled experiments by utilizing pre-experiment data", WSDM 2013.
-    The prediction is made before the unit is learned from, so it cannot shift the mean, however wrong it is.
+    A unit is predicted before the regression learns from it, so even a wrong prediction does not bias the mean.
     """
 
     REFIT = 16
@@ -113,11 +113,11 @@ class Prediction:
         return self.count >= self.REFIT
 
     def predict(self, covariates: tuple[float, ...]) -> float:
-        """What a unit with these covariates is expected to measure."""
+        """The expected value of a unit with these covariates."""
         return float(self._weights @ np.array((1.0, *covariates)))
 
     def learn(self, covariates: tuple[float, ...], value: float) -> None:
-        """A unit has measured ``value``."""
+        """Learn from a unit with ``value``."""
         row = np.array((1.0, *covariates))
         self._products += np.outer(row, row)
         self._sums += row * value
@@ -145,10 +145,10 @@ class Prediction:
 
 
 class Difference:
-    """The difference of a metric between two arms, each unit in either with probability 1/2.
+    """The difference of a metric between two arms to which units are assigned with probability 1/2.
 
-    A unit contributes ``2 * (value - prediction)``, with a minus in the control arm. Its expectation over the coin is
-    the difference that the treatment makes for this unit (inverse probability weighting).
+    A unit contributes ``2 * (value - prediction)``, negated in the control arm. Its expectation is the effect of the
+    treatment on this unit (inverse probability weighting).
     """
 
     def __init__(self, covariates: int) -> None:
@@ -156,7 +156,7 @@ class Difference:
         self._prediction = Prediction(covariates)
 
     def add(self, treated: bool, value: float, covariates: tuple[float, ...]) -> None:
-        """Take one unit in."""
+        """Add one unit."""
         if self._prediction.ready:
             off = 2.0 * (value - self._prediction.predict(covariates))
             self.mean.add(off if treated else -off)

@@ -1,8 +1,8 @@
-"""The experiments of one server: at most one runs, and those that ended are kept.
+"""The experiments of one server: at most one is running; ended ones are stored.
 
-It knows neither clock nor engine. `tick` says what a setting must become, and the caller changes it. `meter` must see
-the events as long as it is not None, which is while an experiment runs: measuring costs time. A value that an
-experiment has set returns to its control value when the experiment ends.
+It has no clock and no engine: `tick` returns the change of a setting that is due, and the caller applies it. While an
+experiment runs, `meter` is not None and must receive all events. When it ends, the setting returns to its control
+value.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headrace.observe.experiments.unit_experiment import UnitExperiment
 from headrace.observe.steering.settings import AnyValue, BadValue, Setting, checked
 
 MOST_KEPT = 100
-"""Experiments that have ended and are kept; older ones are forgotten."""
+"""Maximum number of stored ended experiments; older ones are dropped."""
 
 
 class Busy(RuntimeError):
-    """An experiment runs already."""
+    """Another experiment is running."""
 
 
 class Superseded(RuntimeError):
@@ -32,7 +32,7 @@ class Superseded(RuntimeError):
 
 
 class Change(NamedTuple):
-    """A setting must become ``value``; ``why`` names the experiment and its arm."""
+    """A change of a setting to ``value``; ``why`` names the experiment and its arm."""
 
     setting: str
     value: AnyValue
@@ -40,7 +40,7 @@ class Change(NamedTuple):
 
 
 class Conductor:
-    """``settings`` may change; ``present`` returns their values; ``make_id`` a new id for an experiment."""
+    """Runs experiments on ``settings``; ``present`` returns their current values, ``make_id`` a new experiment id."""
 
     def __init__(
         self,
@@ -58,28 +58,28 @@ class Conductor:
 
     @property
     def running(self) -> Run | None:
-        """The experiment that runs."""
+        """The running experiment."""
         running = self._running
         return running if running is not None and running.status is Status.RUNNING else None
 
     @property
     def meter(self) -> Watcher | None:
-        """What must see all events now."""
+        """The watcher that must receive all events; None while no experiment runs."""
         running = self.running
         return None if running is None else running.meter
 
     @property
     def assignment(self) -> Assignment | None:
-        """Which requests have the treatment of the running experiment; None if they have no values of their own."""
+        """The assignment of requests to arms; None if no experiment by request or tenant runs."""
         running = self.running
         return None if running is None else running.assignment
 
     def start(self, body: Any, now: float) -> Run:
-        """Begin an experiment from parsed JSON.
+        """Start an experiment from parsed JSON.
 
         Raises:
-            BadExperiment: a field is wrong.
-            Busy: another one runs.
+            BadExperiment: a field is invalid.
+            Busy: another experiment is running.
         """
         spec = self.read(body)
         running = self.running
@@ -95,7 +95,7 @@ class Conductor:
         """An experiment from parsed JSON, with the control value that its setting would have.
 
         Raises:
-            BadExperiment: a field is wrong.
+            BadExperiment: a field is invalid.
         """
         present = dict(self._present())
         for last in self.all()[:1]:  # it may not have been undone yet
@@ -111,9 +111,9 @@ class Conductor:
         """End an experiment, or roll an adopted treatment back.
 
         Raises:
-            KeyError: there is none of this id.
-            Busy: another one runs, which compares with the adopted treatment.
-            Superseded: a later one has changed the setting.
+            KeyError: the id is unknown.
+            Busy: another experiment is running, and compares with the adopted treatment.
+            Superseded: a later experiment has changed the setting.
         """
         experiment = self._experiments[experiment_id]
         if not experiment.adopted:
@@ -132,7 +132,7 @@ class Conductor:
         """An experiment by its id.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the id is unknown.
         """
         return self._experiments[experiment_id]
 
@@ -158,17 +158,17 @@ class Conductor:
         return Change(experiment.spec.setting, wanted, why)
 
     def _unset(self) -> Run | None:
-        """The experiment whose setting does not have the value that it wants: the older one of the newest two first."""
+        """The older of the newest two experiments whose setting does not have its required value yet."""
         last = [*self.all()[1::-1], *([self._undone] if self._undone is not None else [])]
         return next((e for e in last if self._set.get(e.id, e.spec.control) != e.value), None)
 
     @property
     def pending(self) -> bool:
-        """Whether a setting does not have the value yet that an experiment wants."""
+        """Whether a required change of a setting is not applied yet."""
         return self._unset() is not None
 
     def due(self) -> float:
-        """When `tick` has something to do next; infinite while nothing runs."""
+        """Time of the next call of `tick`; infinite while no experiment runs."""
         running = self.running
         return math.inf if running is None else running.due
 
@@ -177,11 +177,11 @@ class Conductor:
         return [each.to_json(now) for each in self._experiments.values()]
 
     def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]:
-        """Take experiments of an earlier process over; returns why some do not go on.
+        """Restore experiments of an earlier process; returns messages about those that were stopped.
 
-        One that ran goes on with its next pair, unless its setting is gone or has another control value now.
+        A running experiment continues with its next pair, unless its setting is gone or its control value changed.
         """
-        told, present = [], self._present()
+        stopped, present = [], self._present()
         for each in stored:
             split = each["spec"].get("unit", By.TIME) != By.TIME
             experiment: Run = (UnitExperiment if split else Experiment).from_json(each, now)
@@ -189,11 +189,11 @@ class Conductor:
             if experiment.status is Status.RUNNING and present.get(spec.setting) != spec.control:
                 why = f"{spec.setting} is {present.get(spec.setting)} since the restart, not {spec.control}"
                 experiment.stop(Status.STOPPED, why, now)
-                told.append(f"experiment {experiment.id} stopped: {why}")
+                stopped.append(f"experiment {experiment.id} stopped: {why}")
             elif experiment.status is Status.RUNNING:
-                experiment.note("goes on after a restart", now)
+                experiment.note("continued after a restart", now)
             self._keep(experiment)
-        return told
+        return stopped
 
     def _keep(self, experiment: Run) -> None:
         self._experiments[experiment.id] = experiment

@@ -1,8 +1,8 @@
-"""How sure a mean difference is, valid at any time: it may be looked at after every pair and stopped when it likes.
+"""Anytime-valid evidence of a mean difference: it may be checked after every pair, and stopped at any time.
 
-A t-test that is looked at again and again raises a false alarm in far more than 5 % of experiments without a
-difference. An e-process does not: its expectation is at most 1 without a difference, so by Ville's inequality it
-reaches ``1 / alpha`` with probability at most ``alpha``, however often it is looked at.
+Repeated t-tests raise a false alarm in far more than 5 % of experiments without a difference. An e-process does not:
+without a difference its expectation is at most 1, so by Ville's inequality it reaches ``1 / alpha`` with probability at
+most ``alpha``, however often it is checked.
 
 This one is the scale-invariant mixture over the effect size (mean divided by standard deviation) with a normal prior
 of variance `SPREAD`, for normal differences of unknown variance: Wang and Ramdas, "Anytime-valid t-tests and
@@ -18,14 +18,14 @@ import math
 from typing import NamedTuple
 
 SPREAD = 0.3
-"""Prior variance of the effect size: the test is quickest for differences of about half a standard deviation."""
+"""Prior variance of the effect size: the test is fastest for differences of about half a standard deviation."""
 
 LEAST_PAIRS = 4
-"""Fewer differences never decide: a normal distribution is an assumption, and outliers come early too."""
+"""Minimum number of differences for a decision, since the normal distribution is only an assumption."""
 
 
 class Interval(NamedTuple):
-    """A confidence interval that holds at all times at once; infinite while there is too little evidence."""
+    """An anytime-valid confidence interval; infinite while there is too little evidence."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ class Evidence:
         self._squares = 0.0  # sum of squared deviations from the mean (Welford)
 
     def add(self, difference: float) -> None:
-        """Take one more difference in."""
+        """Add one difference."""
         self.count += 1
         off = difference - self.mean
         self.mean += off / self.count

@@ -1,7 +1,7 @@
 """One switchback experiment as a state machine: times and measured windows in, a setting's value and a decision out.
 
-It knows no clock and no engine. `advance` is called with the time; afterwards `value` is what the setting must have,
-and `due` is when to call again. It can be written as JSON at any time and read back: the pair that was interrupted is
+It has no clock and no engine. Call `advance` with the time; then `value` is the required value of the setting, and
+`due` is the time of the next call. It can be stored as JSON at any time; after a restart, the interrupted pair is
 measured again.
 """
 
@@ -26,14 +26,14 @@ from headrace.observe.experiments.switchback import (
 from headrace.observe.steering.settings import AnyValue
 
 GUARD_PAIRS = 2
-"""From this pair on, a guard ends the experiment when the mean change exceeds it. It does not wait for evidence: the
-operator has said what must not happen, and evidence would take many more pairs."""
+"""From this pair on, a guard ends the experiment when the mean change exceeds it. Guards do not wait for significance,
+which would take many more pairs."""
 
 GROSS = 3.0
-"""A first pair that exceeds a guard this many times ends the experiment at once."""
+"""If the first pair exceeds a guard by this factor, the experiment ends at once."""
 
 MOST_PAIRS = 10_000
-"""Pairs that are stored; an experiment with more ends."""
+"""Maximum number of pairs; then the experiment ends."""
 
 
 class Pair(NamedTuple):
@@ -44,9 +44,9 @@ class Pair(NamedTuple):
 
 
 class Experiment(Run):
-    """As `Run`, with the differences of all pairs and of the guards' metrics.
+    """A `Run` with the differences of all pairs and of the guards' metrics.
 
-    ``check`` compares the control windows of neighbouring pairs (A/A), where there is no difference to find.
+    ``check`` is an A/A comparison of the control windows of neighbouring pairs.
     """
 
     design = "switchback"
@@ -67,13 +67,13 @@ class Experiment(Run):
 
     @property
     def value(self) -> AnyValue:
-        """What the setting must have now."""
+        """The required value of the setting."""
         on = self.status is Status.RUNNING and self._treatment
         return self.spec.treatment if on else super().value
 
     @property
     def arm(self) -> str:
-        """The arm that runs now."""
+        """The current arm."""
         return "treatment" if self._treatment and self.status is Status.RUNNING else "control"
 
     def advance(self, now: float) -> None:
@@ -121,7 +121,7 @@ class Experiment(Run):
         self.draw(point | {"check": _effect(self.check, self.spec.alpha)})
 
     def _compare_controls(self, before: Measured, after: Measured) -> None:
-        """Add two control windows to the check, in turns in either direction: a trend of the load cancels out."""
+        """Add two control windows to the check, in alternating order, so that a trend of the load cancels out."""
         both = (before, after) if len(self.pairs) % 4 else (after, before)
         change = log_change(self.spec.metric, *both)
         if change is not None:
@@ -133,18 +133,18 @@ class Experiment(Run):
             worse = -METRICS[name].better * evidence.mean
             bound = math.log1p(spec.guards[name]) * (1.0 if evidence.count >= GUARD_PAIRS else GROSS)
             if worse > bound:
-                told = f"{name} changed by {math.expm1(evidence.mean):+.1%} in {evidence.count} pairs"
-                self.stop(Status.ROLLED_BACK, told, now)
+                reason = f"{name} changed by {math.expm1(evidence.mean):+.1%} in {evidence.count} pairs"
+                self.stop(Status.ROLLED_BACK, reason, now)
                 return
         if self.evidence.e_value >= 1 / spec.alpha:
             better = METRICS[spec.metric].better * self.evidence.mean > 0
-            self.stop(Status.BETTER if better else Status.WORSE, f"{spec.metric} {self._told()}", now)
+            self.stop(Status.BETTER if better else Status.WORSE, f"{spec.metric} {self._change_text()}", now)
         elif self.seconds(now) + spec.pair_seconds > spec.max_seconds:
             self.stop(Status.UNDECIDED, "no evidence of a difference within max_seconds", now)
         elif len(self.pairs) >= MOST_PAIRS:
             self.stop(Status.UNDECIDED, f"no evidence of a difference after {MOST_PAIRS} pairs", now)
 
-    def _told(self) -> str:
+    def _change_text(self) -> str:
         return f"changed by {math.expm1(self.evidence.mean):+.1%} after {len(self.pairs)} pairs"
 
     # -- reports -----------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Experiment(Run):
         }
 
     def _detectable(self) -> dict[str, Any]:
-        """What can be found with the noise seen so far: the smallest change by max_seconds, and pairs for 5 %."""
+        """Power with the noise so far: the smallest detectable change by max_seconds, and the pairs needed for 5 %."""
         most, deviation = int(self.spec.max_seconds / self.spec.pair_seconds), self.evidence.deviation
         found = {"most_pairs": most, "smallest_change": None, "pairs_for_5_percent": None, "deviation": None}
         if math.isinf(deviation):
@@ -187,7 +187,7 @@ class Experiment(Run):
 
     @classmethod
     def from_json(cls, stored: dict[str, Any], now: float) -> Experiment:
-        """Read what `to_json` wrote; a running experiment goes on with its next pair."""
+        """Read what `to_json` wrote; a running experiment continues with its next pair."""
         made = cls(stored["id"], Spec(**stored["spec"]), now, stored["spent_seconds"])
         for control, treatment in stored["pairs"]:
             pair = Pair(Measured(*control), Measured(*treatment))
@@ -201,7 +201,7 @@ class Experiment(Run):
 
 
 def _effect(evidence: Evidence, alpha: float) -> dict[str, Any]:
-    """A relative change with its always-valid interval; None where there is no evidence yet."""
+    """A relative change with its anytime-valid interval; None without evidence."""
     return {
         "change": math.expm1(evidence.mean) if evidence.count else None,
         "interval": bounds_of(evidence.interval(alpha)),

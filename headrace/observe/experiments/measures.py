@@ -1,7 +1,7 @@
 """The metrics of a time window, folded from the events in it.
 
-What happens in the window counts, whenever its request arrived: first tokens, gaps between tokens, ends. A window that
-counted only the requests that arrived and ended in it would leave the slow ones out.
+All events in the window count (first tokens, gaps between tokens, ends), also of requests that arrived before. Counting
+only requests that arrive and end in the window would exclude slow ones.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BAD = frozenset({FinishReason.FAILED, FinishReason.TIMEOUT, FinishReason.REJECTE
 
 
 class Window:
-    """What happened in one window that began at ``began``."""
+    """The measurements of one window that began at ``began``."""
 
     def __init__(self, began: float) -> None:
         self.began = began
@@ -93,7 +93,7 @@ class _Live:
 
 
 class WindowMeter:
-    """A fold that fills the present window, if one is open; it follows the requests between windows too."""
+    """A fold that fills the current window, if one is open; it also tracks requests between windows."""
 
     def __init__(self) -> None:
         self.window: Window | None = None
@@ -113,7 +113,7 @@ class WindowMeter:
             fold(event, now)
 
     def open(self, now: float) -> None:
-        """Begin a window; what the one before has not been asked for is dropped."""
+        """Begin a window; a previous open window is dropped."""
         self.window = Window(now)
         self._counted = now
 
@@ -124,7 +124,7 @@ class WindowMeter:
         return ({}, 0.0) if window is None else (window.values(now), window.load(now))
 
     def _count_open(self, now: float) -> None:
-        """Add the time of the requests that were open since the last call; before their number changes."""
+        """Add the time of open requests since the last call; called before their number changes."""
         if self.window is not None:
             self.window.open_seconds += len(self._live) * (now - self._counted)
             self._counted = now

@@ -1,7 +1,7 @@
-"""How large a change an experiment finds, and after how long: what to know before it begins.
+"""Power analysis of an experiment: the smallest detectable change, and the time to detect a change.
 
-An experiment has found a change when the interval around the estimate leaves zero out. The estimate varies, too, so a
-change is found with probability `POWER` if it is larger than half the interval by that quantile of its error.
+A change is detected when the interval around the estimate excludes zero. Since the estimate varies, a change is
+detected with probability `POWER` if it exceeds half the interval by that quantile of the estimate's error.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from headrace.observe.experiments.spec import Spec
 from headrace.observe.experiments.units import is_share
 
 POWER = 0.8
-"""The probability with which a change of the smallest size that is reported is found."""
+"""Probability of detecting the reported smallest change."""
 
 MOST = 1 << 30
-"""More units or pairs are never awaited."""
+"""Maximum number of units or pairs."""
 
 CHANGES = (0.01, 0.02, 0.05, 0.1, 0.2)
 """The changes of `forecast`."""
 
 
 class Expected(NamedTuple):
-    """A ``change`` is found after ``needed`` units or pairs, in ``seconds``; None: not within a reasonable time."""
+    """A ``change`` is detected after ``needed`` units or pairs, in ``seconds`` (None: not in a reasonable time)."""
 
     change: float
     needed: int | None
@@ -35,11 +35,11 @@ class Expected(NamedTuple):
 
 
 LARGEST = 100.0
-"""Logarithm of a change beyond which none can be found: so few pairs have no interval."""
+"""Maximum logarithm of a detectable change; a larger width means that the number of pairs is too small."""
 
 
 def smallest_change(count: int, deviation: float, spec: Spec) -> float | None:
-    """The smallest change that ``count`` units or pairs find, if each varies by ``deviation``; None if too few."""
+    """The smallest change that ``count`` units or pairs of this standard ``deviation`` detect; None if too few."""
     if count < _least(spec):
         return None
     half = deviation * _width(count, spec)
@@ -49,7 +49,7 @@ def smallest_change(count: int, deviation: float, spec: Spec) -> float | None:
 
 
 def units_for(change: float, deviation: float, spec: Spec) -> int | None:
-    """The number of units or pairs that find a change; None if they are too many."""
+    """The number of units or pairs needed to detect a change; None if too many."""
     effect = abs(change) if _plain(spec) else abs(math.log1p(change))
     low, high = _least(spec), MOST
     if deviation * _width(high, spec) > effect:
@@ -64,7 +64,7 @@ def units_for(change: float, deviation: float, spec: Spec) -> int | None:
 
 
 def forecast(spec: Spec, deviation: float, units_per_second: float | None = None) -> list[Expected]:
-    """After how long changes of usual sizes are found. Pairs of windows have a rate of their own."""
+    """The time to detect each of `CHANGES`. ``units_per_second`` is not used for pairs of windows."""
     rate = 1.0 / spec.pair_seconds if spec.unit == By.TIME else units_per_second
     found = []
     for change in CHANGES:
@@ -88,7 +88,7 @@ def to_json(spec: Spec, deviation: float, units_per_second: float | None = None)
 
 
 def _plain(spec: Spec) -> bool:
-    """Whether the change is a difference, not a ratio."""
+    """Whether the change is a difference (of shares), not a ratio."""
     return spec.unit != By.TIME and is_share(spec.metric)
 
 
@@ -97,6 +97,6 @@ def _least(spec: Spec) -> int:
 
 
 def _width(count: int, spec: Spec) -> float:
-    """What a change must exceed, in standard deviations."""
+    """The smallest detectable change in standard deviations."""
     half = half_width(count, spec.alpha) if spec.unit == By.TIME else float(half_widths(count, spec.alpha))
     return half + NormalDist().inv_cdf(POWER) / math.sqrt(count)

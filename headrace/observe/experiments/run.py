@@ -1,4 +1,4 @@
-"""What both designs of experiments have in common: a status, the time that is left, and the log of what happened."""
+"""The common base of both designs of experiments: status, remaining time, and log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headrace.observe.experiments.spec import Spec
 from headrace.observe.steering.settings import AnyValue
 
 MOST_LINES = 1000
-"""Lines of a log that are stored; the ones in the middle of a longer log are dropped."""
+"""Maximum number of stored log lines; lines in the middle of a longer log are dropped."""
 
 MOST_POINTS = 500
-"""Points of the curve of the effect over time."""
+"""Maximum number of points in the curve of the effect over time."""
 
 
 class Status(StrEnum):
-    """``better`` and ``worse`` say what the treatment was; ``undecided``: time was up before there was evidence."""
+    """``better`` and ``worse`` refer to the treatment; ``undecided``: the time ended without significance."""
 
     RUNNING = "running"
     BETTER = "better"
@@ -42,9 +42,9 @@ class Line(NamedTuple):
 class Run:
     """An experiment; ``began`` is the engine's time.
 
-    The setting has its control value before the first `advance`. ``assignment`` says which requests have the treatment
-    (None: the whole engine has one value at a time). ``meter`` measures; it must see all events while the experiment
-    runs, and none afterwards.
+    The setting has its control value before the first `advance`. ``assignment`` assigns requests to arms (None: the
+    whole engine has one value at a time). ``meter`` must receive all events while the experiment runs, and none
+    afterwards.
     """
 
     design = ""
@@ -64,20 +64,20 @@ class Run:
 
     @property
     def value(self) -> AnyValue:
-        """What the setting must have now, for all requests whose arm does not say otherwise."""
+        """The required value of the setting, for all requests without a value of their own."""
         return self.spec.treatment if self.adopted else self.spec.control
 
     @property
     def arm(self) -> str:
-        """The arm that runs now."""
+        """The current arm."""
         return "control"
 
     def advance(self, now: float) -> None:
-        """Do what is due by ``now``."""
+        """Do everything that is due by ``now``."""
         raise NotImplementedError
 
     def seconds(self, now: float) -> float:
-        """How long it has run."""
+        """Seconds that it has run."""
         return self._spent + (now - self._began if self.status is Status.RUNNING else 0.0)
 
     def note(self, what: str, now: float) -> None:
@@ -87,7 +87,7 @@ class Run:
             del self.log[MOST_LINES // 2]
 
     def stop(self, status: Status, why: str, now: float) -> None:
-        """End it; the setting returns to its control value."""
+        """End the experiment; the setting returns to its control value."""
         if self.status is Status.RUNNING:
             self.note(f"{status.value}: {why}", now)
             self._spent = self.seconds(now)
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def adopted(self) -> bool:
-        """Whether the setting has kept the treatment."""
+        """Whether the treatment was adopted."""
         return self.status is Status.BETTER and self.spec.adopt
 
     def roll_back(self, now: float) -> None:
@@ -105,7 +105,7 @@ class Run:
         self.note(f"{self.status.value}: on request", now)
 
     def report(self) -> dict[str, Any]:
-        """Everything that is known, as JSON: effect with its interval, guards, decision, log."""
+        """The report as JSON: effect with its interval, guards, decision, log."""
         return {
             "id": self.id,
             "object": "experiment",
@@ -126,7 +126,7 @@ class Run:
         return list(self._curve)
 
     def draw(self, point: dict[str, Any]) -> None:
-        """Add a point to the curve; of a long one, every second point is dropped."""
+        """Add a point to the curve; when the curve is full, every second point is dropped."""
         if len(self._curve) >= MOST_POINTS:
             del self._curve[1::2]
         self._curve.append(point)

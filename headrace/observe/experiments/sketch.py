@@ -1,7 +1,6 @@
-"""A distribution in a few hundred numbers: logarithmic bins, each value known to within a percent.
+"""A quantile sketch with logarithmic bins and a relative error of at most `ACCURACY`.
 
-After DDSketch (Masson, Rim, Lee, VLDB 2019): a value falls into the bin of its logarithm, so the error is relative
-and memory grows with the range of the values, not with their number.
+After DDSketch (Masson, Rim, Lee, VLDB 2019): memory grows with the range of the values, not with their number.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _LOG = math.log(_GAMMA)
 
 
 class Sketch:
-    """Counts of values at or above 0; ``percentile`` errs by `ACCURACY` of the value at most."""
+    """Counts of non-negative values; ``percentile`` has a relative error of at most `ACCURACY`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -36,7 +35,7 @@ class Sketch:
         self._bins[place] = self._bins.get(place, 0) + times
 
     def percentile(self, percent: float) -> float:
-        """The value that ``percent`` of all values do not exceed; NaN of nothing."""
+        """The ``percent``-th percentile; NaN without values."""
         if not self.count:
             return math.nan
         rank = max(1, math.ceil(percent / 100.0 * self.count))
@@ -51,5 +50,5 @@ class Sketch:
 
     @property
     def mean(self) -> float:
-        """The mean of all values; NaN of nothing."""
+        """The mean of all values; NaN without values."""
         return self.total / self.count if self.count else math.nan

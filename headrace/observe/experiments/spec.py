@@ -1,4 +1,4 @@
-"""What an experiment is: one setting, two values, a metric, guards and limits; read from JSON or YAML.
+"""The definition of an experiment: one setting, two values, a metric, guards and limits; read from JSON or YAML.
 
 {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds",
  "guards": {"ttft_p99_seconds": 0.2}, "window_seconds": 30, "max_seconds": 7200}
@@ -28,15 +28,15 @@ class BadExperiment(InvalidParameter):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """An experiment as asked for.
+    """A validated experiment definition.
 
-    ``control`` is the value that the setting has now. ``unit`` is what has one value at a time, see `arms.By`.
-    ``guards`` bound how much worse a metric may become, as a share (0.2: a fifth); a share that is compared by request
-    or tenant may grow by so much. A window of the whole engine measures ``window_seconds`` after ``burn_in_seconds``,
-    in which the requests of the other arm end and caches settle. A tenant keeps its arm for ``window_seconds``.
-    ``alpha`` is the largest probability of calling a difference that is not there, at whatever time it ends. ``seed``
-    draws the order of the windows, or the arms. With ``adopt`` the setting keeps a better treatment at the end;
-    otherwise it always returns to ``control``.
+    ``control`` is the current value of the setting. ``unit`` is the unit of assignment, see `arms.By`. ``guards`` limit
+    how much worse a metric may become, relatively (0.2: 20 %); for metrics that are shares and are compared by request
+    or tenant, the limit is absolute. A window of the whole engine measures ``window_seconds`` after
+    ``burn_in_seconds``, in which requests of the other arm end and caches settle. A tenant keeps its arm for
+    ``window_seconds``. ``alpha`` bounds the probability of a false positive at any stopping time. ``seed`` draws the
+    order of the windows, or the arms. With ``adopt`` the setting keeps a better treatment; otherwise it always returns
+    to ``control``.
     """
 
     setting: str
@@ -66,7 +66,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "alpha": (1e-6, 0.5),
 }
 MOST_GUARD = 10.0
-"""The largest share that a guard may name."""
+"""Maximum value of a guard."""
 
 MOST_NAME = 200
 """The longest name, in characters."""
@@ -118,7 +118,7 @@ def read_spec(body: Any, settings: Mapping[str, Setting], control: Mapping[str, 
 
 
 def read_plan(body: Any) -> Spec:
-    """An experiment from parsed JSON where no server says which settings there are; their names are not checked.
+    """An experiment from parsed JSON without a server; names of settings are not checked.
 
     Raises:
         BadExperiment: as `read_spec`.
@@ -132,7 +132,7 @@ def read_plan(body: Any) -> Spec:
 
 
 def _unit(body: Mapping[str, Any], setting: Setting) -> By:
-    """What has one value at a time: one request, if that is possible and nothing else is asked for."""
+    """The unit of assignment; the default is request if the setting allows it."""
     if "unit" not in body:
         return By.REQUEST if setting.per_request else By.TIME
     unit = By(_one_of(body, "unit", {each.value: each for each in By}))

@@ -1,15 +1,14 @@
-"""The order of windows, and the difference within each pair: a switchback experiment.
+"""Switchback experiments: the random order of windows, and the difference within each pair.
 
-Both values of a setting share one engine, its memory and its queue. Splitting the requests would therefore let one
-arm's requests slow the other's. So the whole engine runs one arm at a time, in pairs of windows whose order a seeded
-coin decides:
+Requests share one engine with its memory and queue, so with a split of the requests one arm could slow the other.
+Instead, the whole engine runs one arm at a time, in pairs of windows whose order is random (seeded):
 
     | burn-in  A | burn-in  B |   | burn-in  B | burn-in  A |   ...
         pair 1: A first              pair 2: B first
 
-Load drifts over hours; within a pair it hardly does, and the coin removes the rest. The difference of a pair is that of
-the logarithms, so it is a relative change, corrected for the difference of the two windows' load (CUPED: Deng et al.,
-WSDM '13) with a coefficient learned from the pairs before it.
+Load drifts little within a pair, and the random order cancels the rest. The difference of a pair is a difference of
+logarithms, that is a relative change. It is corrected for the load difference of the two windows (CUPED: Deng et al.,
+WSDM '13) with a coefficient learned from earlier pairs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import math
 from typing import NamedTuple
 
 LEAST_FOR_LOAD = 8
-"""Pairs before the load is corrected for: a slope through fewer points is noise."""
+"""Minimum number of pairs for the load correction."""
 
 FLOOR = 1e-3
 """Added to shares before their logarithm is taken, because a share may be 0."""
@@ -34,7 +33,7 @@ class Measured(NamedTuple):
 
 
 def treatment_first(seed: int, pair: int) -> bool:
-    """The coin of one pair: whether the treatment comes first. The same seed gives the same order."""
+    """Whether the treatment comes first in a pair; random, determined by the seed."""
     return hashlib.sha256(f"{seed}:{pair}".encode()).digest()[0] < 128
 
 
@@ -50,21 +49,21 @@ def log_change(metric: str, control: Measured, treatment: Measured) -> float | N
 
 
 def log_load(control: Measured, treatment: Measured) -> float:
-    """How much more load the treatment's window had."""
+    """Relative load difference of the treatment's window, as a difference of logarithms."""
     return math.log((treatment.load + 1.0) / (control.load + 1.0))
 
 
 class LoadCorrection:
-    """A running regression of differences on differences of load, through their means."""
+    """A running regression of differences of the metric on differences of load."""
 
     def __init__(self) -> None:
         self.count = 0
         self._load_mean = self._mean = self._squares = self._products = 0.0
 
     def correct(self, difference: float, load: float) -> float:
-        """``difference`` without what the load explains, by the pairs before this one; then learn from it.
+        """``difference`` corrected for the load by a regression on earlier pairs, which then learns from this one.
 
-        The coin makes the expected difference of load 0, so the correction does not shift the mean.
+        The random order makes the expected load difference 0, so the correction does not bias the mean.
         """
         corrected = difference
         if self.count >= LEAST_FOR_LOAD and self._squares > 0.0:

@@ -1,8 +1,8 @@
-"""One experiment by request or by tenant: both values are used side by side, each by half of the units.
+"""One experiment by request or tenant: both values are in use concurrently, each by half of the units.
 
-It knows no clock and no engine. Requests whose unit has the treatment carry its value (see `arms`), `units` measures
-them, and `asymptotic` says how sure the difference is. A guard stops it as soon as the estimate
-is beyond the guard and the interval leaves zero out.
+It has no clock and no engine. Requests of treated units carry the treatment value (see `arms`), `units` measures them,
+and `asymptotic` gives the confidence sequence. A guard ends the experiment when the estimate exceeds it and the
+interval excludes zero.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from headrace.observe.experiments.spec import Spec
 from headrace.observe.experiments.units import UNIT_METRICS, Unit, UnitMeter, is_share
 
 CHECK_SECONDS = 1.0
-"""How often the units are looked at."""
+"""Interval between two evaluations."""
 
 MOST_TENANTS = 10_000
-"""Tenants whose earlier values are covariates; others have the mean of all."""
+"""Maximum number of tenants whose earlier values are covariates; others use the overall mean."""
 
 MEMORY = 0.1
-"""The weight of a tenant's last value in its running mean."""
+"""Weight of the last value in a tenant's running mean."""
 
 
 class UnitExperiment(Run):
-    """As `Run`; ``counts`` are the units of the control and of the treatment.
+    """A `Run` by units; ``counts`` are the numbers of units of control and treatment.
 
-    ``check`` compares every second unit of the control with the others (A/A), where there is no difference to find.
+    ``check`` is an A/A comparison of every second control unit with the others.
     """
 
     design = "split"
@@ -49,16 +49,16 @@ class UnitExperiment(Run):
 
     @property
     def arm(self) -> str:
-        """Both arms run while it does."""
+        """``both`` while it runs, since the arms are concurrent."""
         return "both" if self.status is Status.RUNNING else "control"
 
     @property
     def effect(self) -> AsymptoticMean:
-        """What is known of the metric that decides."""
+        """The estimated effect on the primary metric."""
         return self.differences[self.spec.metric].mean
 
     def advance(self, now: float) -> None:
-        """Take in the units that have been measured, and decide."""
+        """Add newly measured units, and decide."""
         if self.status is not Status.RUNNING or now < self.due:
             return
         for unit in self._units.take(now):
@@ -69,7 +69,7 @@ class UnitExperiment(Run):
             self.due = now + CHECK_SECONDS
 
     def add(self, unit: Unit) -> None:
-        """Take one unit in."""
+        """Add one unit."""
         self.counts[unit.treated] += 1
         for name, difference in self.differences.items():
             value = unit.values.get(name)
@@ -93,17 +93,17 @@ class UnitExperiment(Run):
             sure = high < 0.0 if better > 0 else low > 0.0
             bound = allowed if is_share(name) else math.log1p(allowed)
             if sure and -better * mean.mean > bound:
-                self.stop(Status.ROLLED_BACK, f"{name} {_told(name, mean)}", now)
+                self.stop(Status.ROLLED_BACK, f"{name} {_change_text(name, mean)}", now)
                 return
         if self.effect.e_value >= 1 / spec.alpha:
             better = UNIT_METRICS[spec.metric].better * self.effect.mean > 0
-            told = f"{spec.metric} {_told(spec.metric, self.effect)}"
-            self.stop(Status.BETTER if better else Status.WORSE, told, now)
+            reason = f"{spec.metric} {_change_text(spec.metric, self.effect)}"
+            self.stop(Status.BETTER if better else Status.WORSE, reason, now)
         elif self.seconds(now) >= spec.max_seconds:
             self.stop(Status.UNDECIDED, "no evidence of a difference within max_seconds", now)
 
     def _draw(self, now: float) -> None:
-        """Add a point to the curve, now and then."""
+        """Add a point to the curve from time to time."""
         seconds = self.seconds(now)
         if seconds < self._next_point or self.effect.count < LEAST_UNITS:
             return
@@ -130,7 +130,7 @@ class UnitExperiment(Run):
         }
 
     def _detectable(self) -> dict[str, Any]:
-        """What can be found with the noise and the rate of units seen so far."""
+        """Power with the noise and the rate of units so far."""
         found: dict[str, Any] = {"most_pairs": 0, "pairs_for_5_percent": None, "smallest_change": None}
         mean, last = self.effect, self._curve[-1] if self._curve else None
         if last is None or not mean.deviation > 0.0 or math.isinf(mean.deviation):
@@ -145,7 +145,7 @@ class UnitExperiment(Run):
         }
 
     def to_json(self, now: float) -> dict[str, Any]:
-        """The experiment with all that it has learnt; requests that are open then are not measured."""
+        """The experiment with its state; requests that are open then are not measured."""
         return {
             **super().to_json(now),
             "counts": self.counts,
@@ -157,7 +157,7 @@ class UnitExperiment(Run):
 
     @classmethod
     def from_json(cls, stored: dict[str, Any], now: float) -> UnitExperiment:
-        """Read what `to_json` wrote; a running experiment goes on with the same arms."""
+        """Read what `to_json` wrote; a running experiment continues with the same arms."""
         made = cls(stored["id"], Spec(**stored["spec"]), now, stored["spent_seconds"])
         made.counts = list(stored["counts"])
         made.differences = {name: Difference.from_json(each) for name, each in stored["differences"].items()}
@@ -170,7 +170,7 @@ class UnitExperiment(Run):
 
 
 def _effect(metric: str, mean: AsymptoticMean, alpha: float) -> dict[str, Any]:
-    """A relative change, or a difference of shares, with its always-valid interval."""
+    """A relative change, or a difference of shares, with its anytime-valid interval."""
     relative = not is_share(metric)
     change = (math.expm1(mean.mean) if relative else mean.mean) if mean.count else None
     return {
@@ -181,6 +181,6 @@ def _effect(metric: str, mean: AsymptoticMean, alpha: float) -> dict[str, Any]:
     }
 
 
-def _told(metric: str, mean: AsymptoticMean) -> str:
+def _change_text(metric: str, mean: AsymptoticMean) -> str:
     change = mean.mean if is_share(metric) else math.expm1(mean.mean)
     return f"changed by {change:+.1%} after {mean.count} units"

@@ -1,8 +1,7 @@
-"""The metrics of single requests and tenants, folded from events: what an experiment by request or tenant compares.
+"""The metrics of single requests and tenants, folded from events, for experiments by request or tenant.
 
-A request counts when it ends, with what was known of it when it arrived: the length of its prompt and the load. A
-tenant counts when its period is over and its requests have ended, with the means over them. Requests of background
-classes do not count.
+A request counts when it ends; its covariates are prompt length and load at its arrival. A tenant counts when its period
+is over and its requests have ended, with the means over them. Requests of background classes do not count.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ UNIT_METRICS: Mapping[str, Metric] = {
 """The metrics that an experiment by request or tenant can compare or guard."""
 
 MOST_HITS = 10_000
-"""Lookups that are remembered until their response is sent."""
+"""Maximum number of lookups that are kept until their response is sent."""
 
 _SERVED = frozenset({Layer.EXACT, Layer.SEMANTIC, Layer.COALESCED})
 
 
 def describe_metrics() -> dict[str, dict[str, Any]]:
-    """All metrics, as clients see them: whether more or less is better, and by what units it may be compared."""
+    """All metrics for clients: whether larger or smaller is better, and the possible units."""
     split = [By.REQUEST.value, By.TENANT.value]
     return {
         name: {
@@ -50,12 +49,12 @@ def describe_metrics() -> dict[str, dict[str, Any]]:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is compared by its difference; others are compared by their logarithms, so relatively."""
+    """Whether a metric is compared by absolute difference; others are compared relatively (by logarithms)."""
     return metric.endswith("_share")
 
 
 class Unit(NamedTuple):
-    """A unit that has been measured: metrics (the logarithm of those that are no shares) and covariates."""
+    """A measured unit: metrics (logarithms, except shares) and covariates."""
 
     tenant: str
     treated: bool
@@ -178,7 +177,7 @@ class UnitMeter:
                 self._hits.popitem(last=False)
 
     def _spared(self, event: Spared, now: float) -> None:
-        """A request that the engine never sees is measured here: its time is that of the lookup."""
+        """Measures a request served from cache, which the engine never receives, by its lookup time."""
         if event.layer not in _SERVED or event.request_id in self._lives:
             return
         seconds = self._hits.pop(event.request_id, None)

@@ -1,5 +1,5 @@
-"""Tells routers which blocks the prefix cache holds: vLLM's KV events over ZeroMQ (extra ``kv-events``).
+"""Publishes the blocks of the prefix cache for routers: vLLM's KV events over ZeroMQ (extra ``kv-events``).
 
-- `changes`: what the prefix cache gained and lost since it was last asked. `wire`: that as bytes.
-- `publisher`: sends it, and sends past batches again to who asks.
+- `changes`: blocks added to and removed from the prefix cache since the last read. `wire`: their encoding.
+- `publisher`: publishes the changes, and resends past batches on request.
 """

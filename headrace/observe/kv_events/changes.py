@@ -1,4 +1,4 @@
-"""What the prefix cache gained and lost: written by the engine's thread, read by the publisher's."""
+"""Changes of the prefix cache: written by the engine's thread, read by the publisher's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Removed(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """All blocks lost their content, or a reader has to assume so."""
+    """All blocks lost their content, or a reader must assume so."""
 
 
 Change = Stored | Removed | Cleared
@@ -31,8 +31,8 @@ Change = Stored | Removed | Cleared
 class Changes:
     """A `core.memory.content.ContentListener` that remembers at most ``limit`` changes until `take`.
 
-    Changes beyond the limit are forgotten, and the next `take` begins with `Cleared`: a reader then knows less than the
-    cache holds, and nothing that it does not hold. ``lost`` counts them.
+    Changes beyond the limit are dropped and counted in ``lost``, and the next `take` begins with `Cleared`. A reader
+    then misses blocks, but never assumes blocks that the cache does not hold.
     """
 
     def __init__(self, limit: int) -> None:

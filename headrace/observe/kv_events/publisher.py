@@ -3,7 +3,7 @@
 ```
  engine's thread ──Changes──> publisher's thread ──PUB──> subscribers
                                      │ last batches
-                              replay's thread ──ROUTER──> who missed some
+                              replay's thread ──ROUTER──> subscribers with gaps
 ```
 A slow subscriber never slows a step: ZeroMQ drops its messages beyond the high-water mark. It sees the gap in the
 sequence numbers and asks for a replay.
@@ -25,10 +25,10 @@ from headrace.observe.kv_events.wire import END_OF_REPLAY, batch_frame, sequence
 logger = logging.getLogger("headrace.kv_events")
 
 BATCH_SECONDS = 0.01
-"""Time between two batches: routers decide on a scale of milliseconds, and each batch costs the engine time."""
+"""Interval between two batches; a shorter one costs the engine more time, and routers do not need it."""
 
 POLL_MILLISECONDS = 200
-"""How often the replay's thread looks whether it should end."""
+"""Interval at which the replay thread checks whether it should end."""
 
 LINGER_MILLISECONDS = 500
 """How long `close` waits for messages to be sent."""
@@ -41,9 +41,9 @@ class AddressFailed(Exception):
 class Publisher:
     """Sends ``changes`` to ``endpoint`` until `close`.
 
-    An endpoint without a host (``*``, ``::``, ``ipc`` or ``inproc``) is bound, another one connected to. At most
-    ``waiting`` messages wait for a subscriber. The last ``kept`` batches are sent again on
-    request at ``replay_endpoint``.
+    It binds an endpoint without a host (``*``, ``::``, ``ipc`` or ``inproc``) and connects to others. At most
+    ``waiting`` messages are queued per subscriber. The last ``kept`` batches are resent on request at
+    ``replay_endpoint``.
 
     Raises:
         AddressFailed: an address cannot be bound or connected to.
@@ -104,7 +104,7 @@ class Publisher:
         return socket
 
     def close(self) -> None:
-        """Send what has changed, then close the sockets."""
+        """Send the remaining changes, then close the sockets."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
@@ -139,7 +139,7 @@ class Publisher:
         socket.close()
 
     def _answer(self, socket: zmq.Socket[bytes], asked: list[bytes]) -> None:
-        """Send all batches from the number asked for, as far as they are kept."""
+        """Send all stored batches from the requested number on."""
         if len(asked) != 3 or len(asked[2]) != len(END_OF_REPLAY):
             logger.warning(
                 "a replay request of %d frames is ignored: expected the sender, an empty one and a number of 8 bytes",

@@ -22,7 +22,7 @@ import msgspec
 from headrace.observe.kv_events.changes import Change, Cleared, Removed, Stored
 
 MEDIUM = "GPU"
-"""vLLM's word for the device's memory, whatever the device is: readers compare it."""
+"""The medium that vLLM reports for device memory; readers compare it, so it is the same on every device."""
 
 RANK = 0
 
@@ -43,12 +43,12 @@ def batch_frame(changes: Sequence[Change], block_size: int, now: float) -> bytes
 
 
 def block_hash(key: bytes) -> int:
-    """The hash of a block that readers see."""
+    """The published hash of a block."""
     return int.from_bytes(key[-8:], "big")
 
 
 def _events(changes: Iterable[Change], block_size: int) -> Iterable[list[Any]]:
-    """One event for blocks that follow each other, and one for blocks removed one after the other."""
+    """The events of changes; consecutive stored blocks share an event, as do consecutive removed blocks."""
     event: list[Any] = []
     last: bytes | None = None  # the key of the block that `event` ends with, if it may grow
     for change in changes:

@@ -1,7 +1,7 @@
 """Log records as lines: aligned text for reading, or JSON for machines. Pure functions of a record.
 
-A record carries its structured fields in ``extra={"fields": {...}}``, with a value of None for a field that does not
-apply. The text of an exception may quote a prompt, so it is withheld where a request is processed.
+A record has its structured fields in ``extra={"fields": {...}}``; fields with the value None are omitted. The message
+of an exception may quote a prompt, so it is withheld for code that processes requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIELDS = "fields"
 """The attribute of a record that holds its structured fields."""
 
 WITHHOLDING = ("headrace.serve.http", "headrace.serve.text", "headrace.serve.cache", "uvicorn", "asyncio")
-"""Loggers of code that sees prompts: the message of an exception is not written there, only its type and place."""
+"""Loggers of code that handles prompts: only type and location of an exception are logged, not its message."""
 
 ACCESS = "headrace.access"
 """The logger of the access log, whose text lines begin with `LEADING`."""
@@ -37,7 +37,7 @@ _PATH_WIDTH = len("/v1/chat/completions")
 
 @lru_cache(maxsize=256)
 def component(name: str) -> str:
-    """The short name of a logger: its last part, or the package where that is not ours."""
+    """The short name of a logger: its last part, or for other libraries the package."""
     if not name.startswith("headrace"):
         return name.partition(".")[0]
     return name.rpartition(".")[2]

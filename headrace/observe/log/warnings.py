@@ -1,7 +1,7 @@
 """Warnings made from events: overload, preemption storms, failed audits, drafts and copies to disk.
 
-A fold over events that logs. Each kind of warning is logged at once when it first happens, and then at most every
-`REPORT_SECONDS` with the number of events since: an overloaded server must not fill its log.
+Each kind of warning is logged at once when it first happens, and then at most every `REPORT_SECONDS` with the number of
+events since, so that an overloaded server does not fill its log.
 """
 
 from __future__ import annotations

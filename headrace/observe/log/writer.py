@@ -15,10 +15,10 @@ from typing import Literal, TextIO
 from headrace.observe.log.format import json_line, text_line
 
 BATCH_SECONDS = 0.1
-"""How long the thread collects records before it writes them: waking it for each one costs the engine time."""
+"""Time for which the thread collects records before it writes them; waking it for each one costs the engine time."""
 
 MOST_QUEUED = 100_000
-"""Records that may wait to be written. More are dropped and counted: a blocked output must not fill the memory."""
+"""Maximum number of queued records. Further ones are dropped and counted, so a blocked output cannot fill memory."""
 
 CLOSE_SECONDS = 5.0
 """How long `close` waits for the output."""
@@ -104,7 +104,7 @@ class LogWriter(logging.Handler):
 
 
 def install(stream: TextIO, level: Level, style: Literal["text", "json"]) -> LogWriter:
-    """Make a writer the only log handler of the process, for our own records, uvicorn's and all libraries'.
+    """Install a writer as the only log handler of the process.
 
     Our own records are logged from ``level`` up. Libraries log warnings and errors only, because their debug lines may
     contain headers and keys.

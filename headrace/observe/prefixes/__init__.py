@@ -1,4 +1,4 @@
-"""Where the prompts of requests left the prefix cache, and why.
+"""Where prompts of requests missed the prefix cache, and why.
 
-- `book`: a fold over events that explains each request, and the counter of tokens computed again.
+- `book`: a fold over events that explains each request, and the counter of recomputed tokens.
 """

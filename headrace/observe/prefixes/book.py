@@ -1,8 +1,8 @@
-"""Explains where each prompt left the prefix cache, and counts tokens that were computed again, by cause.
+"""Explains where each prompt missed the prefix cache, and counts recomputed tokens by cause.
 
-The HTTP layer enters a prompt before it submits the request. The event `Admitted` says how many tokens were cached;
-only then is the prompt compared with earlier ones, so that no request waits for it. Prompts are remembered as
-fingerprints. Words of a prompt are kept only if ``show_text`` is set.
+The HTTP layer enters a prompt after it has submitted the request. The event `Admitted` has the number of cached tokens;
+only then is the prompt compared with earlier ones, so that no request waits for it. Prompts are stored as fingerprints.
+Text of a prompt is stored only if ``show_text`` is set.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from headrace.observe.metrics_page import MetricsPage
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 10_000
-"""Prompts that wait for their admission; of more, the oldest is not explained."""
+"""Maximum number of prompts waiting for admission; beyond it, the oldest ones are not explained."""
 
 MOST_EXPLAINED = 1_000
-"""Explanations that are kept, as many as of finished requests."""
+"""Maximum number of stored explanations, the same as of finished requests."""
 
 
 MOVED_TO_END = "moved_to_last_message"
-"""The action of normalization after which the end of a prompt does not come again."""
+"""The normalization after which the end of a prompt is not repeated by later turns."""
 
 
 class Entered(NamedTuple):
-    """A prompt that is about to be looked up.
+    """A prompt that has been submitted.
 
-    ``place`` says what stands at one of its tokens, ``tools`` are digests of its tools, ``normalized`` what was done to
-    its text.
+    ``place`` describes the part of the request at a token, ``tools`` are digests of its tools, ``normalized`` the
+    normalizations of its text.
     """
 
     request: Request
@@ -69,15 +69,15 @@ class _Explained(NamedTuple):
 
 
 class PrefixBook:
-    """A `core.ports.Watcher` that explains prompts; ``enter`` them before they are submitted.
+    """A `core.ports.Watcher` that explains prompts; ``enter`` them before the events of their requests are folded.
 
     Args:
         memory: the prompts of earlier requests.
         block_size: tokens of a block of the KV cache.
         page: where the counter is written.
-        caching: whether prefixes are shared at all.
-        show_text: whether explanations show words of the request's own prompt.
-        least_tokens: shorter prompts are not compared: it would cost more than their computing explains.
+        caching: whether prefix caching is enabled.
+        show_text: whether explanations quote the request's own prompt.
+        least_tokens: minimum length of a prompt to be compared; for shorter ones the overhead is not worthwhile.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PrefixBook:
         tools: Sequence[int] = (),
         normalized: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """A request is about to be submitted."""
+        """Register the prompt of a submitted request."""
         self._waiting[request.id] = Entered(request, place, tuple(tools), tuple(normalized))
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)
@@ -153,9 +153,9 @@ class PrefixBook:
         return found
 
     def explain(self, request_id: str, all_tenants: bool = False) -> dict[str, Any] | None:
-        """Where the prompt of a request left the prefix cache, as plain values for JSON; None if that is not known.
+        """Where the prompt of a request missed the prefix cache, as plain values for JSON; None if not known.
 
-        That another tenant has sent the same beginning is shown only with ``all_tenants``.
+        A common prefix with a prompt of another tenant is shown only with ``all_tenants``.
         """
         explained = self._explained.get(request_id)
         if explained is None:

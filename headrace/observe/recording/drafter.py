@@ -1,4 +1,4 @@
-"""A drafter whose proposals are recorded: a replay has no tokens, so it cannot draft anew."""
+"""A drafter whose proposals are recorded, since a replay has no tokens to draft from."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RecordedDrafter:
         with self._noted(0):
             drafts = self.inner.draft(asks, load)
         if len(drafts) != len(asks):
-            return drafts  # it is refused
+            return drafts  # the scheduler rejects it
         proposals = [each and _rounded(each, ask.most) for ask, each in zip(asks, drafts, strict=True)]
         self._drafts = Drafts(
             {ask.request.id: each for ask, each in zip(asks, proposals, strict=True) if each},
@@ -65,7 +65,7 @@ class RecordedDrafter:
             self.inner.ended(request, tokens)
 
     def take(self) -> Drafts | None:
-        """What happened since the last call; None: nothing."""
+        """The drafter's activity since the last call; None if there was none."""
         drafts, self._drafts, self._calls = self._drafts, Drafts({}), 0
         return drafts if any(drafts) else None
 
@@ -80,6 +80,6 @@ class RecordedDrafter:
 
 
 def _rounded(proposal: Proposal, most: int) -> Proposal:
-    """At most the tokens that were asked for, of which no others are used."""
+    """The proposal with rounded confidences, cut to the ``most`` tokens that can be used."""
     confidences = tuple(round(each, DIGITS) for each in proposal.confidences[:most])
     return proposal._replace(tokens=proposal.tokens[:most], confidences=confidences)

@@ -105,7 +105,7 @@ class RecordedEngine(Engine):
 
 
 class _ObservedRunner:
-    """A runner that remembers the shape of its last output."""
+    """A runner that stores the shape of its last output."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

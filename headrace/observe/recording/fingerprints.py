@@ -1,8 +1,8 @@
-"""Keyed hashes of tokens: equal prefixes have equal hashes, and nothing else can be learned from them.
+"""Keyed hashes of tokens: they reveal only which prefixes are equal.
 
-The fingerprint of a token hashes the token and everything before it (salt and adapter first) under a random key, which
-is never written. Two prompts have equal fingerprints exactly as far as they are equal, token by token: the prefix cache
-copies parts of blocks, and a replay must find the same parts. Without the key, a guessed prompt cannot be verified.
+The fingerprint of a token hashes the token and everything before it (salt and adapter first) with a random key, which
+is never written. Two prompts have equal fingerprints exactly for their common prefix. It is per token, because the
+prefix cache also copies parts of blocks. Without the key, a guessed prompt cannot be verified.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from headrace.core.block_keys import root_key
 from headrace.core.request import Request
 
 SIZE = 3
-"""Bytes of a fingerprint. Two different tokens after the same prefix collide once in 16 million times."""
+"""Bytes of a fingerprint; different tokens after the same prefix collide with a probability of 1 in 16 million."""
 
 STOP = 0
-"""The fingerprint of every token that ends an answer; no other fingerprint is 0."""
+"""The fingerprint of every token that ends an output; no other fingerprint is 0."""
 
 
 def written(fingerprints: Iterable[int]) -> str:
@@ -30,16 +30,16 @@ def read(text: str) -> tuple[int, ...]:
     """Decode the text of `written`.
 
     Raises:
-        ValueError: the text is no list of fingerprints.
+        ValueError: the text is not a list of fingerprints.
     """
     raw = base64.b64decode(text, validate=True)
     if len(raw) % SIZE:
-        raise ValueError(f"{len(raw)} bytes are no whole number of fingerprints")
+        raise ValueError(f"{len(raw)} bytes are not a whole number of fingerprints")
     return tuple(int.from_bytes(raw[i : i + SIZE], "big") for i in range(0, len(raw), SIZE))
 
 
 class _Chain:
-    """The running hash of one request, and the tokens that end its answer."""
+    """The running hash of one request, and the tokens that end its output."""
 
     __slots__ = ("hash", "holders", "stops")
 
@@ -67,9 +67,9 @@ class Fingerprints:
         self._chains: dict[str, _Chain] = {}
 
     def begin(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Fingerprints of a new request's prompt, and of the answer tokens that it brings along.
+        """Fingerprints of a new request's prompt, and of output tokens that it was submitted with.
 
-        The engine rejects a second request with the same id, so it changes nothing here.
+        A second request with the same id changes nothing, since the engine rejects it.
         """
         chain = _Chain(request, self._key)
         shown = chain.extend(request.tokens), chain.extend(request.answered, chain.stops)
@@ -77,12 +77,12 @@ class Fingerprints:
         return shown
 
     def answer(self, request_id: str, tokens: Iterable[int]) -> tuple[int, ...]:
-        """Fingerprints of the next answer tokens; a token that ends the answer is `STOP`."""
+        """Fingerprints of the next output tokens; a token that ends the output is `STOP`."""
         chain = self._chains[request_id]
         return chain.extend(tokens, chain.stops)
 
     def first_end(self, request_id: str, tokens: Sequence[int]) -> int | None:
-        """The place of the first of ``tokens`` that ends the answer; None: there is none."""
+        """Index of the first of ``tokens`` that ends the output; None if none does."""
         stops = self._chains[request_id].stops
         return next((place for place, token in enumerate(tokens) if token in stops), None)
 

@@ -17,7 +17,7 @@ from headrace.core.request import FinishReason, Request
 
 
 class Begun(NamedTuple):
-    """The engine was built; ``settings`` are plain values from which it can be built again."""
+    """The engine was built; it can be rebuilt from ``settings``, which are plain values."""
 
     version: str
     settings: Mapping[str, Any]
@@ -59,9 +59,9 @@ class Reset(NamedTuple):
 class Outcome(NamedTuple):
     """The shape of the runner's output of one step; the first three fields are keyed by row index.
 
-    ``counts`` are numbers of sampled tokens, where a row sampled another number than one. ``scores`` are numbers of
-    scored prompt positions, ``failures`` error messages, ``arrivals`` finished disk transfers. ``broken_off``: the step
-    was interrupted and computed no row.
+    ``counts`` are numbers of sampled tokens, for rows that did not sample exactly one. ``scores`` are numbers of scored
+    prompt positions, ``failures`` error messages, ``arrivals`` finished disk transfers. ``broken_off``: the step was
+    interrupted and computed no row.
     """
 
     counts: Mapping[int, int]
@@ -72,10 +72,10 @@ class Outcome(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """What the drafter did since the step before: an input of the engine, because it may depend on tokens and clocks.
+    """The drafter's activity since the previous step: an input, because it may depend on tokens and clocks.
 
-    ``proposals`` are by request. ``seconds`` it has spent on the device, which are no part of the step. ``failed``: the
-    call that raised an error (0: of proposals, else the number of the other calls), the error's type and its message.
+    ``proposals`` are by request. ``seconds`` of device time are not part of the step. ``failed`` is the call that
+    raised an error (0: `draft`, else the number of the other call), the error's type and its message.
     """
 
     proposals: Mapping[str, Proposal]

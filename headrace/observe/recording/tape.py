@@ -1,4 +1,4 @@
-"""Writes a trace to a file on a thread of its own; the engine only puts moments into a queue."""
+"""Writes a trace to a file on a separate thread; the engine only puts moments into a queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.observe.recording.wire import Scribe
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 100_000
-"""Moments that may wait to be written. With more, the recording stops, so that it does not fill the memory."""
+"""Maximum number of queued moments. Beyond it, the recording stops, so that it does not fill memory."""
 
 
 class Tape:
@@ -27,8 +27,7 @@ class Tape:
     A replay needs everything since the start of the engine, so old entries are never dropped. At the limit the trace
     ends, with a last line in the file and a warning in the log, and serving continues.
 
-    An existing file is overwritten when the first moment arrives, not before: a start that fails keeps the last
-    recording, which may be the one of a crash.
+    An existing file is overwritten when the first moment arrives, so a failed start keeps the last recording.
 
     Raises:
         BlockingIOError: another process writes to the file.

@@ -13,8 +13,8 @@ drafter's proposals, and the events |
 | ``{"stopped": why}`` | the recording ended before the engine did |
 
 An event is its name and the fields that differ from their defaults. A trace contains no text and no tokens: tokens are
-written as `fingerprints`, log-probabilities of a prompt as their number, and those of an answer not at all. Of drafted
-tokens only their number is written, and the first of them that would end the answer.
+written as `fingerprints`, log-probabilities of a prompt as their number, and those of an output not at all. Drafts are
+written as the number of tokens and the index of the first one that would end the output.
 """
 
 from __future__ import annotations

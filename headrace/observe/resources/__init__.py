@@ -1,4 +1,4 @@
-"""Resources of the process and the device, as metrics. What cannot be measured has no metric; it is never 0.
+"""Resources of the process and the device, as metrics. A resource that cannot be measured has no metric.
 
 - `work`: operations and bytes of steps, utilization of the peaks, and saturation, from events.
 - `threads`: CPU time of each kind of thread. `traffic`: bytes and seconds of HTTP and text.

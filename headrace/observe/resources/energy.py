@@ -1,6 +1,6 @@
 """Energy of the processor packages, from the RAPL counters of Linux (``/sys/class/powercap``).
 
-The counters are often readable by root alone, and missing in virtual machines. Then energy is not measurable.
+The counters are often readable by root only, and missing in virtual machines. Then energy is not measured.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
-_PACKAGES = "intel-rapl:?"  # AMD's driver uses the name too; parts of packages have a second number
+_PACKAGES = "intel-rapl:?"  # also the name of AMD's driver; subdomains of packages have a second number
 
 
 class RaplEnergy:
-    """Joules of all packages since the first call; counters that wrap are followed, if they are read often enough."""
+    """Joules of all packages since construction; handles counters that wrap, if it is read often enough."""
 
     def __init__(self, folder: Path = POWERCAP) -> None:
         self._domains = {}

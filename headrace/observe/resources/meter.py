@@ -1,4 +1,4 @@
-"""Metrics of threads, device and energy, measured when the page is rendered. Sources that are absent have none."""
+"""Metrics of threads, device and energy, measured when the page is rendered. Missing sources have no metrics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ResourceMeter:
             self._measure_energy()
 
     def energy(self) -> Mapping[str, Any] | str:
-        """Joules by source since the server started, and joules per computed token; or that there is no source."""
+        """Joules by source since the server started, and joules per computed token; a message without a source."""
         if not self._energies:
             return NOT_MEASURABLE
         joules = {name: source.joules() for name, source in self._energies.items()}

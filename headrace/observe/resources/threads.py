@@ -21,7 +21,7 @@ _USER, _SYSTEM = 11, 12  # fields after the name, which may contain spaces
 
 
 class ThreadTimes:
-    """Seconds by kind. Threads that have ended still count with what they had when they were last seen."""
+    """CPU seconds by kind of thread. Ended threads count with their last reading."""
 
     def __init__(self, tasks: Path = TASKS) -> None:
         self._tasks = tasks
@@ -31,7 +31,7 @@ class ThreadTimes:
 
     @property
     def measurable(self) -> bool:
-        """Whether this system shows the times of threads."""
+        """Whether this system reports thread times."""
         return self._tasks.is_dir()
 
     def seconds(self) -> Mapping[str, float]:
@@ -43,7 +43,7 @@ class ThreadTimes:
             if (used := self._used(task)) is not None:
                 seen[thread] = (_kind(thread, names.get(thread)), used)
         for thread, (kind, used) in self._seen.items():
-            if thread not in seen or seen[thread][1] < used:  # a new thread may have an old number
+            if thread not in seen or seen[thread][1] < used:  # thread ids may be reused
                 self._ended[kind] += used
         self._seen = seen
         totals = dict(self._ended)

@@ -1,4 +1,4 @@
-"""Bytes of HTTP, and seconds of making tokens of text and text of tokens."""
+"""Bytes of HTTP traffic, and seconds of tokenization and detokenization."""
 
 from __future__ import annotations
 

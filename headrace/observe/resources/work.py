@@ -4,8 +4,8 @@
  operations  2 * linear weights * tokens + 2 * LM head * sampling rows + 4 * layers * heads * head size * contexts
  bytes       weights once a step + keys and values: read for each row's context, written for each token
 ```
-Contexts are the positions that all tokens attend to, added up. Sliding windows are not taken into account. Both are
-what the model needs, not what the hardware did: that is the definition of MFU and MBU.
+Contexts are the sum of the positions that all tokens attend to; sliding windows are not taken into account. Both count
+what the model needs, not what the hardware did, as MFU and MBU are defined.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WINDOW_SECONDS = 60.0
 
 
 class ModelWork(NamedTuple):
-    """What determines the work of a step: numbers of weights, width of attention over all layers, and bytes."""
+    """Sizes of a model that determine the work of a step: numbers of weights, total attention width, and bytes."""
 
     linear_parameters: int
     table_parameters: int
@@ -63,7 +63,7 @@ def work_of(event: Stepped, model: ModelWork) -> StepWork:
 
 
 class _Recent:
-    """Sums that fade with `WINDOW_SECONDS`."""
+    """Sums that decay exponentially with `WINDOW_SECONDS`."""
 
     def __init__(self, began: float) -> None:
         self._began = self._at = began
@@ -91,7 +91,7 @@ class _Recent:
 class WorkMeter:
     """A `core.ports.Watcher`, folded after ``ledger``, which measures the seconds of steps.
 
-    ``clock`` is the engine's. ``slots`` is the most sequences that run at once. Utilization has metrics only if
+    ``clock`` is the engine's. ``slots`` is the maximum number of running sequences. Utilization has metrics only if
     ``peaks`` are known. ``tokens`` is the number of positions computed so far.
     """
 

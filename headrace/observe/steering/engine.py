@@ -1,7 +1,6 @@
-"""Steers one engine: its experiments and its tuner together, in one order, over one stream of events.
+"""Changes settings of one engine: its experiments and its tuner in a fixed order, over one stream of events.
 
-The server and the simulator both drive this class, so an experiment or a tuner that is tried in virtual time does there
-what it does on live traffic.
+The server and the simulator both use this class, so experiments and tuner behave in virtual time as on live traffic.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from headrace.observe.tuner.tuner import Mode, Tuner
 
 
 class Requests:
-    """The settings of requests: what all requests have, and what those with the treatment of an experiment have.
+    """The per-request settings: values for all requests, and for those with the treatment of an experiment.
 
-    ``settings`` may change; ``start`` are their values as the server is configured.
+    ``settings`` may change; ``start`` are their configured values.
     """
 
     def __init__(self, settings: Mapping[str, Setting], start: Mapping[str, AnyValue]) -> None:
@@ -38,7 +37,7 @@ class Requests:
         self._all = NO_SETTINGS
 
     def change(self, name: str, value: AnyValue) -> None:
-        """All requests have ``value`` from now on."""
+        """Set the value for all requests from now on."""
         self.present[name] = checked(self.settings, name, value)
         self._all = replace(self._all, **self._field(name, value))
 
@@ -56,11 +55,10 @@ class Requests:
 
 
 class Steering:
-    """``knobs`` returns the engine's present ones; ``make_id`` a new id for an experiment.
+    """Experiments and tuner of one engine. ``knobs`` returns its current knobs; ``make_id`` a new experiment id.
 
-    ``settings`` are those of the engine, ``requests`` those of its requests (None: none may change). ``times`` are the
-    step times that the engine learns, and ``window_seconds`` the length of a window, for the tuner, whose rehearsals
-    ``rehearse`` runs.
+    ``settings`` are those of the engine, ``requests`` those of its requests (None: none may change). For the tuner,
+    ``times`` are learned step times, ``window_seconds`` is the length of a window, and ``rehearse`` runs rehearsals.
     """
 
     def __init__(
@@ -99,7 +97,7 @@ class Steering:
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
-        """What must see all events now: nothing while no experiment measures and the tuner is off."""
+        """Watchers that must receive all events; empty while no experiment measures and the tuner is off."""
         meter = self.conductor.meter
         measuring: tuple[Watcher, ...] = () if meter is None else (meter,)
         return measuring if self.tuner.mode is Mode.OFF else (*measuring, self.tuner.history)
@@ -116,9 +114,9 @@ class Steering:
                 each.fold(event, now)
 
     def tick(self, now: float) -> Change | None:
-        """The change of a setting of the engine that is due now, if any; asked again until there is none.
+        """The next change of an engine setting that is due, if any; call it again until it returns None.
 
-        Changes of the settings of requests are made here.
+        Changes of per-request settings are applied here.
         """
         while (change := self._next(now)) is not None and change.setting in self.requests.settings:
             self.requests.change(change.setting, change.value)
@@ -131,11 +129,11 @@ class Steering:
         return change
 
     def due(self) -> float:
-        """When `tick` has something to do next."""
+        """Time of the next call of `tick`."""
         return min(self.conductor.due(), math.inf if self.conductor.running else self.tuner.due())
 
     def steer(self, engine: Engine, now: float) -> None:
-        """Make all changes that are due; between two steps."""
+        """Apply all changes that are due; call it between two steps."""
         if now >= self.due() or self.conductor.pending:
             while (change := self.tick(now)) is not None:
                 engine.knobs = changed(self.settings, engine.knobs, change.setting, change.value)

@@ -1,7 +1,7 @@
 """The settings that may change while the engine runs, by the names of their options, with types and bounds.
 
-Experiments and the tuner change these and nothing else. Those of the engine are fields of `core.knobs.Knobs`, which is
-replaced as a whole between two steps. Those of a request are fields of `core.request_settings.RequestSettings`.
+Experiments and the tuner change only these. Engine settings are fields of `core.knobs.Knobs`, which is replaced as a
+whole between two steps. Per-request settings are fields of `core.request_settings.RequestSettings`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AnyValue = float | int | str
 
 
 PER_REQUEST = frozenset({"request_timeout", "draft_method", "draft_tokens", "semantic_min_similarity"})
-"""The settings of requests."""
+"""The per-request settings."""
 
 
 class BadValue(ValueError):
@@ -30,9 +30,9 @@ class BadValue(ValueError):
 
 
 class Setting(NamedTuple):
-    """A setting with its ``field``; ``low`` and ``high`` bound what may be set while running.
+    """A setting with its ``field``; ``low`` and ``high`` are the limits of its value.
 
-    One with ``choices`` is one of these words. ``per_request``: two requests may have different values at a time.
+    With ``choices``, the value is one of them. ``per_request``: requests may have different values at the same time.
     """
 
     field: str
@@ -56,9 +56,9 @@ class Setting(NamedTuple):
 def live_settings(
     max_num_seqs: int, *, static: bool = False, patience: bool = False
 ) -> Mapping[str, Setting]:
-    """All settings of an engine with so many slots; ``static`` batches have a timeout too.
+    """All settings of an engine with ``max_num_seqs`` slots; with ``static`` batching, also the batch timeout.
 
-    ``patience``: the order of its queue depends on the knob of that name.
+    ``patience``: the queue order depends on the knob of that name.
     """
     timeout = Setting(
         "static_batch_seconds", False, 0.0, 60.0, "Time after which an incomplete static batch starts."
@@ -96,7 +96,7 @@ def live_settings(
 
 
 def request_settings(methods: Sequence[str], most_tokens: int, semantic: bool) -> Mapping[str, Setting]:
-    """The settings of requests, on a server with these ``methods`` of drafting, at most ``most_tokens`` at a step.
+    """The per-request settings of a server with drafting ``methods`` and at most ``most_tokens`` drafts per step.
 
     ``semantic``: the semantic cache serves responses.
     """

@@ -1,7 +1,7 @@
 """A fold that keeps the last steps of an engine, for the page that shows them row by row.
 
-A server attaches it while somebody looks. It needs no `Emitted` events. It keeps the rows as the engine has made them,
-and turns them into values when they are read.
+A server attaches it while a page is open. It needs no `Emitted` events. It stores the engine's rows, and converts them
+when they are read.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from headrace.observe.steps.life import ARRIVED
 from headrace.observe.steps.record import Memory, Note, RowKind, StepRecord, StepRow, Waiting
 
 MOST_STEPS = 1000
-"""Steps that are kept by default."""
+"""Default number of steps to keep."""
 
 MOST_ROWS = 50_000
-"""Rows that are kept over all steps."""
+"""Maximum number of rows over all kept steps."""
 
 MOST_QUEUED = 50
-"""Waiting requests that are kept of each step; the number of all is kept too."""
+"""Maximum number of waiting requests kept per step, in addition to their total number."""
 
 MOST_NOTES = 1000
-"""Events that are kept of each step."""
+"""Maximum number of events kept per step."""
 
 PREEMPTED = "preempted"
-"""How the reason of a waiting request begins that has run before."""
+"""Start of the waiting reason of a preempted request."""
 
 
 class _Step(NamedTuple):
-    """A step as it is kept: the event with its rows, and what the page shows beside them."""
+    """A stored step: the event with its rows, and further data for the page."""
 
     event: Stepped
     began: float
@@ -61,8 +61,8 @@ class _Step(NamedTuple):
 class StepBook:
     """A `core.ports.Watcher`.
 
-    ``memory`` takes the picture of the blocks after a step; without it a step has only their number. ``waiting`` are
-    the requests that wait already, in order, if the book is attached to an engine that runs.
+    ``memory`` returns the states of the blocks after a step; without it, only their numbers are stored. ``waiting`` are
+    the requests that already wait, in order, if the book is attached to a running engine.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Steps and the requests in them as one JSON document, which the step-by-step page draws."""
+"""Steps and their requests as one JSON document for the step-by-step page."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def film(
 ) -> dict[str, Any]:
     """The document. Times are seconds since ``origin`` (None: since the first arrival or step).
 
-    ``source`` is ``server``, ``simulation`` or ``recording``. ``settings`` are shown above the picture. ``cut`` says
-    that there were further steps.
+    ``source`` is ``server``, ``simulation`` or ``recording``. ``settings`` are shown on the page. ``cut``: there were
+    further steps.
     """
     steps = list(records)
     known = dict(sorted(lives, key=lambda each: (each[1].arrived, each[0])))
@@ -57,7 +57,7 @@ def _request(name: str, life: Life, origin: float) -> dict[str, Any]:
 
 
 def summary(steps: list[StepRecord], lives: list[Life]) -> dict[str, float]:
-    """Figures by which two runs are compared; means are over the requests that have a first token, or that ended."""
+    """Figures for comparing runs; means are over the requests with a first token, or that ended."""
     firsts = [life.tokens[0] for life in lives if life.tokens]
     wholes = [life.end - life.arrived for life in lives if life.end is not None]
     busy = sum(step.ended - step.began for step in steps)

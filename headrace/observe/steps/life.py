@@ -1,4 +1,4 @@
-"""The life of one request: queue, prefill chunks, tokens, cache lookups and preemptions, with their times."""
+"""The timeline of one request: queue, prefill chunks, tokens, cache lookups and preemptions, with their times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.core.events import Arrived
 from headrace.observe.reasons import reason_text
 
 MOST_MARKS = 1024
-"""Marks of a request that are kept: chunks, drafts, lookups, waits. Further ones are counted."""
+"""Maximum number of marks of a request (chunks, drafts, lookups, waits); further ones are only counted."""
 
 
 ARRIVED = "no step has considered it yet; it waits behind other requests"
@@ -57,9 +57,9 @@ class Mark(NamedTuple):
 
 
 class Life:
-    """What is known of one request. Times are those of the engine's clock; those of tokens count from its arrival.
+    """The timeline of one request. Times are on the engine's clock; token times count from the arrival.
 
-    ``wait`` is the last reason for which it waited, ``found`` the tokens that were cached when it started last.
+    ``wait`` is its last waiting reason, ``found`` the number of cached tokens at its last admission.
     """
 
     __slots__ = (
@@ -102,14 +102,14 @@ class Life:
             self.decodes = stage is Stage.DECODE
 
     def mark(self, at: float, event: str, **facts: Any) -> None:
-        """Something happened."""
+        """Add a mark."""
         if len(self.marks) < MOST_MARKS:
             self.marks.append(Mark(at, event, facts))
         else:
             self.dropped += 1
 
     def stages(self, now: float | None = None) -> Iterator[Span]:
-        """The stages in order, without those that took no time; the last one ends ``now`` if the request is open."""
+        """The stages in order, without empty ones; the last one ends ``now`` if the request is open."""
         end = self.end if self.end is not None else self.last if now is None else now
         for i, (stage, start) in enumerate(self.spans):
             until = self.spans[i + 1][1] if i + 1 < len(self.spans) else end
@@ -118,11 +118,11 @@ class Life:
 
     @property
     def last(self) -> float:
-        """The time of the last token, or of the begin of the last stage."""
+        """The time of the last token, or the start of the last stage."""
         return max(self.spans[-1][1], self.arrived + self.tokens[-1] if self.tokens else -math.inf)
 
     def shown(self, now: float | None = None) -> dict[str, Any]:
-        """The life as plain values for JSON; all times are seconds since the arrival."""
+        """The timeline as plain values for JSON; all times are seconds since the arrival."""
 
         def since(at: float | None) -> float | None:
             return None if at is None else round(at - self.arrived, 6)

@@ -1,4 +1,4 @@
-"""The blocks of a pool as a picture: one letter for each block, or for one in so many. The rest was never used.
+"""The states of a pool's blocks: a letter for each block, or for one in every few. Further blocks were never used.
 
 | letter | state of the block |
 |---|---|
@@ -18,13 +18,13 @@ from headrace.core.sequence import Sequence
 from headrace.observe.steps.record import Memory, Table
 
 MOST_CELLS = 1024
-"""Letters of one picture, which bounds its cost: of more blocks, one in so many is shown."""
+"""Maximum number of letters, which limits the cost; with more blocks, one in every few is shown."""
 
 LEAST_CELLS = 512
-"""Of blocks that were never used, only as many are shown as fill a picture of this size."""
+"""Minimum number of letters: blocks that were never used are included only up to this number."""
 
 MOST_TABLE = 1024
-"""Blocks of one block table that are shown."""
+"""Maximum number of blocks of a block table in the result."""
 
 
 def memory_of(
@@ -33,9 +33,9 @@ def memory_of(
     tables: Mapping[str, tuple[int, ...]] | None = None,
     table: Table | None = None,
 ) -> Memory:
-    """The blocks of a pool, between two steps. ``copied`` are used blocks whose content was copied.
+    """The block states of a pool, between two steps. ``copied`` are used blocks whose content was copied.
 
-    ``tables`` and ``table`` are shown as they are.
+    ``tables`` and ``table`` are returned unchanged.
     """
     every, states = pool.states(MOST_CELLS)
     cells = []

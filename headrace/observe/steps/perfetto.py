@@ -1,4 +1,4 @@
-"""Steps and lives of requests in the trace-event format that https://ui.perfetto.dev and chrome://tracing open.
+"""Steps and request timelines in the trace-event format for https://ui.perfetto.dev and chrome://tracing.
 
 ```
 process "engine"     track "steps":  |step 0|step 1|step 2| …     counters: running, waiting, blocks held
@@ -34,8 +34,8 @@ def trace(
     now: float | None = None,
     since: float = -math.inf,
 ) -> dict[str, Any]:
-    """A trace of steps and requests; open requests end ``now``. Requests that ended, and tokens, before ``since`` are
-    left out."""
+    """A trace of steps and requests; open requests end ``now``. Tokens before ``since`` and requests that ended before
+    it are omitted."""
     steps = list(steps)
     lives = [each for each in lives if each[1].end is None or each[1].end >= since]
     lives.sort(key=lambda each: each[1].arrived)
@@ -59,7 +59,7 @@ def trace(
 
 
 class _Clock:
-    """Seconds of the engine's clock as whole microseconds of the trace, which keep the order of times."""
+    """Converts seconds of the engine's clock to whole microseconds of the trace, and preserves their order."""
 
     def __init__(self, origin: float) -> None:
         self._origin = origin

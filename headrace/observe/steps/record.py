@@ -1,4 +1,4 @@
-"""One step of an engine as a value: its rows, what happened to requests, who waits and why, and its blocks."""
+"""One step of an engine as a value: rows, events of requests, waiting requests with reasons, and blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RowKind(StrEnum):
 
 
 class StepRow(NamedTuple):
-    """A row: positions ``[start, start + length)`` of a request; ``accepted`` of ``drafted`` tokens were right."""
+    """A row: positions ``[start, start + length)`` of a request; ``accepted`` of ``drafted`` tokens were accepted."""
 
     request_id: str
     kind: RowKind
@@ -26,7 +26,7 @@ class StepRow(NamedTuple):
     accepted: int = 0
 
     def shown(self) -> dict[str, Any]:
-        """The row as plain values; fields that are 0 or empty are left out."""
+        """The row as plain values, without fields that are 0 or empty."""
         shown: dict[str, Any] = {
             "id": self.request_id,
             "kind": self.kind.value,
@@ -57,9 +57,9 @@ class Waiting(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The block table of a running request: the first ``blocks``, and how many there are in all and of each kind.
+    """The block table of a running request: the first ``blocks``, and the numbers of all blocks and of each kind.
 
-    ``host`` and ``disk`` count those whose content is in a lower tier too.
+    ``host`` and ``disk`` count blocks whose content is also in a lower tier.
     """
 
     request_id: str
@@ -72,11 +72,10 @@ class Table(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Blocks by their state. ``cells`` has a letter for one in ``blocks_per_cell`` blocks (see `memory`); blocks beyond
-    the last cell were never used.
+    """Blocks by state. ``cells`` has a letter for one in ``blocks_per_cell`` blocks (see `memory`); blocks beyond the
+    last cell were never used.
 
-    ``tables`` are the block tables of the running requests, if they are known. ``table`` is that of one request which
-    was asked for.
+    ``tables`` are the block tables of the running requests, if known. ``table`` is that of the requested request.
     """
 
     total: int
@@ -91,7 +90,7 @@ class Memory(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """A step that has ended. ``began`` is its planning, or the end of the step before it.
+    """A finished step. ``began`` is its planning, or the end of the previous step if later.
 
     ``queue`` are the first waiting requests, ``waiting`` is the number of all. ``memory`` is None if only the numbers
     of blocks are known.

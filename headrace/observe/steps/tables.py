@@ -1,4 +1,4 @@
-"""A runner between an engine and its own runner that keeps the block tables and the copied blocks for pictures."""
+"""A runner that wraps the engine's runner and records block tables and copied blocks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from headrace.core.ports import Runner
 
 
 class TableKeeper:
-    """A `core.ports.Runner` that passes everything on; use it from an engine's first step on.
+    """A `core.ports.Runner` that forwards all calls; install it before an engine's first step.
 
-    ``copied`` are blocks whose content was copied from another block of the device since they were last allocated.
+    ``copied`` are blocks whose content was copied from another device block since their last allocation.
     """
 
     def __init__(self, runner: Runner) -> None:
         self.copied: set[int] = set()
         self._runner = runner
         self._slots: dict[int, list[int]] = {}
-        self._owners: dict[str, int] = {}  # the slot of each request that has had one
+        self._owners: dict[str, int] = {}  # the last slot of each request
 
     def launch(self, plan: StepPlan, now: float) -> None:
         for entry in plan.entries:

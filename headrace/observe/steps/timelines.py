@@ -1,7 +1,7 @@
-"""A fold that keeps the life of each request: ``GET /v1/requests/{id}/timeline`` and exported traces show it.
+"""A fold that keeps the timeline of each request, for ``GET /v1/requests/{id}/timeline`` and exported traces.
 
-It holds times, counts and reasons, no tokens and no text. It keeps all open requests and a limited number of ended
-ones, and a limited number of token times over all of them.
+It stores times, counts and reasons, no tokens and no text, of all open and a limited number of ended requests. The
+total number of token times is limited.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from headrace.observe.steps.life import MOST_MARKS, Chunk, Life, Stage
 from headrace.observe.steps.record import Waiting
 
 MOST_TIMES = 1 << 20
-"""Token times that are kept over all requests, in 4 MB. Beyond it, the oldest ended requests are forgotten."""
+"""Maximum number of token times over all requests (4 MB). Beyond it, the oldest ended requests are dropped."""
 
 MOST_TIMES_EACH = 1 << 14
-"""Token times that are kept of one request."""
+"""Maximum number of token times of one request."""
 
 
 class Timelines:
-    """A `core.ports.Watcher` that keeps the lives of open requests, and of the last ``keep`` ended ones."""
+    """A `core.ports.Watcher` that keeps the timelines of open requests, and of the last ``keep`` ended ones."""
 
     def __init__(self, keep: int = 1000) -> None:
         self._keep = keep
@@ -52,8 +52,8 @@ class Timelines:
         self._ended: OrderedDict[str, Life] = OrderedDict()
         self._asked: OrderedDict[str, Life] = (
             OrderedDict()
-        )  # looked up in a cache, and not seen by the engine
-        self._times = 0  # token times that ended requests hold
+        )  # requests that were looked up in a cache and are not in the engine
+        self._times = 0  # number of token times of ended requests
         self._planned: dict[str, dict[int, Chunk]] = {}  # chunks whose step has not ended, by position
         self._step_end = 0.0
         self._folds: Mapping[type, Callable[[Life, Any, float], None]] = {
@@ -90,11 +90,11 @@ class Timelines:
                 fold(life, event, now)
 
     def get(self, request_id: str) -> Life | None:
-        """The life of a request; None if it is not known, or not any more."""
+        """The timeline of a request; None if it is unknown or dropped."""
         return self._live.get(request_id) or self._ended.get(request_id) or self._asked.get(request_id)
 
     def lives(self) -> Iterator[tuple[str, Life]]:
-        """All lives that are kept with the ids of their requests: the ended ones first, then the open ones."""
+        """All timelines with request ids: ended ones first, then open ones."""
         yield from self._ended.items()
         yield from self._live.items()
 
@@ -107,9 +107,9 @@ class Timelines:
         ]
 
     def copies(self, block_size: int) -> dict[str, int]:
-        """For each running request that started with a copied block, the place of that block in its block table.
+        """For each running request that started with a copied block, the index of that block in its block table.
 
-        Whole cached blocks are shared. Tokens that are cached beyond them were copied into a block of its own.
+        Full cached blocks are shared; cached tokens beyond them were copied into a new block.
         """
         return {
             name: life.found // block_size
@@ -117,7 +117,7 @@ class Timelines:
             if life.found % block_size and life.spans[-1][0] is not Stage.QUEUE
         }
 
-    # -- the begin and the end -----------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------------------
 
     def _arrived(self, event: Arrived, now: float) -> None:
         arrived = now if event.at is None else event.at
@@ -128,7 +128,7 @@ class Timelines:
             life.marks = asked.marks
 
     def _outside(self, event: TurnedAway | LookedUp | Spared, began: float) -> Life:
-        """The life of a request that the engine has not seen."""
+        """The timeline of a request that is not in the engine."""
         life = self.get(event.request_id)
         if life is None:
             known = Arrived(event.request_id, 0, getattr(event, "tenant", ""), 0)
@@ -178,7 +178,7 @@ class Timelines:
         while self._ended and (len(self._ended) > self._keep or self._times > MOST_TIMES):
             self._times -= len(self._ended.popitem(last=False)[1].tokens)
 
-    # -- while it runs -------------------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------------
 
     def _chunked(self, life: Life, event: Chunked, now: float) -> None:
         if len(life.chunks) >= MOST_MARKS:
@@ -199,7 +199,7 @@ class Timelines:
         life.mark(now, "preempted", lost_tokens=event.lost_tokens, why=why)
 
     def _stepped(self, event: Stepped, now: float) -> None:
-        """The chunks of this step have ended; it began when it was planned, or when the step before it had ended."""
+        """Ends the chunks of this step, which began at its planning, or at the end of the previous step if later."""
         work = event.work
         began, self._step_end = max(work.began, self._step_end), now
         if not self._planned:

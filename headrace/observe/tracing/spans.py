@@ -1,4 +1,4 @@
-"""Makes spans from events: what a request did from its arrival to its end.
+"""Makes the spans of a request from events.
 
 ```
 POST /v1/chat/completions ── the HTTP request (server span), child of the client's span
@@ -35,7 +35,7 @@ from headrace.core.events import (
 from headrace.core.request import FinishReason
 
 MOST_REQUESTS = 20_000
-"""Requests that are followed at once. The oldest is dropped first, which loses its spans but no memory."""
+"""Maximum number of concurrently traced requests. Beyond it, the oldest is dropped and loses its spans."""
 
 LATE_SECONDS = 1.0
 """Events from outside the engine, such as cache lookups, may arrive this long after the end of their request."""
@@ -230,7 +230,7 @@ class RequestSpans:
         self._forget(event.request_id, now)
 
     def _forget(self, request_id: str, now: float) -> None:
-        """Forget an ended request, but not before its late events have arrived."""
+        """Drop an ended request after its late events have arrived."""
         self._ended.append((now, request_id))
         while self._ended[0][0] < now - LATE_SECONDS:
             self._requests.pop(self._ended.popleft()[1], None)

@@ -26,12 +26,12 @@ class RoleRequired(Exception):
 
 
 class AccessCheck:
-    """The check for one port of the server: a table of routes and the keys that open them."""
+    """The check for one port of the server: a table of routes, and the keys that may use them."""
 
     def __init__(self, keys: Keys, routes: Mapping[str, Access] = ROUTES) -> None:
         self._keys = keys
         self._exact = dict(routes)
-        # Matched as the router does, so that no spelling of a path reaches a route past its row.
+        # Matched as the router does, so that no variant of a path reaches a route without its check.
         split = ((route.partition(" "), access) for route, access in routes.items())
         self._patterns = [(method, compile_path(path)[0], access) for (method, _, path), access in split]
 
@@ -55,7 +55,7 @@ class AccessCheck:
         return identity
 
     def access(self, method: str, path: str) -> Access:
-        """What a method and path need. Paths that no route serves need any key, and end in a 404 or 405."""
+        """The access that a method and path need. Paths without a route need any key, and return 404 or 405."""
         method = "GET" if method == "HEAD" else method
         access = self._exact.get(f"{method} {path}")
         if access is not None:

@@ -1,6 +1,6 @@
 """API keys: reads them from options and files, and finds the tenant and the role of a key.
 
-It knows keys and header values, no routes and no sockets. Limits and weights of tenants are in `core.tenancy.tenants`.
+It handles keys and header values, not routes. Limits and weights of tenants are in `core.tenancy.tenants`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import NamedTuple
 from headrace.serve.auth.roles import Role
 
 ANONYMOUS = "default"
-"""The tenant of a request that names none."""
+"""The tenant of a request without one."""
 
 NO_TENANT = "-"
 """In the tenant column of a key file: the key has a role but names no tenant."""
 
 
 class Grant(NamedTuple):
-    """What a key is configured for: its tenant (None: the key is a tenant of its own) and its role."""
+    """The configuration of a key: its tenant (None: the key is its own tenant) and its role."""
 
     tenant: str | None = None
     role: Role = Role.INFERENCE
 
 
 class Identity(NamedTuple):
-    """A key as the server knows it after the check: its tenant's name or its public id, and its role.
+    """A checked key: its tenant's name or its public id, and its role.
 
-    ``named`` says that the configuration names the tenant.
+    ``named``: the configuration names the tenant.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Keys:
         return bool(self._identities)
 
     def replace(self, keys: Mapping[str, Grant]) -> None:
-        """Accept these keys from now on, and no others. Requests that have already been accepted go on."""
+        """Accept only these keys from now on. Requests that have already been accepted continue."""
         self._identities = _identities(keys)
 
     def count(self) -> Counter[Role]:
@@ -66,7 +66,7 @@ class Keys:
     def identify(self, authorization: str | None) -> Identity | None:
         """The identity of the key in an ``Authorization: Bearer`` header; None if there is no such key.
 
-        The key is compared with every known one, each in constant time: the duration says nothing about how close a
+        The key is compared with every known one in constant time, so that the duration does not reveal how close a
         guess was.
         """
         scheme, _, key = (authorization or "").partition(" ")

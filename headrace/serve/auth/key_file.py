@@ -1,6 +1,6 @@
 """Reads the API key file again when it changes, so that keys can be rotated without a restart.
 
-A file that cannot be used leaves the keys as they were and is reported once. Streams that run go on with either.
+If the file cannot be used, the previous keys stay valid and the error is logged once. Running streams always continue.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from headrace.serve.auth.roles import Role
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
-"""How often the file's time and size are looked at."""
+"""Interval of the checks of the file's time and size."""
 
 Version = tuple[int, int, int]
-"""Modification time in nanoseconds, size in bytes, and inode: a new file in the old one's place has another inode."""
+"""Modification time in nanoseconds, size in bytes, and inode, which differs if the file was replaced."""
 
 
 class KeyFile:
-    """Owns the server's `keys` and watches ``file`` on its loop; ``read`` returns all keys, those of options included.
+    """Owns the server's `keys` and watches ``file``; ``read`` returns all keys, including those of options.
 
-    A changed file is read once it has stayed the same for one poll, so that a file that is still being written is not
-    taken for complete. `reload` reads it at once.
+    A changed file is read once it has not changed for one poll, so that a partly written file is not used. `reload`
+    reads it at once.
 
     Raises:
         ValueError: the keys cannot be used, see `read_keys`.
@@ -59,7 +59,7 @@ class KeyFile:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def reload(self) -> bool:
-        """Read the keys now; whether they could be used. Keys that cannot be used are logged, and the old ones stay."""
+        """Read the keys now; return whether they are valid. If not, the error is logged and the old keys stay valid."""
         self._loaded = self._seen = self._version()
         try:
             keys = self._read()
@@ -72,7 +72,7 @@ class KeyFile:
         return True
 
     def check(self) -> None:
-        """Look at the file once: read it if it differs from what was read, and has not changed since the last look."""
+        """Check the file once: read it if it differs from the loaded one and has not changed since the last check."""
         version, seen = self._version(), self._seen
         self._seen = version
         if version != self._loaded and version == seen:

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What an API key may do."""
+    """The role of an API key."""
 
     INFERENCE = "inference"
     METRICS = "metrics"
@@ -19,7 +19,7 @@ class Role(StrEnum):
 
 
 class Access(StrEnum):
-    """What a route asks of a request, once API keys are configured."""
+    """The access that a route needs, once API keys are configured."""
 
     PUBLIC = "public"  # no key
     ANY_KEY = "any key"
@@ -38,7 +38,7 @@ ALLOWED: Mapping[Access, frozenset[Role]] = {
 """Which roles each access admits. An admin key may use every route."""
 
 ROUTES: Mapping[str, Access] = {
-    # Health and documentation: they show nothing about a tenant.
+    # Health and documentation: no data of tenants.
     "GET /health": Access.PUBLIC,
     "GET /health/ready": Access.PUBLIC,
     "GET /healthz": Access.PUBLIC,
@@ -56,10 +56,10 @@ ROUTES: Mapping[str, Access] = {
     "GET /dashboard/{file}": Access.PUBLIC,
     # State of the whole server, without tenants' names.
     "GET /server_info": Access.ANY_KEY,
-    # Simulations of made-up requests, bounded in size and number.
+    # Simulations of random requests, limited in size and number.
     "POST /v1/simulations": Access.ANY_KEY,
     "GET /v1/tour": Access.ANY_KEY,
-    # An inference key sees its own tenant only, a metrics key no single requests.
+    # An inference key sees only its own tenant, a metrics key no single requests.
     "GET /v1/dashboard/stream": Access.ANY_KEY,
     # Metrics carry tenants' names as labels.
     "GET /metrics": Access.METRICS,

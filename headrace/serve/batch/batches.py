@@ -1,13 +1,13 @@
-"""The batches of a server: takes files and batches in, runs them, and answers how far they are.
+"""The batches of a server: accepts files and batches, runs them, and reports their progress.
 
 ```
  routes ── create, cancel, upload … ──> store (one thread)
                                           │ every TICK_SECONDS, and after a restart
         validate ──> run up to RUNS batches, one per tenant ──> output and error file ──> completed
 ```
-A batch's state is in the store, its results are in its output files from the moment that they are written. So a killed
-process loses no result: the next one reads the output files and runs what has no result yet. It knows no wire format,
-no model and no socket: `Port` runs a line.
+A batch's state is in the store, and each result is in its output files as soon as it is written. So a killed process
+loses no result: the next one reads the output files and runs the lines without a result. `Port` runs a line, so this
+file handles neither request formats nor models.
 """
 
 from __future__ import annotations
@@ -39,27 +39,29 @@ from headrace.serve.batch.validation import Validation
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
-"""How soon a new batch, an expiry or a shutdown is noticed."""
+"""Interval at which new batches, expiry and shutdown are checked."""
 
 RUNS = 8
-"""Batches that run at once, each of another tenant."""
+"""Maximum batches that run at once, one per tenant."""
 
 RETRY_SECONDS = 30.0
-"""How long a batch rests after a failure of the server, such as a full disk."""
+"""Delay before a batch is retried after a failure of the server, such as a full disk."""
 
 EXPIRE_FILES_SECONDS = 60.0
 
 UPLOADS = 4
-"""Files that one tenant may send at once: they take room on disk before they count."""
+"""Maximum concurrent uploads of one tenant: they use disk space before they count against its limit."""
 
 FILE_SECONDS = 30 * DAY
-"""Lifetime of a file that states none, as with OpenAI."""
+"""Default lifetime of a file, as at OpenAI."""
 
 ResultT = TypeVar("ResultT")
 
 
 class Bounds(NamedTuple):
-    """Limits that are not a tenant's: ``file_bytes`` of one file, ``line_bytes`` of a line, ``lines`` of one batch."""
+    """Limits for all tenants: ``file_bytes`` of a file, ``line_bytes`` of a line, ``lines`` of a batch, and
+    ``concurrency``: lines that run at once.
+    """
 
     file_bytes: int
     line_bytes: int
@@ -84,7 +86,7 @@ class Batches:
         self.contents.tidy(self._store.file_ids())
         self._port = port
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-batches")
-        # Lines that wait for idle time must not hold the places of those that need not wait.
+        # Separate, because lines that wait for idle time must not block lines that need not wait.
         self._slots = {name: asyncio.Semaphore(bounds.concurrency) for name in CLASSES}
         self._uploads = Counter[str]()
         self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
@@ -97,7 +99,7 @@ class Batches:
         self._work_task = asyncio.get_running_loop().create_task(self._work())
 
     async def stop(self) -> None:
-        """Stop all runs where they are, and release the folder."""
+        """Stop all runs, and release the folder."""
         if self._work_task is not None:
             self._work_task.cancel()
             await asyncio.wait([self._work_task])
@@ -110,10 +112,10 @@ class Batches:
 
     @asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Upload]:
-        """A file to receive; it is dropped at the end, unless `add_file` has kept it.
+        """A file to receive; it is deleted after the block, unless `add_file` has stored it.
 
         Raises:
-            QuotaExceeded: the tenant may not store another file, or sends too many at once.
+            QuotaExceeded: the tenant may not store another file, or has too many concurrent uploads.
         """
         if self._uploads[tenant] >= UPLOADS:
             raise QuotaExceeded(f"the tenant already sends {UPLOADS} files")
@@ -130,10 +132,10 @@ class Batches:
             self._uploads += Counter()  # forgets tenants without uploads
 
     async def add_file(self, tenant: str, upload: Upload, filename: str, seconds: int | None) -> FileRecord:
-        """Keep a received file for so many seconds, or for the default time.
+        """Store a received file for ``seconds`` (None: the default lifetime).
 
         Raises:
-            QuotaExceeded: it is more than the tenant may store.
+            QuotaExceeded: it exceeds the tenant's limits.
         """
         now = int(self.clock())
         file = FileRecord(
@@ -186,13 +188,13 @@ class Batches:
     # batches
 
     async def create(self, batch: BatchRecord) -> BatchRecord:
-        """Take a batch in; raises `NotFound` or `QuotaExceeded`."""
+        """Accept a batch; raises `NotFound` or `QuotaExceeded`."""
         await self._on_thread(self._store.add_batch, batch)
         self._wake.set()
         return batch
 
     async def batch(self, tenant: str, id: str) -> BatchRecord:
-        """One batch as it stands; raises `NotFound`."""
+        """One batch with its current counts; raises `NotFound`."""
         return self._live(await self._on_thread(self._store.batch, tenant, id))
 
     async def batches(self, tenant: str, *, limit: int, after: str | None) -> list[BatchRecord]:
@@ -201,11 +203,11 @@ class Batches:
         return [self._live(batch) for batch in page]
 
     async def cancel(self, tenant: str, id: str) -> BatchRecord:
-        """Cancel a batch; one that is being cancelled stays so.
+        """Cancel a batch; if it is being cancelled already, do nothing.
 
         Raises:
             NotFound: the tenant has no such batch.
-            ValueError: it has ended, or all its lines have.
+            ValueError: it has ended, or all its lines have ended.
         """
 
         def change(batch: BatchRecord) -> BatchRecord:
@@ -220,7 +222,7 @@ class Batches:
     # running
 
     def _live(self, batch: BatchRecord) -> BatchRecord:
-        """``batch`` with the counts of its run, if it runs."""
+        """``batch`` with the counts of its run, if it is running."""
         known = self._runs.get(batch.id)
         return batch if known is None else known[0].live(batch)
 
@@ -289,11 +291,11 @@ class Batches:
             await asyncio.wait(tasks)
 
     async def _guarded(self, batch: BatchRecord, work: Coroutine[object, object, None]) -> None:
-        """``work``, after whose failure the batch rests for a while and is tried again."""
+        """Run ``work``; if it fails, retry the batch after `RETRY_SECONDS`."""
         try:
             await work
         except Exception:
-            logger.exception("batch %s stopped and is tried again in %g s", batch.id, RETRY_SECONDS)
+            logger.exception("batch %s failed and is retried in %g s", batch.id, RETRY_SECONDS)
             self._rest_until[batch.id] = self.clock() + RETRY_SECONDS
         else:
             self._rest_until.pop(batch.id, None)
@@ -348,7 +350,7 @@ class Batches:
 def _chosen(
     batches: Iterable[BatchRecord], running: Container[str], resting: Container[str], now: float
 ) -> list[BatchRecord]:
-    """The batches to start: the oldest of each tenant that has none running, as long as there is room."""
+    """The batches to start: the oldest of each tenant without a running one, up to `RUNS`, and all that only end."""
     waiting = [batch for batch in batches if batch.status is not BatchStatus.VALIDATING]
     busy = {batch.tenant for batch in waiting if batch.id in running}
     count = sum(batch.id in running for batch in waiting)

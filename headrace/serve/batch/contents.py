@@ -1,10 +1,10 @@
-"""Contents of files: one folder, one file per id. An upload becomes visible only when all of it is on disk.
+"""Contents of files: one folder, one file per id. An upload becomes visible only when it is complete on disk.
 
 ```
 FOLDER/batches.db            metadata, see `batch.store`
 FOLDER/lock                  held by the server that uses the folder
 FOLDER/contents/file-…       contents
-FOLDER/uploads/…             uploads under way; deleted at the next start
+FOLDER/uploads/…             unfinished uploads; deleted at the next start
 ```
 """
 
@@ -20,7 +20,7 @@ PRIVATE = 0o700
 
 
 class Contents:
-    """The folder; it is made where it is missing, and locked.
+    """The folder; it is created if it is missing, and locked.
 
     Raises:
         BlockingIOError: another server uses it.
@@ -46,7 +46,7 @@ class Contents:
         return self.folder / "batches.db"
 
     def path(self, id: str) -> Path:
-        """The file that holds the contents of ``id``."""
+        """The path of the contents of ``id``."""
         return self._contents / id
 
     def upload(self) -> Upload:
@@ -58,7 +58,7 @@ class Contents:
         self.path(id).unlink(missing_ok=True)
 
     def tidy(self, known: set[str]) -> None:
-        """Delete unfinished uploads, and contents that no metadata name."""
+        """Delete unfinished uploads, and contents without metadata."""
         for left in (*self._uploads.iterdir(), *self._unknown(known)):
             left.unlink(missing_ok=True)
 
@@ -86,7 +86,7 @@ class Upload:
         self.nbytes += len(data)
 
     def sync(self) -> None:
-        """Have the disk hold what was written; it may take long."""
+        """Flush written data to the disk; this may take long."""
         os.fsync(self._file.fileno())
 
     def keep(self, path: Path) -> None:
@@ -100,6 +100,6 @@ class Upload:
             os.close(folder)
 
     def drop(self) -> None:
-        """Delete what has been received; nothing happens after `keep`."""
+        """Delete the received data; after `keep`, do nothing."""
         self._file.close()
         self._path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Orders the lines of a batch for prefix sharing; results name their line, so any order is allowed.
 
-`core.queueing.job_order` explains the order. Prompts are compared as text, before any template or tokenizer: a common
-beginning of two texts is also one of their tokens.
+`core.queueing.job_order` explains the order. Prompts are compared as text, before template and tokenizer: a common
+prefix of two texts is also a common prefix of their tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WINDOW_BYTES = 64 << 20
 """Bytes of prompts that are ordered together: a batch larger than memory is processed as several jobs."""
 
 GRAIN_BYTES = 64
-"""About the text of one block of tokens: shorter common prefixes save nothing."""
+"""Approximate text of one block of tokens: shorter common prefixes save nothing."""
 
 Line = BatchRequest | BadLine
 
@@ -43,9 +43,7 @@ def _ordered(window: list[Line], prompts: list[bytes]) -> Iterator[Line]:
 
 
 def _prompt(line: Line) -> bytes:
-    """The text that a line's tokens come from, in the order of a chat template; lines that differ earlier share
-    nothing.
-    """
+    """The text that determines a line's tokens, in the order of a chat template."""
     if isinstance(line, BadLine):
         return b""
     body = line.body

@@ -1,11 +1,11 @@
-"""The lines of a batch, in OpenAI's JSONL format: requests in, results out; and which endpoints a batch may use.
+"""The lines of a batch, in OpenAI's JSONL format: requests, results, and the endpoints that a batch may use.
 
 ```
 in   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": […], …}}
 out  {"id": "batch_req_1", "custom_id": "a", "response": {"status_code": 200, "request_id": …, "body": {…}},
       "error": null}
 ```
-It knows no files and no network: `batch.results` stores the output, `batch.work` runs the lines.
+`batch.results` stores the output, `batch.work` runs the lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNEXECUTED = {
 
 
 class BatchRequest(NamedTuple):
-    """A valid line: what to send where. ``number`` counts from 1."""
+    """A valid line: a request's path and body. ``number`` counts from 1."""
 
     number: int
     custom_id: str
@@ -43,9 +43,9 @@ class BatchRequest(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """An invalid line; ``custom_id`` is None if the line has none that can be read.
+    """An invalid line; ``custom_id`` is None if it is missing or invalid.
 
-    ``code`` names the kind of mistake, ``param`` the field that it is in.
+    ``code`` is the kind of the error, ``param`` its field.
     """
 
     number: int
@@ -91,7 +91,7 @@ def check_ids(lines: Iterable[BatchRequest | BadLine]) -> set[str]:
 
 
 def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
-    """The request of a line, or what is wrong with it."""
+    """The request of a line, or its error."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -154,12 +154,12 @@ def unexecuted(request: BatchRequest, code: str) -> dict[str, Any]:
 
 
 def was_executed(result: dict[str, Any]) -> bool:
-    """Whether a result is the end of a line that ran."""
+    """Whether the line of a result ran."""
     error = result.get("error")
     return not (isinstance(error, dict) and error.get("code") in UNEXECUTED)
 
 
 def succeeded(result: dict[str, Any]) -> bool:
-    """Whether a result is an answer and not an error."""
+    """Whether a result is a response with status 200."""
     response = result.get("response")
     return isinstance(response, dict) and response.get("status_code") == 200

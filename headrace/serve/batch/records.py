@@ -1,13 +1,11 @@
-"""Files and batches as values: their fields, the states of a batch, and which state may follow which.
+"""Files and batches as values: their fields, the states of a batch, and the transitions between them.
 
 ```
 validating ─┬─> in_progress ─┬─> finalizing ──> completed
             ├─> failed       ├─> expired
             ├─> expired      └─> cancelling ──> cancelled
             └─> cancelling
-```
-It knows no storage and no wire format.
-"""
+```"""
 
 from __future__ import annotations
 
@@ -26,17 +24,17 @@ MAX_WINDOW_SECONDS = 7 * DAY
 MIN_WINDOW_SECONDS = MINUTE
 
 URGENT_SHARE = 0.25
-"""The last part of a completion window, in which a batch runs in the class flex instead of background."""
+"""The last part of the completion window, in which a batch runs in the class flex instead of background."""
 
 CLASSES = (BACKGROUND.name, FLEX.name)
-"""The classes of service that `service_class` chooses from."""
+"""The service classes that `service_class` chooses from."""
 
 INPUT_PURPOSE = "batch"
 OUTPUT_PURPOSE = "batch_output"
 
 
 class BatchStatus(StrEnum):
-    """The state of a batch, spelled as in OpenAI's API."""
+    """The state of a batch, as in OpenAI's API."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -67,7 +65,7 @@ OPEN = tuple(status for status, following in NEXT.items() if following)
 
 
 class FileRecord(NamedTuple):
-    """A file's metadata; times are Unix seconds, ``expires_at`` None keeps it until it is deleted."""
+    """A file's metadata; times are Unix seconds. Without ``expires_at``, it stays until it is deleted."""
 
     id: str
     tenant: str
@@ -95,9 +93,9 @@ NO_TOTALS = Totals()
 class BatchRecord:
     """A batch.
 
-    ``times`` has the moment at which each state began, by the state's name. ``window_seconds`` is the completion
+    ``times`` has the Unix time at which each state began, by the state's name. ``window_seconds`` is the completion
     window, ``output_file_id`` and ``error_file_id`` are reserved when lines begin to run. ``has_output`` and
-    ``has_errors`` tell whether these files exist. ``output_seconds`` is the lifetime of both.
+    ``has_errors`` say whether these files exist. ``output_seconds`` is the lifetime of both.
     """
 
     id: str
@@ -128,14 +126,14 @@ class BatchRecord:
         """The batch in its next state.
 
         Raises:
-            ValueError: this state may not follow the present one.
+            ValueError: this state may not follow the current one.
         """
         if status not in NEXT[self.status]:
             raise ValueError(f"a batch that is {self.status} cannot become {status}")
         return replace(self, status=status, times={**self.times, status.value: int(now)}, **changes)
 
     def to_json(self) -> str:
-        """For storage."""
+        """The batch as JSON, for the store."""
         return json.dumps(asdict(self))
 
 
@@ -154,13 +152,13 @@ _UNITS = {"m": MINUTE, "h": HOUR, "d": DAY}
 
 
 def window_seconds(text: str) -> int | None:
-    """The seconds of a completion window such as 24h; None where it is none, or is too short or too long."""
+    """The seconds of a completion window such as 24h; None if it is invalid, too short or too long."""
     found = _WINDOW.fullmatch(text)
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0
     return seconds if MIN_WINDOW_SECONDS <= seconds <= MAX_WINDOW_SECONDS else None
 
 
 def service_class(batch: BatchRecord, now: float) -> str:
-    """The class of service of a batch's lines: background, or flex near the end of the completion window."""
+    """The service class of a batch's lines: background, or flex near the end of the completion window."""
     urgent = now >= batch.expires_at - URGENT_SHARE * batch.window_seconds
     return FLEX.name if urgent else BACKGROUND.name

@@ -1,9 +1,9 @@
 """The output files of a batch: every result exactly once, whenever the process is killed.
 
 A result counts when its line is complete in the file, including the line break. When the file is opened again, an
-incomplete last line of a killed process is cut off, and its request runs again. All other results are known by their
-key and do not run again. Writes go straight to the operating system, so a killed process loses nothing. ``fsync``
-follows in batches and limits the loss in a power failure.
+incomplete last line of a killed process is removed, and its request runs again. All other results are known by their
+key, and their requests do not run again. Writes are not buffered, so a killed process loses nothing. ``fsync`` follows
+in batches and limits the loss in a power failure.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Results:
     Attributes:
         keys: the keys of the results in the file.
         failed: the number of them that are errors.
-        totals: how the lines that ran have ended, and the tokens that they used.
+        totals: counts of completed and failed lines, and the tokens that they used.
 
-    ``syncs`` is False where the owner calls `sync` itself, because the disk may take long and nothing else may wait.
+    With ``syncs`` False, the owner calls `sync` itself, because the disk may take long.
 
     Raises:
         ResultsError: another process writes to the file, or it contains something other than results.
@@ -154,7 +154,7 @@ class SplitResults:
 
     @property
     def totals(self) -> Totals:
-        """How the lines that ran have ended, and the tokens that they used."""
+        """Counts of completed and failed lines, and the tokens that they used."""
         return Totals(*map(sum, zip(self._output.totals, self._errors.totals, strict=True)))
 
     def append(self, result: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ class SplitResults:
         self.keys.add(key)
 
     def sync(self) -> None:
-        """Have the disk hold what was written."""
+        """Flush written results to the disk."""
         self._output.sync()
         self._errors.sync()
 

@@ -1,7 +1,7 @@
-"""Runs a batch through an HTTP client: the engine of ``run-batch``.
+"""Runs a batch through an HTTP client, for ``run-batch``.
 
-The client decides where requests go: to a server's address, or through `httpx.ASGITransport` to an application in
-this process. `batch.batches` runs the batches of a server, without HTTP in between.
+The client sends requests to a server's address, or through `httpx.ASGITransport` to an application in this process.
+`batch.batches` runs the batches of a server, without HTTP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_WAIT_SECONDS = 60.0
 
 
 class ServerGone(ConnectionError):
-    """The server stopped answering: the run ends, and the next run does the missing lines."""
+    """The server does not respond: the run ends, and the next run continues with the missing lines."""
 
 
 class Outcome(NamedTuple):
@@ -42,33 +42,33 @@ async def run_batch(
     results: Results,
     *,
     concurrency: int,
-    told: Callable[[Outcome], None],
+    ended: Callable[[Outcome], None],
     model: str | None = None,
 ) -> None:
     """Run all lines that have no result yet.
 
     Args:
         client: bound to the server (``base_url``), or to an application.
-        lines: read some way ahead and sent in the best order for computing.
-        results: where the results go, in the order in which they arrive.
-        concurrency: the number of requests under way at once.
-        told: is called with each line's outcome after its result is written.
+        lines: read ahead, and sent in the order that shares most prefixes.
+        results: receives the results in the order in which they arrive.
+        concurrency: number of concurrent requests.
+        ended: called with each line's outcome after its result is written.
         model: sent instead of the lines' own ``model``.
 
     Raises:
-        ServerGone: a request found no server in several tries, or one whose engine has failed.
+        ServerGone: several attempts of a request could not reach the server, or its engine has failed.
     """
     await run_lines(
         Feed(lines, results.keys),
         results,
         partial(_send, client, model=model),
         concurrency=concurrency,
-        ended=lambda result: told(_outcome(result)),
+        ended=lambda result: ended(_outcome(result)),
     )
 
 
 async def _send(client: httpx.AsyncClient, line: BatchRequest, *, model: str | None) -> dict[str, Any]:
-    """Send until there is an answer; a busy server is retried, later each time."""
+    """Send until there is a response; a busy server is retried with increasing delays."""
     try:
         body = line.body if model is None else {**line.body, "model": model}
         request = client.build_request("POST", line.url, json=body)
@@ -110,7 +110,7 @@ def _body(response: httpx.Response) -> Any:
 
 
 def _request_id(response: httpx.Response) -> str:
-    """The server's id of the request: from the header, else the answer's own id."""
+    """The server's id of the request: from the header, or else the response's own id."""
     body = _body(response)
     fallback = body.get("id", "") if isinstance(body, dict) else ""
     return response.headers.get("x-request-id") or str(fallback)

@@ -1,4 +1,4 @@
-"""One batch on its way to its end: runs its lines, then writes what is missing and makes its output files visible."""
+"""Runs one batch to its end: runs its lines, writes errors for missing results, and makes its output files visible."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ INPUT_MISSING = (
 """The errors of a batch whose input file was deleted on the disk."""
 
 SYNC_SECONDS = 2.0
-"""How often results are synced to the disk while a batch runs: it bounds what a power failure costs."""
+"""Interval of syncing results to the disk: at most this much is lost in a power failure."""
 
 FIRST_WAIT_SECONDS = 0.5
 MAX_WAIT_SECONDS = 60.0
 
 
 class Reply(NamedTuple):
-    """How a line ended: HTTP status, request id, and body."""
+    """The response to a line: HTTP status, request id, and body."""
 
     status: int
     request_id: str
@@ -56,7 +56,7 @@ class Reply(NamedTuple):
 
 
 class Busy(Exception):
-    """The server does not take the line now; ``seconds`` is when to try again."""
+    """The server rejects the line for now; retry it in ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"busy for {seconds:g} s")
@@ -64,17 +64,17 @@ class Busy(Exception):
 
 
 class Port(Protocol):
-    """What runs lines: the server's endpoints."""
+    """The server's endpoints, which run lines."""
 
     def draining(self) -> bool:
-        """Whether the server shuts down."""
+        """Whether the server is shutting down."""
         ...
 
     async def run(self, line: BatchRequest, tenant: str, service_class: str) -> Reply:
         """Run one line.
 
         Raises:
-            Busy: not now; nothing has happened.
+            Busy: the server rejects it for now.
         """
         ...
 
@@ -83,7 +83,7 @@ Change = Callable[[BatchRecord], BatchRecord]
 
 
 class Store(Protocol):
-    """Changes a batch in the store and adds files to it; returns the batch as it is then."""
+    """Changes a batch in the store and adds files to it; returns the changed batch."""
 
     def __call__(
         self, batch: BatchRecord, change: Change, files: Sequence[FileRecord] = ()
@@ -93,8 +93,8 @@ class Store(Protocol):
 class Run:
     """The run of ``batch``, which is in progress, finalizing or cancelling.
 
-    It may be cancelled at any moment and begun again. ``slots`` bound the lines under way of all batches together, by
-    class of service.
+    It may be cancelled at any time and begun again. ``slots`` limit the running lines of all batches together, by
+    service class.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class Run:
         return batch if self._results is None else replace(batch, totals=self._results.totals)
 
     def outdated(self, batch: BatchRecord, now: float) -> bool:
-        """Whether the run must begin again: the batch was cancelled or has expired, or its class has changed."""
+        """Whether the run must be restarted: the batch was cancelled or has expired, or its class has changed."""
         if self._ends is not None or batch.status is BatchStatus.FINALIZING:
             return False
         return self._ending(batch, now) is not None or service_class(batch, now) != self._class
 
     async def finish(self) -> None:
-        """Bring the batch to its end.
+        """Run the batch to its end.
 
         Raises:
             OSError: files cannot be read or written.
@@ -155,14 +155,14 @@ class Run:
 
     @staticmethod
     def _ending(batch: BatchRecord, now: float) -> str | None:
-        """The error of lines that have no result, where the batch ends before all have run."""
+        """The error code of lines without a result, if the batch ends before all have run."""
         if batch.status is BatchStatus.CANCELLING:
             return CANCELLED
         expired = batch.status is BatchStatus.IN_PROGRESS and now >= batch.expires_at
         return EXPIRED if expired else None
 
     async def _open(self) -> SplitResults:
-        """The output files, whose results of earlier runs have been read."""
+        """Open the output files, and read the results of earlier runs."""
         batch = self._batch
         paths = self._contents.path(batch.output_file_id), self._contents.path(batch.error_file_id)
         opening = asyncio.ensure_future(asyncio.to_thread(SplitResults, *paths))
@@ -191,7 +191,7 @@ class Run:
             await self._store(self._batch, self.live)
 
     async def _send(self, line: BatchRequest) -> dict[str, Any]:
-        """Run one line until it has a result; a busy server gets it again, later each time."""
+        """Run one line until it has a result; a busy server is retried with increasing delays."""
         wait = FIRST_WAIT_SECONDS
         while True:
             async with self._slots:
@@ -204,7 +204,7 @@ class Run:
             wait *= 2
 
     def _write_unexecuted(self, results: SplitResults, code: str) -> None:
-        """Give every line without a result the error ``code``."""
+        """Write the error ``code`` as the result of every line without one."""
         if not self._input().exists():
             return
         with self._input().open("rb") as file:
@@ -247,7 +247,7 @@ class Run:
                 await asyncio.to_thread(self._contents.remove, id)
 
     def _finalizing(self, batch: BatchRecord) -> BatchRecord:
-        """The batch when all its lines have results; it stays cancelling, if it was cancelled at the last moment."""
+        """Enter the state finalizing, as all lines have results; a batch that was just cancelled stays cancelling."""
         if batch.status is BatchStatus.IN_PROGRESS:
             return batch.enter(BatchStatus.FINALIZING, self._clock())
         return batch
@@ -265,4 +265,4 @@ _LAST = {
     BatchStatus.CANCELLING: BatchStatus.CANCELLED,
     BatchStatus.IN_PROGRESS: BatchStatus.EXPIRED,
 }
-"""The last state of a batch whose output files are complete, by the state before."""
+"""The final state of a batch whose output files are complete, by its state before."""

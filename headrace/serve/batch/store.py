@@ -1,6 +1,6 @@
 """Metadata of files and batches in SQLite: every change is one transaction that survives a killed process.
 
-All calls block, and belong on one thread. Contents of files are in `batch.contents`.
+All calls block; make them on one thread. Contents of files are in `batch.contents`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYOUT = 1
 """The version of the tables."""
 
 REMEMBERED_BATCHES = 10_000
-"""Batches of one tenant that stay listed; the oldest ended ones are forgotten first."""
+"""Maximum batches of one tenant that are stored; the oldest ended ones are deleted first."""
 
 _TABLES = f"""
 CREATE TABLE files (
@@ -45,7 +45,7 @@ _OPEN = ", ".join(f"'{status.value}'" for status in OPEN)
 
 
 class Limits(NamedTuple):
-    """What one tenant may hold: files, their bytes, and batches that have not ended."""
+    """Limits of one tenant: files, their bytes, and batches that have not ended."""
 
     files: int
     nbytes: int
@@ -53,7 +53,7 @@ class Limits(NamedTuple):
 
 
 class QuotaExceeded(Exception):
-    """A tenant's limit does not admit this; the message names the limit."""
+    """A tenant's limit is reached; the message names it."""
 
 
 class NotFound(LookupError):
@@ -98,7 +98,7 @@ class BatchStore:
         return int(row[0]), int(row[1] or 0)
 
     def check_upload(self, tenant: str, nbytes: int) -> None:
-        """Check that a tenant may store one more file of so many bytes.
+        """Check that a tenant may store one more file of ``nbytes``.
 
         Raises:
             QuotaExceeded: it may not.
@@ -169,7 +169,7 @@ class BatchStore:
             self._db.execute("DELETE FROM files WHERE id = ?", (id,))
 
     def expire_files(self, now: float) -> list[str]:
-        """Remove the files whose time is over, except those that a batch reads; returns their ids."""
+        """Remove expired files, except those that a batch reads; returns their ids."""
         with self._change():
             query = f"""SELECT id FROM files WHERE expires_at <= ? AND id NOT IN
                         (SELECT input_file_id FROM batches WHERE status IN ({_OPEN}))"""
@@ -245,11 +245,11 @@ class BatchStore:
         change: Callable[[BatchRecord], BatchRecord],
         files: Sequence[FileRecord] = (),
     ) -> BatchRecord:
-        """Change a batch, and add the output ``files`` that it has now, in one transaction.
+        """Change a batch and add its output ``files``, in one transaction.
 
         Raises:
             NotFound: the tenant has no such batch.
-            ValueError: as ``change``; nothing has been changed then.
+            ValueError: ``change`` raised it; nothing was changed.
         """
         with self._change():
             batch = change(self.batch(tenant, id))

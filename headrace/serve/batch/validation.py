@@ -1,4 +1,4 @@
-"""Checks an input file before any line of it runs: every mistake is reported with its line."""
+"""Checks an input file before any of its lines runs: every error is reported with its line."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, BinaryIO
 from headrace.serve.batch.lines import BadLine, parse_line
 
 MAX_ERRORS = 100
-"""Errors of one batch that are reported."""
+"""Maximum errors of one batch that are reported."""
 
 SLICE_LINES = 256
 
 KEY_BYTES = 16
-"""Bytes of a digest that stand for a custom_id, so that memory does not grow with their lengths."""
+"""Bytes of a digest that represents a custom_id, so that memory does not depend on its length."""
 
 
 class Validation:
@@ -35,7 +35,7 @@ class Validation:
         self._seen: set[bytes] = set()
 
     def advance(self) -> bool:
-        """Check some more lines; whether there are others. It blocks on the disk."""
+        """Check the next lines; return whether more follow. It blocks on the disk."""
         for _ in range(SLICE_LINES):
             raw = self._file.readline(self._max_line_bytes + 1)
             if not raw:

@@ -1,6 +1,6 @@
-"""Works through the lines of a batch: so many at a time, in job order, each result written exactly once.
+"""Runs the lines of a batch: a number at a time, in job order, each result written exactly once.
 
-``run-batch`` and the batches of a server use it. What sends a line is handed in, and so is where results go.
+``run-batch`` and the batches of a server use it. They pass a function that sends a line, and a sink for results.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from headrace.serve.batch.job import Line, in_job_order
 from headrace.serve.batch.lines import BadLine, BatchRequest, refused
 
 SLICE = 64
-"""Lines that are read at once."""
+"""Number of lines that are read at once."""
 
 Send = Callable[[BatchRequest], Awaitable[dict[str, Any]]]
 """Runs one line and returns its result."""
 
 
 class Sink(Protocol):
-    """Where results go: `batch.results.Results`, or `batch.results.SplitResults`."""
+    """Receives results: `batch.results.Results`, or `batch.results.SplitResults`."""
 
     def append(self, result: dict[str, Any]) -> None: ...
 
 
 class Feed:
-    """The lines that have no result yet, in job order.
+    """The lines without a result, in job order.
 
     They are read, parsed and ordered on a worker thread, because a large batch takes seconds.
     """
@@ -67,7 +67,7 @@ async def run_lines(
 ) -> None:
     """Run all lines of ``feed``, ``concurrency`` at a time; ``ended`` is called after a result is written.
 
-    An exception of ``send`` or ``sink`` ends the run. Lines under way are cancelled then, and have no result.
+    An exception of ``send`` or ``sink`` ends the run. Running lines are then cancelled and have no result.
     """
 
     async def work() -> None:

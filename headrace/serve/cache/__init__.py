@@ -3,7 +3,7 @@
 - `lookup_request`: one sequence to look up.
 - `lookup`: answers calls: searches the caches, joins computations, submits the rest to the engine.
 - `search`: searches the caches for one response.
-- `flights`, `single_flight`: computations under way, and the requests that read one of them.
+- `flights`, `single_flight`: running computations, and the requests that read one of them.
 - `exact`, `semantic`, `partial`: the cache levels.
 - `replay`: streams a cached response.
 - `writer`: writes computed responses to the caches.

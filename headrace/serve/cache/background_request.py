@@ -1,4 +1,4 @@
-"""Background requests: computes responses for the caches alone, in idle time.
+"""Background requests: computes responses only to fill the caches, in idle time.
 
 It has the interface of `serve.cache.lookup.CacheLookup`, so that a request computed ahead is parsed, rendered and keyed
 by the same code as the later request that is served from the cache.
@@ -25,8 +25,8 @@ class NotCacheable(Exception):
     """The response could not be cached; the message says why."""
 
 
-class _Promise(Answer):
-    """An answer that only ends; ``flights`` compute what is not cached yet."""
+class _PendingAnswer(Answer):
+    """An answer without tokens, which ends once all ``flights`` (computations of what is not cached yet) have ended."""
 
     def __init__(self, questions: Sequence[LookupRequest]) -> None:
         super().__init__([question.request for question in questions], interval=0)
@@ -56,36 +56,36 @@ class BackgroundRequests:
             allowed = self._recall.ask(question).allowed
             if not allowed.exact or allowed.pool:
                 raise NotCacheable(allowed.why or "a pool of samples is filled by its own requests")
-        promise = _Promise(renamed)
+        pending = _PendingAnswer(renamed)
         try:
             for index, question in enumerate(renamed):
-                await self._begin(promise, index, question)
+                await self._begin(pending, index, question)
         except BaseException:
-            self.close(promise)
+            self.close(pending)
             raise
-        promise.note = "computed" if promise.flights else "kept"
-        return promise
+        pending.note = "computed" if pending.flights else "kept"
+        return pending
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """Cancel what is not finished; the beginning is stored and resumed later."""
-        if isinstance(answer, _Promise):
+        """Cancel unfinished computations; their tokens so far are stored and resumed later."""
+        if isinstance(answer, _PendingAnswer):
             for flight in answer.flights:
                 self._recall.give_up(flight, why)
 
     def stop_sequence(self, answer: Answer, index: int) -> None:
         """A flight finds its stop strings itself."""
 
-    async def _begin(self, promise: _Promise, index: int, question: LookupRequest) -> None:
+    async def _begin(self, pending: _PendingAnswer, index: int, question: LookupRequest) -> None:
         flight = None if await self._recall.keeps(question) else self._recall.renew(question)
         if flight is None:  # cached, or being computed for another request
-            promise.tell(index, Finished(question.request.id, FinishReason.STOP, 0, 0, 0))
+            pending.tell(index, Finished(question.request.id, FinishReason.STOP, 0, 0, 0))
         else:
-            promise.flights.append(flight)
-            flight.when_over(partial(self._end, promise, index, flight))
+            pending.flights.append(flight)
+            flight.when_over(partial(self._end, pending, index, flight))
 
-    def _end(self, promise: _Promise, index: int, flight: SingleFlight) -> None:
+    def _end(self, pending: _PendingAnswer, index: int, flight: SingleFlight) -> None:
         assert flight.end is not None
-        promise.tell(index, flight.end)
+        pending.tell(index, flight.end)
 
     def _rename(self, question: LookupRequest) -> LookupRequest:
         self._asked += 1

@@ -1,4 +1,4 @@
-"""The exact cache (L1): responses by their key, in one or several stores, the cheapest first."""
+"""The exact cache (L1): responses by their key, in one or several stores, the fastest first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.serve.cache.stores.tier import Tier
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""How often the stores are asked for invalidations by other servers: an invalidated response may be served so long."""
+"""Interval of reading other servers' invalidations from the stores: an invalidated response may be served that long."""
 
 BARRED_SECONDS = 30 * 86400.0
 """How long a response that was reported as wrong stays barred."""
@@ -43,10 +43,10 @@ class ExactCache:
     """Finds, stores and invalidates entries.
 
     Args:
-        tiers: the nearest first; an entry found in a further one is copied to the nearer ones.
+        tiers: the fastest first; an entry found in a later one is copied to those before it.
         versions: the versions of all tags; `start` keeps them up to date.
-        wall: Unix time, which is the same in other and later processes.
-        seed: for the randomness of early renewals.
+        wall: Unix time, so that entries can be shared between processes.
+        seed: of the random choice of early renewals.
     """
 
     def __init__(
@@ -61,23 +61,22 @@ class ExactCache:
         self._versions = versions
         self.wall = wall
         self._random = random.Random(seed)
-        # The versions that each store reported last. A store that has not reported any is not asked for entries.
-        self._told: dict[str, Mapping[str, int]] = {tier.name: {} for tier in tiers if tier.at_hand}
-        self._samples: OrderedDict[bytes, int] = (
-            OrderedDict()
-        )  # stored so far, of pools that are being filled
+        # The versions that each store reported last. A store that has not reported any is not searched.
+        self._reported: dict[str, Mapping[str, int]] = {tier.name: {} for tier in tiers if tier.at_hand}
+        self._samples: OrderedDict[bytes, int] = OrderedDict()  # number stored, of unfilled pools
         self._filling = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Read the invalidations of other servers now and regularly; on the running loop.
 
-        A store whose versions are unknown is not asked, because it may contain invalidated responses. The start waits a
-        moment for them, so that the first requests can be served from the stores.
+        A store whose versions are unknown is not searched, because it may contain invalidated responses. So the start
+        waits for them, at most `POLL_SECONDS`.
         """
         if not self.at_hand:
             await asyncio.wait(
-                [asyncio.ensure_future(self._hear(tier)) for tier in self._tiers], timeout=POLL_SECONDS
+                [asyncio.ensure_future(self._read_invalidations(tier)) for tier in self._tiers],
+                timeout=POLL_SECONDS,
             )
             self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -89,7 +88,7 @@ class ExactCache:
             await tier.close()
 
     def snapshot(self, ask: CacheQuery) -> tuple[tuple[str, int], ...]:
-        """The versions of the response's tags now; to be taken when its computation begins."""
+        """The current versions of the response's tags; take them when its computation begins."""
         tenant = ask.request.tenant
         own = [user_tag(tenant, tag) for tag in ask.control.tags]
         return self._versions.snapshot([EVERYTHING, tenant_tag(tenant), *own])
@@ -97,8 +96,8 @@ class ExactCache:
     def serves(self, ask: CacheQuery, versions: tuple[tuple[str, int], ...]) -> bool:
         """Whether a response computed under ``versions`` may be served to ``ask``.
 
-        It may not if one of its tags has been invalidated since. It may not either if it lacks a tag of the request,
-        because invalidating that tag would not invalidate the response.
+        It may not if one of its tags has been invalidated since, or if it lacks a tag of the request, because
+        invalidating that tag would not invalidate the response.
         """
         return self._versions.current(versions) and set(versions).issuperset(self.snapshot(ask))
 
@@ -113,9 +112,9 @@ class ExactCache:
         return None if found is None else found._replace(refresh=False)
 
     async def draft(self, ask: CacheQuery) -> tuple[int, ...]:
-        """The tokens of an entry that is at hand but may not be served, for example because it has expired.
+        """The tokens of an entry in memory that may not be served, for example because it has expired.
 
-        An invalidated or wrong entry is no draft.
+        They are used as a draft for speculative decoding. An invalidated or wrong entry is no draft.
         """
         for tier in self._tiers if not ask.allowed.pool else ():
             entry = await tier.find(ask.key) if tier.at_hand else None
@@ -124,7 +123,7 @@ class ExactCache:
         return ()
 
     async def at(self, key: bytes) -> Entry | None:
-        """The stored entry under ``key``, for callers that know the key of another request."""
+        """The stored entry under the ``key`` of another request."""
         found = await self._find(key)
         return None if found is None else found.entry
 
@@ -144,7 +143,7 @@ class ExactCache:
         return key
 
     async def bar(self, key: bytes) -> None:
-        """Delete the entry under ``key`` and store no other one there: it was wrong."""
+        """Delete a wrong entry, and store no other one under its ``key`` for `BARRED_SECONDS`."""
         now = self.wall()
         until = now + BARRED_SECONDS
         barred = Entry((), FinishReason.STOP, 0, 0.0, now, until, until, barred=True)
@@ -167,7 +166,7 @@ class ExactCache:
     async def _find(self, key: bytes, ask: CacheQuery | None = None) -> Found | None:
         control = NO_DIRECTIVES if ask is None else ask.control
         for number, tier in enumerate(self._tiers):
-            if tier.name not in self._told:
+            if tier.name not in self._reported:
                 continue
             entry = await tier.find(key)
             if entry is None:
@@ -211,17 +210,17 @@ class ExactCache:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             for tier in self._tiers:
-                await self._hear(tier)
+                await self._read_invalidations(tier)
 
-    async def _hear(self, tier: Tier) -> None:
+    async def _read_invalidations(self, tier: Tier) -> None:
         """Read the invalidations of one store, and write back those that it lacks."""
         if tier.at_hand:
             return
         numbers = await tier.versions()
         if numbers is None:
             return
-        news = self._versions.merge(numbers, self._told.get(tier.name, {}))
-        self._told[tier.name] = numbers
+        news = self._versions.merge(numbers, self._reported.get(tier.name, {}))
+        self._reported[tier.name] = numbers
         for tag in news:
             for nearer in self._tiers:
                 if nearer.at_hand:

@@ -1,4 +1,4 @@
-"""The computations under way: which one a request may join, and how one begins, resumes or is tried again."""
+"""The running computations: which one a request may join, and how one begins, resumes or is retried."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.serve.cache.single_flight import SingleFlight, rank
 from headrace.serve.service import Refused, Service
 
 ATTEMPTS = 2
-"""How often one response is computed for requests that joined another one's computation."""
+"""Maximum attempts to compute a response for requests that joined another one's computation."""
 
 
 class Flights:
@@ -22,8 +22,8 @@ class Flights:
 
     Args:
         service: computes them.
-        exact: the exact cache, which knows whether a response under way may still be served.
-        partial: knows how responses begin that were not finished; None to compute all from the beginning.
+        exact: the exact cache, which decides whether a response that is being computed may still be served.
+        partial: stores the beginnings of unfinished responses; None: all are computed from the beginning.
         ended: called with each flight and its end.
     """
 
@@ -46,7 +46,7 @@ class Flights:
         return flight if flight is not None and self._exact.serves(ask, flight.versions) else None
 
     def followed(self, ask: CacheQuery) -> SingleFlight | None:
-        """A flight that answers ``ask`` too, and no later than a flight of its own would."""
+        """A flight that answers ``ask`` too, with at least the priority that its own flight would have."""
         flight = self.under_way(ask) if ask.allowed.coalesce else None
         if flight is None or (flight.resumed is not None and ask.control.max_age is not None):
             return None  # the resumed beginning may be too old

@@ -9,9 +9,9 @@ from headrace.core.events import Layer
 
 
 def cache_header(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:
-    """The header's value for a call; ``layers`` names what answers each of its sequences (None: the engine).
+    """The header's value for a call; ``layers`` has the cache layer that answers each sequence (None: the engine).
 
-    The value is a hit only if no sequence of the call waits for computing.
+    The value is a hit only if no sequence of the call is computed.
     """
     if None in layers:
         return "miss"

@@ -1,13 +1,13 @@
-"""The request history: which requests recur, when, and what they cost; stored across restarts, bodies by consent.
+"""The request history: which requests recur, when, and what they cost; it survives restarts.
 
 ```
- asked, computed, cleared          flush, once a second, on a thread of its own
+ asked, computed, cleared          flush, once a second, on its own thread
  ──────────────────────────> notes ───────────────────────────────────────────> SQLite (WAL)
         the loop only appends                                                       │
  the warmer  <────────────────────────── candidates, questions <───────────────────┘
 ```
-Keys are hashed. Without ``--record-history`` no body is stored, so nothing can be warmed; the counts still show what
-warming would save. A file that cannot be written costs the history, never a response.
+Keys are hashed. Bodies are stored only with ``--record-history``; without them nothing can be warmed, but the counts
+still show what warming would save. If the file cannot be written, only the history suffers.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class History:
         except sqlite3.Error as error:
             raise OSError(f"{path} cannot be used as a request history: {error}") from error
 
-    # -- taking note -------------------------------------------------------------------------------
+    # -- recording ---------------------------------------------------------------------------------
 
     def asked(self, key: bytes, tenant: str, at: float, recorded: Recorded | None) -> None:
         """A request arrived at the Unix time ``at``; ``recorded`` is given if its body may be stored."""
@@ -145,13 +145,13 @@ class History:
     async def candidates(self, now: float, most: int = 10_000) -> Sequence[Candidate]:
         """Recorded requests to which `engine` has no fresh response, the most recent first.
 
-        A request that never got a complete response is none of them: it may not be cacheable.
+        A request that never got a complete response is not a candidate: it may not be cacheable.
         """
         await self.flush()
         return await self._on_worker(lambda: self._candidates(self.engine, now, most))
 
     async def question(self, key: bytes) -> Recorded | None:
-        """A recorded request, or None if its body is not known."""
+        """A recorded request, or None if its body is not stored."""
         query = "SELECT url, key_id, tenant_header, body FROM questions WHERE key = ? AND body IS NOT NULL"
         row = await self._on_worker(lambda: self._rows.execute(query, (key,)).fetchone())
         return None if row is None else Recorded(*row)
@@ -169,7 +169,7 @@ class History:
             self._worker.submit(self._rows.execute, f"DELETE FROM {table} WHERE tenant = ?", (tenant,))
 
     async def register(self, tenant: str, prefix: Recorded) -> None:
-        """Store a prefix that is to be kept warm."""
+        """Store a prefix to keep warm."""
         query = "INSERT INTO prefixes (tenant, url, key_id, tenant_header, body) VALUES (?, ?, ?, ?, ?)"
         await self._on_worker(lambda: self._rows.execute(query, (tenant, *prefix)))
 
@@ -198,7 +198,7 @@ class History:
         with self._rows:
             self._rows.execute("BEGIN IMMEDIATE")  # rows read below must not change before they are written
             demands: dict[bytes, Demand] = {}
-            words: dict[bytes, Recorded] = {}
+            bodies: dict[bytes, Recorded] = {}
             tenants: dict[bytes, str] = {}
             computed: list[_Computed] = []
             for note in notes:
@@ -209,11 +209,11 @@ class History:
                 demands[note.key] = known.asked(note.at)
                 tenants[note.key] = note.tenant
                 if note.recorded is not None:
-                    words[note.key] = note.recorded
+                    bodies[note.key] = note.recorded
             self._rows.executemany(
                 _UPSERT, (_row(key, tenants[key], demand) for key, demand in demands.items())
             )
-            self._rows.executemany(_WORDS, ((*said, key) for key, said in words.items()))
+            self._rows.executemany(_BODIES, ((*recorded, key) for key, recorded in bodies.items()))
             self._rows.executemany(_COMPUTED, ((*note[1:], note.key) for note in computed))
             self._rows.execute(_TRIM, (self._max_questions,))
 
@@ -259,7 +259,7 @@ INSERT INTO questions (key, tenant, {_DEMAND}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) O
 first = excluded.first, last = excluded.last, times = excluded.times, recent = excluded.recent,
 season = excluded.season, days = excluded.days
 """
-_WORDS = "UPDATE questions SET url = ?, key_id = ?, tenant_header = ?, body = ? WHERE key = ?"
+_BODIES = "UPDATE questions SET url = ?, key_id = ?, tenant_header = ?, body = ? WHERE key = ?"
 _COMPUTED = "UPDATE questions SET seconds = ?, tokens = ?, engine = ?, fresh_until = ? WHERE key = ?"
 _TRIM = """
 DELETE FROM questions WHERE id IN (SELECT id FROM questions ORDER BY last DESC LIMIT -1 OFFSET ?)

@@ -1,10 +1,10 @@
-"""Answers API calls: from a cache, from a computation that is under way, or by the engine.
+"""Answers API calls: from a cache, from a running computation, or by the engine.
 
     may it be cached? → exact cache → other levels → is it being computed already? → engine → write to the caches
 
-A cache that fails, or a level that raises, is a miss and never an error. One sequence is cached at a time, so some
-choices of a call may come from a cache while others are computed. This file knows no HTTP and no text. `search` finds
-cached responses, `flights` has the computations under way.
+A cache that fails, or a level that raises, is a miss and never an error. Each sequence is cached separately, so some
+choices of a call may come from a cache while others are computed. This file handles neither HTTP nor text. `search`
+finds cached responses, `flights` has the running computations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headrace.serve.cache.writer import CacheWriter
 from headrace.serve.service import Refused, Service
 
 RENEWALS = 4
-"""Responses that may be renewed early at the same time; further ones wait for their next request."""
+"""Maximum responses that are renewed early at the same time; further ones wait for their next request."""
 
 REMEMBERED = 10_000
 """Recent responses that can still be reported as wrong."""
@@ -66,12 +66,12 @@ class CacheLookup:
     Args:
         service: computes.
         exact: the exact cache; without it every call is computed.
-        fingerprint: of the engine, see `core.cache.response.key.Engine`.
+        fingerprint: the engine's, see `core.cache.response.key.Engine`.
         ttl: seconds until a cached response expires, unless its request sets another time.
         pace: speed at which cached responses are streamed.
         levels: searched in order after the exact cache, for requests whose class allows it.
         keepers: informed of every response that may be cached.
-        partial: knows how unfinished responses begin.
+        partial: stores the beginnings of unfinished responses.
         outputs: the engine's index of past outputs, from which drafts are proposed; cleared with the caches.
     """
 
@@ -98,13 +98,13 @@ class CacheLookup:
         self._outputs = outputs
         if exact is not None:
             every = (*keepers, *(() if partial is None else (partial,)))
-            self._writer = CacheWriter(exact, ttl, every, self._landed, lambda: service.awaited)
+            self._writer = CacheWriter(exact, ttl, every, self._written, lambda: service.awaited)
             self._flights = Flights(service, exact, partial, self._ended)
             self._search = Search(
                 service, exact, self._levels, self._writer, self._flights, self._renew_early
             )
         self.assigned: Callable[[Request], Request] | None = None
-        """Gives a request the settings of its arm in an experiment, if there are any."""
+        """Applies the settings of a request's experiment arm, during an experiment."""
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
 
@@ -160,7 +160,7 @@ class CacheLookup:
         return answer
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """End what is still open of a call, as `Service.close`. Computations that other calls read go on.
+        """Cancel the open sequences of a call, like `Service.close`. Computations that other calls read continue.
 
         It may be called more than once: by a timer, an abort or a disconnect, and by the reader of the answer.
         """
@@ -200,7 +200,7 @@ class CacheLookup:
                 beginning = beginning_key(self._fingerprint, named, question.continues)
                 key = answer_key(beginning, named)
             if allowed.exact and turn is not None:
-                # Without max_tokens, the longest response follows from the prompt's length: levels compare it.
+                # Without max_tokens, the maximum length depends on the prompt's length: levels compare it.
                 partition = beginning_key(self._fingerprint, named, question.continues, turn.context)
         except Unkeyable as error:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
@@ -209,9 +209,9 @@ class CacheLookup:
         )
 
     def renew(self, question: LookupRequest, anew: bool = False) -> SingleFlight | None:
-        """Compute a response for the cache alone, at background priority; None if it is being computed already.
+        """Compute a response only for the cache, at background priority; None if it is being computed already.
 
-        ``anew`` computes all of it, even if its beginning is known.
+        ``anew`` computes all of it, even if its beginning is stored.
 
         Raises:
             Refused: as `open`.
@@ -237,7 +237,7 @@ class CacheLookup:
         return entry is not None and self._exact.serves(ask, entry.versions)
 
     def give_up(self, flight: SingleFlight, why: FinishReason) -> None:
-        """Cancel a computation for the cache alone, unless a request has joined it."""
+        """Cancel a computation that only fills the cache, unless a request has joined it."""
         if flight.deserted and not flight.over:
             self.service.withdraw(flight, why)
 
@@ -247,9 +247,9 @@ class CacheLookup:
             self._outputs.forget(tag)
         if self._exact is None:
             return {}
-        heard = await self._exact.clear(tag)
+        reached = await self._exact.clear(tag)
         self._writer.tell(lambda keeper: keeper.cleared(tag))
-        return heard
+        return reached
 
     def served(self, request_id: str) -> Served | None:
         """The response sent under a request's id, if it was recent and could be cached."""
@@ -258,7 +258,7 @@ class CacheLookup:
     async def bar(self, served: Served) -> None:
         """Delete a wrong response, and cache no other one in its place.
 
-        A response of a similar request may be right for that request. It stays, and its level learns of the error.
+        A response that the semantic cache served may be right for its own request. It stays; the level is informed.
         """
         if self._exact is None:
             return
@@ -349,7 +349,7 @@ class CacheLookup:
             self._flights.note_coalesced(flight, request)
         self._writer.add(flight)
 
-    def _landed(self, flight: SingleFlight, key: bytes | None) -> None:
+    def _written(self, flight: SingleFlight, key: bytes | None) -> None:
         self._flights.discard(flight)
         name = flight.ask.request.id
         served = self._served.get(name)

@@ -12,7 +12,7 @@ from headrace.serve.text.stream import Texts
 
 
 def no_turn() -> None:
-    """The turn of a prompt that is no conversation, or whose last message is not the user's: none."""
+    """Return None, for a prompt that is no conversation."""
 
 
 class LookupRequest(NamedTuple):

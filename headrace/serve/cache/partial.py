@@ -1,7 +1,7 @@
 """The partial cache (L4): resumes unfinished responses.
 
-It is informed of responses like other keepers, and asked when one is about to be computed. Only the same deterministic
-request resumes a response, so nothing changes in it. Nothing is stored on disk.
+It receives responses like other keepers, and is searched before one is computed. Only an equal deterministic request
+resumes a response, so the response does not change. Nothing is stored on disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Partial:
     def resumed(
         self, ask: CacheQuery, versions: tuple[tuple[str, int], ...], now: float
     ) -> UnfinishedAnswer | None:
-        """The known beginning of the response to ``ask``, cut to its length, or None. ``now`` is Unix time."""
+        """The stored beginning of the response to ``ask``, cut to its maximum length, or None. ``now`` is Unix time."""
         if not _resumable(ask) or ask.control.no_cache:
             return None
         beginning = self._beginnings.find(ask.beginning, versions, now, ask.control.max_age)
@@ -39,7 +39,7 @@ class Partial:
     # -- as a keeper -------------------------------------------------------------------------------
 
     def kept(self, ask: CacheQuery, entry: Entry) -> None:
-        """A complete response is the beginning of every longer one, unless a stop string ended it."""
+        """Store a complete response as the beginning of longer ones, unless a stop string ended it."""
         if entry.reason is FinishReason.LENGTH or entry.stop_token is not None:
             whole = UnfinishedAnswer(
                 entry.tokens, entry.seconds, entry.versions, entry.created, entry.expires
@@ -47,12 +47,12 @@ class Partial:
             self.broken_off(ask, whole)
 
     def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None:
-        """A response was left unfinished."""
+        """Store the beginning of an unfinished response."""
         if _resumable(ask):
             self._beginnings.keep(ask.beginning, beginning)
 
     def cleared(self, tag: str) -> None:
-        """Nothing: unfinished responses have the versions of their tags."""
+        """Do nothing: unfinished responses have the versions of their tags."""
 
     def barred(self, served: Served) -> None:
         """Drop the beginning of a wrong response."""
@@ -60,5 +60,5 @@ class Partial:
 
 
 def _resumable(ask: CacheQuery) -> bool:
-    """Whether the tokens alone determine how a response continues, and the request allows caching."""
+    """Whether a response can be resumed from its tokens alone, and the request allows caching."""
     return ask.allowed.exact and not ask.allowed.pool and ask.request.params.logprobs is None

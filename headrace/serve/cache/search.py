@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class Search:
-    """Finds cached responses; equal searches at the same time are made once.
+    """Finds cached responses; equal concurrent searches run once.
 
     Args:
         service: receives an event for each lookup.
         exact: the exact cache.
         levels: searched in order after the exact cache, for requests whose class allows it.
         writer: writes responses that have just been computed, before they are searched for.
-        flights: the computations under way.
+        flights: the running computations.
         renew: called for a hit that should be computed again soon, with its tokens.
     """
 

@@ -1,8 +1,8 @@
 """Single-flight: one computation that several equal requests read, each from the beginning.
 
-It belongs to no connection. A client that disconnects leaves; the computation is cancelled when the last one has left.
-No reader waits for another: each has its own queue of references to the common output. The flight finds stop strings
-itself, so that the cached response ends at the same place for every reader.
+It belongs to no connection: it is cancelled only when the last client has disconnected. No reader waits for another,
+because each has its own queue of references to the common output. The flight finds stop strings itself, so that the
+cached response ends at the same place for every reader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEVELS = {each.name: each.level for each in CLASSES}
 logger = logging.getLogger(__name__)
 
 RETRYABLE = (FinishReason.FAILED, FinishReason.TIMEOUT, FinishReason.UNREACHABLE)
-"""Reasons that concern one request or one attempt: other readers may still get a response."""
+"""Finish reasons that concern one request or one attempt: other readers may still get a response."""
 
 
 class SingleFlight:
@@ -35,12 +35,12 @@ class SingleFlight:
     Args:
         ask: the query that is computed.
         request: the request that the engine runs for it; the response does not depend on its id.
-        versions: the versions of its tags, taken now.
+        versions: the current versions of its tags.
         stops: finds the stop strings of the request; None if it has none.
-        clock: seconds, of any origin.
+        clock: seconds.
         ended: called once, with the flight and its end, before its readers receive it.
-        again: called when computing failed or the first request's deadline passed. It returns whether it has restarted
-            the flight, by `restart`, for the remaining readers.
+        again: called when computing failed or the first request's deadline passed. Returns whether it has called
+            `restart` for the remaining readers.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class SingleFlight:
         self.attempts = 1
         self.resumed: UnfinishedAnswer | None = None
         self.end: Finished | None = None
-        self.seconds = 0.0  # that it took, once it is over
-        # Flat lists, because they grow with every token and Python's garbage collection walks over all tuples.
+        self.seconds = 0.0  # duration, once it has ended
+        # Flat lists, because Python's garbage collection would walk over a tuple per token.
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._pulse_seconds: list[float] = []
@@ -80,7 +80,7 @@ class SingleFlight:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Its order in the queue; lower is sooner."""
+        """Its order in the queue; lower runs sooner."""
         return rank(self.requests[0])
 
     @property
@@ -116,7 +116,7 @@ class SingleFlight:
 
     @property
     def pulses(self) -> tuple[Pulse, ...]:
-        """The number of tokens of each step, and when they came."""
+        """The number and the time of the tokens of each step."""
         return tuple(map(Pulse, self._pulse_seconds, self._pulse_tokens))
 
     def join(self, answer: Answer, index: int) -> None:
@@ -166,7 +166,7 @@ class SingleFlight:
         return max(known) if len(known) == len(deadlines) and known else None
 
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
-        """Handle an event of the engine; the end counts once."""
+        """Handle an event of the engine; events after the end are ignored."""
         if self.end is not None:
             return
         if type(event) is Finished:
@@ -207,9 +207,9 @@ class SingleFlight:
             self._end(self._finished(FinishReason.STOP))
 
     def _watch(self, stops: Texts, tokens: tuple[int, ...]) -> tuple[int, bool]:
-        """How many of ``tokens`` belong to the response, and whether a stop string ends it there.
+        """The number of ``tokens`` that belong to the response, and whether a stop string ends it there.
 
-        A token that ends the response by itself is not part of its text, unless that was requested.
+        The text of a stop token is not searched, unless ``include_stop_str_in_output`` is set.
         """
         hidden = tokens[-1:] if tokens[-1] in self._ends else ()
         delta = stops.push(tokens[: len(tokens) - len(hidden)])
@@ -224,7 +224,7 @@ class SingleFlight:
     def _count_cached(self, answer: Answer, index: int) -> None:
         """Set the cached prompt tokens: the engine's count for the first request, the whole prompt for others.
 
-        Drafts belong to the first request, too.
+        Counts of drafts go to the first request, too.
         """
         request = answer.requests[index]
         leads = request is self.ask.request
@@ -249,13 +249,13 @@ class SingleFlight:
             self._tell_end(answer, index, finished)
         self._readers = []
         calls = self._when_over
-        self._when_over = []  # they may refer to the flight: this leaves no reference cycle
+        self._when_over = []  # avoids a reference cycle, as the calls may refer to the flight
         for call in calls:
             call()
 
 
 def rank(request: Request) -> tuple[int, int]:
-    """The order of ``request`` in the queue by class and priority; lower is sooner."""
+    """The order of ``request`` in the queue by class and priority; lower runs sooner."""
     return _LEVELS.get(request.service_class, DEFAULT.level), request.priority
 
 

@@ -7,7 +7,7 @@
 ```
 Its requests have the background class: the scheduler runs them only while no other class has work, and stops them at
 the next arrival. To keep the event loop free, none begins while a request is being read or answered, and each begins
-only when the one before has been parsed and rendered. It knows no wire format: ``compute`` is passed in.
+only when the one before has been parsed and rendered. ``compute``, which is passed in, handles the request format.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ TICK_SECONDS = 0.1
 """Interval of the checks whether the server is idle."""
 
 PREFIX_SECONDS = 120.0
-"""How often a registered prefix is computed again, so that it is not evicted."""
+"""Interval at which a registered prefix is computed again, so that it is not evicted."""
 
 REFILL_SECONDS = 60.0
-"""How often the history is read again after all its candidates have been processed."""
+"""Interval at which the history is read again after all its candidates have been processed."""
 
 HOUR = 3600.0
 MAX_JOBS = 100_000
-MAX_DEALT_WITH = 100_000
+MAX_PROCESSED = 100_000
 
 
 Begun = Callable[[], None]
-"""To be called when a request has been parsed and only waits for its response."""
+"""Called when a request has been parsed and only waits for its response."""
 
 
 class Outcome(StrEnum):
@@ -54,7 +54,7 @@ class Outcome(StrEnum):
 
 
 class WarmState(NamedTuple):
-    """The warmer's progress; ``spent_seconds`` and ``left_seconds`` are those of the current hour."""
+    """The warmer's progress; ``spent_seconds`` and ``left_seconds`` are the current hour's device time."""
 
     quiet: bool
     arrivals_per_second: float
@@ -130,13 +130,13 @@ class Warmer:
         self._waiting: deque[_Job] = deque()
         self._running: dict[asyncio.Task[Outcome], _Job] = {}
         self._counts = dict.fromkeys(Outcome, 0)
-        self._dealt_with: set[bytes] = set()
+        self._processed: set[bytes] = set()
         self._prefixes: dict[Recorded, float] = {}  # with the time when each is due
         self._refill_at = clock()
         self._ticked = clock()
         self._loop_task: asyncio.Task[None] | None = None
         self.settled = history is None
-        """Whether the history's candidates at start have been processed, as far as the allowance goes."""
+        """Whether the history's candidates at start have been processed, or the allowance is used up."""
 
     def start(self) -> None:
         """Start on the running loop."""
@@ -181,7 +181,7 @@ class Warmer:
         wall, left = self._wall(), self._allowance.left(self._clock())
         candidates = await self._history.candidates(wall)
         waiting = {job.key for job in (*self._waiting, *self._running.values())}
-        fresh = [c for c in candidates if c.key not in self._dealt_with and c.key not in waiting]
+        fresh = [c for c in candidates if c.key not in self._processed and c.key not in waiting]
         chosen = choose(fresh, wall, self._horizon_seconds, left)
         found = [(choice.key, await self._history.question(choice.key)) for choice in chosen]
         self._waiting.extend(_Job(question, key) for key, question in found if question is not None)
@@ -231,9 +231,13 @@ class Warmer:
             await self._begin(self._waiting.popleft())
 
     def _renew_prefixes(self, now: float) -> None:
-        for prefix, due in self._prefixes.items():
-            if now >= due:
-                self._prefixes[prefix] = now + PREFIX_SECONDS
+        due = [prefix for prefix, at in self._prefixes.items() if now >= at]
+        if not due:
+            return
+        waiting = {job.question for job in (*self._waiting, *self._running.values())}
+        for prefix in due:
+            self._prefixes[prefix] = now + PREFIX_SECONDS
+            if prefix not in waiting:
                 self._waiting.appendleft(_Job(prefix, None))
 
     async def _begin(self, job: _Job) -> None:
@@ -256,9 +260,9 @@ class Warmer:
             logger.error("a request could not be computed ahead", exc_info=error)
         self._counts[Outcome.REFUSED if error is not None else task.result()] += 1
         if job.key is not None:
-            if len(self._dealt_with) >= MAX_DEALT_WITH:
-                self._dealt_with.clear()
-            self._dealt_with.add(job.key)
+            if len(self._processed) >= MAX_PROCESSED:
+                self._processed.clear()
+            self._processed.add(job.key)
 
     def _pause(self) -> None:
         """Cancel running jobs and put them back at the front of the queue."""

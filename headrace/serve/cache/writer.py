@@ -1,7 +1,7 @@
 """Writes computed responses to the caches, after they have been sent.
 
-A write takes a millisecond or two of the event loop. It therefore waits, for a bounded time, until no request is being
-answered, and responses are written one at a time. A request that needs such a response has it written at once.
+A write takes one or two milliseconds of the event loop. It therefore waits, for a limited time, until no request is
+being answered, and responses are written one at a time. A request that needs a pending response has it written at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CacheWriter:
         exact: the exact cache.
         ttl: seconds until a response expires, unless its request sets another time.
         keepers: informed of what has been written.
-        landed: called for each flight with the key of its entry, or with None if it was not written.
+        written: called for each flight with the key of its entry, or with None if it was not written.
         busy: whether a request is being answered.
     """
 
@@ -49,13 +49,13 @@ class CacheWriter:
         exact: ExactCache,
         ttl: float,
         keepers: Sequence[Keeper],
-        landed: Callable[[SingleFlight, bytes | None], None],
+        written: Callable[[SingleFlight, bytes | None], None],
         busy: Callable[[], bool],
     ) -> None:
         self._exact = exact
         self._ttl = ttl
         self._keepers = tuple(keepers)
-        self._landed = landed
+        self._written = written
         self._busy = busy
         self._waiting: dict[SingleFlight, float] = {}  # with the time of their end, the oldest first
         self._worker: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class CacheWriter:
         self.tell(lambda keeper: keeper.broken_off(flight.ask, left))
 
     async def catch_up(self, ask: CacheQuery) -> None:
-        """Write now what ``ask`` could be answered with, or could be resumed from."""
+        """Write at once the pending responses that could answer ``ask``, or that it could resume."""
         wanted = [flight for flight in self._waiting if flight.ask.beginning == ask.beginning]
         if wanted:
             for flight in wanted:
@@ -85,7 +85,7 @@ class CacheWriter:
             await asyncio.sleep(0)
 
     def tell(self, tell: Callable[[Keeper], None]) -> None:
-        """Inform all keepers. One that fails must not affect a request."""
+        """Inform all keepers. If one fails, no request is affected."""
         for keeper in self._keepers:
             try:
                 tell(keeper)
@@ -125,7 +125,7 @@ class CacheWriter:
             entry = self._entry(flight)
             key = await self._exact.keep(flight.ask, entry)
         finally:
-            self._landed(flight, key)
+            self._written(flight, key)
         if key is not None:
             self.tell(
                 lambda keeper: keeper.kept(flight.ask, entry)

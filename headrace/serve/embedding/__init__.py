@@ -1,7 +1,7 @@
-"""Embeddings and scores: inputs become rows of tokens, and the engine thread computes them between its steps.
+"""Embeddings and scores: converts inputs to rows of tokens, which the engine thread computes between its steps.
 
-- `models`: what is needed of an embedding model and of a cross-encoder.
+- `models`: the interface of embedding models and cross-encoders.
 - `inputs`: texts and tokens of a call as rows, with their limits checked.
-- `job`: one call. `worker`: its inputs, in batches and slices between steps.
+- `job`: one call. `worker`: computes inputs in batches and slices between steps.
 - `vectors`: dimensions, normalization, similarity.
 """

@@ -1,4 +1,4 @@
-"""The inputs of a call as rows of tokens: prompts put before them, limits checked, and cut where the call asks for it.
+"""Converts the inputs of a call to rows of tokens: adds prompts, checks limits, and truncates on request.
 
 Tokenizing many texts takes a while; call these functions on a worker thread.
 """
@@ -13,11 +13,11 @@ from headrace.core.request import InvalidParameter
 from headrace.serve.embedding.models import PoolingModel, VectorModel
 
 MAX_INPUTS = 2048
-"""Most inputs of a call, as in OpenAI's API."""
+"""Maximum inputs of a call, as in OpenAI's API."""
 
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names of the prompts for queries and documents that models of sentence-transformers define."""
+"""Names that models for sentence-transformers use for their prompts for queries and documents."""
 
 
 class InputTooLong(InvalidParameter):
@@ -27,10 +27,10 @@ class InputTooLong(InvalidParameter):
 def check_truncation(
     model: PoolingModel, truncate: int | None, param: str = "truncate_prompt_tokens"
 ) -> int | None:
-    """The limit of tokens that ``truncate`` asks for; -1: the model's.
+    """The token limit that ``truncate`` asks for (None: none; -1: the model's).
 
     Raises:
-        InvalidParameter: it is more than the model reads, or less than one token.
+        InvalidParameter: it is more than the model's limit, or less than one token.
     """
     if truncate is None:
         return None
@@ -44,7 +44,7 @@ def check_truncation(
 
 
 def prompt_of(model: VectorModel, name: str | None) -> str:
-    """The text of the prompt of that name, else of the model's default prompt, else nothing.
+    """The text of the prompt ``name``, or else of the model's default prompt, or else an empty text.
 
     Raises:
         InvalidParameter: the model has no such prompt.

@@ -17,7 +17,7 @@ class EmbeddingFailed(RuntimeError):
 
 
 class EmbeddingJob:
-    """The inputs ``rows`` of one call, to be computed by ``model``. Made on the loop that awaits `result`."""
+    """The inputs ``rows`` of one call, computed by ``model``. Create it on the event loop that awaits `result`."""
 
     def __init__(
         self, id: str, tenant: str, task: str, model: PoolingModel, rows: Sequence[TokenRow], arrived: float
@@ -41,7 +41,7 @@ class EmbeddingJob:
         return not self.result.done()
 
     def put(self, index: int, values: Values) -> None:
-        """Take the result of one input."""
+        """Store the result of one input."""
         self._values[index] = values
         self._missing -= 1
         self.computed_tokens += len(self.rows[index].tokens)

@@ -1,4 +1,4 @@
-"""What the server needs of embedding models and cross-encoders; `compute.encoder` has them."""
+"""The interface of embedding models and cross-encoders; `compute.encoder` implements it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Values: TypeAlias = NDArray[np.float32]
 
 
 class Tokenizes(Protocol):
-    """Texts to rows of tokens with their special tokens, cut at ``limit`` tokens.
+    """Converts texts to rows of tokens with special tokens, truncated to ``limit`` tokens.
 
     Raises:
         ValueError: a text is not valid Unicode, or a limit leaves no room for the special tokens.
@@ -30,10 +30,10 @@ class Tokenizes(Protocol):
 
 
 class PoolingModel(Protocol):
-    """A model that gives each input a few numbers.
+    """A model that computes a vector or a score for each input.
 
     ``run`` computes a batch and yields after each part of it. A batch has at most ``batch_tokens`` tokens, where each
-    input counts as a multiple of ``unit_tokens``; one input has at most ``max_tokens``.
+    input is rounded up to a multiple of ``unit_tokens``; one input has at most ``max_tokens``.
     """
 
     @property
@@ -75,11 +75,11 @@ class VectorModel(PoolingModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoolingModels:
-    """The models beside the one that generates; each may be missing."""
+    """The models for embeddings and reranking; each may be missing."""
 
     embedding: VectorModel | None = None
     rerank: PoolingModel | None = None
 
     def all(self) -> list[PoolingModel]:
-        """Those that there are."""
+        """The models that are not missing."""
         return [model for model in (self.embedding, self.rerank) if model is not None]

@@ -1,4 +1,4 @@
-"""Vectors after the model: fewer dimensions, length one, cosine similarity."""
+"""Post-processing of vectors: truncation, normalization, cosine similarity."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SMALLEST = 1e-12
 
 
 def finish(vectors: Values, dimensions: int | None, normalize: bool) -> Values:
-    """The first ``dimensions`` of each vector (arXiv:2205.13147), of length one if ``normalize``."""
+    """The first ``dimensions`` of each vector (arXiv:2205.13147), scaled to length 1 if ``normalize``."""
     shorter = vectors if dimensions is None else vectors[:, :dimensions]
     return unit(shorter) if normalize else shorter
 
 
 def unit(vectors: Values) -> Values:
-    """Vectors of length one; a vector of zeros stays one."""
+    """Vectors scaled to length 1; a vector of zeros is not changed."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     result: Values = vectors / np.maximum(lengths, _SMALLEST)
     return result

@@ -1,19 +1,18 @@
-"""Computes embeddings on the engine thread, between its steps, in slices of bounded time.
+"""Computes embeddings on the engine thread, between its steps, in slices of limited time.
 
-A second thread would be simpler, but it would compete with the steps for all of the time: torch and the kernels keep
-one team of threads for each thread that computes, and two teams on the same cores slow each other down. So the
-engine thread computes both, and this worker decides how much goes between two steps:
+A second thread would be simpler, but it would always compete with the steps: torch and the kernels keep one thread pool
+for each thread that computes, and two pools on the same cores slow each other down. So the engine thread computes both,
+and this worker decides how much runs between two steps:
 
 ```
  engine thread   step | slice | step | step | step | slice | step …      (a request generates)
                  slice | slice | slice | slice …                         (none does)
 ```
-A slice runs whole layers of a batch until its time is over. While foreground requests generate, slices are short, and
-together take at most ``ratio`` of the steps' time. The measured time of a step then includes them, so predictions of
-step times do as well.
+A slice runs whole layers of a batch until its time is used up. While foreground requests generate, slices are short and
+together take at most ``ratio`` of the steps' time. Measured step times then include slices, and so do predicted ones.
 
 A slice is a call in the engine thread's mailbox, and the next one is posted when it has ended. So commands of other
-requests wait for one slice at most, and a cancelled call's inputs leave at the next one.
+requests wait for at most one slice, and the inputs of a cancelled call are dropped before the next one.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ SHORT_SECONDS = 0.004
 """Target time of a slice while a foreground request is open."""
 
 LONG_SECONDS = 0.02
-"""Target time of a slice while none is; a request that arrives waits for it."""
+"""Target time of a slice while no foreground request is open; a request that arrives waits for its end."""
 
 LEAST_TOKENS = 64
-"""Fewest tokens of a batch: below, the calls of a layer cost as much as its arithmetic."""
+"""Minimum tokens of a batch: below, the overhead of a layer's calls is as large as its arithmetic."""
 
 _MEMORY = 0.3
 """Weight of the newest measurement of a layer's time."""
 
 
 class Slice(NamedTuple):
-    """What a slice has done: the batch's ``values`` if it is complete, its time, and that of its longest part."""
+    """The result of a slice: the batch's ``values`` if it is complete, its time, and that of its longest part."""
 
     values: Values | None
     seconds: float
@@ -59,10 +58,10 @@ class Slice(NamedTuple):
 
 
 class EmbeddingWorker:
-    """Admits calls, and computes their inputs in the turns of tenants.
+    """Admits calls, and computes the inputs of tenants in turn.
 
-    ``limits`` bound what waits. ``ratio`` is the time that slices may add to steps of foreground requests, as a share
-    of these; 0 sets no limit.
+    ``limits`` bound the queue. ``ratio`` is the maximum time of slices, as a share of the time of the steps of
+    foreground requests; 0: no limit.
     """
 
     def __init__(self, service: Service, limits: Limits, ratio: float) -> None:
@@ -80,16 +79,16 @@ class EmbeddingWorker:
 
     @property
     def open_calls(self) -> int:
-        """Calls that have not ended."""
+        """Number of calls that have not ended."""
         return len(self._open)
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of inputs that wait."""
+        """Tokens of queued inputs."""
         return sum(queue.tokens for queue in self._queues.values())
 
     def submit(self, job: EmbeddingJob) -> None:
-        """Queue the inputs of a call, whose `result` follows. Call `end` in any case.
+        """Queue the inputs of a call; its `result` is set later. Always call `end` afterwards.
 
         Raises:
             Refused: the queue is full, the tenant's quota is used up, or the server is draining.
@@ -105,7 +104,7 @@ class EmbeddingWorker:
         shortage = service.meter.shortage_of(job.tenant, job.model.name, job.tokens, now)
         verdict = decide(load, 1, job.tokens, self._limits, shortage)
         if isinstance(verdict, Reject):
-            self._tell(job, FinishReason.REJECTED, verdict.reason)
+            self._report(job, FinishReason.REJECTED, verdict.reason)
             raise Refused(verdict, service.meter.rooms(job.tenant, now))
         job.hold = service.meter.hold(job.tenant, job.model.name, job.tokens, now)
         service.enter()
@@ -118,7 +117,7 @@ class EmbeddingWorker:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     def end(self, job: EmbeddingJob, why: FinishReason) -> None:
-        """A call has ended: what it still has in the queue is not computed. A second call does nothing."""
+        """End a call and drop its queued inputs. Ending it again does nothing."""
         if job not in self._open:
             return
         self._open.remove(job)
@@ -127,11 +126,11 @@ class EmbeddingWorker:
             job.result.cancel()
         if job.hold is not None:
             self._service.meter.settle(job.hold, job.computed_tokens, self._service.now())
-        self._tell(job, why)
+        self._report(job, why)
         self._service.leave()
 
     def start(self) -> None:
-        """Nothing to do: the worker starts with its first call."""
+        """Do nothing: the worker starts with its first call."""
 
     async def stop(self) -> None:
         """End all calls."""
@@ -141,7 +140,7 @@ class EmbeddingWorker:
         for job in tuple(self._open):
             self.end(job, FinishReason.CANCELLED)
 
-    def _tell(self, job: EmbeddingJob, why: FinishReason, rejected: RejectReason | None = None) -> None:
+    def _report(self, job: EmbeddingJob, why: FinishReason, rejected: RejectReason | None = None) -> None:
         seconds = self._service.now() - job.arrived
         self._service.note(
             Embedded(
@@ -152,7 +151,7 @@ class EmbeddingWorker:
         )
 
     async def _work(self) -> None:
-        """Compute all that waits, a batch of each model in turn."""
+        """Compute all queued inputs, a batch of each model in turn."""
         try:
             while any(self._queues.values()):
                 for model, queue in tuple(self._queues.items()):
@@ -162,7 +161,7 @@ class EmbeddingWorker:
             self._task = None
 
     async def _compute(self, model: PoolingModel, inputs: Sequence[tuple[EmbeddingJob, int]]) -> None:
-        """Compute a batch; if it fails, the inputs of each of its calls alone."""
+        """Compute a batch; if it fails, compute the inputs of each of its calls separately."""
         try:
             values = await self._run(model, inputs)
         except Exception as error:
@@ -188,7 +187,7 @@ class EmbeddingWorker:
             job.result.set_exception(EmbeddingFailed(str(error)))
 
     async def _run(self, model: PoolingModel, inputs: Sequence[tuple[EmbeddingJob, int]]) -> Values | None:
-        """The values of a batch; None if none of its calls is awaited any more."""
+        """The values of a batch; None if all of its calls have ended."""
         rows = [job.rows[index] for job, index in inputs]
         calls = _calls(inputs)
         computing = model.run(rows)
@@ -206,13 +205,13 @@ class EmbeddingWorker:
                     return done.values
             return None
         finally:
-            with suppress(ValueError):  # stopped in the middle of a slice: the engine thread still runs it
+            with suppress(ValueError):  # stopped during a slice, which the engine thread still runs
                 computing.close()
 
     def _slice(
         self, computing: Generator[None, None, Values], seconds: float, calls: tuple[SlicedCall, ...]
     ) -> Slice:
-        """On the engine thread: `_advance`, and tell what it took."""
+        """On the engine thread: run `_advance` and report its time."""
         began = self._service.now()
         try:
             return _advance(computing, seconds)
@@ -220,12 +219,12 @@ class EmbeddingWorker:
             self._service.thread.tell(EmbeddingSlice(began, self._service.now(), calls))
 
     async def _rest(self) -> None:
-        """Leave the engine thread to the steps for as long as the last slice entitles them to."""
+        """Wait until the steps have had their share of time after the last slice."""
         if self._ratio > 0 and self._service.awaited:
             await asyncio.sleep(self._spent_at + self._spent / self._ratio - self._service.now())
 
     def _batch_tokens(self, model: PoolingModel) -> int:
-        """Tokens of a batch whose layers each fit into a slice."""
+        """Maximum tokens of a batch for which one layer fits into a slice."""
         each = self._part_seconds.get(model)
         target = SHORT_SECONDS if self._service.awaited else LONG_SECONDS
         wanted = LEAST_TOKENS if each is None else int(target / each)
@@ -245,7 +244,7 @@ def _calls(inputs: Sequence[tuple[EmbeddingJob, int]]) -> tuple[SlicedCall, ...]
 
 
 def _advance(computing: Generator[None, None, Values], seconds: float) -> Slice:
-    """On the engine thread: go on with a batch until its end, or until ``seconds`` are over."""
+    """On the engine thread: continue a batch until its end, or for ``seconds``."""
     began = last = time.perf_counter()
     longest = 0.0
     while True:

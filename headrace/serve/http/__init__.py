@@ -8,13 +8,13 @@
 - `model`: the served model. `replies`: JSON documents and server-sent events.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `paging`: pages of listings.
-- `generation`: what all generating endpoints share. `openai`: OpenAI's endpoints.
+- `generation`: the common parts of all endpoints that generate. `openai`: OpenAI's endpoints.
 - `responses`: OpenAI's Responses API.
 - `anthropic`: Anthropic's Messages API.
 - `embedding`: embeddings, reranking and scores.
 - `tools`: tools and tool calls, in any dialect.
 - `batch`: files and batches.
 - `pages`: the dashboard and its live stream.
-- `prompts`: per-request markers, where prompts leave the prefix cache, sessions.
+- `prompts`: per-request markers, explanations of prefix cache misses, sessions.
 - `cache`: endpoints of the response caches. `operations`: health, metrics, usage, abort, pause, access log.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -37,8 +37,8 @@ EXPOSED_HEADERS = (
 """Response headers that browsers let pages of other origins read."""
 
 
-class Beside(Protocol):
-    """Background work on the server's loop."""
+class BackgroundWork(Protocol):
+    """Background work on the server's event loop."""
 
     def start(self) -> None: ...
 
@@ -49,13 +49,13 @@ def create_app(
     recall: CacheLookup,
     routes: Sequence[Route],
     keys: Keys,
-    beside: Sequence[Beside] = (),
+    background: Sequence[BackgroundWork] = (),
     origins: Sequence[str] = (),
     hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
     """The application of the main port. Its lifespan starts and stops ``recall`` with the engine.
 
-    The work ``beside`` starts after that, in order, and stops before, in reverse order. Browsers let pages of
+    The ``background`` work starts after it, in order, and stops before it, in reverse order. Browsers let pages of
     ``origins`` call the server. ``hooks`` are called with each HTTP request.
 
     Raises:
@@ -66,15 +66,15 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await recall.start()
-        for each in beside:
-            each.start()
-        yield
-        for each in reversed(beside):
-            await each.stop()
-        await recall.stop()
-        for hook in hooks.stopped:
-            hook()
+        async with AsyncExitStack() as stack:  # if one fails to stop, the others are still stopped
+            for hook in reversed(hooks.stopped):
+                stack.callback(hook)
+            await recall.start()
+            stack.push_async_callback(recall.stop)
+            for each in background:
+                each.start()
+                stack.push_async_callback(each.stop)
+            yield
 
     edge = Edge(_starlette(routes, lifespan), AccessCheck(keys), routes, hooks)
     if not origins:
@@ -86,7 +86,7 @@ def create_app(
 
 
 def create_metrics_app(routes: Iterable[Route]) -> ASGIApp:
-    """The application of the metrics port: metrics and health alone, without a key."""
+    """The application of the metrics port: only metrics and health, without a key."""
     served = [route for route in routes if f"GET {route.path}" in METRICS_PORT]
     return Edge(_starlette(served), AccessCheck(Keys({})), served)
 

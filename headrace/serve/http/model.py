@@ -38,7 +38,7 @@ class ServedModel:
         rules: what requests may ask of the scheduler; replaced when tenants are reloaded.
         stream_interval: tokens per chunk of a stream, after the first.
         grammars: compile constraints of structured outputs; without them such a request is rejected.
-        cost: returns the cost of engine requests by their ids, as fields of ``usage``; None: there are no prices.
+        cost: returns the cost of engine requests by their ids, as fields of ``usage``; None without prices.
         prompts: what happens with prompts before they are submitted.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
@@ -72,7 +72,7 @@ class ServedModel:
         self.prompts = prompts or PromptPolicy()
         self.dialect = dialect or Dialect(template)
         self.sharing = NO_SHARING
-        """This server's part in the exchange of KV blocks with others."""
+        """This server's part in KV transfer with other servers."""
         self.streams = TextStreams(tokenizer)
         self._special = {
             token: text for token in tokenizer.special_token_ids if (text := tokenizer.token(token))

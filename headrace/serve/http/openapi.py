@@ -45,7 +45,7 @@ class Operation(NamedTuple):
 
     @property
     def access(self) -> Access:
-        """What the route needs once API keys are configured."""
+        """The access that the route needs once API keys are configured."""
         return _ACCESS[f"{self.method.upper()} {self.path}"]
 
 
@@ -80,7 +80,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/responses/compact",
-        "Sum up a conversation in one item that stands for it.",
+        "Compact a conversation into one item that replaces it.",
         CompactBody,
         {"model": "builtin", "input": "Tell me a short story."},
     ),
@@ -94,7 +94,7 @@ OPERATIONS = (
     Operation(
         "get",
         "/v1/responses/{id}",
-        "Return a stored response; ?stream=true the events of its stream, from ?starting_after= on.",
+        "Return a stored response; ?stream=true replays its events, from ?starting_after= on.",
     ),
     Operation("delete", "/v1/responses/{id}", "Delete a stored response."),
     Operation("post", "/v1/responses/{id}/cancel", "Cancel a response that runs in the background."),
@@ -226,12 +226,12 @@ OPERATIONS = (
     ),
     Operation("get", "/v1/cache/warm", "Report the progress of cache warming."),
     Operation("post", "/reset_prefix_cache", "Empty the prefix cache."),
-    Operation("post", "/pause", "Reject new requests; queued and running ones go on."),
+    Operation("post", "/pause", "Reject new requests; queued and running ones continue."),
     Operation("post", "/resume", "Accept new requests again."),
     Operation(
         "post",
         "/v1/experiments",
-        "Start an experiment: compare a setting's present value with another one on live traffic.",
+        "Start an experiment: compare a setting's current value with another one on live traffic.",
         ExperimentBody,
         {"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
     ),
@@ -256,7 +256,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/files",
-        "Upload a file of requests for a batch. Needs the server's option --batch-path, as all routes of files.",
+        "Upload a file of requests for a batch. All file routes need the server's option --batch-path.",
         UploadForm,
         media="multipart/form-data",
     ),

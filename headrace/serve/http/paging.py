@@ -9,7 +9,7 @@ from headrace.serve.http.errors import invalid
 
 
 class Page(NamedTuple):
-    """What a listing asks for; ``after`` is the id of the object before the page."""
+    """The page that a listing asks for; ``after`` is the id of the object before it."""
 
     limit: int
     newest_first: bool
@@ -17,7 +17,7 @@ class Page(NamedTuple):
 
 
 def read_page(query: Mapping[str, str], default: int, most: int) -> Page:
-    """The page that ``query`` asks for, of ``default`` objects if it does not say.
+    """The page that ``query`` asks for, by default of ``default`` objects.
 
     Raises:
         ApiError: ``limit`` is no whole number from 1 to ``most``, or ``order`` is unknown.

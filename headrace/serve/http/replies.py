@@ -44,7 +44,7 @@ def _cost_header(call: Call) -> dict[str, str]:
 
 
 def cost_header(cost: Mapping[str, Any]) -> dict[str, str]:
-    """The header of a response with this ``cost`` and ``cost_details``; none if it is empty."""
+    """The header of a response with this ``cost`` and ``cost_details``; no header if it is empty."""
     return {COST_HEADER: f"{cost['cost']:.12f} {cost['cost_details']['currency']}"} if cost else {}
 
 
@@ -55,7 +55,7 @@ async def hung_up(receive: Receive) -> None:
 
 
 def writer_of(call: Call, make: Callable[[], WriterT]) -> WriterT:
-    """The writer that ``make`` makes for a call; the call is closed if there can be none."""
+    """The writer that ``make`` makes for a call; if it raises, the call is closed."""
     try:
         return make()
     except BaseException:
@@ -74,7 +74,7 @@ class WholeAnswer(Response):
         self._error = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A call that is already complete waits for nothing, so a disconnect need not be watched for.
+        # A call that is already complete does not wait, so there is no disconnect to watch for.
         watch = None if self._call.settled else asyncio.create_task(self._watch(receive))
         try:
             response = await self._answer(scope)
@@ -113,7 +113,7 @@ class StreamedAnswer(Response):
     """The response as server-sent events, one write per step.
 
     The status is sent with the first token, so that an early error has its own status. Later errors are sent as events.
-    ``ping`` makes what fills silence: comments, which clients ignore, or an event of the API.
+    ``ping`` returns what is sent during silence: a comment, which clients ignore, or an event of the API.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class StreamedAnswer(Response):
         self._send_part = scope.get(SEND, send)
         watch = asyncio.create_task(self._watch(receive))
         try:
-            # In a task of its own, so that a token wakes this task and none of the layers around it.
-            await asyncio.create_task(self._speak())
+            # In its own task, so that a token wakes only that task and none of the layers around it.
+            await asyncio.create_task(self._stream())
         except ApiError as error:
             await self._fail(error, scope, receive)
         except Exception:
@@ -150,7 +150,7 @@ class StreamedAnswer(Response):
             if self._gone:
                 record_error(scope, DISCONNECTED)
 
-    async def _speak(self) -> None:
+    async def _stream(self) -> None:
         call, writer = self._call, self._writer
         ended: set[int] = set()
         opened = False
@@ -158,7 +158,7 @@ class StreamedAnswer(Response):
             events = []
             for choice in await call.advance():
                 delta = choice.gained()
-                if delta is not None and not (delta.text or (writer.tells_tokens and delta.tokens)):
+                if delta is not None and not (delta.text or (writer.writes_tokens and delta.tokens)):
                     delta = None
                 ends = choice.finish_reason is not None and choice.index not in ended
                 if not opened and (ends or delta is not None):

@@ -1,8 +1,8 @@
-"""The fields that ask for structured output, and the constraint that they mean.
+"""The fields that ask for structured output, converted to a constraint.
 
-OpenAI's ``response_format``, vLLM's ``structured_outputs`` and its older ``guided_…`` fields; one of them at a time. A
-constraint is compiled before its request is queued, on another thread, so that a schema that cannot be enforced is
-refused with 400 and none holds the loop up.
+They are OpenAI's ``response_format``, vLLM's ``structured_outputs`` and its older ``guided_…`` fields; a request may
+set one of them. A constraint is compiled before its request is queued, so that a schema that cannot be enforced gets a
+400, and on another thread, so that it does not block the event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class JsonSchema(Wire):
     description: str | None = None
     schema_: dict[str, Any] | bool = Field(alias="schema")
     strict: bool | None = Field(
-        None, description="The schema is enforced in either case; what cannot be enforced is refused."
+        None, description="The schema is always enforced; one that cannot be enforced is refused."
     )
 
 
@@ -46,14 +46,14 @@ class JsonObjectFormat(Wire):
 
 
 class JsonSchemaFormat(Wire):
-    """JSON of a schema."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 class StructuralTagFormat(Wire):
-    """Free text, in which triggers begin structures of a schema (vLLM)."""
+    """Free text in which a trigger string begins a structure that follows a schema (vLLM)."""
 
     type: Literal["structural_tag"]
     structures: list[dict[str, Any]]
@@ -66,16 +66,16 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(Wire):
-    """vLLM's way to say what the answer must look like: exactly one of its fields."""
+    """vLLM's constraints on the output: exactly one field must be set."""
 
     json_: dict[str, Any] | bool | str | None = Field(None, alias="json", description="A JSON schema.")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = Field(None, max_length=MAX_CHOICES, description="The answer is one of these.")
+    choice: list[str] | None = Field(None, max_length=MAX_CHOICES, description="The output is one of these.")
     grammar: str | None = Field(None, description="A context-free grammar in Lark or GBNF.")
     structural_tag: dict[str, Any] | str | None = None
     whitespace_pattern: str | None = Field(
-        None, description="Regular expression of what may stand between the tokens of JSON."
+        None, description="Regular expression for the white space between JSON tokens."
     )
 
 
@@ -84,19 +84,21 @@ class StructuredBody(Wire):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | bool | str | None = Field(None, description="As structured_outputs.json.")
-    guided_regex: str | None = Field(None, description="As structured_outputs.regex.")
-    guided_choice: list[str] | None = Field(
-        None, max_length=MAX_CHOICES, description="As structured_outputs.choice."
+    guided_json: dict[str, Any] | bool | str | None = Field(
+        None, description="Alias of structured_outputs.json."
     )
-    guided_grammar: str | None = Field(None, description="As structured_outputs.grammar.")
+    guided_regex: str | None = Field(None, description="Alias of structured_outputs.regex.")
+    guided_choice: list[str] | None = Field(
+        None, max_length=MAX_CHOICES, description="Alias of structured_outputs.choice."
+    )
+    guided_grammar: str | None = Field(None, description="Alias of structured_outputs.grammar.")
 
 
 def constraint(body: StructuredBody) -> Constraint | None:
-    """What the answer must look like; None for any text.
+    """The constraint on the output; None for any text.
 
     Raises:
-        ApiError: several fields ask for something, or one asks for what no constraint can be.
+        ApiError: several fields are set, or one is invalid.
     """
     asked = _asked(body)
     if len(asked) > 1:
@@ -110,7 +112,7 @@ def constraint(body: StructuredBody) -> Constraint | None:
 
 
 async def check(model: ServedModel, params: SamplingParams, body: StructuredBody) -> None:
-    """Compile the constraint of a call, if it has one: what a field demands, the tools, or a limit of the reasoning.
+    """Compile the constraint of a call, if it has one: of a field, of the tools, or a limit of the reasoning.
 
     Raises:
         ApiError: it cannot be enforced.
@@ -141,12 +143,12 @@ def refused(error: UnusableConstraint, param: str, kind: ConstraintKind | None) 
 
 
 def demand(body: StructuredBody) -> str | None:
-    """The field that says what the answer must look like; None for any text."""
+    """The name of the field that constrains the output; None if there is none."""
     return next(iter(_asked(body)), None)
 
 
 def _asked(body: StructuredBody) -> list[str]:
-    """The fields that ask for something."""
+    """The names of the fields that are set."""
     asked = [name for name in _FIELDS if getattr(body, name) is not None]
     if isinstance(body.response_format, TextFormat):
         asked.remove("response_format")

@@ -1,6 +1,6 @@
 """The formats of known model families. A new family is a new entry here, and a file in the tests' corpus."""
 
-# ruff: noqa: RUF001 (markers are spelt as the models spell them)
+# ruff: noqa: RUF001 (markers are spelled as in the models)
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         signs=(("func_name1(",), ("[func(",)),
     ),
 )
-"""In the order in which `detect` tries them: what another format's template may also contain comes later."""
+"""In the order in which `detect` tries them: a format whose signs also occur in other templates comes later."""
 
 _THINK = (("<think>",), ("</think>",))
 

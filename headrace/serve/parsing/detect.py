@@ -1,4 +1,4 @@
-"""Which format a model writes, from the text of its chat template: it shows the model how to call.
+"""Detects the format that a model writes from the text of its chat template, which shows the model how to call tools.
 
 A template that contains a family's markers was written for it, so the parser of a known family needs no option.
 """
@@ -17,7 +17,7 @@ FormatT = TypeVar("FormatT", ToolFormat, ReasoningFormat)
 
 
 class UnknownParser(ValueError):
-    """A name that is none of the catalogue's; the message lists them."""
+    """A name that is not in the catalogue; the message lists the names."""
 
 
 def tool_format(name: str, template: str) -> ToolFormat | None:

@@ -1,6 +1,6 @@
-"""How a model family writes reasoning and tool calls, as data.
+"""The format in which a model family writes reasoning and tool calls, as data.
 
-A format is a list of markers and what follows each of them; `machine` reads any of them. `catalogue` has the formats
+A format is a list of markers and what follows each of them; `machine` parses all formats. `catalogue` has the formats
 of known families.
 """
 
@@ -12,10 +12,10 @@ from enum import Enum, auto
 
 
 class Arguments(Enum):
-    """How the arguments of a call are written."""
+    """The notation of a call's arguments."""
 
     JSON = auto()  # an object, which is passed on as it is
-    LITERAL = auto()  # an object with bare keys and strings between marks of their own
+    LITERAL = auto()  # an object with bare keys, and with special marks around strings
     PYTHON = auto()  # keyword arguments
     XML = auto()  # one element per argument
 
@@ -25,16 +25,16 @@ class Opening:
     """A marker after which calls may follow.
 
     Attributes:
-        begin: the marker; empty where the call itself is the beginning.
+        begin: the marker; empty if calls have none.
         end: markers that may follow the calls.
-        arguments: how the arguments are written.
-        header: what stands between marker and arguments, with the group ``name``; None where a call is an object
-            with the keys ``name`` and ``arguments``, or a Python call.
-        objects: also read objects with the keys ``name`` and ``arguments`` where there is a header.
-        first: the character with which the calls must begin, where there is no marker.
-        known: read only calls of functions that the request names. For openings that occur in other text too.
+        arguments: the notation of the arguments.
+        header: the text between marker and arguments, with the group ``name``; None if a call is an object with the
+            keys ``name`` and ``arguments``, or a Python call.
+        objects: with a header, also read objects with the keys ``name`` and ``arguments``.
+        first: without a marker, the character with which the calls must begin.
+        known: read only calls of the request's functions, for openings that also occur in other text.
         quotes: the marks around strings of literals.
-        inner: markers inside of the header.
+        inner: markers inside the header.
     """
 
     begin: str
@@ -50,11 +50,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a call is written: the texts around its name and its arguments.
+    """The texts around the name and the arguments of a call.
 
-    ``trigger`` is the beginning of ``before_name`` that no other text has; empty where a call is plain JSON. ``single``
-    says that a turn has one call. The arguments are a JSON object; with ``python`` keyword arguments, and with
-    ``quote`` members whose strings stand between that mark, both without the brackets around them.
+    ``trigger`` is the beginning of ``before_name`` that occurs in no other text; empty if a call is plain JSON.
+    ``single``: a turn has one call. The arguments are a JSON object; with ``python`` they are keyword arguments, with
+    ``quote`` the members of an object with that mark around strings. Both omit the outer brackets.
     """
 
     before_name: str
@@ -68,15 +68,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A family's way to call tools.
+    """A model family's format of tool calls.
 
     Attributes:
-        name: for ``--tool-call-parser``.
-        openings: what begins calls.
+        name: the value for ``--tool-call-parser``.
+        openings: the beginnings of calls.
         signs: a chat template belongs to the format if it contains all texts of one of these groups.
-        silent: markers without meaning of their own, which are left out of the content.
+        silent: markers that are removed from the content.
         written: how to write a call, for constraints.
-        short_ids: make ids of nine letters and digits, which some templates demand.
+        short_ids: make ids of nine letters and digits, which some templates require.
     """
 
     name: str
@@ -96,15 +96,15 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """A family's way to write down its reasoning.
+    """A model family's format of reasoning.
 
     Attributes:
-        name: for ``--reasoning-parser``.
+        name: the value for ``--reasoning-parser``.
         begin: markers before it.
         end: markers after it.
         signs: as in `ToolFormat`.
-        first: whether it can only be the beginning of an answer.
-        assumed: whether an answer begins with reasoning though no marker says so.
+        first: whether reasoning is only possible at the beginning of an output.
+        assumed: whether an output begins with reasoning even without a marker.
         silent: as in `ToolFormat`.
     """
 
@@ -121,7 +121,7 @@ class ReasoningFormat:
         return frozenset({*self.begin, *self.end, *self.silent})
 
     def is_open(self, prompt: str) -> bool:
-        """Whether the answer to ``prompt`` begins inside the reasoning."""
+        """Whether the output for ``prompt`` begins inside the reasoning."""
         prompt = prompt.rstrip()
         return prompt.endswith(tuple(marker.rstrip() for marker in self.begin)) or (
             self.assumed and not prompt.endswith(self.end)

@@ -11,10 +11,10 @@ from headrace.serve.parsing.scan import ARGUMENT_KEYS, NAME_KEYS, Balance, Head,
 
 
 class JsonCalls(Reader):
-    """Reports a call as soon as its name and the bracket of its arguments are there, then its arguments as they come.
+    """Reports a call as soon as its name and its arguments' bracket have arrived, then its arguments as they arrive.
 
-    An object in another order is reported once it is whole. Where ``known`` names functions, other objects are no
-    calls, and neither are objects in another order.
+    An object in another order is reported once it is complete. With ``known``, objects with other names or in another
+    order are no calls.
     """
 
     def __init__(self, known: Collection[str] | None = None) -> None:
@@ -22,7 +22,7 @@ class JsonCalls(Reader):
         self._step_now = self._start
         self._in_list = False
         self._balance = Balance()
-        self._read = 0  # so many characters after `_at` has the balance seen
+        self._read = 0  # characters after `_at` that the balance has read
 
     def _step(self, final: bool) -> bool:
         return self._step_now(final)
@@ -53,7 +53,7 @@ class JsonCalls(Reader):
         return True
 
     def _stream(self, final: bool) -> bool:
-        """The arguments, as they are written, up to their last bracket."""
+        """Pass on the arguments up to their last bracket."""
         end = self._balance.read(self._text, self._at)
         self._arguments(self._text[self._at : end])
         if end is None:
@@ -66,7 +66,7 @@ class JsonCalls(Reader):
         return True
 
     def _tail(self, final: bool) -> bool:
-        """What follows the arguments in their object: its bracket, and perhaps members that have no use."""
+        """Read the end of the call's object after the arguments: its bracket, perhaps after ignored members."""
         first = self._next()
         if first >= len(self._text):
             if final:
@@ -90,7 +90,7 @@ class JsonCalls(Reader):
         return True
 
     def _whole(self, final: bool) -> bool:
-        """An object that can only be understood once it is whole."""
+        """Read an object whose order does not allow reporting it before it is complete."""
         end = self._balance.read(self._text, self._at + self._read)
         if end is None:
             self._read = len(self._text) - self._at
@@ -124,7 +124,7 @@ class JsonCalls(Reader):
 
 
 def read_call(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a whole call; None if it is none."""
+    """Name and arguments of a complete call; None if it is no call."""
     try:
         call = json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -146,7 +146,7 @@ def read_call(text: str) -> tuple[str, str] | None:
 
 
 def write_json(value: Any) -> str:
-    """JSON text that can be encoded, whatever strings the model has spelt."""
+    """JSON text that can be encoded as UTF-8, even if the model wrote lone surrogates."""
     text = json.dumps(value, ensure_ascii=False)
     return text if _is_text(text) else json.dumps(value)
 

@@ -1,7 +1,7 @@
-"""Rewrites values that are not written as JSON into JSON, character by character.
+"""Rewrites values in other notations into JSON, character by character.
 
-Two dialects, one grammar: Python's keyword arguments (``city='Paris', days=[1, 2], deep=True``) and objects with bare
-keys and strings between marks of their own (``city:<|"|>Paris<|"|>,days:[1,2]``).
+One grammar covers two notations: Python's keyword arguments (``city='Paris', days=[1, 2], deep=True``), and objects
+with bare keys and special marks around strings (``city:<|"|>Paris<|"|>,days:[1,2]``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.serve.parsing.parts import Progress
 
 MAX_DEPTH = 100
 MAX_WORD = 400
-"""Characters of a number or a bare word."""
+"""Maximum characters of a number or a bare word."""
 
 CONSTANTS = {
     "True": "true",
@@ -45,7 +45,7 @@ _SIMPLE = {
 
 
 class _Want(Enum):
-    """What may come next."""
+    """What may follow."""
 
     KEY_OR_END = auto()
     COLON = auto()
@@ -62,7 +62,7 @@ class Literal:
         quotes: marks around strings, the longest first; a string between quotation marks may hold escapes.
 
     Attributes:
-        begun: whether the first key and its sign, or the end, have been read.
+        begun: whether the first key and its colon or equals sign, or the end, have been read.
     """
 
     def __init__(self, close: str, quotes: tuple[str, ...]) -> None:
@@ -76,7 +76,7 @@ class Literal:
         self._first = True
 
     def read(self, text: str, at: int, final: bool = False) -> tuple[str, int]:
-        """The JSON of ``text`` from ``at`` on, as far as it is certain, and how far that is."""
+        """The JSON of ``text`` from ``at`` on, as far as it is certain, and the index up to which it was read."""
         out: list[str] = []
         while at < len(text) and self.progress is Progress.OPEN:
             end = self._string(text, at, final, out) if self._quote else self._token(text, at, final, out)
@@ -127,7 +127,7 @@ class Literal:
         if text[at] == "\\" and escapes:
             return len(text) if final and _OPEN_ESCAPE.match(text, at) else self._escape(text, at, out)
         if len(text) - at < len(quote) and quote.startswith(text[at:]):
-            return len(text) if final else None  # cut off inside the mark
+            return len(text) if final else None  # truncated inside the mark
         stop = at + 1
         while stop < len(text) and text[stop] != quote[0] and not (escapes and text[stop] == "\\"):
             stop += 1
@@ -150,7 +150,7 @@ class Literal:
         return found.end()
 
     def _word(self, text: str, at: int, final: bool, out: list[str]) -> int | None:
-        """A bare key, a number or a constant; it is whole once something else follows."""
+        """A bare key, a number or a constant; it is complete once something else follows."""
         found = _WORD.match(text, at)
         assert found is not None
         word = found[0]
@@ -211,12 +211,12 @@ _MAY_BE_VALUE = (_Want.VALUE, _Want.VALUE_OR_END)
 
 
 def _constant(word: str) -> str | None:
-    """The JSON of a bare word, None if it is none."""
+    """The JSON of a bare word; None if it is no constant and no number."""
     if word in CONSTANTS:
         return CONSTANTS[word]
     if _NUMBER.fullmatch(word):
         return word
-    found = _FLOAT.fullmatch(word)  # 1., .5, +3 and 007, which JSON does not know
+    found = _FLOAT.fullmatch(word)  # 1., .5, +3 and 007, which JSON does not allow
     if found is None:
         return None
     sign, whole, fraction, exponent = (

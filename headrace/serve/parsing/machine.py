@@ -1,10 +1,9 @@
-"""The machine that reads an answer: text in by pieces of any size, parts out.
+"""The state machine that parses an output: it takes text in pieces of any size, and returns parts.
 
     text ──marker──> reasoning ──end──> text ──opening──> calls ──end or failure──> text
 
-The parts depend on the text alone, not on how it is cut: the machine decides nothing before it is certain, and holds
-back only what may become a marker or a call, and white space beside them. It raises nothing, and what is no reasoning
-and no call is content.
+The parts depend only on the text, not on how it is split. The machine holds back text that may become a marker or a
+call, and white space next to them. It never raises: text that is neither reasoning nor a call is content.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from headrace.serve.parsing.xml_calls import XmlCall
 
 
 class _Before(Enum):
-    """What the latest part was, which decides what becomes of white space."""
+    """The kind of the latest part; it decides whether white space is kept."""
 
     NOTHING = auto()
     TEXT = auto()
@@ -33,18 +32,18 @@ class _Before(Enum):
 
 
 class Machine:
-    """Reads one answer.
+    """Parses one output.
 
     Args:
-        tools: how calls are written; None where there are none to be read.
-        reasoning: how reasoning is written; None where there is none to be read.
+        tools: the format of calls; None: calls are not parsed.
+        reasoning: the format of reasoning; None: reasoning is not parsed.
         opened: whether the prompt has opened the reasoning.
-        schemas: of the arguments of the functions that may be called.
+        schemas: the schemas of the arguments of the functions that may be called.
 
     Attributes:
-        spans: where in the text the reasoning is, markers included, as pairs of begin and end in characters; the last
-            end is None while the reasoning goes on.
-        called: whether the arguments of a call are whole.
+        spans: the ranges of the reasoning in the text, in characters, markers included; the last end is None while the
+            reasoning continues.
+        called: whether the arguments of a call are complete.
     """
 
     def __init__(
@@ -70,25 +69,25 @@ class Machine:
         self._at_first = thinks_first or any(not opening.begin for opening in self._openings)
         self._pushed = 0
         self._held = ""  # text that has not been read
-        self._gap = ""  # white space that has been read, before what is not known yet
+        self._gap = ""  # white space that has been read; the next part decides whether it is kept
         self._before = _Before.NOTHING
-        self._said = False  # whether there is content
+        self._has_content = False
         self._reasoning = False
-        self._fresh = True  # whether the present reasoning has reported nothing yet
+        self._fresh = True  # whether the current reasoning has reported nothing yet
         self._reader: Reader | None = None
-        self._marker = ""  # the one that the reader follows
-        self._following: tuple[str, ...] = ()  # the ones that may follow its calls
+        self._marker = ""  # before the reader's calls
+        self._following: tuple[str, ...] = ()  # markers that may follow the reader's calls
         self._ends: tuple[str, ...] = ()  # the same, once the calls have ended
         self._parts: list[Part] = []
         if opened and reasoning is not None:
             self._begin_reasoning(0)
 
     def push(self, text: str) -> list[Part]:
-        """Take more of the answer; what is certain now."""
+        """Read more of the output; return the parts that are certain now."""
         return self._read(text, final=False)
 
     def finish(self) -> list[Part]:
-        """The end of the answer: all that was held back."""
+        """End the output; return the parts that were held back."""
         return self._read("", final=True)
 
     def _read(self, text: str, final: bool) -> list[Part]:
@@ -100,7 +99,7 @@ class Machine:
         return self._parts
 
     def _step(self, final: bool) -> bool:
-        """Go on by one step; False if there is nothing to do before more text comes."""
+        """Advance by one step; False if more text is needed first."""
         if self._reader is not None:
             return self._read_calls(self._reader, final)
         if self._reasoning:
@@ -114,7 +113,7 @@ class Machine:
     # text
 
     def _read_first(self, final: bool) -> bool:
-        """What has no marker of its own, or one that only counts at the beginning."""
+        """Read reasoning or calls that are recognized only at the beginning."""
         at = len(self._held) - len(self._held.lstrip())
         text = self._held[at:]
         waits = not text and not final
@@ -137,7 +136,7 @@ class Machine:
         found = self._pattern.search(self._held) if self._pattern is not None else None
         sure = len(self._held) if final else held_from(self._held, self._markers)
         if found is None:
-            self._say(self._held[:sure])
+            self._add_content(self._held[:sure])
             self._held = self._held[sure:]
             if final:
                 self._end_text()
@@ -149,25 +148,25 @@ class Machine:
         if opening is not None:
             self._open(opening, found.start(), found.end())
             return True
-        self._say(self._held[: found.start()])
+        self._add_content(self._held[: found.start()])
         self._held = self._held[found.start() :]
         if marker not in self._silent:
             self._begin_reasoning(self._offset())
         self._held = self._held[len(marker) :]
         return True
 
-    def _say(self, text: str) -> None:
-        """Content. The white space at its end waits for what follows, where that may be a call."""
+    def _add_content(self, text: str) -> None:
+        """Add content. White space at its end is held back if a call may follow."""
         bare = text.rstrip() if self._pattern is not None or self._at_first else text
         if bare:
-            said = self._gap + bare
+            content = self._gap + bare
             self._gap = ""
-            if self._before is _Before.REASONING or (self._before is _Before.CALL and not self._said):
-                said = said.lstrip()
-            if said:
-                parted = self._before is _Before.REASONING and self._said
-                self._add(Kind.CONTENT, "\n" + said if parted else said)
-                self._before, self._said = _Before.TEXT, True
+            if self._before is _Before.REASONING or (self._before is _Before.CALL and not self._has_content):
+                content = content.lstrip()
+            if content:
+                separate = self._before is _Before.REASONING and self._has_content
+                self._add(Kind.CONTENT, "\n" + content if separate else content)
+                self._before, self._has_content = _Before.TEXT, True
         self._gap += text[len(bare) :]
 
     def _end_text(self) -> None:
@@ -176,7 +175,7 @@ class Machine:
         self._gap = ""
 
     def _offset(self) -> int:
-        """Where in the answer `_held` begins."""
+        """The index in the output where `_held` begins."""
         return self._pushed - len(self._held)
 
     # reasoning
@@ -191,22 +190,22 @@ class Machine:
         found = [(at, end) for end in self._thinking.end if (at := self._held.find(end)) >= 0]
         if not found:
             sure = len(self._held) if final else held_from(self._held, self._thinking.end)
-            self._think(self._held[:sure])
+            self._add_reasoning(self._held[:sure])
             self._held = self._held[sure:]
             return False
         at, end = min(found)
-        self._think(self._held[:at])
+        self._add_reasoning(self._held[:at])
         self._held = self._held[at + len(end) :]
         self.spans[-1] = (self.spans[-1][0], self._offset())
         self._reasoning, self._gap, self._before = False, "", _Before.REASONING
         return True
 
-    def _think(self, text: str) -> None:
-        """Reasoning, without the white space at its begin and end."""
+    def _add_reasoning(self, text: str) -> None:
+        """Add reasoning, without white space at its beginning and end."""
         bare = text.rstrip()
         if bare and self._fresh:
-            parted = len(self.spans) > 1
-            self._add(Kind.REASONING, "\n" + bare.lstrip() if parted else bare.lstrip())
+            separate = len(self.spans) > 1
+            self._add(Kind.REASONING, "\n" + bare.lstrip() if separate else bare.lstrip())
             self._fresh = False
         elif bare:
             self._add(Kind.REASONING, self._gap + bare)
@@ -218,8 +217,8 @@ class Machine:
     # calls
 
     def _open(self, opening: Opening, start: int, end: int) -> None:
-        """Read calls from ``end`` on; what stands before the marker at ``start`` is content."""
-        self._say(self._held[:start])
+        """Read calls from ``end`` on; text before the marker at ``start`` is content."""
+        self._add_content(self._held[:start])
         self._marker, self._held = self._held[start:end], self._held[end:]
         self._following = opening.end
         self._reader = self._choose(opening)
@@ -251,7 +250,7 @@ class Machine:
         if reader.progress is Progress.DONE:
             self._ends = self._following
         elif self._marker:
-            self._say(self._marker)
+            self._add_content(self._marker)
         else:
             self._at_first = False
         return True
@@ -269,7 +268,7 @@ class Machine:
         return True
 
     def _add(self, kind: Kind, text: str) -> None:
-        """Report a piece; one that goes on with the last of its kind is joined to it."""
+        """Add a part; consecutive parts of one kind are merged."""
         if not text:
             return
         if self._parts and kind is not Kind.NAME and self._parts[-1].kind is kind:

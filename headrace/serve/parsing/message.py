@@ -1,6 +1,7 @@
-"""One answer as a message: what a step adds to it, and the whole of it.
+"""Parses one output into a message: what each step adds to it, or the whole message.
 
-Joins the machine with what is the API's: indexes and ids of calls, ``tool_choice``, and how many tokens were reasoning.
+It adds to the machine what the API needs: indexes and ids of calls, the limit of one call, and the number of reasoning
+tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SHORT_ID = 9
 
 @dataclass(slots=True)
 class CallPiece:
-    """What a step adds to a call; ``id`` and ``name`` only where it begins."""
+    """What a step adds to a call; ``id`` and ``name`` are set only at its beginning."""
 
     index: int
     id: str | None = None
@@ -43,14 +44,14 @@ class MessagePiece:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the answers to one request are read.
+    """How the outputs of one request are parsed.
 
     Attributes:
-        tools: how calls are written; None where there are none to be read.
-        reasoning: how reasoning is written.
+        tools: the format of calls; None: calls are not parsed.
+        reasoning: the format of reasoning; None: reasoning is not parsed.
         opened: whether the prompt has opened the reasoning.
-        schemas: of the arguments of the functions that may be called.
-        parallel: whether an answer may have several calls; if not, all after the first are left out.
+        schemas: the schemas of the arguments of the functions that may be called.
+        parallel: whether an output may have several calls; if not, all after the first are dropped.
         show_reasoning: whether the reasoning is part of the message.
     """
 
@@ -62,11 +63,11 @@ class Reading:
     show_reasoning: bool = True
 
     def open(self) -> MessageReader:
-        """A reader for one answer."""
+        """A reader for one output."""
         return MessageReader(self)
 
     def markers(self) -> frozenset[str]:
-        """The texts that must be seen, also where they are special tokens."""
+        """The texts that the parser needs, also if they are special tokens."""
         found: frozenset[str] = frozenset()
         for each in (self.tools, self.reasoning):
             found |= each.markers() if each is not None else frozenset()
@@ -74,7 +75,7 @@ class Reading:
 
 
 class MessageReader:
-    """Reads one answer. ``calls`` counts its tool calls so far."""
+    """Parses one output. ``calls`` counts its tool calls so far."""
 
     def __init__(self, reading: Reading, make_id: Callable[[bool], str] | None = None) -> None:
         self.calls = 0
@@ -83,25 +84,25 @@ class MessageReader:
             reading.tools, reading.reasoning, opened=reading.opened, schemas=reading.schemas
         )
         self._make_id = make_id or new_id
-        self._starts: list[int] = []  # of the tokens, in characters of the answer
+        self._starts: list[int] = []  # where each token begins, in characters of the output
         self._length = 0
 
     def push(self, text: str, texts: Sequence[str] = ()) -> MessagePiece:
-        """What ``text`` adds; ``texts`` are the tokens' own, of which it may lag behind."""
+        """What ``text`` adds; ``texts`` are the texts of the tokens, which may be ahead of ``text``."""
         self._measure(texts)
         return self._piece(self._machine.push(text))
 
     def finish(self) -> MessagePiece:
-        """What was held back until the end."""
+        """The text that was held back until the end."""
         return self._piece(self._machine.finish())
 
     def push_in_order(self, text: str, texts: Sequence[str] = ()) -> list[MessagePiece]:
-        """As `push`, in pieces of one kind each, in the order in which the model wrote them."""
+        """Like `push`, in pieces of one kind each, in the order in which the model wrote them."""
         self._measure(texts)
         return self._in_order(self._machine.push(text))
 
     def finish_in_order(self) -> list[MessagePiece]:
-        """As `finish`, in pieces of one kind each."""
+        """Like `finish`, in pieces of one kind each."""
         return self._in_order(self._machine.finish())
 
     def _in_order(self, parts: Sequence[Part]) -> list[MessagePiece]:
@@ -109,7 +110,7 @@ class MessageReader:
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens belong to the reasoning, its markers included."""
+        """The number of tokens of the reasoning, markers included."""
         starts = self._starts
         return sum(
             (len(starts) if end is None else bisect_left(starts, end)) - bisect_left(starts, start)
@@ -149,7 +150,7 @@ class MessageReader:
 
 
 def new_id(short: bool) -> str:
-    """A new id for a call. A cached response gets new ones each time that it is served."""
+    """A new id for a call. A cached response gets new ids each time it is served."""
     if short:
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(SHORT_ID))
     return f"call_{secrets.token_hex(12)}"

@@ -1,4 +1,4 @@
-"""Reads a call whose name stands before its arguments, which are JSON or a literal in a dialect of its own."""
+"""Reads a call whose name comes before its arguments, which are JSON or a `Literal`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.serve.parsing.reader import Reader
 from headrace.serve.parsing.scan import Balance
 
 MAX_HEADER = 512
-"""Characters between an opening and the arguments."""
+"""Maximum characters between an opening and the arguments."""
 
 
 class NamedCall(Reader):
@@ -19,8 +19,8 @@ class NamedCall(Reader):
 
     Args:
         header: matches up to the object's bracket, which must follow.
-        quotes: marks around strings of a literal; empty where the arguments are JSON.
-        known: the functions that may be called, if only those.
+        quotes: marks around strings of a literal; empty if the arguments are JSON.
+        known: the only functions whose calls are read; None: all.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the parser reports while it reads an answer, and how far a reader of calls has come."""
+"""The parts that the parser returns, and the progress of a reader of calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Kind(Enum):
-    """What a piece of an answer is."""
+    """The kind of a part of an output."""
 
     CONTENT = auto()
     REASONING = auto()
@@ -16,15 +16,15 @@ class Kind(Enum):
 
 
 class Part(NamedTuple):
-    """A piece of an answer. ``text`` is never empty."""
+    """A part of an output. ``text`` is never empty."""
 
     kind: Kind
     text: str
 
 
 class Progress(Enum):
-    """Whether a reader of calls goes on."""
+    """Whether a reader of calls continues."""
 
     OPEN = auto()
     DONE = auto()  # the calls have ended
-    FAILED = auto()  # what was not reported yet is no call
+    FAILED = auto()  # the text that was not reported is no call

@@ -1,4 +1,4 @@
-"""Reads Python calls with keyword arguments: ``[f(a=1), g()]``, or one a line."""
+"""Reads Python calls with keyword arguments: ``[f(a=1), g()]``, or one per line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class PythonCalls(Reader):
     """Reports a call once its first argument's name, or its end, has been read.
 
     Args:
-        known: the functions that may be called, if only those.
-        listed: whether a list must be around the calls.
+        known: the only functions whose calls are read; None: all.
+        listed: whether the calls must be in a list.
     """
 
     def __init__(self, known: Collection[str] | None = None, listed: bool = False) -> None:
@@ -31,7 +31,7 @@ class PythonCalls(Reader):
         self._name = ""
         self._begun = False
         self._literal = Literal(")", QUOTES)
-        self._read = 0  # so many characters after `_at` has the literal seen
+        self._read = 0  # characters after `_at` that the literal has read
         self._held = ""
 
     def _step(self, final: bool) -> bool:

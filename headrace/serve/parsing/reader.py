@@ -1,4 +1,4 @@
-"""The ground of all readers of calls: text in by pieces, parts out, and what was not used back to the machine."""
+"""The base class of all readers of calls: takes text in pieces, returns parts, and gives unused text back."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _SPACE = re.compile(r"\s*")
 
 
 class Reader(ABC):
-    """Reads what follows an opening.
+    """Reads the calls after an opening.
 
-    ``_text[:_at]`` has been reported, or has no meaning of its own. What follows is either unread, or read and not
-    reported yet: where the reader ends or fails, it is text again.
+    ``_text[:_at]`` has been reported or is ignored. The rest has not been reported: if the reader ends or fails, it is
+    text again.
     """
 
     def __init__(self, known: Collection[str] | None = None) -> None:
         self.progress = Progress.OPEN
-        self.calls = self.closed = 0  # calls that have begun, and those whose arguments are whole
+        self.calls = self.closed = 0  # calls that have begun, and those whose arguments are complete
         self._known = known
         self._text = ""
         self._at = 0
@@ -28,11 +28,11 @@ class Reader(ABC):
 
     @property
     def rest(self) -> str:
-        """What the reader took and did not use."""
+        """The text that the reader did not use."""
         return self._text[self._at :]
 
     def push(self, text: str, final: bool = False) -> list[Part]:
-        """Take more of the answer, of which nothing follows if ``final``; what it adds."""
+        """Read more of the output (``final``: the last of it); return the new parts."""
         self._text = self._text[self._at :] + text
         self._at = 0
         self._parts = []
@@ -44,7 +44,7 @@ class Reader(ABC):
 
     @abstractmethod
     def _step(self, final: bool) -> bool:
-        """Go on by one step; False if there is nothing to do before more text comes."""
+        """Advance by one step; False if more text is needed first."""
 
     def _begin_call(self, name: str) -> None:
         self.calls += 1
@@ -55,19 +55,19 @@ class Reader(ABC):
             self._parts.append(Part(Kind.ARGUMENTS, text))
 
     def _end(self) -> bool:
-        """Nothing more here is a call."""
+        """End: no further call follows."""
         self.progress = Progress.DONE if self.calls else Progress.FAILED
         return False
 
     def _next(self, at: int | None = None) -> int:
-        """Where the first character that is not white space stands, from ``at`` on."""
+        """The index of the first character from ``at`` on that is not white space."""
         found = _SPACE.match(self._text, self._at if at is None else at)
         assert found is not None
         return found.end()
 
 
 class Either(Reader):
-    """Leaves the reading to ``objects`` where a bracket comes first, else to ``named``."""
+    """Delegates to ``objects`` if a bracket comes first, otherwise to ``named``."""
 
     def __init__(self, objects: Reader, named: Reader) -> None:
         super().__init__()

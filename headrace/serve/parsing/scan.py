@@ -1,6 +1,6 @@
-"""Finds where a JSON value ends and what a call's object begins with, without parsing the value.
+"""Finds the end of a JSON value and the beginning of a call's object, without parsing the value.
 
-A value may arrive in pieces and may be broken, so only strings and brackets are looked at: time is linear in the text.
+A value may arrive in pieces and may be invalid, so only strings and brackets are examined, in linear time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 MAX_HEAD = 1024
-"""Characters in which a call's object must have come to its arguments to be reported while it grows."""
+"""A call is reported while it grows only if its arguments begin within this number of characters of its object."""
 
 _OUTSIDE = re.compile(r'["{}\[\]<`]')
 _INSIDE = re.compile(r'["\\]')
@@ -20,7 +20,8 @@ _INSIDE = re.compile(r'["\\]')
 class Balance:
     """Reads a JSON object or array until the bracket that closes it.
 
-    A broken value ends before a ``<`` or a backtick outside of its strings: JSON has none there, and markers begin so.
+    An invalid value ends before a ``<`` or a backtick outside its strings: markers begin with these, and valid JSON has
+    none there.
 
     Args:
         depth: brackets that are open already.
@@ -32,9 +33,9 @@ class Balance:
         self._escaped = False
 
     def read(self, text: str, start: int = 0) -> int | None:
-        """Read on in ``text`` from ``start``; where the value ends, None if it goes on.
+        """Continue to read ``text`` from ``start``; return the index where the value ends, None if it continues.
 
-        Each call continues where the last one ended: the text before ``start`` has been read.
+        The text before ``start`` must have been read by earlier calls.
         """
         at, end = start, len(text)
         while at < end:
@@ -62,7 +63,7 @@ class Balance:
 
 
 class Head(NamedTuple):
-    """The beginning of a call's object: the function's name, and where its arguments' bracket stands."""
+    """The beginning of a call's object: the function's name, and the index of its arguments' bracket."""
 
     name: str
     arguments: int
@@ -77,8 +78,8 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 def read_head(text: str, start: int, known: Collection[str] | None = None) -> Head | bool:
     """The head of the call whose object begins at ``start``.
 
-    True: it may become one. False: it will not, for its arguments come before its name, are no object, are missing, or
-    belong to a function that is not ``known``.
+    True: more text is needed. False: there is none, because the arguments come before the name, are no object, are
+    missing, or belong to a function that is not ``known``.
     """
     window = text[start : start + MAX_HEAD]
     head = _read_head(window, known)
@@ -133,7 +134,7 @@ def _text(quoted: str) -> str:
 
 
 def held_from(text: str, markers: Collection[str]) -> int:
-    """Where the longest end of ``text`` begins that begins one of ``markers``."""
+    """The start of the longest suffix of ``text`` that is the beginning of one of ``markers``."""
     first = len(text)
     for marker in markers:
         at = text.find(marker[0], max(0, len(text) - len(marker) + 1))

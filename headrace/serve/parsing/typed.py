@@ -1,4 +1,4 @@
-"""Turns arguments that are written as plain text into JSON, by the types in the tool's schema."""
+"""Converts arguments in plain text to JSON, by the types in the tool's schema."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from headrace.serve.parsing.json_calls import write_json
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The schema of each argument, by its name, of each function, by its name."""
+"""Schemas of arguments, by function and by argument."""
 
 
 def argument_types(schema: object) -> frozenset[str]:
-    """The JSON types that a schema allows; empty if it does not say."""
+    """The JSON types that a schema allows; empty if it does not specify any."""
     if not isinstance(schema, Mapping):
         return frozenset()
     declared = schema.get("type")
@@ -34,12 +34,12 @@ _TYPE_OF = {str: "string", bool: "boolean", int: "integer", float: "number", typ
 
 
 def is_plain(types: frozenset[str]) -> bool:
-    """Whether text of these types is a string whatever it says."""
+    """Whether a value of these types is always a string."""
     return not types or types == {"string"}
 
 
 def typed_json(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value that is written as ``text``; a string if it fits no other of ``types``."""
+    """The JSON of the value in ``text``; a string if it fits no other of ``types``."""
     bare = text.strip()
     if "null" in types and bare in ("null", "None"):
         return "null"

@@ -6,7 +6,7 @@
     </parameter>
     </function>
 
-A value's text says nothing of its type; the tool's schema does.
+The type of a value is not in its text, but in the tool's schema.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class XmlCall(Reader):
     """One call.
 
     Args:
-        header: matches what begins the call, with its name.
+        header: matches the beginning of the call, with its name.
         schemas: the schemas of the arguments of each function.
-        known: the functions that may be called, if only those.
+        known: the only functions whose calls are read; None: all.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class XmlCall(Reader):
                 return self._finish()
             if not (_BEGIN.startswith(follows[: len(_BEGIN)]) or _CLOSE.startswith(follows)):
                 return self._finish()
-            if final:  # cut off: the arguments stay unfinished
+            if final:  # truncated: the arguments stay incomplete
                 self._at = len(self._text)
             return False
         if found.end() == len(self._text) and not found[0].endswith("\n") and not final:
-            return False  # a line break may follow, which is no part of the value
+            return False  # a line break may follow, which is not part of the value
         self._types = argument_types(self._schemas.get(self._name, {}).get(found[1]))
         before = ", " if self._arguments_seen else ""
         self._arguments_seen += 1
@@ -120,11 +120,11 @@ class XmlCall(Reader):
         return True
 
     def _sure(self) -> int:
-        """How far the value goes for sure: what may become its end is not yet part of it."""
+        """The index up to which the text certainly belongs to the value, without a possible beginning of its end."""
         sure = held_from(self._text, (_END, "\n" + _END))
         return max(sure, self._at)
 
     def _pass_on(self, end: int) -> None:
-        """A string's text up to ``end``."""
+        """Pass on the text of a string up to ``end``."""
         self._arguments(json.dumps(self._text[self._at : end], ensure_ascii=False)[1:-1])
         self._at = max(self._at, end)

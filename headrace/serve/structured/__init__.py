@@ -1,4 +1,4 @@
-"""Constraints for structured output, made from what APIs send.
+"""Constraints for structured output.
 
 - `constraints`: JSON schemas, tool calls and structural tags as constraints.
 """

@@ -1,6 +1,6 @@
-"""Constraints from schemas and tags: what each dialect of the API calls once it knows what the client wants.
+"""Makes constraints from schemas and structural tags, for all dialects of the API.
 
-Knows no wire format. Whether a constraint can be enforced is known to `core.ports.Grammars` alone.
+Only `core.ports.Grammars` decides whether a constraint can be enforced.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from headrace.core.constraint import ANY_OBJECT, Constraint, ConstraintKind, jso
 
 
 class Structure(NamedTuple):
-    """One structure inside free text: ``begin``, then JSON of ``schema``, then ``end``.
+    """One structure inside free text: ``begin``, then JSON that follows ``schema``, then ``end``.
 
-    For a tool call of Hermes' format ``begin`` is ``<tool_call>{"name": "f", "arguments": `` and ``end``
+    For a tool call in Hermes' format, ``begin`` is ``<tool_call>{"name": "f", "arguments": `` and ``end`` is
     ``}</tool_call>``.
     """
 
@@ -30,7 +30,7 @@ def json_object() -> Constraint:
 
 
 def json_schema(schema: Mapping[str, Any] | bool | str) -> Constraint:
-    """JSON of ``schema``, and nothing beside it.
+    """Only JSON that follows ``schema``.
 
     Raises:
         UnusableConstraint: the schema is not JSON, or too long.
@@ -41,10 +41,10 @@ def json_schema(schema: Mapping[str, Any] | bool | str) -> Constraint:
 def tool_call_array(tools: Mapping[str, Mapping[str, Any]], *, most: int | None = None) -> Constraint:
     """A JSON array of at least one and at most ``most`` calls ``{"name": …, "arguments": …}`` of ``tools``.
 
-    ``tools`` are the parameters' schemas by the functions' names; references within each stay within it.
+    ``tools`` has the schema of the parameters of each function; a reference in a schema points into the same schema.
 
     Raises:
-        UnusableConstraint: a schema is not JSON, or all together are too long.
+        UnusableConstraint: a schema is not JSON, or the schemas are too long together.
     """
     shared: dict[str, Any] = {}
     calls = [_call(name, schema, number, shared) for number, (name, schema) in enumerate(tools.items())]
@@ -57,13 +57,13 @@ def tool_call_array(tools: Mapping[str, Mapping[str, Any]], *, most: int | None 
 def structural_tag(
     structures: Sequence[Structure], triggers: Sequence[str], *, required: bool = False, many: bool = True
 ) -> Constraint:
-    """Free text in which each of ``triggers`` begins one of ``structures``, which is then held to its schema.
+    """Free text in which each of ``triggers`` begins one of ``structures``, which must follow its schema.
 
-    ``required``: no free text, but one structure, or with ``many`` one or several behind one another. Otherwise the
-    answer may end without any, and ``many`` has no effect.
+    ``required``: no free text, but one structure, or with ``many`` one or several in sequence. Otherwise the output may
+    have none, and ``many`` has no effect.
 
     Raises:
-        UnusableConstraint: a schema is not JSON, or all together are too long.
+        UnusableConstraint: a schema is not JSON, or the schemas are too long together.
     """
     tag: dict[str, Any] = {
         "structures": [dict(structure._asdict()) for structure in structures],
@@ -75,7 +75,7 @@ def structural_tag(
 
 
 def after(constraint: Constraint, marker: str) -> Constraint:
-    """The same constraint for a model that reasons first: it holds after ``marker``, such as ``</think>``."""
+    """The same constraint for a model that reasons first: it applies after ``marker``, such as ``</think>``."""
     return replace(constraint, after=marker)
 
 
@@ -93,7 +93,7 @@ def _call(name: str, schema: Mapping[str, Any], number: int, shared: dict[str, A
 
 
 def _renamed(value: Any, number: int) -> Any:
-    """``value`` with its references to definitions leading to where `_call` has put them."""
+    """``value`` with its references to definitions changed to where `_call` has moved them."""
     if isinstance(value, list):
         return [_renamed(each, number) for each in value]
     if not isinstance(value, Mapping):

@@ -7,5 +7,5 @@
 - `infill`: prompts for the text between a prefix and a suffix.
 - `detokenize`: tokens to text, one at a time.
 - `stops`: finds stop strings in a growing text.
-- `stream`: the text of one answer while its tokens arrive. `first_call`: the same, ended by the first tool call.
+- `stream`: the text of one output while its tokens arrive. `first_call`: the same, ended by the first tool call.
 """

@@ -262,7 +262,7 @@ def _check_value(value: Any) -> None:
 
 
 def _longest(table: Any) -> int:
-    """The most characters that a table for `str.translate` puts in place of one."""
+    """The maximum number of characters by which a table for `str.translate` replaces one."""
     values = table.values() if isinstance(table, dict) else table if isinstance(table, (list, tuple)) else ()
     return max(map(_length, values), default=1)
 

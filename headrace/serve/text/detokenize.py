@@ -34,7 +34,7 @@ class Detokenizer(Protocol):
 
 
 class Pieces:
-    """What each token of a vocabulary adds to a text, computed on first use.
+    """The text that each token of a vocabulary adds, computed on first use.
 
     A piece is ``str`` if it is text by itself, and ``bytes`` if it is part of a character. There is one instance per
     tokenizer, shared by all its texts and threads (a race only computes the same piece twice).
@@ -153,8 +153,8 @@ class WindowDetokenizer:
         self._tokenizer = tokenizer
         self._skip = skip
         self._window: list[int] = []
-        self._read = 0  # number of tokens of the window already returned,
-        self._told = ""  # and their text
+        self._read = 0  # number of tokens of the window already returned
+        self._returned = ""  # their text
 
     def push(self, token: int) -> str:
         if token in self._skip or self._tokenizer.token(token) is None:
@@ -164,14 +164,14 @@ class WindowDetokenizer:
         waiting = len(self._window) - self._read
         if text.endswith(REPLACEMENT) and waiting < CHARACTER_BYTES:
             return ""
-        added = text[len(self._told) :]
+        added = text[len(self._returned) :]
         del self._window[: self._read]
         self._read = len(self._window)
-        self._told = self._decode()
+        self._returned = self._decode()
         return added
 
     def finish(self) -> str:
-        return self._decode()[len(self._told) :]
+        return self._decode()[len(self._returned) :]
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)

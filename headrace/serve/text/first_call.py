@@ -1,7 +1,7 @@
-"""The text of an answer that ends with its first tool call, for requests that allow no second one.
+"""The text of an output that ends with its first tool call, for requests that allow only one.
 
-It stands in place of a `text.stream.TextStream`, so that live answers, shared computations and cached responses end
-at the same token.
+It replaces a `text.stream.TextStream`, so that live outputs, shared computations and cached responses end at the same
+token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FirstCallStream:
         self._machine = Machine(tools, reasoning, opened=opened, schemas=schemas)
 
     def push(self, tokens: Sequence[int]) -> TextDelta:
-        """As `TextStream.push`."""
+        """See `TextStream.push`."""
         shown: list[str] = []
         texts: list[str] = []
         offset, stopped = 0, None
@@ -50,5 +50,5 @@ class FirstCallStream:
         return TextDelta("".join(shown), stopped, tuple(texts), offset)
 
     def finish(self) -> TextDelta:
-        """As `TextStream.finish`."""
+        """See `TextStream.finish`."""
         return self._stream.finish()

@@ -1,10 +1,10 @@
 """Fill-in-the-middle: the prompt that asks a code model for the text between a prefix and a suffix.
 
-Such models know three marker tokens. Families differ in their names and in where the markers stand; the vocabulary of
-the tokenizer says which family it is.
+Such models have three marker tokens. Their names and positions depend on the model family, which is recognized by the
+vocabulary of the tokenizer.
 """
 
-# ruff: noqa: RUF001 (markers are spelt as the models spell them)
+# ruff: noqa: RUF001 (markers are spelled as in the models)
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headrace.serve.text.tokenizer import Tokenizer
 
 
 class Family(NamedTuple):
-    """Markers before the prefix, before the suffix and before the answer, and tokens that also end an answer.
+    """Markers before the prefix, before the suffix and before the output, and further tokens that end an output.
 
-    ``glued`` says that a suffix is tokenized without the space that the tokenizer adds before a text's first word.
+    ``glued``: a suffix is tokenized without the space that the tokenizer adds before a text's first word.
     """
 
     name: str
@@ -43,11 +43,11 @@ FAMILIES = (
 )
 
 GLUE = "☺"
-"""A character that no merge joins to what follows it."""
+"""A character that the tokenizer never merges with the next one."""
 
 
 class Infill:
-    """Makes the prompts of one tokenizer. ``ends`` are the tokens that end the answer beside the model's own."""
+    """Makes the prompts of one tokenizer. ``ends`` are tokens that end the output in addition to the model's own."""
 
     def __init__(self, tokenizer: Tokenizer, family: Family) -> None:
         self.ends = tuple(token for text in family.ends if (token := _id(tokenizer, text)) is not None)
@@ -79,7 +79,7 @@ class Infill:
 
 
 def find_infill(tokenizer: Tokenizer) -> Infill | None:
-    """What makes prompts for the model of ``tokenizer``; None if it knows no markers."""
+    """The `Infill` of the family that ``tokenizer`` belongs to; None if it has no markers."""
     for family in FAMILIES:
         markers = (family.prefix, family.suffix, family.middle)
         if all(_id(tokenizer, text) is not None for text in markers):

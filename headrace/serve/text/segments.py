@@ -2,11 +2,11 @@
 
 ```
  <|system|>…two pages…<|end|>\n<|user|>…a question…<|end|>\n<|assistant|>
- └─ known from before ──────┘└─ to be tokenized ──────────────────────┘
+ └─ cached ─────────────────┘└─ to be tokenized ──────────────────────┘
 ```
 Tokenizers find special tokens first and then process the text between two of them separately. So a text may be cut
-before any special token, and its parts tokenized separately. If one of the special tokens also absorbs the blanks
-beside it, nothing is cut. Parts are cached per scope: tokenizing time reveals nothing about prompts of other scopes.
+before any special token, and its parts tokenized separately. If a special token also absorbs adjacent white space,
+nothing is cut. Parts are cached per scope, so tokenizing time reveals nothing about prompts of other scopes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from headrace.serve.text.tokenizer import Tokenizer
 
 KEPT_CHARACTERS = 4 << 20
-"""Limit of all cached parts together; with their tokens they take about ten megabytes."""
+"""Maximum characters of all cached parts; with their tokens they take about 10 MB."""
 
 SHORTEST = 256
 """Shorter parts are not cached, because tokenizing them is fast."""
@@ -48,7 +48,7 @@ class Segments:
         self._characters = 0
 
     def cut(self, text: str, scope: str) -> list[Part]:
-        """The parts of ``text``, with short ones joined; the whole text if it may not be cut."""
+        """The parts of ``text``, with short ones merged; the whole text if it may not be cut."""
         starts = [] if self._mark is None else [match.start() for match in self._mark.finditer(text)]
         if not starts:
             return [Part(text, kept=False, tokens=None)]

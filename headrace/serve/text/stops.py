@@ -1,6 +1,6 @@
 """Finds stop strings in a growing text, and holds back text that may become one.
 
-It knows characters only; `text.stream` knows tokens and their texts.
+It handles only characters; `text.stream` handles tokens and their texts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Match(NamedTuple):
 class StopMatcher:
     """Searches a text for stop strings, however the text is split into parts.
 
-    The text is read character by character: the stop string that completes first wins; of two that end at the same
-    place, the longer one. So the result does not depend on how the model split its text into tokens.
+    The stop string that is complete first wins; of two that end at the same character, the longer one. So the result
+    does not depend on how the model split its text into tokens.
 
     Args:
         stops: non-empty strings.

@@ -1,7 +1,7 @@
-"""The text of one answer while its tokens arrive: whole characters only, and no part of a stop string.
+"""The text of one output while its tokens arrive: only whole characters, and no part of a stop string.
 
-It joins `text.detokenize` (tokens to text) and `text.stops` (text that may be shown). The server creates one
-`TextStream` per answer, pushes the emitted tokens, and cancels the request when `stopped` is set.
+It combines `text.detokenize` (tokens to text) and `text.stops` (text that may be sent). The server creates one
+`TextStream` per output, pushes the emitted tokens, and cancels the request when `stopped` is set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.serve.text.stops import Match, StopMatcher
 from headrace.serve.text.tokenizer import Tokenizer
 
 AFTER_CALL = ""
-"""In place of a stop string: the answer ended with its first tool call."""
+"""Replaces the stop string if the output ended with its first tool call."""
 
 
 class TextDelta(NamedTuple):

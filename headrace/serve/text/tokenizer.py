@@ -1,7 +1,7 @@
 """The tokenizer: text to tokens and back, from a local model folder.
 
-It uses only the `tokenizers` library, so that start-up does not import transformers. It knows nothing of requests or
-chats: `text.template` renders messages to text, `text.stream` turns a growing answer into text.
+It uses only the `tokenizers` library, so that start-up does not import transformers. `text.template` renders messages
+to text, `text.stream` converts a growing output to text.
 """
 
 from __future__ import annotations
@@ -181,18 +181,18 @@ def _convert(folder: Path, older: str) -> tokenizers.Tokenizer:
 
 
 def _eos_token_ids(path: Path) -> list[int] | None:
-    """The ids of tokens that end an answer (one or a list), if a config names them."""
-    told = read_json(path).get("eos_token_id")
-    if told is None:
+    """The ids of tokens that end an output (one or a list), if a config names them."""
+    value = read_json(path).get("eos_token_id")
+    if value is None:
         return None
-    ids = told if isinstance(told, list) else [told]
+    ids = value if isinstance(value, list) else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        raise TokenizerError(f"{path}: eos_token_id must be a token id or a list of token ids, got {told!r}")
+        raise TokenizerError(f"{path}: eos_token_id must be a token id or a list of token ids, got {value!r}")
     return ids
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The strings under ``…_token`` keys, which are given plainly or as an object with ``content``."""
+    """The strings under ``…_token`` keys, which are strings or objects with ``content``."""
     found = {}
     for role, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value

@@ -9,10 +9,11 @@ import httpx
 import pytest
 
 from benchmarks.peers.front import Stream, serve
-from benchmarks.peers.server import first_tokens, free_port
+from benchmarks.peers.server import first_tokens
 from headrace.lab.bench.client import Endpoint
 from headrace.lab.bench.load import offer
 from headrace.lab.workload import Work
+from tests.doubles.shared_stores import free_port
 
 
 class Counting:
@@ -32,7 +33,7 @@ def endpoint() -> Endpoint:
     port = free_port()
     threading.Thread(target=serve, args=(Counting(), "counting", port), daemon=True).start()
     url = f"http://127.0.0.1:{port}"
-    for _ in range(100):
+    for _ in range(1200):
         try:
             return Endpoint(url, httpx.get(f"{url}/v1/models").json()["data"][0]["id"])
         except httpx.TransportError:

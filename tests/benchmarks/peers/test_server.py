@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.server import first_tokens, free_port, start
+from benchmarks.peers.server import first_tokens, start
 from headrace.lab.workload import Work
+from tests.doubles.shared_stores import free_port
 
 SPINNING = """
 import sys, threading

@@ -56,7 +56,7 @@ def test_near_questions_are_answered_over_http(calibration: Path, tmp_path: Path
 
     async def stats(client: httpx.AsyncClient, ready: Callable[[Any], bool]) -> Any:
         """The semantic cache's, once they are so: it learns in the background."""
-        until = time.monotonic() + 30.0
+        until = time.monotonic() + 60.0
         while not ready(layer := (await client.get("/v1/cache/stats")).json()["layers"]["semantic"]):
             assert time.monotonic() < until, layer
             await asyncio.sleep(0.01)
@@ -67,8 +67,8 @@ def test_near_questions_are_answered_over_http(calibration: Path, tmp_path: Path
         given = {
             "semantic_cache": "serve",
             "semantic_calibration": str(calibration),
-            "semantic_deadline": 30.0,  # on a busy machine no miss is to come of a late look-up
-            "response_cache_timeout": 30.0,
+            "semantic_deadline": 60.0,  # on a busy machine no miss is to come of a late look-up
+            "response_cache_timeout": 60.0,
         }
         app, running = build(response_cache=(store,), served_model_name="m", semantic_audit=0.0, **given)
         async with (

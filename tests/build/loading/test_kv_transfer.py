@@ -200,7 +200,7 @@ def test_a_producer_that_evicts_all_the_time_and_then_ends(servers):
     [
         ({"kv_transfer_secret": None}, "needs a secret"),
         ({"enable_prefix_caching": False}, "--no-enable-prefix-caching is given"),
-        ({"kv_offload_bytes": 0}, "give it with --kv-offload-bytes"),
+        ({"kv_offload_bytes": 0}, "set its size with --kv-offload-bytes"),
         ({"tensor_parallel_size": 2}, "in one process only"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 import sys
 
 import httpx
@@ -17,6 +16,7 @@ from headrace import build_app
 from headrace.build.operations.kv_events import open_kv_events
 from headrace.config import ConfigError, options
 from headrace.observe.kv_events.wire import END_OF_REPLAY
+from tests.doubles.shared_stores import free_port
 
 GIVEN = {"model": "builtin-draft", "max_num_seqs": 2, "kv_cache_memory_bytes": 16 << 20, "max_model_len": 256}
 BLOCKS, BLOCK_BYTES = 40, 16384
@@ -25,16 +25,14 @@ WORDS = "one two three four five six seven eight nine ten eleven twelve " * 4
 
 
 def free_address() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def told(address: str) -> list[list[object]]:
     """All events so far."""
     events: list[list[object]] = []
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
-        asking.setsockopt(zmq.RCVTIMEO, 20_000)
+        asking.setsockopt(zmq.RCVTIMEO, 60_000)
         asking.connect(address)
         asking.send_multipart((b"", bytes(8)))
         while True:

@@ -75,7 +75,7 @@ def test_what_makes_no_sense_is_one_line(trace, words, message):
 
 def test_a_file_that_is_no_trace_is_one_line(tmp_path):
     (tmp_path / "x").write_text("{}\n")
-    with pytest.raises(ConfigError, match=r"x:1: this is no trace"):
+    with pytest.raises(ConfigError, match=r"x:1: this is not a trace"):
         run(tmp_path / "x")
     with pytest.raises(ConfigError, match="no such file"):
         run(tmp_path / "y")
@@ -109,7 +109,7 @@ def test_a_cache_that_was_taken_over_is_mentioned(trace):
 
 def test_a_cut_trace_says_why(trace):
     trace.write_text(trace.read_text()[:-30])
-    assert re.search(r"cut       line \d+ breaks off", run(trace))
+    assert re.search(r"cut       line \d+ is incomplete", run(trace))
 
 
 def test_steps_are_exported_for_the_page_and_for_perfetto(trace, tmp_path):

@@ -225,7 +225,7 @@ def test_drafts_that_are_accepted_shorten_answers_and_others_do_not(tmp_path):
     ("words", "message"),
     [
         (("--acceptance", "much"), "--acceptance: expected numbers from 0 to 1 such as 0.7"),
-        (("--draft-cost", "0.1"), "--draft-cost 0.1 needs --acceptance"),
+        (("--draft-cost", "0.1"), "--draft-cost 0.1 requires --acceptance"),
         (("--speculative-config", '{"method": "ngram"}'), "a simulation has no text to draft from"),
     ],
 )

@@ -122,7 +122,7 @@ def test_tokens_that_are_still_on_a_device_are_waited_for_beside_the_runner(matc
             pass
 
         def wait(self):
-            assert arrived.wait(10)
+            assert arrived.wait(60)
             return [torch.tensor(self.tokens)]
 
     monkeypatch.setattr(module, "Download", Later)

@@ -76,6 +76,10 @@ def test_a_sparse_gemma3_config_is_filled_with_the_family_defaults() -> None:
         {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+            "rope_scaling": {"type": "linear", "factor": 4.0},
+        },
     ],
 )
 def test_spellings_of_rope_mean_the_same(fields: dict[str, Any]) -> None:

@@ -12,8 +12,9 @@ from headrace.fleet.dynamo.answering import RequestFailed
 from headrace.serve.service import Refused
 from headrace.testing.hashing_runner import expected_tokens
 from tests.fleet.dynamo.workers import answering, body, collected
+from tests.serve.test_service import Leash
 
-SOON = 30.0
+SOON = 60.0
 
 
 async def idle(worker) -> None:
@@ -52,10 +53,11 @@ def test_a_repeated_prompt_reports_cached_tokens_and_a_salt_separates() -> None:
 def test_an_aborted_request_ends_as_cancelled_and_leaves_nothing() -> None:
     async def run() -> None:
         async with answering() as worker:
-            seen = []
+            seen, leash = [], Leash(worker.runner, 3)
             async for chunk in worker.generate(body(max_tokens=190), "a"):
                 seen.append(chunk)
                 worker.abort("a")
+                leash.free.set()
             assert seen[-1]["finish_reason"] == "cancelled"
             await idle(worker)
             worker.abort("a")
@@ -120,8 +122,9 @@ def test_a_prompt_that_cannot_be_served_is_refused(tokens: tuple[int, ...], word
 def test_a_request_that_fails_is_an_exception_with_the_cause() -> None:
     async def run() -> None:
         async with answering() as worker:
-            chunks = worker.generate(body(max_tokens=190), "a")
+            leash, chunks = Leash(worker.runner, 3), worker.generate(body(max_tokens=190), "a")
             await anext(chunks)
+            leash.free.set()
             worker.service.withdraw(worker._answers["a"], FinishReason.TIMEOUT)
             with pytest.raises(RequestFailed, match="timeout"):
                 async for _ in chunks:

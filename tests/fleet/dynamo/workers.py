@@ -12,13 +12,20 @@ from headrace.fleet.dynamo.answering import Answering
 from headrace.serve.service import Service
 from headrace.serve.text.tokenizer import Tokenizer
 from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import HashingRunner
 
 BLOCK_SIZE = 4
 
 
-def make_answering(**engine: Any) -> Answering:
-    made, _ = hashing_engine(block_size=BLOCK_SIZE, **engine)
-    return Answering(
+class Worker(Answering):
+    """It says which runner computes."""
+
+    runner: HashingRunner
+
+
+def make_answering(**engine: Any) -> Worker:
+    made, runner = hashing_engine(block_size=BLOCK_SIZE, **engine)
+    worker = Worker(
         Service(made, Limits(64, 10_000)),
         Tokenizer.from_folder(resolve_folder("builtin")),
         max_model_len=200,
@@ -27,10 +34,12 @@ def make_answering(**engine: Any) -> Answering:
         num_blocks=made.scheduler.pool.num_blocks,
         check=lambda constraint: None,
     )
+    worker.runner = runner
+    return worker
 
 
 @asynccontextmanager
-async def answering(**engine: Any) -> AsyncIterator[Answering]:
+async def answering(**engine: Any) -> AsyncIterator[Worker]:
     made = make_answering(**engine)
     made.service.start()
     try:

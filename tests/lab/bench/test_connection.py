@@ -52,7 +52,7 @@ def talk(
             port = server.sockets[0].getsockname()[1]
             connections = Connections(f"http://127.0.0.1:{port}/any", keep_alive=keep_alive)
             try:
-                return await asyncio.wait_for(say(connections), 20), script
+                return await asyncio.wait_for(say(connections), 60), script
             finally:
                 connections.close()
 
@@ -124,7 +124,8 @@ def test_what_the_listener_raises_is_the_callers() -> None:
 def test_a_connection_that_the_server_closed_meanwhile_is_not_used() -> None:
     async def say(connections: Connections) -> list[int]:
         first = (await heard(connections))[0]
-        await asyncio.sleep(0.1)
+        for _ in range(10):  # in several turns of the loop, also after one that took long
+            await asyncio.sleep(0.01)
         return [first, (await heard(connections))[0]]
 
     statuses, script = talk([[SIZED + b"none", None], [SIZED + b"none"]], say)

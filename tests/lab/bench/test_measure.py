@@ -49,7 +49,7 @@ def test_rounds_alternate_and_ratios_are_medians_per_round() -> None:
     base = Scripted("base", [1.0, 10.0, 1.0], diary)  # the machine is slow in the second round
     twice = Scripted("twice", [0.5, 5.0, 0.25], diary)
     told: list[tuple[int, str]] = []
-    result = compare([base, twice], WORK, 3, told=lambda number, run: told.append((number, run.target)))
+    result = compare([base, twice], WORK, 3, finished=lambda number, run: told.append((number, run.target)))
     assert diary == ["base", "twice", "twice", "base", "base", "twice"]
     assert [name for _, name in told] == diary
     assert result.ratios["twice"]["output_tokens_per_second"] == pytest.approx(2.0)

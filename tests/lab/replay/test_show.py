@@ -53,7 +53,7 @@ def row(name, start, length, prompt=10) -> PlannedRow:
         (row("r", 10, 1), "token 2"),  # position 10 holds the first token; the row draws the second
         (row("r", 0, 10), "[0, 10) of prompt of 10"),
         (row("r", 4, 1), "[4, 5) of prompt of 10"),
-        (row("r", 0, 14), "[0, 14) of prompt of 10 and answer again"),
+        (row("r", 0, 14), "[0, 14) of prompt of 10 and recomputed output"),
     ],
 )
 def test_a_row_says_what_it_computes(planned, text):
@@ -72,7 +72,7 @@ def test_a_panel_shows_rows_waiting_blocks_and_events():
     assert "[0, 10) of prompt of 10" in text
     assert "late   0.500 s  no blocks" in text
     assert "3 of 12 held" in text
-    assert "old preempted (no_blocks): 33 computed tokens given up" in text
+    assert "old preempted (no_blocks): 33 computed tokens lost" in text
     assert "done finished (failed) after 2 tokens: [red] NaN" in text
 
 
@@ -84,10 +84,10 @@ def test_a_long_queue_is_cut_and_counted():
     assert "and 14 more" in text
 
 
-def test_an_error_that_the_core_does_not_raise_is_not_laid_to_it():
+def test_an_error_outside_the_core_is_reported_as_such():
     text = text_of(scene_panel(scene(recorded_error="RuntimeError: CUDA"), 0.0))
     assert "raised when recorded: RuntimeError: CUDA" in text
-    assert "nothing: the cause lies outside the core" in text
+    assert "nothing: the cause is outside the core" in text
 
 
 def test_a_timeline_tells_one_request_and_joins_its_tokens():

@@ -20,11 +20,11 @@ STEP = '{"step": 1.0, "seconds": 0.1, "events": []}\n'
     ("text", "message"),
     [
         ("", r":1: this is not JSON"),
-        ('{"a": 1}\n', r":1: this is no trace"),
-        ('{"headrace_trace": 9}\n', r":1: this is of version 9, this Headrace reads 2"),
+        ('{"a": 1}\n', r":1: this is not a trace"),
+        ('{"headrace_trace": 9}\n', r":1: this trace has version 9; this Headrace reads version 2"),
         (HEADER + STEP + "{]\n", r":3: this is not JSON"),
         (HEADER + STEP + "[]\n", r":3: expected a JSON object"),
-        (HEADER + '{"leap": 1}\n', r":2: .* no kind of line has the fields leap"),
+        (HEADER + '{"leap": 1}\n', r":2: .* unknown kind of line with the fields leap"),
         (HEADER + '{"step": "soon", "seconds": 0.1, "events": []}\n', r":2: .* could not convert"),
         (HEADER + '{"step": 1, "seconds": 0.1, "events": [["Emitted", {}]]}\n', r":2: .* lacks 'request_id'"),
         (HEADER + '{"cancel": "r", "why": "bored", "now": 1}\n', r":2: .* 'bored' is not a valid"),
@@ -42,7 +42,7 @@ def test_a_corrupted_line_is_named(tmp_path, text, message):
 def test_bytes_that_are_no_text_are_named(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_bytes(HEADER.encode() + b"\xff\xfe\n")
-    with pytest.raises(BadTrace, match="no text"):
+    with pytest.raises(BadTrace, match="not text"):
         read_trace(path)
 
 
@@ -51,7 +51,7 @@ def test_a_last_line_that_breaks_off_ends_the_trace(tmp_path):
     path.write_text(HEADER + STEP + STEP[:20])
     trace = read_trace(path)
     assert len(trace.lines) == 1
-    assert trace.cut == "line 3 breaks off"
+    assert trace.cut == "line 3 is incomplete"
 
 
 def test_a_kill_in_the_middle_of_a_letter_breaks_off_a_line_only(tmp_path):
@@ -65,7 +65,7 @@ def test_a_kill_in_the_middle_of_a_letter_breaks_off_a_line_only(tmp_path):
     whole = path.read_bytes()
     for size in range(whole.rindex(b"\n", 0, -1) + 2, len(whole)):
         path.write_bytes(whole[:size])
-        assert read_trace(path).cut == "line 3 breaks off"
+        assert read_trace(path).cut == "line 3 is incomplete"
     path.write_bytes(whole)
     assert read_trace(path).of(Submitted)[0].request.tenant == "Zoë"
 

@@ -45,6 +45,7 @@ def test_what_is_null_is_not_said(tmp_path: Path) -> None:
         "[]",
         "{",
         "{}",
+        "[" * 100_000,
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:

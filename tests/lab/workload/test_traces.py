@@ -90,6 +90,22 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, text, message):
         list(read_trace(write(tmp_path, text)))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (SERVEGEN.encode() + b"1.0,3,\xe9\n", "trace: the file is not UTF-8 text"),
+        (b"\x1f\x8b\x08\xff", "trace: the file is not UTF-8 text"),
+        (SERVEGEN.encode() + b"1.0,3," + b"1" * 200_000, "trace: cannot be read as CSV: field larger"),
+    ],
+    ids=["in the middle", "from the start", "no end of a field"],
+)
+def test_a_file_that_is_no_text_is_told(tmp_path, content, message):
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    with pytest.raises(BadTrace, match=message):
+        list(read_trace(path))
+
+
 def test_slight_disorder_is_mended_and_the_limit_counts_calls(tmp_path):
     path = write(tmp_path, "timestamp_s,input_tokens,output_tokens\n2.0,1,1\n1.0,2,2\n3.0,3,3\n")
     assert [(c.arrival, c.prompt_tokens) for c in read_trace(path, limit=2)] == [(0.0, 2), (1.0, 1)]

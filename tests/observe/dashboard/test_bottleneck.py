@@ -27,8 +27,8 @@ BUSY = Signs(
 @pytest.mark.parametrize(
     ("changed", "kind", "named"),
     [
-        ({}, Kind.BANDWIDTH, "90 % of the steps' time goes to decoding"),
-        ({"prefill": 0.7}, Kind.ARITHMETIC, "70 % of the steps' time goes to prompt tokens"),
+        ({}, Kind.BANDWIDTH, "90 % of the step time is spent on decoding"),
+        ({"prefill": 0.7}, Kind.ARITHMETIC, "70 % of the step time is spent on prompt tokens"),
         ({"mfu": 0.2, "mbu": 0.6}, Kind.BANDWIDTH, "20 % of peak arithmetic and 60 % of peak bandwidth"),
         ({"mfu": 0.6, "mbu": 0.2, "prefill": 0.0}, Kind.ARITHMETIC, "60 % of peak arithmetic"),
         ({"mbu": 0.2, "prefill": 0.7}, Kind.ARITHMETIC, "prompt tokens"),

@@ -13,7 +13,7 @@ from headrace.observe.kv_events.changes import Changes
 from headrace.observe.kv_events.publisher import AddressFailed, Publisher
 from headrace.observe.kv_events.wire import END_OF_REPLAY
 
-PATIENCE_MILLISECONDS = 20_000
+PATIENCE_MILLISECONDS = 60_000
 A, B = b"a" * 32, b"b" * 32
 ANY_PORT = "tcp://127.0.0.1:*"
 

@@ -14,6 +14,12 @@ from headrace.observe.log import writer as writer_file
 from headrace.observe.log.writer import LogWriter, install, set_level
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush gives up at last, on a slow machine before everything is written."""
+    monkeypatch.setattr(writer_file, "CLOSE_SECONDS", 60.0)
+
+
 @pytest.fixture
 def restored() -> Iterator[None]:
     """The loggers as they were before the test."""
@@ -84,7 +90,7 @@ class Blocked(io.StringIO):
 
     def write(self, text: str) -> int:
         self.reached.set()
-        assert self.open.wait(10)
+        assert self.open.wait(60)
         return super().write(text)
 
 
@@ -93,7 +99,7 @@ def test_a_blocked_output_blocks_no_log_call_and_what_is_dropped_is_counted(monk
     out = Blocked()
     writer = LogWriter(out)
     writer.handle(made("first", level=logging.WARNING))
-    assert out.reached.wait(10)
+    assert out.reached.wait(60)
     for _ in range(25):
         writer.handle(made("more"))
     out.open.set()

@@ -100,7 +100,7 @@ async def begin(batches: Batches, raw: bytes, tenant: str = "t", window: int = 8
 
 async def until(batches: Batches, id: str, *statuses: str, tenant: str = "t") -> BatchRecord:
     """Wait for a batch to be in one of the states."""
-    for _ in range(5000):
+    for _ in range(30_000):
         batch = await batches.batch(tenant, id)
         if batch.status.value in statuses:
             return batch
@@ -109,7 +109,7 @@ async def until(batches: Batches, id: str, *statuses: str, tenant: str = "t") ->
 
 
 async def when(condition: Callable[[], bool]) -> None:
-    for _ in range(5000):
+    for _ in range(30_000):
         if condition():
             return
         await asyncio.sleep(0.002)

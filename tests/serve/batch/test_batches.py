@@ -99,8 +99,9 @@ def test_a_cancelled_batch_keeps_what_it_has(play, tmp_path: Path) -> None:
     async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
         port.open_lines = 5
         id = await begin(batches, input_lines([str(n) for n in range(20)]))
-        await when(lambda: port.running == 4)
-        live = await batches.batch("t", id)
+        await when(lambda: port.running == 4 and not port.open.is_set())
+        while (live := await batches.batch("t", id)).totals.completed < len(port.order) - 4:
+            await asyncio.sleep(0.002)
         assert live.totals.completed
         assert (await batches.cancel("t", id)).status is BatchStatus.CANCELLING
         batch = await until(batches, id, "cancelled")
@@ -185,8 +186,9 @@ def test_a_batch_whose_input_was_deleted_on_the_disk_fails(play, tmp_path: Path)
     async def scene(batches: Batches, port: FakePort, clock: Clock) -> None:
         port.open_lines = 1
         id = await begin(batches, input_lines(["a", "b", "c"]))
-        await when(lambda: port.running == 2)
-        live = await batches.batch("t", id)
+        await when(lambda: port.running == 2 and len(port.order) == 3)
+        while not (live := await batches.batch("t", id)).totals.completed:
+            await asyncio.sleep(0.002)
         batches.contents.remove(live.input_file_id)
         port.stops = True  # so that the run begins again
         await when(lambda: port.running == 0)

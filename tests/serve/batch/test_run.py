@@ -39,7 +39,7 @@ def run_lines(
                     read_lines(lines),
                     results,
                     concurrency=concurrency,
-                    told=outcomes.append,
+                    ended=outcomes.append,
                     model=model,
                 )
 

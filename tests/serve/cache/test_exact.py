@@ -26,13 +26,19 @@ from headrace.serve.cache.stores.sqlite import SQLiteStore
 from headrace.serve.cache.stores.tier import Tier
 from headrace.serve.service import Service
 from headrace.testing.engines import hashing_engine
-from tests.doubles.shared_stores import redis_server
+from tests.doubles.shared_stores import patience, redis_server
 from tests.serve.cache.test_lookup import Clock, House, truth
 from tests.serve.test_service import Book
 
 FINGERPRINT = Engine("hash", "", "", "", "", "").fingerprint()
-SECONDS = 5.0  # of a look-up: tests share their machine
+SECONDS = 60.0  # of a look-up: tests share their machine
 SEAL = Seal(b"secret")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patience():
+    with patience():
+        yield
 
 
 def tier(kind, folder, request, tell=lambda event: None):
@@ -135,7 +141,7 @@ def test_a_clearing_is_heard_by_whoever_shares_the_store(kind, tmp_path, request
     async def run():
         async with house(make) as one, house(make) as other:
             await one.recall.clear(EVERYTHING)
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(60.0):
                 while True:  # until it has heard of this one, it would not believe what is written after it
                     await one.answer()
                     if (await other.answer())[0].startswith("hit"):
@@ -150,7 +156,7 @@ def test_a_clearing_is_heard_by_whoever_shares_the_store(kind, tmp_path, request
                     await asyncio.sleep(0.05)
 
             with pytest.raises(NotCached):
-                await asyncio.wait_for(until_gone(), 10.0)
+                await asyncio.wait_for(until_gone(), 60.0)
 
     asyncio.run(run())
 
@@ -164,7 +170,7 @@ def test_a_clearing_is_heard_also_when_the_store_has_lost_the_earlier_ones(kind,
         return [tier("memory", tmp_path, request), tier(kind, tmp_path, request, tell)]
 
     async def run():
-        async with house(make) as one, house(make) as other, asyncio.timeout(30.0):
+        async with house(make) as one, house(make) as other, asyncio.timeout(60.0):
             for _ in range(3):
                 await one.recall.clear(tag)
             await until_they_agree(one, other, tag)
@@ -206,7 +212,7 @@ def test_a_clearing_that_a_store_could_not_hear_is_told_it_later(kind, tmp_path,
         raise OSError
 
     async def run():
-        async with house(make) as one, house(make) as other, asyncio.timeout(30.0):
+        async with house(make) as one, house(make) as other, asyncio.timeout(60.0):
             with monkeypatch.context() as patch:
                 patch.setattr(type(one.recall._exact._tiers[1]._store), "clear", deaf)
                 assert await one.recall.clear(tag) == {"memory": True, kind: False}
@@ -226,7 +232,7 @@ def test_two_stores_that_count_differently_come_to_agree(tmp_path, request):
             async with house(make(kind)) as h:
                 for _ in range(times):
                     await h.recall.clear(tag)
-        async with house(make("sqlite", "redis")) as h, asyncio.timeout(30.0):
+        async with house(make("sqlite", "redis")) as h, asyncio.timeout(60.0):
             sqlite, redis = h.recall._exact._tiers
             while (await redis.versions()).get(tag) != 5:
                 await asyncio.sleep(0.05)
@@ -253,7 +259,7 @@ def test_a_redis_that_dies_and_comes_back_costs_only_speed(tmp_path):
                 assert "failed" in faults
                 assert "resting" in faults
                 with redis_server(server.port):
-                    async with asyncio.timeout(20.0):
+                    async with asyncio.timeout(60.0):
                         while not (await h.answer())[0].startswith("hit"):
                             await asyncio.sleep(0.1)
 

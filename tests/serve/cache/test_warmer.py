@@ -3,7 +3,6 @@ import asyncio
 from headrace.core.cache.warming.demand_forecast import DAY
 from headrace.core.cache.warming.idle_detector import IdleDetector
 from headrace.core.events import Arrived
-from headrace.serve.cache import warmer as module
 from headrace.serve.cache.history import History, Recorded
 from headrace.serve.cache.warmer import PREFIX_SECONDS, REFILL_SECONDS, Outcome, Warmer
 from tests.serve.cache.test_history import on_a_loop
@@ -245,9 +244,10 @@ async def test_a_prefix_is_asked_for_now_and_again_and_after_a_restart(tmp_path)
     assert await history.prefixes() == [question("system")]
     again = Scene(Desk(), history=history)
     again.warmer.start()
-    await asyncio.sleep(3 * module.TICK_SECONDS)
+    async with asyncio.timeout(60.0):
+        while again.warmer.state().prefixes != 1:
+            await asyncio.sleep(0.01)
     await again.warmer.stop()
-    assert again.warmer.state().prefixes == 1
     await history.stop()
 
 
@@ -261,3 +261,15 @@ async def test_stopping_leaves_nothing_running():
         await asyncio.sleep(0.01)
     await scene.warmer.stop()
     assert scene.desk.interrupted == ["a"]
+
+
+@on_a_loop
+async def test_a_prefix_that_waits_is_not_queued_again():
+    scene = Scene(Desk(), batch=1, seconds_per_hour=3600.0)
+    await scene.tick(6)
+    for name in "abc":
+        await scene.warmer.keep_warm("t", question(name))
+    for _ in range(5):
+        await scene.tick(PREFIX_SECONDS + 1)
+    state = scene.warmer.state()
+    assert (state.running, state.waiting) == (1, 2)

@@ -89,7 +89,7 @@ def test_it_waits_for_those_who_are_answered_but_not_for_ever(monkeypatch):
         await asyncio.sleep(0.02)
         assert not h.landed
         h.busy = False
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while len(h.landed) < 1:
                 await asyncio.sleep(0.001)
             h.busy = True
@@ -110,7 +110,7 @@ def test_one_is_kept_after_the_other_and_who_comes_is_seen_in_between(monkeypatc
         for name in (b"a", b"b", b"c"):
             h.keeping.add(h.flight(name))
         h.landed = Seen(h)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while not h.landed:
                 await asyncio.sleep(0)
         await asyncio.sleep(0.02)
@@ -149,7 +149,7 @@ def test_a_store_that_has_to_be_waited_for_is_written_to_at_once(monkeypatch):
         h = House(deadline=60.0)
         flight = h.flight(b"a")
         h.keeping.add(flight)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             while h.landed != [flight]:
                 await asyncio.sleep(0)
 

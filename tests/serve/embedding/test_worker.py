@@ -20,7 +20,7 @@ from headrace.serve.service import Refused, Service
 from tests.doubles.pooling_models import LetterModel
 from tests.serve.test_service import Book, end_of, read_all, request, serving
 
-SOON = 10.0
+SOON = 60.0
 LIMITS = Limits(8, 1000)
 
 

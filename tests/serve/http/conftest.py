@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+import itertools
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,10 +26,12 @@ from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
+from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.prediction.memory_peak import AlwaysFits
 from headrace.core.prediction.step_cost import TOKENS_ONLY
 from headrace.core.queueing.fair_queue import single_file
 from headrace.core.queueing.order import FirstComeFirstServed
+from headrace.core.request import FinishReason
 from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
@@ -43,6 +48,7 @@ from headrace.observe.requests import RequestBook
 from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
+from headrace.serve.answer import Answer
 from headrace.serve.auth.api_keys import Grant, Keys
 from headrace.serve.batch.batches import Batches, Bounds
 from headrace.serve.batch.store import Limits as TenantLimits
@@ -52,7 +58,7 @@ from headrace.serve.cache.warmer import Warmer
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.embedding.worker import EmbeddingWorker
 from headrace.serve.http.anthropic.routes import Messages
-from headrace.serve.http.app import Beside, create_app
+from headrace.serve.http.app import BackgroundWork, create_app
 from headrace.serve.http.batch.batches import BatchRoutes
 from headrace.serve.http.batch.files import Files
 from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
@@ -79,6 +85,7 @@ from headrace.serve.http.prompts.markers import chosen
 from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.http.replies import StreamedAnswer
 from headrace.serve.http.responses.background import BackgroundResponses
 from headrace.serve.http.responses.routes import ResponsesApi
 from headrace.serve.http.responses.store import ResponseStore
@@ -113,6 +120,55 @@ class House:
 
     def fold(self, event: Event, now: float) -> None:
         self.seen.append(event)
+
+
+def at_the_fourth_step(house: House, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Call ``act`` on the engine's thread before its fourth step, once a stream has been written to."""
+    launch, write = house.runner.launch, StreamedAnswer._write
+    written, steps = threading.Event(), itertools.count(1)
+
+    async def noted(self: StreamedAnswer, data: bytes, more: bool = True) -> None:
+        await write(self, data, more)
+        written.set()
+
+    def held(plan: StepPlan, now: float) -> None:
+        if next(steps) == 4:
+            assert written.wait(60)
+            act()
+        launch(plan, now)
+
+    monkeypatch.setattr(StreamedAnswer, "_write", noted)
+    monkeypatch.setattr(house.runner, "launch", held)
+
+
+def time_runs_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a call ends in the middle of its stream, however slow the machine is."""
+    timers: list[Callable[[], None]] = []
+
+    def end_in_time(answer: Answer, close: Callable[[Answer, FinishReason], None]) -> None:
+        timers.append(lambda: close(answer, FinishReason.TIMEOUT))
+
+    def act() -> None:
+        house.runner.gate.clear()
+        house.service._running_loop().call_soon_threadsafe(timers[0])
+
+    monkeypatch.setattr(house.service, "end_in_time", end_in_time)
+    at_the_fourth_step(house, monkeypatch, act)
+
+
+def in_step(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step ends after the event loop has sent what the step before it drew, so that each is a chunk of its own."""
+    collect = house.runner.collect
+
+    async def turns() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def collected() -> StepOutput:
+        asyncio.run_coroutine_threadsafe(turns(), house.service._running_loop()).result(60)
+        return collect()
+
+    monkeypatch.setattr(house.runner, "collect", collected)
 
 
 @pytest.fixture
@@ -236,7 +292,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     accounts = UsageReport(
         service,
         usage.tenants,
-        lambda tenant: {**usage.tell(tenant), **cost.tenant(tenant)},
+        lambda tenant: {**usage.account(tenant), **cost.tenant(tenant)},
         cost.device,
         partial(focus_csv, cost),
     )
@@ -277,7 +333,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     calls = PoolingCalls(worker, models, service.now, model.cost)
     embedding = EmbeddingApi(calls, **bounds_of)
     routes = [route for part in (*parts, embedding) for route in part.routes()]
-    beside: list[Beside] = [warmer, background, worker, *tuning.tasks]
+    beside: list[BackgroundWork] = [warmer, background, worker, *tuning.tasks]
     if "batch_path" in options:
         lines = GeneratedLines(recall, model, notes, request_timeout=30.0)
         runner = LineRunner(service, (lines, PooledLines(calls, request_timeout=30.0)))

@@ -1,4 +1,11 @@
+import asyncio
+
 import pytest
+
+from headrace.serve.auth.api_keys import Keys
+from headrace.serve.http.app import create_app
+from headrace.serve.http.exchange import Hooks
+from headrace.serve.http.runtime.lifespan import lifespan_of
 
 PAGE = "https://page.example"
 ASKING = {
@@ -34,3 +41,43 @@ def test_other_pages_may_not(house, origin):
     assert (
         "access-control-allow-origin" not in house.client.get("/health", headers={"Origin": origin}).headers
     )
+
+
+class Work:
+    """Work beside the server, or the road itself; it may fail to stop."""
+
+    def __init__(self, name, log, fails=False):
+        self.name, self.log, self.fails = name, log, fails
+
+    def start(self):
+        self.log.append(f"start {self.name}")
+
+    async def stop(self):
+        self.log.append(f"stop {self.name}")
+        if self.fails:
+            raise OSError(28, "No space left on device")
+
+
+class Road(Work):
+    async def start(self):
+        super().start()
+
+
+def test_work_that_fails_to_stop_keeps_none_of_the_others_from_it():
+    log = []
+    beside = [Work("a", log), Work("b", log, fails=True), Work("c", log)]
+    app = create_app(
+        Road("road", log), [], Keys({}), beside, hooks=Hooks(stopped=(lambda: log.append("hook"),))
+    )
+
+    async def run():
+        async with lifespan_of(app):
+            pass
+
+    with pytest.raises(RuntimeError):
+        asyncio.run(run())
+    assert log == [
+        *(f"start {name}" for name in ("road", *"abc")),
+        *(f"stop {name}" for name in (*"cba", "road")),
+        "hook",
+    ]

@@ -66,7 +66,7 @@ def test_a_bug_in_a_route_is_a_500_that_tells_nothing(house, monkeypatch):
     async def broken(self, request, form, not_yet):
         raise ZeroDivisionError("the inside")
 
-    monkeypatch.setattr(Api, "_question", broken)
+    monkeypatch.setattr(Api, "_read_generation", broken)
     answer = house.client.post(PATH, json={"prompt": "x"})
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"

@@ -9,6 +9,7 @@ from headrace.core.events import Finished, arrival
 from headrace.core.request import FinishReason, Request
 from headrace.serve.http import replies
 from headrace.serve.text.stream import TextStream
+from tests.serve.http.conftest import time_runs_out
 
 PATH = "/v1/completions"
 
@@ -19,22 +20,16 @@ def ends(house) -> list[FinishReason]:
 
 def quiet(house) -> None:
     """Wait until the engine holds nothing any more and all that happened has been counted."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while house.service.open_requests():
         assert time.monotonic() < until
         time.sleep(0.005)
-    asyncio.run_coroutine_threadsafe(turns(3), house.service._loop).result(10)  # told, written, counted
+    asyncio.run_coroutine_threadsafe(turns(3), house.service._loop).result(60)  # told, written, counted
 
 
 async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-def later(seconds: float, action) -> None:
-    timer = threading.Timer(seconds, action)
-    timer.daemon = True
-    timer.start()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -94,14 +89,14 @@ def test_a_deadline_that_cannot_be_met_is_a_408_at_once(house, stream, monkeypat
     assert "it needs 9 s" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("options", [{"request_timeout": 0.15, "step_seconds": 0.01}])
-def test_a_deadline_in_the_middle_is_an_event(house):
+def test_a_deadline_in_the_middle_is_an_event(house, monkeypatch):
+    time_runs_out(house, monkeypatch)
     answer = house.client.post(
         PATH, json={"prompt": "x", "stream": True, "max_tokens": 200, "ignore_eos": True}
     )
     assert answer.status_code == 200
     *chunks, error, done, _ = answer.text.split("\n\n")
-    assert len(chunks) > 2
+    assert chunks
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
     assert done == "data: [DONE]"
 
@@ -151,13 +146,19 @@ def test_an_exception_in_detokenizing_fails_that_request_alone(house, stream, mo
     assert house.client.post(PATH, json={"prompt": "x"}).status_code == 200
 
 
-@pytest.mark.parametrize("options", [{"step_seconds": 0.01}])
 def test_draining_tells_those_who_cannot_finish(house):
-    later(0.5, lambda: house.service._loop.call_soon_threadsafe(house.service.close_all))
+    def close_all() -> None:
+        while not house.service.open_requests():
+            time.sleep(0.005)
+        house.service._loop.call_soon_threadsafe(house.service.close_all)
+
+    house.runner.gate.clear()
+    threading.Thread(target=close_all, daemon=True).start()
     answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 200, "ignore_eos": True})
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "draining"
     assert "retry-after" in answer.headers
+    house.runner.gate.set()
     quiet(house)
     assert ends(house) == [FinishReason.CANCELLED]
 

@@ -1,6 +1,6 @@
-"""Where a prompt left the cached prefix, why, and how many tokens were computed though they had been computed before.
+"""Where and why a prompt missed the prefix cache, and how many tokens were computed again.
 
-It sees counts and fingerprints. What stands at that token is a `Place`, found by code that knows the prompt's text.
+It uses counts and fingerprints. The part of the request at that token is a `Place`, found by code that has the text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PrefixCause(StrEnum):
 
 
 class Place(NamedTuple):
-    """What stands at one token of a prompt.
+    """The part of a request at one token of its prompt.
 
     ``section`` is ``tools``, ``messages[3]`` or the like, ``role`` that of the message. ``marker`` names a known
     per-request marker there. ``lacks_reasoning`` says that a message of the assistant stands there without reasoning,

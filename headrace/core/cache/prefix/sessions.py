@@ -4,7 +4,7 @@
  turn 3   system tools  m1 m2 m3 m4            retained while the session is used
  turn 4   system tools  m1 m2 m3' ...          m3' differs: the blocks of m3 and m4 will not be found again
 ```
-It knows block keys alone. Blocks that another session of the tenant has too stay retained.
+It uses block keys only. Blocks that another session of the tenant also uses stay retained.
 """
 
 from __future__ import annotations

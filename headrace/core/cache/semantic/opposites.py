@@ -1,6 +1,6 @@
 """English word lists of the guards: function words, negations, opposites, words of time.
 
-Only data, and a crude stemming that matches inflections. Another language would be another file like this one.
+Contains only data, and a crude stemming that matches inflections. Another language needs another such file.
 """
 
 from __future__ import annotations

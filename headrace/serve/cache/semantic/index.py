@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float32]
 
 _SCANNED = 1024
-"""Up to this number of vectors, all cosines are computed: that takes no longer."""
+"""Up to this number of vectors, all cosines are computed, which is as fast."""
 _RANKED = 4
 """Candidates ranked exactly, per requested row."""
 _FIRST_ROOM = 4

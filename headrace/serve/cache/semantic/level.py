@@ -2,8 +2,8 @@
 
     turn, partition → verdict of the search thread within the deadline → entry from the exact cache → audit? → serve
 
-Any failure is a miss. A random sample of hits is computed nevertheless and compared (an audit). An audit counts for its
-tenant and its partition alone. Tenants and partitions whose audits exceed the error bound are switched off.
+Any failure is a miss. A random sample of hits is computed anyway and compared (an audit). An audit counts only for its
+tenant and its partition. The cache is disabled for tenants and partitions whose audits exceed the error bound.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.serve.cache.semantic.search_thread import Computed, Proposal, Sear
 logger = logging.getLogger(__name__)
 
 _PENDING = 10_000
-"""Maximum number of audits under way; the oldest is dropped."""
+"""Maximum number of pending audits; the oldest is dropped."""
 _WATCHED = 10_000
 """Maximum numbers of tenants and of partitions whose audits are counted; 0.4 KB each."""
 _ALIKE = 0.7
@@ -39,7 +39,7 @@ _ALIKE = 0.7
 
 
 class Mode(StrEnum):
-    """What happens to a hit: it is only compared, it is a draft for speculative decoding, or it is served."""
+    """The use of a hit: it is only compared, it is a draft for speculative decoding, or it is served."""
 
     SHADOW = "shadow"
     DRAFT = "draft"
@@ -50,16 +50,16 @@ class SemanticCache:
     """A `core.ports.Level` and `core.ports.Keeper`.
 
     Args:
-        librarian: the search thread, which decides what may be served.
+        search_thread: the search thread, which decides which entry may be served.
         exact: the exact cache, which has the entries.
         mode: shadow compares every hit and serves none; draft neither compares nor serves.
         spell: returns the text of a response's tokens.
         tell: receives events.
         deadline: seconds that a lookup may take.
-        audit: the share of hits that are computed nevertheless; with ``adapts_audit`` it follows the errors.
+        audit: the share of hits that are computed anyway; with ``adapts_audit`` it follows the errors.
         max_error: the error bound that audits check.
-        confidence: the confidence at which an exceeded bound switches the cache off.
-        seed: for the random choice of audits.
+        confidence: the confidence at which an exceeded bound disables the cache.
+        seed: of the random choice of audits.
         clock: seconds, the same as the search thread's.
     """
 
@@ -67,7 +67,7 @@ class SemanticCache:
 
     def __init__(
         self,
-        librarian: SearchThread,
+        search_thread: SearchThread,
         exact: ExactCache,
         mode: Mode,
         spell: Callable[[tuple[int, ...]], str],
@@ -81,7 +81,7 @@ class SemanticCache:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._librarian = librarian
+        self._search_thread = search_thread
         self._exact = exact
         self._mode = mode
         self._spell = spell
@@ -90,7 +90,7 @@ class SemanticCache:
         serves = mode is Mode.SERVE
         self._audit = AuditRate(audit if serves else 1.0, max_error, adapts=serves and adapts_audit)
         self._max_error = max_error
-        self._lottery = random.Random(seed)
+        self._random = random.Random(seed)
         self._clock = clock
         self._breaker = CircuitBreaker()
         self._pending: OrderedDict[bytes, bytes] = (
@@ -101,13 +101,13 @@ class SemanticCache:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Start on the running loop; lookups are too late until the index has been rebuilt."""
+        """Start on the running loop; until the index has been rebuilt, lookups miss their deadline."""
         self._loop = asyncio.get_running_loop()
-        self._librarian.start()
+        self._search_thread.start()
 
     async def stop(self) -> None:
         """Stop the thread and close the file."""
-        await asyncio.to_thread(self._librarian.stop)
+        await asyncio.to_thread(self._search_thread.stop)
 
     async def find(self, ask: CacheQuery) -> Hit | Miss:
         """A similar request's response, or why there is none."""
@@ -125,7 +125,7 @@ class SemanticCache:
             return Miss("too_little_similarity")
         entry = await self._exact.at(proposal.key)
         if entry is None:
-            self._librarian.forget(proposal.key)
+            self._search_thread.forget(proposal.key)
             return Miss("gone")
         if not self._exact.serves(ask, entry.versions):
             return Miss("other_tags")
@@ -137,7 +137,7 @@ class SemanticCache:
         age = self._exact.age(entry)
         if oldest is not None and age > oldest:
             return Miss("too_old")
-        if self._lottery.random() < self._audit.share and not ask.control.only_if_cached:
+        if self._random.random() < self._audit.share and not ask.control.only_if_cached:
             self._pending[ask.key] = proposal.key
             if len(self._pending) > _PENDING:
                 self._pending.popitem(last=False)
@@ -147,7 +147,7 @@ class SemanticCache:
         return Hit(entry, Layer.SEMANTIC, proposal.key, age, proposal.similarity)
 
     def kept(self, ask: CacheQuery, entry: Entry) -> None:
-        """Index a response, and compare it with the one that would have been served instead."""
+        """Index a computed response; in an audit, compare it with the one that would have been served."""
         instead = self._pending.pop(ask.key, None)
         if ask.turn is None or not ask.partition or entry.reason is not FinishReason.STOP:
             return
@@ -166,7 +166,7 @@ class SemanticCache:
             expires=entry.stale_until,
             instead=instead,
         )
-        self._librarian.note(computed, audited)
+        self._search_thread.note(computed, audited)
 
     def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None:
         """Drop the audit of a response that was not completed."""
@@ -174,19 +174,19 @@ class SemanticCache:
 
     def cleared(self, tag: str) -> None:
         """Remove all rows with ``tag``."""
-        self._librarian.forget_tag(tag)
+        self._search_thread.forget_tag(tag)
 
     def barred(self, served: Served) -> None:
-        """A response was wrong: its entry is no longer served to similar requests of any user."""
-        self._librarian.forget(served.source or served.key)
+        """Remove the entry of a wrong response, so that it is not served to similar requests of any user."""
+        self._search_thread.forget(served.source or served.key)
 
     def facts(self) -> Mapping[str, StoreFacts]:
         """Size of the index."""
-        return {"memory": self._librarian.facts()}
+        return {"memory": self._search_thread.facts()}
 
     async def _propose(self, ask: CacheQuery, now: float) -> Proposal | Miss:
         assert ask.turn is not None
-        asked = self._librarian.ask(ask.partition, ask.key, ask.turn.text, now + self._deadline)
+        asked = self._search_thread.ask(ask.partition, ask.key, ask.turn.text, now + self._deadline)
         try:
             verdict = await asyncio.wait_for(asyncio.wrap_future(asked), self._deadline)
         except TimeoutError:

@@ -1,7 +1,7 @@
 """The rows of all partitions in memory: nearest rows, equal answers, and eviction.
 
 For one thread. A partition is a digest of everything except the last user message, including the tenant. Each partition
-has an index of its own, and a row's partition is compared again when it is found, so partitions never mix.
+has its own index, and a found row's partition is compared again, so partitions never mix.
 """
 
 from __future__ import annotations

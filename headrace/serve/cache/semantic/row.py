@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _OVERHEAD = 600
-"""Bytes of the objects around the texts and vectors of a row, about."""
+"""Approximate bytes of the objects around the texts and vectors of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Row:
 
     ``partition`` is the digest of everything that must be equal. ``answer`` is the class of its answer: entries with
     equal answers share it. ``answer_text`` is the normalized answer, ``answer_vector`` its vector or empty. ``tags``
-    are those of the entry; ``expires`` is a Unix time.
+    are the entry's; ``expires`` is a Unix time.
     """
 
     key: bytes

@@ -1,7 +1,7 @@
 """The SQLite file of the semantic cache's rows, from which the index is rebuilt at start.
 
-For one thread. Rows of another encoder or layout are dropped, and a damaged file is replaced: everything in it can be
-computed again. Responses always come from the exact cache; a row without its entry is removed when it would be served.
+For one thread. Rows of another encoder or layout are dropped, and a damaged file is replaced, because all rows can be
+computed again. Responses always come from the exact cache; a row without its entry is removed when it is found.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class RowStore:
             logger.warning("%s cannot be read (%s): the semantic cache starts empty", path, error)
             path.replace(path.with_name(f"{path.name}.damaged"))
             self._connection = _open(path)
-        whose = json.dumps([_LAYOUT, encoder])
+        format_of_rows = json.dumps([_LAYOUT, encoder])
         found = self._connection.execute("SELECT value FROM about WHERE name = 'whose'").fetchone()
         with self._connection:
-            if found != (whose,):
+            if found != (format_of_rows,):
                 self._connection.execute("DELETE FROM rows")
-            self._connection.execute("INSERT OR REPLACE INTO about VALUES ('whose', ?)", (whose,))
+            self._connection.execute("INSERT OR REPLACE INTO about VALUES ('whose', ?)", (format_of_rows,))
 
     def load(self, now: float) -> Iterator[Row]:
         """All rows that have not expired, oldest first."""
@@ -63,13 +63,13 @@ class RowStore:
             question,
             vector,
             answer,
-            said,
+            answer_text,
             answer_vector,
             tags,
             expires,
         ) in self._connection.execute("SELECT * FROM rows ORDER BY expires"):
             held = tuple(json.loads(tags))
-            yield Row(key, partition, question, vector, answer, said, answer_vector, held, expires)
+            yield Row(key, partition, question, vector, answer, answer_text, answer_vector, held, expires)
 
     def write(self, kept: Iterable[Row], forgotten: Iterable[bytes]) -> None:
         """Add rows and delete others, in one transaction."""

@@ -1,8 +1,8 @@
-"""The thread of the semantic cache: embeds messages, searches the index, and judges what may be served.
+"""The thread of the semantic cache: embeds messages, searches the index, and decides which entry may be served.
 
-Lookups run first, in the order of their arrival; one whose deadline has passed is not embedded. Indexing, audits and
-removals run while no lookup waits, and for a bounded share of the time, because a lookup that arrives meanwhile waits
-for their end. An embedder that raises fails the current lookup only.
+Lookups run first, in order of arrival; one whose deadline has passed is not embedded. Indexing, audits and removals run
+while no lookup waits, and for a limited share of the time, because a lookup that arrives meanwhile waits for their end.
+If the embedder raises, only the current lookup fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMEMBERED = 1024
 _TOGETHER = 4
 """Maximum number of answers embedded in one call."""
 
-_ERRANDS = 0.25
+_TASK_SHARE = 0.25
 """The share of time that indexing, audits and removals may take."""
 
 _BACKLOG = 1000
@@ -78,8 +78,8 @@ class SearchThread:
     """Answers `ask` from the rows that `note` has added.
 
     Args:
-        embedder: used by this thread alone.
-        judge: decides what may be served.
+        embedder: used only by this thread.
+        judge: decides which entry may be served.
         rows: the index in memory.
         shelf: the file that stores the rows across restarts, if there is one.
         wall: Unix time.
@@ -102,13 +102,13 @@ class SearchThread:
         self._wall = wall
         self._clock = clock
         self._questions: deque[_Question] = deque()
-        self._errands: deque[_Note | Callable[[], None]] = deque()
+        self._tasks: deque[_Note | Callable[[], None]] = deque()
         self._vectors: OrderedDict[bytes, bytes] = (
             OrderedDict()
         )  # of recent messages, by the keys of their requests
         self._work = threading.Condition()
         self._ending = False
-        self._thread = threading.Thread(target=self._live, name="headrace-semantic", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="headrace-semantic", daemon=True)
         self.facts = rows.facts
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class SearchThread:
             self._shelf.close()
 
     def ask(self, partition: bytes, key: bytes, text: str, until: float) -> Future[Proposal | Decline | None]:
-        """What may be served for a message; None if that is not known before ``until``."""
+        """The entry that may be served for a message, or why none; None if ``until`` passes first."""
         verdict: Future[Proposal | Decline | None] = Future()
         with self._work:
             self._questions.append(_Question(partition, key, text, until, verdict))
@@ -135,60 +135,60 @@ class SearchThread:
 
     def note(self, computed: Computed, audited: Callable[[bool], None] | None = None) -> None:
         """Index a response. ``audited`` receives whether the entry served instead would have been equal."""
-        if len(self._errands) < _BACKLOG:
-            self._errand(_Note(computed, audited))
+        if len(self._tasks) < _BACKLOG:
+            self._add_task(_Note(computed, audited))
 
     def forget(self, key: bytes) -> None:
-        """Serve an entry to similar requests no longer."""
-        self._errand(lambda: self._drop([key] if self._rows.forget(key) else []))
+        """Remove an entry, so that it is not served to similar requests."""
+        self._add_task(lambda: self._drop([key] if self._rows.forget(key) else []))
 
     def forget_tag(self, tag: str) -> None:
         """Remove all entries with a tag."""
-        self._errand(lambda: self._drop(self._rows.forget_tag(tag)))
+        self._add_task(lambda: self._drop(self._rows.forget_tag(tag)))
 
-    def _errand(self, errand: _Note | Callable[[], None]) -> None:
+    def _add_task(self, task: _Note | Callable[[], None]) -> None:
         with self._work:
-            self._errands.append(errand)
+            self._tasks.append(task)
             self._work.notify()
 
-    def _live(self) -> None:
-        faiss.omp_set_num_threads(1)  # of this thread alone
+    def _loop(self) -> None:
+        faiss.omp_set_num_threads(1)  # only for this thread
         self._rebuild()
         pause_ends = 0.0
         while True:
-            question = errand = None
+            question = task = None
             with self._work:
                 while not self._questions:
                     pause = 0.0 if self._ending else pause_ends - self._clock()
-                    if pause <= 0 and (self._errands or self._ending):
+                    if pause <= 0 and (self._tasks or self._ending):
                         break
-                    self._work.wait(pause if self._errands else None)
+                    self._work.wait(pause if self._tasks else None)
                 if self._questions:
                     question = self._questions.popleft()
-                elif self._errands:
-                    errand = self._next_errand()
+                elif self._tasks:
+                    task = self._next_task()
                 else:
                     return
             if question is not None:
                 self._answer(question)
-            elif errand is not None:
+            elif task is not None:
                 began = self._clock()
                 try:
-                    errand()
+                    task()
                 except Exception:
                     logger.exception("a background task of the semantic cache failed")
                 ended = self._clock()
-                pause_ends = ended + (ended - began) * (1 / _ERRANDS - 1)
+                pause_ends = ended + (ended - began) * (1 / _TASK_SHARE - 1)
 
-    def _next_errand(self) -> Callable[[], None]:
+    def _next_task(self) -> Callable[[], None]:
         """The first task; consecutive notes are combined."""
-        first = self._errands.popleft()
+        first = self._tasks.popleft()
         if not isinstance(first, _Note):
             return first
         notes = [first]
-        while self._errands and len(notes) < _TOGETHER and isinstance(following := self._errands[0], _Note):
+        while self._tasks and len(notes) < _TOGETHER and isinstance(following := self._tasks[0], _Note):
             notes.append(following)
-            self._errands.popleft()
+            self._tasks.popleft()
         return partial(self._note, notes)
 
     def _rebuild(self) -> None:

@@ -1,8 +1,8 @@
 """Names of entries in a shared store that may lose any of its data, including invalidations.
 
-Redis and Memcached store the versions of tags under keys of their own. If they lost these and not the entries,
-invalidated responses would be served again. Therefore every name begins with a random generation that is stored *with*
-the versions: when they are lost, a new generation begins and no older entry can be found.
+Redis and Memcached store the versions of tags under separate keys. If they lost these and not the entries, invalidated
+responses would be served again. Therefore every name begins with a random generation that is stored *with* the
+versions: when the versions are lost, a new generation begins and no older entry can be found.
 """
 
 from __future__ import annotations

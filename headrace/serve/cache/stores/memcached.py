@@ -21,10 +21,10 @@ from headrace.serve.cache.stores.generation import GENERATION, VERSIONS, entry_n
 CONNECTIONS = 4
 SOCKET_SECONDS = 1.0
 LARGEST_BYTES = 1_000_000
-"""Memcached's default limit of an item."""
+"""Memcached's default size limit of an item."""
 
 LONGEST_SECONDS = 30 * 86400
-"""Memcached reads a longer time to live as a date."""
+"""Longest time to live: Memcached interprets a longer one as a date."""
 
 ATTEMPTS = 16
 
@@ -32,7 +32,7 @@ ValueT = TypeVar("ValueT")
 
 
 class MemcachedStore:
-    """A `core.ports.Store` at ``host``:``port``; the client blocks, so it has threads of its own."""
+    """A `core.ports.Store` at ``host``:``port``; the client blocks, so it has its own threads."""
 
     name = "memcached"
 
@@ -107,11 +107,11 @@ class MemcachedStore:
             change(known)
             if value is not None and known == before:
                 return known
-            spelt = json.dumps(known).encode()
+            encoded = json.dumps(known).encode()
             if (
-                self._client.add(VERSIONS, spelt)
+                self._client.add(VERSIONS, encoded)
                 if value is None
-                else self._client.cas(VERSIONS, spelt, token)
+                else self._client.cas(VERSIONS, encoded, token)
             ):
                 return known
         raise OSError("the versions were changed by others at every attempt")

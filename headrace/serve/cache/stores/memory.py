@@ -14,7 +14,7 @@ ENTRY_BYTES = 400
 """Memory of the table per entry: slots, key, record and numbers (measured)."""
 
 LARGEST_SHARE = 8
-"""A value may use at most one part in this many of the limit, so that it does not evict everything else."""
+"""A value may use at most 1/8 of the limit, so that it does not evict everything else."""
 
 
 class _Kept(NamedTuple):

@@ -1,8 +1,8 @@
 """The Redis (or Valkey) store: cached responses shared by servers with a common secret.
 
 An entry is a string with a time to live. A tag is a version number in a hash, which makes invalidation reliable, and a
-sorted set of the names that have it, by expiry, which allows deletion. It uses no scripts and no modules. No
-request waits for a scan.
+sorted set of the names of its entries, by expiry, which allows deletion. It uses no scripts and no modules. No request
+waits for a scan.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RedisStore:
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=CONNECTIONS,
-            timeout=None,  # each caller has its own deadline
+            timeout=None,  # each lookup has its own deadline
             socket_connect_timeout=CONNECT_SECONDS,
             retry=Retry(NoBackoff(), 0),
             protocol=3,
@@ -73,7 +73,7 @@ class RedisStore:
             await self._redis.delete(entry_name(self._generation, key))
 
     async def clear(self, tag: str) -> None:
-        await self._redis.hincrby(VERSIONS, _spell(tag), 1)
+        await self._redis.hincrby(VERSIONS, _encode(tag), 1)
         if tag == EVERYTHING:
             await self._redis.hset(VERSIONS, GENERATION, new_generation())
             async for name in self._redis.scan_iter(f"{PREFIX}{self._generation}:*", count=DELETED_AT_ONCE):
@@ -94,7 +94,7 @@ class RedisStore:
     async def advance(self, steps: Mapping[str, int]) -> None:
         async with self._redis.pipeline(transaction=True) as pipe:
             for tag, by in steps.items():
-                pipe.hincrby(VERSIONS, _spell(tag), by)
+                pipe.hincrby(VERSIONS, _encode(tag), by)
             await pipe.execute()
 
     def facts(self) -> StoreFacts:
@@ -106,8 +106,8 @@ class RedisStore:
 
 
 def _names(tag: str) -> str:
-    return f"{PREFIX}tag:{hashlib.sha256(_spell(tag)).hexdigest()}"
+    return f"{PREFIX}tag:{hashlib.sha256(_encode(tag)).hexdigest()}"
 
 
-def _spell(tag: str) -> bytes:
+def _encode(tag: str) -> bytes:
     return tag.encode("utf-8", "surrogatepass")

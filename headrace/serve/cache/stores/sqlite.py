@@ -1,7 +1,7 @@
-"""The SQLite store: cached responses in a file, across restarts and for several processes of one machine.
+"""The SQLite store: cached responses in a file that survives restarts and that processes of one machine can share.
 
-It uses write-ahead mode. One thread writes in batches, so that no lookup waits for a disk; a few others read. A damaged
-file is renamed and a new one created, because responses can be computed again.
+It uses write-ahead logging. One thread writes in batches, so that no lookup waits for the disk; `READERS` threads read.
+A damaged file is renamed and a new one is created, because responses can be computed again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUSY_SECONDS = 1.0
 """How long a write waits for the transaction of another process."""
 
 USED_SECONDS = 60.0
-"""Precision of the time of last use: a finer one would turn each read into a write."""
+"""Resolution of the time of last use: with a finer one, each read would cause a write."""
 
 EVICTED_AT_ONCE = 64
 
@@ -57,11 +57,11 @@ _RAISE = (
     "INSERT INTO versions VALUES (?, ?) ON CONFLICT (tag) DO UPDATE SET number = number + excluded.number"
 )
 
-_Deed = Callable[[sqlite3.Connection], object]
+_Change = Callable[[sqlite3.Connection], object]
 
 
 class _Work(NamedTuple):
-    deed: _Deed
+    change: _Change
     done: Future[None]
 
 
@@ -98,24 +98,24 @@ class SQLiteStore:
     async def put(self, key: bytes, value: bytes, ttl: float, tags: tuple[str, ...]) -> None:
         now = self._clock()
         row = (key, now + ttl, now, " ".join(map(_mark, tags)), value)
-        await self._write_down(lambda connection: connection.execute(_PUT, row))
+        await self._submit(lambda connection: connection.execute(_PUT, row))
 
     async def delete(self, key: bytes) -> None:
-        await self._write_down(lambda db: db.execute("DELETE FROM entries WHERE key = ?", (key,)))
+        await self._submit(lambda db: db.execute("DELETE FROM entries WHERE key = ?", (key,)))
 
     async def clear(self, tag: str) -> None:
-        def deed(connection: sqlite3.Connection) -> None:
+        def change(connection: sqlite3.Connection) -> None:
             connection.execute(_RAISE, (tag, 1))
             connection.execute("DELETE FROM entries WHERE instr(tags, ?)", (_mark(tag),))
 
-        await self._write_down(deed)
+        await self._submit(change)
 
     async def versions(self) -> Mapping[str, int]:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._versions)
 
     async def advance(self, steps: Mapping[str, int]) -> None:
         rows = list(steps.items())
-        await self._write_down(lambda connection: connection.executemany(_RAISE, rows))
+        await self._submit(lambda connection: connection.executemany(_RAISE, rows))
 
     def facts(self) -> StoreFacts:
         return self._facts
@@ -126,9 +126,9 @@ class SQLiteStore:
         await loop.run_in_executor(None, self._writer.join)
         await loop.run_in_executor(None, self._readers.shutdown)
 
-    async def _write_down(self, deed: _Deed) -> None:
+    async def _submit(self, change: _Change) -> None:
         done: Future[None] = Future()
-        self._work.put(_Work(deed, done))
+        self._work.put(_Work(change, done))
         await asyncio.wrap_future(done)
 
     def _reader(self) -> sqlite3.Connection:
@@ -182,7 +182,7 @@ class SQLiteStore:
         used, self._used = self._used, {}
         connection.execute("BEGIN IMMEDIATE")
         for each in work:
-            each.deed(connection)
+            each.change(connection)
         connection.executemany(
             "UPDATE entries SET used = ? WHERE id = ?", [(at, row) for row, at in used.items()]
         )

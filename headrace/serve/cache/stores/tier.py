@@ -1,6 +1,6 @@
-"""A store as the lookup sees it: entries instead of bytes, and every fault is a miss.
+"""Wraps a store for the lookup: converts bytes to entries, and turns every fault into a miss.
 
-A store that is slow or unreachable delays a few lookups by its deadline; then a circuit breaker stops asking it.
+A slow or unreachable store delays a few lookups by its deadline; then a circuit breaker disables it for a while.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WRITE_SECONDS = 2.0
 
 
 class Tier:
-    """One store, and the seconds that a lookup in it may take (0: it is in this process).
+    """One store, and the deadline of a lookup in seconds (0: the store is in this process).
 
     ``seal`` authenticates the values of a store that others can write to. ``tell`` receives its faults.
     """

@@ -1,6 +1,6 @@
-"""Anthropic's Messages API, on the same road as chat completions.
+"""Anthropic's Messages API, served through the chat API.
 
-- `routes`: the routes. `wire`: request bodies. `refusals`: what clients know and this server refuses by name.
-- `conversation`: a request as the chat request that it means. `content`: an answer as content blocks.
+- `routes`: the routes. `wire`: request bodies. `refusals`: fields and blocks that are not supported.
+- `conversation`: converts a request to a chat request. `content`: a response as content blocks.
 - `writer`: responses and events. `errors`: errors in Anthropic's format. `models`: the list of models.
 """

@@ -1,6 +1,6 @@
-"""An answer as content blocks: thinking, text and tool calls, in the order in which the model wrote them.
+"""A response as content blocks: thinking, text and tool calls, in the order in which the model wrote them.
 
-One machine makes both the events of a stream and the content of a whole response, so both always agree.
+The same code makes the events of a stream and the content of a whole response, so both always agree.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _whole(block: dict[str, Any]) -> dict[str, Any]:
 def tool_input(text: str) -> dict[str, Any]:
     """The arguments of a call as an object.
 
-    Arguments that were cut off lose their unfinished end, as in Anthropic's clients. What is no JSON object is in
-    ``INVALID_JSON``, the key that Anthropic uses for it.
+    Truncated arguments lose their incomplete end, as in Anthropic's clients. Text that is no JSON object is returned
+    under ``INVALID_JSON``, the key that Anthropic uses for it.
     """
     if not text.strip():
         return {}
@@ -122,5 +122,5 @@ def signature(thinking: str) -> str:
 
 
 def call_id(short: bool) -> str:
-    """A new id for a call, as Anthropic writes them; some templates demand short ones."""
+    """A new id for a call in Anthropic's format; some templates require short ones."""
     return new_id(short) if short else f"toolu_{secrets.token_hex(12)}"

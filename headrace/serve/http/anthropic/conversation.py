@@ -1,4 +1,4 @@
-"""A request of the Messages API as the chat request that it means; everything after that is chat's."""
+"""Converts a request of the Messages API to a chat request."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_body(dialect: Dialect, body: MessagesBody) -> ChatBody:
-    """The chat request that ``body`` means.
+    """The chat request that corresponds to ``body``.
 
     Raises:
-        ApiError: fields contradict each other, or the model's chat template cannot do what they ask for.
+        ApiError: fields contradict each other, or the model's chat template does not support them.
     """
     asked = {name: getattr(body, name) for name in _SHARED if getattr(body, name) is not None}
     for name in ("response_cache", "slo", "agent_hint"):
@@ -124,7 +124,7 @@ def _system(body: CountBody) -> list[dict[str, Any]]:
 
 
 def _turns(messages: Sequence[InputMessage]) -> Iterator[dict[str, Any]]:
-    """The messages for the template; neighbours of one role are one turn."""
+    """The messages for the template; consecutive messages of one role are one turn."""
     calls: set[str] = set()
     for turn in _joined(messages):
         if turn.role == "assistant":
@@ -173,8 +173,8 @@ _ROLES: dict[type, tuple[str, ...]] = {
 
 def _assistant(turn: _Turn) -> dict[str, Any]:
     blocks = [block for _, block in turn.blocks]
-    said = "".join([block.text for block in blocks if isinstance(block, TextBlock)])
-    message: dict[str, Any] = {"role": "assistant", "content": said}
+    text = "".join([block.text for block in blocks if isinstance(block, TextBlock)])
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     if mark := _mark(blocks):
         message["cache_control"] = mark
     if thought := "".join([block.thinking for block in blocks if isinstance(block, ThinkingBlock)]):
@@ -194,7 +194,7 @@ def _assistant(turn: _Turn) -> dict[str, Any]:
 
 
 def _user(turn: _Turn, calls: set[str]) -> Iterator[dict[str, Any]]:
-    """Results of tools, each as a message, then what the user says."""
+    """Results of tools, each as a message, then the user's text."""
     for where, block in turn.blocks:
         if not isinstance(block, ToolResultBlock):
             continue
@@ -211,9 +211,9 @@ def _user(turn: _Turn, calls: set[str]) -> Iterator[dict[str, Any]]:
         if mark := _mark([block, *parts]):
             message["cache_control"] = mark
         yield message
-    said = [block for _, block in turn.blocks if isinstance(block, TextBlock)]
-    if said:
-        yield _message(turn.role, said)
+    texts = [block for _, block in turn.blocks if isinstance(block, TextBlock)]
+    if texts:
+        yield _message(turn.role, texts)
 
 
 def _result(block: ToolResultBlock) -> str:
@@ -232,7 +232,7 @@ def _message(role: str, blocks: Sequence[TextBlock]) -> dict[str, Any]:
 
 
 def _mark(marked: Sequence[Block | ToolBody]) -> dict[str, Any] | None:
-    """The longest retention that one of them asks for."""
+    """The longest ``cache_control`` among ``marked``."""
     found = None
     for each in marked:
         if not isinstance(each, ThinkingBlock) and each.cache_control is not None:
@@ -280,7 +280,7 @@ def _check_prefill(body: CountBody) -> None:
 
 
 def _budget(body: MessagesBody) -> int | None:
-    """The tokens of reasoning after which its end is forced."""
+    """The maximum tokens of reasoning."""
     thinking = body.thinking
     if thinking is None:
         return None
@@ -301,7 +301,7 @@ def _thinks(body: CountBody) -> bool:
 
 
 def _switches(dialect: Dialect, body: CountBody) -> dict[str, Any]:
-    """The chat template's variables that switch reasoning on or off, and say how much."""
+    """The chat template's variables for reasoning: its switches and its effort."""
     known = dialect.variables(None)
     thinks = _thinks(body)
     variables: dict[str, Any] = {name: thinks for name in SWITCHES if name in known}

@@ -16,7 +16,7 @@ from headrace.serve.auth.access import route_path
 from headrace.serve.http.errors import DEADLINE, ApiError
 
 SPEAKS = "anthropic-version"
-"""The header by which Anthropic's clients are known on routes that both APIs have."""
+"""The header that identifies Anthropic's clients on routes that both APIs have."""
 
 _STATUSES = {408: 504, 503: 529}
 _TYPES = {
@@ -39,7 +39,7 @@ def speaks_anthropic(scope: MutableMapping[str, Any], headers: Headers) -> bool:
 
 def error_body(error: ApiError, request_id: str | None = None) -> tuple[int, bytes]:
     """The status and the JSON of an error."""
-    own_deadline = error.status == 408 and error.param == DEADLINE  # missed by what the client asked for
+    own_deadline = error.status == 408 and error.param == DEADLINE  # the client's deadline, not the server's
     status = 408 if own_deadline else _STATUSES.get(error.status, error.status)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if error.status == 504:  # nothing is cached, and the client forbade computing

@@ -1,4 +1,4 @@
-"""The served model as Anthropic describes models."""
+"""The served model in Anthropic's format."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What Anthropic's clients know and this server does not have: refused by name, never ignored.
+"""Anthropic's fields, tools and blocks that this server does not support: refused by name, never ignored.
 
-Values that ask for nothing pass, as in `generation.unsupported`.
+Neutral values are accepted, as in `generation.unsupported`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MESSAGES: NotYet = {
     "user_profile_id": (),
     "workspace_id": (),
 }
-"""Fields of a request, with the values that ask for nothing."""
+"""Fields of a request, with their neutral values."""
 
 TOOL: NotYet = {
     "allowed_callers": (["direct"], []),
     "defer_loading": (False,),
     "input_examples": ([],),
 }
-"""Fields of a tool."""
+"""Fields of a tool, with their neutral values."""
 
 BLOCKS = (
     *("image", "document", "search_result", "redacted_thinking", "container_upload", "tool_reference"),
@@ -44,10 +44,10 @@ BLOCKS = (
 
 
 def refuse(body: Mapping[str, Any]) -> dict[str, Any]:
-    """``body`` without fields that ask for nothing.
+    """``body`` without unsupported fields that have a neutral value.
 
     Raises:
-        ApiError: it asks for what is not supported.
+        ApiError: it uses something that is not supported.
     """
     if body.get("thread") is not None:
         raise thread_unsupported()
@@ -64,9 +64,9 @@ def refuse(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def thread_unsupported() -> ApiError:
-    """400: the client wants the server to hold the conversation.
+    """400: the client wants the server to store the conversation.
 
-    By the details of this error Anthropic's clients know that they must send the whole one.
+    The details of this error make Anthropic's clients send the whole conversation.
     """
     details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     message = "thread is not supported yet: send the whole conversation"

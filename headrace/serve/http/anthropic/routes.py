@@ -1,4 +1,4 @@
-"""The routes of the Messages API: a body in, a chat call opened, its answer out."""
+"""The routes of Anthropic's Messages API."""
 
 from __future__ import annotations
 

@@ -21,20 +21,20 @@ from headrace.serve.http.tools.wire import MAX_TOOLS, check_parameters
 from headrace.serve.http.wire import FORM_MARK, Wire, wrong_type, wrong_value
 
 MIN_BUDGET = 1024
-"""The fewest thinking tokens that Anthropic's API accepts as a budget."""
+"""The smallest budget of thinking tokens that Anthropic's API accepts."""
 
 _TOOL_NAME = re.compile("[a-zA-Z0-9_-]{1,128}")
 
 
 def _form(value: Any) -> str | None:
-    """Which form of a field that takes text or a list of blocks."""
+    """The form of a field that is text or a list of blocks."""
     if isinstance(value, str):
         return FORM_MARK + "text"
     return FORM_MARK + "blocks" if isinstance(value, list) else None
 
 
 def _kind(*kinds: str) -> Discriminator:
-    """Tells blocks apart by their ``type``."""
+    """Distinguishes blocks by their ``type``."""
 
     def kind(value: Any) -> str | None:
         found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -80,7 +80,7 @@ class ThinkingBlock(Wire):
 
 
 class DirectCaller(Wire):
-    """Says that the model itself called the tool."""
+    """Marks a tool call that the model itself made."""
 
     type: Literal["direct"]
 
@@ -189,7 +189,7 @@ class Thinking(Wire):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(
         None,
-        description=f"At least {MIN_BUDGET} and below max_tokens. The end of the reasoning is forced after as many.",
+        description=f"Maximum tokens of reasoning, then its end is forced: at least {MIN_BUDGET}, below max_tokens.",
     )
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="omitted: the response has no thinking blocks."
@@ -204,7 +204,7 @@ class JsonOutput(Wire):
 
 
 class OutputConfig(Wire):
-    """The form of the answer, and how much the model reasons for it."""
+    """The format of the output, and the effort of reasoning."""
 
     format: JsonOutput | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
@@ -215,7 +215,7 @@ class OutputConfig(Wire):
 class Metadata(Wire):
     """Describes the request."""
 
-    user_id: str | None = Field(None, max_length=512, description="As OpenAI's `user`.")
+    user_id: str | None = Field(None, max_length=512, description="Same as OpenAI's `user`.")
 
 
 def _not_empty(messages: list[InputMessage]) -> list[InputMessage]:
@@ -235,7 +235,7 @@ def _different(tools: list[ToolBody]) -> list[ToolBody]:
 class CountBody(Wire):
     """A conversation whose tokens are counted."""
 
-    model: str | None = Field(None, description="The served model; the only one if left out.")
+    model: str | None = Field(None, description="Name of the model. Default: the served model.")
     messages: Annotated[list[InputMessage], AfterValidator(_not_empty)]
     system: Texts | None = Field(None, description="Instructions before the conversation.")
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS), AfterValidator(_different)] | None = Field(
@@ -247,7 +247,7 @@ class CountBody(Wire):
     )
     output_config: OutputConfig | None = None
     cache_control: CacheMark | None = Field(
-        None, description="Keep the whole computed prompt for its `ttl`; blocks and tools may have it too."
+        None, description="Retain the whole computed prompt for `ttl`; blocks and tools may have it too."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template.")
 
@@ -273,19 +273,19 @@ StopSequence = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS), AfterValida
 class MessagesBody(CountBody, SessionFields):
     """A request for the next turn of a conversation."""
 
-    max_tokens: int = Field(ge=1, description="Shortened to what the context leaves beside the prompt.")
+    max_tokens: int = Field(ge=1, description="Reduced to what the context leaves after the prompt.")
     stream: bool | None = None
     stop_sequences: list[StopSequence] | None = Field(None, max_length=MAX_STOPS)
     temperature: Annotated[float, _range(0, 1)] | None = Field(None, description="From 0 to 1. Default 1.")
     top_p: Annotated[float, _range(0, 1)] | None = None
-    top_k: int | None = Field(None, ge=0, lt=2**31, description="0: no bound.")
+    top_k: int | None = Field(None, ge=0, lt=2**31, description="0: no limit.")
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only", "default", "flex", "priority"] | None = Field(
         None, description="standard_only means default; the others are this server's classes."
     )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     cache_salt: str | None = Field(
-        None, min_length=1, max_length=512, description="Share cached prefixes only with equal salts."
+        None, min_length=1, max_length=512, description="Only requests with the same salt share prefixes."
     )
     response_cache: CacheDirectiveFields | None = Field(
         None, description="Directives for the response cache."

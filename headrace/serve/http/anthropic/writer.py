@@ -27,8 +27,8 @@ class MessageWriter:
         self._opened = False
 
     @property
-    def tells_tokens(self) -> bool:
-        """Whether a step is written also if it shows no text."""
+    def writes_tokens(self) -> bool:
+        """Whether a step is written even if it adds no text."""
         return self._reader is not None
 
     def opening(self) -> bytes:
@@ -61,7 +61,7 @@ class MessageWriter:
         return encode(self._message(self._content.whole(), *self._stop(choice))).encode()
 
     def ping(self) -> bytes:
-        """What fills silence. The first event must be ``message_start``, so before it a comment has to do."""
+        """What is sent during silence. The first event must be ``message_start``, so before it, it is a comment."""
         return _event({"type": "ping"}) if self._opened else PING
 
     def failure(self, error: ApiError) -> bytes:
@@ -106,9 +106,10 @@ class MessageWriter:
         }
 
     def _usage(self) -> dict[str, Any]:
-        """What the call has used so far.
+        """The usage of the call so far.
 
-        Anthropic's ``input_tokens`` are those after the last mark, so that three numbers add up to the prompt.
+        Anthropic's ``input_tokens`` counts those after the last ``cache_control``; with the tokens read from and
+        written to the cache it adds up to the prompt.
         """
         used = self._call.usage()
         prompt = self._call.prompts[0]
@@ -127,7 +128,7 @@ class MessageWriter:
 
 
 def _tier(service_class: str) -> str:
-    """The class in Anthropic's words, of which there are fewer."""
+    """The service class as one of Anthropic's two tiers."""
     return "priority" if service_class == "priority" else "standard"
 
 

@@ -35,7 +35,7 @@ NOT_YET: NotYet = {}
 
 
 class BatchRoutes:
-    """The endpoint; ``model`` is the name of the served model, ``endpoints`` those that lines may name."""
+    """The endpoint; ``model`` is the served model's name, ``endpoints`` are those that batches may use."""
 
     def __init__(self, batches: Batches, model: str, endpoints: Sequence[str]) -> None:
         self._batches = batches
@@ -43,7 +43,7 @@ class BatchRoutes:
         self._endpoints = endpoints
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The routes to mount."""
         return [
             Route("/v1/batches", self.create, methods=["POST"]),
             Route("/v1/batches", self.list),

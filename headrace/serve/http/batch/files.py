@@ -19,7 +19,7 @@ from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.paging import read_page
 
 MAX_LISTED = 10_000
-"""Files of one page, which is also the default, as with OpenAI."""
+"""Maximum and default number of files in a page, as at OpenAI."""
 
 
 def tenant_of(request: Request) -> str:
@@ -35,7 +35,7 @@ class Files:
         self._batches = batches
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The routes to mount."""
         return [
             Route("/v1/files", self.upload, methods=["POST"]),
             Route("/v1/files", self.list),

@@ -25,7 +25,7 @@ from headrace.serve.http.wire import parse
 
 
 class Endpoint(NamedTuple):
-    """How one endpoint reads a body, begins a call, and writes its answer."""
+    """How one endpoint parses a body, opens a call, and writes its response."""
 
     form: type[Generation]
     not_yet: NotYet
@@ -74,7 +74,7 @@ class _GeneratedLine:
         writer = self._endpoint.writer(call, self._body)
         while not call.settled:
             await call.due()
-            if not call.settled:  # a stop string is looked for at each token
+            if not call.settled:  # events before the end: each token is searched for a stop string
                 await call.advance()
         async with turn:
             while not call.done:
@@ -115,4 +115,4 @@ class _PooledLine:
             return await self._call.document(values)
 
     def close(self) -> None:
-        """Nothing: `compute` ends what it has begun."""
+        """Do nothing: `compute` cleans up after itself."""

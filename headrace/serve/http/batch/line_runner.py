@@ -1,8 +1,8 @@
-"""Runs lines of batches on this server's endpoints: below other requests, without a connection of their own.
+"""Runs lines of batches on this server's endpoints, below other requests and without connections.
 
-A line is parsed, rendered and written by the same code as a request (`line_endpoints`). Both its beginning and its end
-take a millisecond or more of the event loop, and lines often end together. So they take turns, only while no request of
-another class is being read or answered, and the loop reads its sockets between two turns. Near the end of the
+A line is parsed, rendered and written by the same code as a request (`line_endpoints`). Its beginning and its end each
+take a millisecond or more of the event loop, and lines often end together. So they take turns: one at a time, only
+while no request of another class is open, and with a pause in which the loop reads its sockets. Near the end of the
 completion window, lines run in the class flex and do not wait.
 """
 
@@ -27,30 +27,30 @@ from headrace.serve.service import Service
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.01
-"""How often it is checked whether other requests have ended."""
+"""Interval of the check whether other requests have ended."""
 
 PAUSE_SECONDS = 0.001
-"""Pause before each turn: a request that arrived during the turn before is read, and then goes first."""
+"""Pause before each turn, so that a request that arrived during the previous turn is read and runs first."""
 
 BUSY = frozenset({429, 503})
 
 Turn = AbstractAsyncContextManager[object]
-"""Entered when the event loop may work for a line."""
+"""A context that is entered when the event loop may work for a line."""
 
 
 class OpenedLine(Protocol):
     """A line that has been submitted; `close` it, whatever happens."""
 
     async def answer(self, turn: Turn) -> bytes:
-        """Its response's body, which is written within ``turn``.
+        """The body of its response, which is written within ``turn``.
 
         Raises:
-            ApiError: it was refused or has failed.
+            ApiError: the line was rejected or has failed.
         """
         ...
 
     def close(self) -> None:
-        """End what is still open."""
+        """Cancel the line if it has not ended."""
         ...
 
 
@@ -64,7 +64,7 @@ class LineEndpoints(Protocol):
         """Parse and submit the body ``raw`` of a line for ``path``.
 
         Raises:
-            ApiError: it cannot be served as it is, or not now.
+            ApiError: the line is invalid, or the server rejects it.
             InvalidParameter: a parameter is invalid.
         """
         ...
@@ -105,14 +105,14 @@ class LineRunner:
         return tuple(path for path in ENDPOINTS if path in self._parts)
 
     def draining(self) -> bool:
-        """Whether the server shuts down."""
+        """Whether the server is shutting down."""
         return self._service.draining
 
     async def run(self, line: BatchRequest, tenant: str, service_class: str) -> Reply:
         """Run one line.
 
         Raises:
-            Busy: the server does not take it now.
+            Busy: the server rejects it for now.
             ConnectionError: the engine has failed.
         """
         request_id = f"req_{secrets.token_hex(12)}"

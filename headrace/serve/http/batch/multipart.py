@@ -1,6 +1,6 @@
-"""Reads ``multipart/form-data`` (RFC 7578) as it arrives, with bounds and without buffering a part.
+"""Reads ``multipart/form-data`` (RFC 7578) as it arrives, with limits and without buffering a part.
 
-It is a state machine: bytes in, events out. It opens no file and knows no HTTP.
+It is a state machine that turns bytes into events, without I/O.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MultipartError(ValueError):
 
 
 class PartBegun(NamedTuple):
-    """A part begins; ``filename`` is None where it is a plain field."""
+    """A part begins; ``filename`` is None for a plain field."""
 
     name: str
     filename: str | None
@@ -53,12 +53,15 @@ def boundary_of(content_type: str) -> bytes:
     """The boundary that a ``Content-Type`` header names.
 
     Raises:
-        MultipartError: it is no ``multipart/form-data``, or has no boundary that could be used.
+        MultipartError: it is no ``multipart/form-data``, or has no usable boundary.
     """
     header = HeaderParser().parsestr(f"Content-Type: {content_type}")
     if header.get_content_type() != "multipart/form-data":
         raise MultipartError("the Content-Type must be multipart/form-data")
-    boundary = header.get_boundary()
+    try:
+        boundary = header.get_boundary()
+    except UnicodeError:  # spelled as RFC 2231 has it, in an encoding that it is not
+        boundary = None
     if not boundary or len(boundary) > MAX_BOUNDARY_CHARACTERS or not boundary.isascii():
         raise MultipartError("the Content-Type has no usable boundary")
     return boundary.encode("ascii")
@@ -74,7 +77,7 @@ class MultipartReader:
         self._parts = 0
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events of some more bytes.
+        """The events of the next bytes.
 
         Raises:
             MultipartError: the body is malformed, or has too many parts or too long headers.
@@ -93,10 +96,10 @@ class MultipartReader:
             self._buffer.clear()
 
     def close(self) -> None:
-        """The body has ended.
+        """Mark the end of the body.
 
         Raises:
-            MultipartError: it ended too early.
+            MultipartError: the body ended too early.
         """
         if self._state is not _State.END:
             raise MultipartError(f"the form ends {self._state.value}")
@@ -154,13 +157,16 @@ def _part(headers: bytes) -> PartBegun:
     name = parsed.get_param("name", header="content-disposition")
     if not isinstance(name, str) or not name:
         raise MultipartError("a part has no name")
-    filename = parsed.get_filename()
+    try:
+        filename = parsed.get_filename()
+    except UnicodeError:
+        raise MultipartError("a file name is not in the encoding that it names") from None
     return PartBegun(_text(name), None if filename is None else _text(filename))
 
 
 def _text(value: str) -> str:
-    """A header's text: clients send UTF-8 as it is, which has been read as Latin-1."""
+    """A header's text: clients send raw UTF-8, which was decoded as Latin-1."""
     try:
         return value.encode("latin-1").decode("utf-8", "replace")
-    except UnicodeEncodeError:  # it was spelled in ASCII, as RFC 2231 has it
-        return value
+    except UnicodeEncodeError:  # it was encoded in ASCII, as RFC 2231 defines
+        return value.encode("utf-8", "replace").decode()  # some encodings contain lone surrogates

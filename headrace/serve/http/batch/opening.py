@@ -1,4 +1,4 @@
-"""Files and batches from their options: the folder, the limits, and the routes."""
+"""Creates files and batches from the server's options: the folder, the limits, and the routes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from headrace.serve.takeover import when_free
 
 
 class BatchApi:
-    """The batches of a server, and the routes to them; neither where ``batches`` is None."""
+    """The batches of a server, and their routes; neither if ``batches`` is None."""
 
     def __init__(self, batches: Batches | None, model: str, endpoints: Sequence[str] = ()) -> None:
-        self.beside = [] if batches is None else [batches]
+        self.background = [] if batches is None else [batches]
         self._model = model
         self._endpoints = endpoints
 
     def routes(self) -> list[Route]:
-        """What to mount."""
-        parts = [part for each in self.beside for part in self._parts(each)]
+        """The routes to mount."""
+        parts = [part for each in self.background for part in self._parts(each)]
         return [route for part in parts for route in part.routes()]
 
     def _parts(self, batches: Batches) -> tuple[Files, BatchRoutes]:
@@ -39,7 +39,7 @@ class BatchApi:
 def open_batches(
     options: BatchOptions, server: ServerOptions, service: Service, parts: Sequence[LineEndpoints], model: str
 ) -> BatchApi:
-    """Files and batches of the server's only or first ``model``; without a configured folder, none.
+    """Files and batches of a server whose only or first model is ``model``; none without a configured folder.
 
     Raises:
         ConfigError: the folder cannot be used.

@@ -1,4 +1,4 @@
-"""Receives an uploaded file: the form is read as it arrives, and the file goes straight to disk."""
+"""Receives an uploaded file: parses the form as it arrives, and writes the file directly to disk."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from headrace.serve.http.batch.wire import (
 from headrace.serve.http.errors import ApiError, invalid
 
 FORM_BYTES = 64 << 10
-"""What a form may have beside its file."""
+"""Maximum bytes of a form without its file."""
 
 WRITE_BYTES = 256 << 10
-"""Bytes that are gathered before they are written."""
+"""Bytes that are buffered before they are written."""
 
 MAX_FIELD_BYTES = 512
 MAX_FILENAME_CHARACTERS = 512
@@ -43,11 +43,11 @@ SECONDS = "expires_after[seconds]"
 FIELDS = (PURPOSE, ANCHOR, SECONDS)
 
 OTHER_PURPOSES = ("assistants", "evals", "fine-tune", "user_data", "vision")
-"""Purposes that OpenAI has, and this server has no use for."""
+"""OpenAI's purposes that this server does not support."""
 
 
 class _Form:
-    """What of a form has arrived; the file's bytes go to ``upload``."""
+    """The part of a form that has arrived; the file's bytes go to ``upload``."""
 
     def __init__(self, upload: Upload, limit: int) -> None:
         self.fields: dict[str, str] = {}
@@ -61,7 +61,7 @@ class _Form:
         """Apply one event.
 
         Raises:
-            ApiError: a field that there is not, or twice, or that is too long.
+            ApiError: a field is unknown, repeated or too long.
         """
         match event:
             case PartBegun(name, filename):
@@ -101,7 +101,7 @@ async def receive(request: Request, batches: Batches, tenant: str) -> FileRecord
     """Store the file of a form for ``tenant``.
 
     Raises:
-        ApiError: the form is malformed, a field is wrong, or the file is more than the tenant or the server may store.
+        ApiError: the form is malformed, a field is wrong, or the file exceeds a limit of the tenant or the server.
     """
     limit = batches.bounds.file_bytes
     declared = request.headers.get("content-length", "0")
@@ -134,7 +134,9 @@ async def _pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
                 raise file_too_large(limit - FORM_BYTES)
             yield piece
     except ClientDisconnect:
-        raise invalid("The client hung up while it sent the body.", code="incomplete_body") from None
+        raise invalid(
+            "The client disconnected before the body was complete.", code="incomplete_body"
+        ) from None
 
 
 def _check(form: _Form) -> int | None:

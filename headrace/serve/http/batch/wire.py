@@ -1,4 +1,4 @@
-"""Bodies, objects and errors of the endpoints for files and batches, as OpenAI spells them."""
+"""Bodies, objects and errors of the endpoints for files and batches, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExpiresAfter(Wire):
 
 
 class UploadForm(Wire):
-    """The form of ``POST /v1/files``, for its description; `batch.upload` reads it as it arrives."""
+    """The form of ``POST /v1/files``, for the API description; `batch.upload` parses it."""
 
     file: str = Field(
         json_schema_extra={"format": "binary"}, description="Requests, one JSON object per line."
@@ -110,7 +110,7 @@ def batch_object(batch: BatchRecord, model: str) -> dict[str, Any]:
 
 
 def list_object(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """A page; ``data`` has one object more than ``limit`` where others follow."""
+    """A page; ``data`` has one object more than ``limit`` if others follow."""
     page = data[:limit]
     return {
         "object": "list",
@@ -122,13 +122,13 @@ def list_object(data: list[dict[str, Any]], limit: int) -> dict[str, Any]:
 
 
 def not_found(kind: str, id: str, param: str) -> ApiError:
-    """404: the tenant has no file or batch of this id, whatever another tenant has."""
+    """404: the tenant has no file or batch with this id; another tenant may have it."""
     return ApiError(404, f"No such {kind}: {id!r}.", param=param, code=f"{kind}_not_found")
 
 
 @contextmanager
 def found(kind: str, id: str, param: str) -> Iterator[None]:
-    """Where the store finds no file or batch, the client gets a 404 that names ``param``."""
+    """Turn `NotFound` from the store into a 404 that names ``param``."""
     try:
         yield
     except NotFound:
@@ -136,7 +136,7 @@ def found(kind: str, id: str, param: str) -> Iterator[None]:
 
 
 def file_too_large(limit: int) -> ApiError:
-    """413: the file is larger than the server takes."""
+    """413: the file is larger than the server accepts."""
     return ApiError(413, f"The file is larger than {limit} bytes.", param="file", code="file_too_large")
 
 
@@ -157,7 +157,7 @@ def batch_quota_exceeded(why: str) -> ApiError:
 
 
 def insufficient_storage() -> ApiError:
-    """507: the server's disk cannot take the file."""
+    """507: the server's disk is full or failed."""
     return ApiError(
         507, "The server has no room to store the file.", type="server_error", code="insufficient_storage"
     )

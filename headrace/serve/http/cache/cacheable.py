@@ -1,7 +1,7 @@
 """How each request field enters the cache key: one row per field.
 
-A request that sets a field without a row is not cached. A new field is therefore slow at first, but never wrong, and a
-test demands its row.
+A request that sets a field without a row is not cached. So a new field cannot cause wrong hits, and a test fails until
+the field has a row.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ WAYS: Mapping[str, Way] = {
     "prompt": Way.TOKENS,
     "suffix": Way.TOKENS,
     "add_generation_prompt": Way.TOKENS,
-    "continue_final_message": Way.TOKENS,  # also part of the key itself, for the space before the first word
+    "continue_final_message": Way.TOKENS,  # also in the key itself, because of the space before the first word
     "chat_template": Way.TOKENS,
     "chat_template_kwargs": Way.TOKENS,
-    "tools": Way.TOKENS,  # also decide how an answer is parsed, which a replay does again
+    "tools": Way.TOKENS,  # also decide how an output is parsed; a replay parses it again
     "reasoning_effort": Way.TOKENS,
     "add_special_tokens": Way.TOKENS,
     "truncate_prompt_tokens": Way.TOKENS,
@@ -66,8 +66,8 @@ WAYS: Mapping[str, Way] = {
     "guided_regex": Way.SAMPLING,
     "guided_choice": Way.SAMPLING,
     "guided_grammar": Way.SAMPLING,
-    "tool_choice": Way.SAMPLING,  # a demanded call is a grammar
-    "parallel_tool_calls": Way.SAMPLING,  # whether that grammar, or the answer, allows several calls
+    "tool_choice": Way.SAMPLING,  # a required call is a grammar
+    "parallel_tool_calls": Way.SAMPLING,  # whether that grammar, or the output, allows several calls
     "thinking_token_budget": Way.SAMPLING,  # a part of the constraint
     "best_of": Way.SAMPLING,  # requests logprobs; the choice among candidates is made again
     # scope
@@ -90,7 +90,7 @@ WAYS: Mapping[str, Way] = {
     "retention": Way.INERT,
     "prompt_cache_key": Way.INERT,
     "prompt_cache_retention": Way.INERT,
-    "kv_transfer_params": Way.INERT,  # a cached answer needs no blocks of another server
+    "kv_transfer_params": Way.INERT,  # a cached response needs no blocks of another server
     "prediction": Way.INERT,
     "session_id": Way.INERT,
     "agent_hint": Way.INERT,

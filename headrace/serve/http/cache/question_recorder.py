@@ -20,15 +20,15 @@ _IMMATERIAL |= {"stream", "stream_options", "return_token_ids"}
 CHAT_PATH = "/v1/chat/completions"
 
 _UNSENT = {name for name, way in WAYS.items() if way is Way.INERT} | {"stream", "stream_options"}
-"""Fields of a chat request that are not recorded: they belong to the one request."""
+"""Fields of a chat request that are not recorded, because they concern only that request."""
 
 
 class QuestionRecorder:
-    """Records requests in ``history``; with ``words``, also their bodies (``--record-history``)."""
+    """Records requests in ``history``; with ``bodies``, also their bodies (``--record-history``)."""
 
-    def __init__(self, history: History, words: bool, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, history: History, bodies: bool, wall: Callable[[], float] = time.time) -> None:
         self._history = history
-        self._words = words
+        self._bodies = bodies
         self._wall = wall
 
     def note(self, url: str, raw: bytes, body: Generation, caller: Caller) -> Caller:
@@ -39,7 +39,7 @@ class QuestionRecorder:
         return self._note(url, body, caller, lambda: raw)
 
     def note_chat(self, body: ChatBody, caller: Caller) -> Caller:
-        """Record a request of another dialect as the chat request that it means: it is computed ahead as one."""
+        """Record a request of another dialect as its chat request, which is what cache warming computes."""
         return self._note(
             CHAT_PATH,
             body,
@@ -52,12 +52,12 @@ class QuestionRecorder:
     def _note(self, url: str, body: Generation, caller: Caller, raw: Callable[[], bytes]) -> Caller:
         if control(body.response_cache, caller.cache_control).no_store:
             return caller
-        who = tenant(caller.key_id, caller.tenant_header, body.user)
-        said = body.model_dump(exclude_unset=True, exclude_none=True, exclude=_IMMATERIAL)
+        tenant_name = tenant(caller.key_id, caller.tenant_header, body.user)
+        fields = body.model_dump(exclude_unset=True, exclude_none=True, exclude=_IMMATERIAL)
         try:
-            key = digest(url, who, said)
+            key = digest(url, tenant_name, fields)
         except Unkeyable:
             return caller
-        recorded = Recorded(url, caller.key_id, caller.tenant_header, raw()) if self._words else None
-        self._history.asked(key, who, self._wall(), recorded)
+        recorded = Recorded(url, caller.key_id, caller.tenant_header, raw()) if self._bodies else None
+        self._history.asked(key, tenant_name, self._wall(), recorded)
         return caller._replace(origin=key)

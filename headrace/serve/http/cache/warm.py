@@ -80,11 +80,11 @@ class Computing:
         chat = parse(question.body, ChatBody, unsupported.CHAT)
         return await open_chat(self._ahead, self._model, chat, caller, self._request_timeout, shorten=True)
 
-    async def prefix_tokens(self, prefix: WarmPrefix, who: str) -> list[int]:
-        """The tokens of a prefix of the tenant ``who``.
+    async def prefix_tokens(self, prefix: WarmPrefix, tenant_name: str) -> list[int]:
+        """The tokens of a prefix of a tenant.
 
         Raises:
-            ApiError: it has no text or two, or its messages cannot be rendered, or it is too long.
+            ApiError: the prefix has not exactly one of prompt and messages, cannot be rendered, or is too long.
         """
         if (prefix.prompt is None) == (prefix.messages is None):
             raise invalid("a prefix needs either a prompt or messages")
@@ -92,7 +92,9 @@ class Computing:
             tokens = await self._model.encode(prefix.prompt, add_special_tokens=True)
         else:
             opening = Conversation.model_construct(messages=prefix.messages, add_generation_prompt=False)
-            opening, _ = normalized(opening, self._model.prompts.markers(self._model.rules.tenants, who))
+            opening, _ = normalized(
+                opening, self._model.prompts.markers(self._model.rules.tenants, tenant_name)
+            )
             tokens = await self._model.encode(await render(self._model, opening), add_special_tokens=False)
         if len(tokens) >= self._model.max_model_len:
             raise invalid(
@@ -101,17 +103,17 @@ class Computing:
         return tokens
 
     async def _prefill(self, prefix: WarmPrefix, caller: Caller, begun: Begun) -> Outcome:
-        who = tenant(caller.key_id, caller.tenant_header, prefix.user)
-        tokens = await self.prefix_tokens(prefix, who)
+        tenant_name = tenant(caller.key_id, caller.tenant_header, prefix.user)
+        tokens = await self.prefix_tokens(prefix, tenant_name)
         self._prefixes += 1
         request = Request(
             id=f"{ID_PREFIX}prefix-{self._prefixes}",
             tokens=tuple(tokens),
             params=SamplingParams(temperature=0.0, max_tokens=1),
             arrived=self._service.now(),
-            tenant=who,
+            tenant=tenant_name,
             service_class=BACKGROUND.name,
-            salt=f"{who}\0{prefix.cache_salt or ''}",
+            salt=f"{tenant_name}\0{prefix.cache_salt or ''}",
             retention=(Retention(0, None, prefix.retention),),
         )
         answer = self._service.open([request], interval=0)
@@ -154,16 +156,16 @@ class Warm:
             self._check(each.url, raw, f"requests[{number}].body")
             questions.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
         for number, prefix in enumerate(body.prefixes):
-            who = tenant(caller.key_id, caller.tenant_header, prefix.user)
+            tenant_name = tenant(caller.key_id, caller.tenant_header, prefix.user)
             try:
-                await self._computing.prefix_tokens(prefix, who)
+                await self._computing.prefix_tokens(prefix, tenant_name)
             except ApiError as error:
                 raise _within(error, f"prefixes[{number}]") from None
         for prefix in body.prefixes:
-            who = tenant(caller.key_id, caller.tenant_header, prefix.user)
+            tenant_name = tenant(caller.key_id, caller.tenant_header, prefix.user)
             raw = prefix.model_dump_json(exclude_none=True).encode()
             await self._warmer.keep_warm(
-                who,
+                tenant_name,
                 Recorded(PATH, caller.key_id, caller.tenant_header, raw),
             )
         taken = self._warmer.add(questions)
@@ -190,5 +192,5 @@ class Warm:
 
 
 def _within(error: ApiError, place: str) -> ApiError:
-    """400: an error of a request or prefix that stands at ``place`` in the body."""
+    """400: an error of the request or prefix at ``place`` in the body."""
     return invalid(f"{place}: {error}", f"{place}.{error.param}" if error.param else place)

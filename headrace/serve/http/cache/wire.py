@@ -46,7 +46,8 @@ class CacheDirectiveFields(Wire):
     )
 
 
-_DIRECTIVE = re.compile(r"[\s,]*([\w-]+)(?:=(?:\"([^\"]*)\"|([^\s,\"]*)))?\s*(?=,|$)")
+_DIRECTIVE = re.compile(r'(?:[^,"]+|"[^"]*")+')
+"""The text between two commas outside quotation marks. It takes linear time on any header."""
 
 
 def control(fields: CacheDirectiveFields | None, header: str | None) -> CacheDirectives:
@@ -55,17 +56,17 @@ def control(fields: CacheDirectiveFields | None, header: str | None) -> CacheDir
     Raises:
         ApiError: a directive is known but not supported, or its number is missing.
     """
-    said = _directives(header) if header else {}
-    if not said and fields is None:
+    directives = _directives(header) if header else {}
+    if not directives and fields is None:
         return NO_DIRECTIVES
     given = (fields or CacheDirectiveFields.model_validate({})).model_dump(exclude_none=True)
     given["tags"] = tuple(dict.fromkeys(given["tags"]))
     for name in ("no_store", "no_cache", "only_if_cached"):
-        given[name] = given[name] or said.get(name, False)
-    if "max_age" in said:
-        given.setdefault("max_age", said["max_age"])
-    if "max_stale" in said and not given["stale_while_revalidate"]:
-        given["stale_while_revalidate"] = said["max_stale"]
+        given[name] = given[name] or directives.get(name, False)
+    if "max_age" in directives:
+        given.setdefault("max_age", directives["max_age"])
+    if "max_stale" in directives and not given["stale_while_revalidate"]:
+        given["stale_while_revalidate"] = directives["max_stale"]
     if given["no_cache"] and given["only_if_cached"]:
         raise invalid("no_cache and only_if_cached contradict each other", "response_cache")
     return CacheDirectives(**given)
@@ -73,20 +74,21 @@ def control(fields: CacheDirectiveFields | None, header: str | None) -> CacheDir
 
 def _directives(header: str) -> dict[str, Any]:
     """The known directives of a request's ``Cache-Control``; unknown ones are ignored, as RFC 9111 demands."""
-    said: dict[str, Any] = {}
-    for name, quoted, plain in _DIRECTIVE.findall(header):
+    directives: dict[str, Any] = {}
+    for text in _DIRECTIVE.findall(header):
+        name, _, value = text.strip().partition("=")
         directive = name.lower()
         if directive in ("no-store", "no-cache", "only-if-cached"):
-            said[directive.replace("-", "_")] = True
+            directives[directive.replace("-", "_")] = True
         elif directive in ("max-age", "max-stale"):
-            said[directive.replace("-", "_")] = _seconds(directive, quoted or plain)
+            directives[directive.replace("-", "_")] = _seconds(directive, value.strip('"'))
         elif directive == "min-fresh":
             raise invalid(
                 "Cache-Control: min-fresh is not supported", "Cache-Control", "unsupported_parameter"
             )
-    if said.get("max_age") == 0.0:  # browsers send this for "reload"
-        said["no_cache"] = True
-    return said
+    if directives.get("max_age") == 0.0:  # browsers send this for "reload"
+        directives["no_cache"] = True
+    return directives
 
 
 def _seconds(directive: str, value: str) -> float:

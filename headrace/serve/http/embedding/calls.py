@@ -1,4 +1,4 @@
-"""Bodies of embeddings, reranking and scores as calls to their models: an HTTP request or a line of a batch."""
+"""Converts bodies of embeddings, reranking and scores (HTTP requests or lines of batches) to calls of their models."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class PoolingCall(NamedTuple):
-    """A call that has not been submitted. ``document`` makes the response of its results; ``cost`` is what it has cost
-    so far, if the client asked for that.
+    """A call that has not been submitted. ``document`` converts its results to the response; ``cost`` returns its cost
+    so far, if the client asked for it.
     """
 
     job: EmbeddingJob
@@ -53,9 +53,9 @@ class PoolingCall(NamedTuple):
 
 
 class PoolingCalls:
-    """The calls to ``models``; a call without its model names the option for it.
+    """The calls to ``models``; the error for a missing model names the option that loads it.
 
-    ``cost`` tells what calls have cost; None: the server has no prices.
+    ``cost`` returns the cost of calls; None: the server has no prices.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class PoolingCalls:
         shown: Callable[[EmbeddingJob, list[float], Mapping[str, Any]], bytes],
         second_limit: int | None = None,
     ) -> PoolingCall:
-        """The score of each pair, by the cross-encoder, else the cosine of their embeddings."""
+        """The score of each pair: the cross-encoder's, or else the cosine similarity of the embeddings."""
         cross, vectors = self._models.rerank, self._models.embedding
         scores: Callable[[Values], list[float]]
         model: PoolingModel
@@ -179,9 +179,9 @@ class PoolingCalls:
     def _job(
         self, body: PoolingBody, caller: Caller, model: PoolingModel, task: str, rows: Sequence[TokenRow]
     ) -> tuple[EmbeddingJob, Callable[[], Mapping[str, Any]]]:
-        """The job of a call, and what it has cost."""
-        who = tenant(caller.key_id, caller.tenant_header, body.user)
-        job = EmbeddingJob(f"{task}-{secrets.token_hex(12)}", who, task, model, rows, self._now())
+        """The job of a call, and its cost."""
+        tenant_name = tenant(caller.key_id, caller.tenant_header, body.user)
+        job = EmbeddingJob(f"{task}-{secrets.token_hex(12)}", tenant_name, task, model, rows, self._now())
         if not body.include_cost and not caller.asks_cost:
             return job, dict
         price = self._cost

@@ -53,7 +53,7 @@ def scored(job: EmbeddingJob, scores: Sequence[float], cost: Mapping[str, Any]) 
 
 
 def usage(job: EmbeddingJob, cost: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens of a call, and its ``cost`` if that is to be shown."""
+    """The tokens of a call, and its ``cost`` if it was requested."""
     return {"prompt_tokens": job.tokens, "total_tokens": job.tokens, **cost}
 
 

@@ -1,4 +1,4 @@
-"""One call to an embedding model or cross-encoder, from its admission to its result; and how it appears in the log."""
+"""One call to an embedding model or cross-encoder, from its admission to its result, and its access log fields."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Disconnected(Exception):
 
 
 class LoggedCall:
-    """What access log and traces show of a call; see `serve.http.exchange.AnsweredCall`."""
+    """The fields of a call for the access log and traces; see `serve.http.exchange.AnsweredCall`."""
 
     stream = False
     cache_note = ""
@@ -38,11 +38,11 @@ class LoggedCall:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """None: an embedding has no end of a text."""
+        """Always empty: embeddings have no finish reason."""
         return []
 
     def cost(self) -> Mapping[str, Any]:
-        """What it has cost so far; empty if the client has not asked for it."""
+        """The cost so far; empty if the client has not asked for it."""
         return self._call.cost()
 
     def tokens(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class LoggedCall:
 
 
 class Unsent(Response):
-    """Sends nothing: the client is gone."""
+    """Sends nothing, because the client has disconnected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pass
@@ -64,13 +64,13 @@ async def compute(
     exchange: Exchange | None = None,
     hangs_up: Coroutine[Any, Any, None] | None = None,
 ) -> Values:
-    """The results of a call, which ends after ``timeout`` seconds, or when the client ``hangs_up``.
+    """The results of a call, which ends after ``timeout`` seconds, or when ``hangs_up`` returns (client disconnected).
 
     ``exchange`` is the HTTP request of the call, if there is one.
 
     Raises:
-        ApiError: it was rejected, it failed, or the time is over.
-        Disconnected: the client is gone.
+        ApiError: the call was rejected, failed or timed out.
+        Disconnected: the client has disconnected.
     """
     job = call.job
     if exchange is not None:

@@ -1,4 +1,4 @@
-"""The generating routes of a server that has no model for them: 404 that says what the server has."""
+"""The text generation routes of a server without a model for them: a 404 that names the model it has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATHS = (
 
 
 class NoGeneration:
-    """Routes that answer 404; ``model`` is the name of what the server has."""
+    """Routes that return 404; ``model`` is the name of the server's model."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -31,7 +31,7 @@ class NoGeneration:
         return [Route(path, self.refuse, methods=["POST"]) for path in PATHS]
 
     async def refuse(self, request: Request) -> Response:
-        """Answer 404."""
+        """Return 404."""
         raise ApiError(
             404,
             f"This server has only {self._model}, which generates no text: start headrace serve with a model that "

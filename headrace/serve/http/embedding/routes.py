@@ -1,4 +1,4 @@
-"""The endpoints ``/v1/embeddings``, ``/v1/rerank`` and ``/v1/score``, and their other paths."""
+"""The endpoints ``/v1/embeddings``, ``/v1/rerank`` and ``/v1/score``, and their aliases."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SCORE_PATHS = ("/v1/score", "/score")
 class EmbeddingApi:
     """The endpoints of ``calls``.
 
-    ``max_body_bytes`` bounds what is read of a request, ``request_timeout`` (seconds) how long it may take.
-    ``headers`` are those that every answer to a tenant carries.
+    ``max_body_bytes`` limits a request's body, ``request_timeout`` (seconds) its duration. ``headers`` returns the
+    headers of every response to a tenant.
     """
 
     def __init__(

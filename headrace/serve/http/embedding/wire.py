@@ -99,7 +99,7 @@ class PoolingBody(Wire):
         None,
         ge=-1,
         le=MAX_TOKENS,
-        description="Cut longer inputs to so many tokens; -1: to the model's limit.",
+        description="Cut longer inputs to this many tokens; -1: to the model's limit.",
     )
     include_cost: bool | None = Field(None, description="Add `cost` and `cost_details` to `usage`.")
 
@@ -109,11 +109,11 @@ class EmbeddingBody(PoolingBody):
 
     input: Annotated[SkipValidation[list[str] | list[list[int]]], BeforeValidator(_inputs)]
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, ge=1, description="Return only so many numbers of each vector.")
+    dimensions: int | None = Field(None, ge=1, description="Truncate each vector to this many numbers.")
     normalize: bool | None = Field(
-        None, description="Whether vectors have length one (default: as the model's files say)."
+        None, description="Whether vectors are scaled to length 1 (default: as in the model's files)."
     )
-    prompt_name: str | None = Field(None, description="The model's prompt to put before each text.")
+    prompt_name: str | None = Field(None, description="Name of the model's prompt to put before each text.")
 
 
 class RerankBody(PoolingBody):
@@ -121,7 +121,9 @@ class RerankBody(PoolingBody):
 
     query: str = Field(min_length=1)
     documents: Annotated[SkipValidation[list[str]], BeforeValidator(_documents)]
-    top_n: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Return only so many documents; 0: all.")
+    top_n: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="Return only this many documents; 0: all."
+    )
     return_documents: bool = True
     max_tokens_per_doc: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Cut longer documents.")
 
@@ -144,7 +146,7 @@ class ScoreBody(PoolingBody):
         """The pairs to score.
 
         Raises:
-            ApiError: a side is missing, is named twice, or has another number of texts.
+            ApiError: a side is missing or given twice, or the numbers of texts do not match.
         """
         one, other = self.sides()
         named = self.queries is not None or self.documents is not None

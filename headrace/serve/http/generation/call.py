@@ -1,6 +1,6 @@
-"""One API call under way: its prompts, its sequences in the engine, and the choices that they become.
+"""One API call in progress: its prompts, its sequences in the engine, and the choices that they become.
 
-The same for chat and completions, streamed or not; how it is written down is theirs (`chat`, `completions`).
+It is the same for all dialects, streamed or not. Their writers (for example `ChatWriter`) turn it into JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SEED_BITS = 63
 
 
 class Answers(Protocol):
-    """Where calls are answered: `serve.cache.lookup.CacheLookup`, or what computes for the caches alone."""
+    """What answers calls: `serve.cache.lookup.CacheLookup`, or `BackgroundRequests`, which only fills the caches."""
 
     def now(self) -> float: ...
 
@@ -56,12 +56,12 @@ class Answers(Protocol):
 
 
 class Prompt(NamedTuple):
-    """What one or several choices answer.
+    """A prompt, which one or several choices answer.
 
-    ``continues`` says that the answer goes on with the prompt's text, which decides what becomes of a first word's
-    leading space. ``mute`` asks for the prompt's scores alone. ``echo`` is its text where it shall stand before the
-    answer. ``retention`` says what of the computed prompt is kept longer. ``prediction`` is what the client expects.
-    ``reading`` is how reasoning and tool calls are found; None: answers are text. ``about`` is for its explanation.
+    ``continues``: the output continues the prompt's text, so the leading space of its first word counts. ``mute``: only
+    the prompt's log-probabilities are wanted. ``echo``: the prompt's text, if it is returned before the output.
+    ``retention``: parts of the computed prompt that are retained longer. ``prediction``: the output that the client
+    expects. ``reading``: how reasoning and tool calls are parsed (None: plain text). ``about``: for its explanation.
     """
 
     tokens: tuple[int, ...]
@@ -76,20 +76,20 @@ class Prompt(NamedTuple):
 
     @property
     def call_format(self) -> str:
-        """The format of the tool call that ends the answer, where one call is the most; else empty."""
+        """The format of the tool call that ends the output if only one call is allowed; otherwise empty."""
         reading = self.reading
         return "" if reading is None or reading.tools is None or reading.parallel else reading.tools.name
 
     @property
     def ends_by_text(self) -> bool:
-        """Whether something in the answer's text ends it."""
+        """Whether text, such as a stop string, can end the output."""
         return bool(self.params.stop or self.call_format)
 
 
 class Call:
     """Made by `open_call`; `advance` it until `done`, then `close` it, whatever happens.
 
-    ``seconds`` are those that it may take, for who hears that it took longer.
+    ``seconds`` is the time limit that a timeout error reports.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Call:
 
     @property
     def cache_note(self) -> str:
-        """How the response caches took part; empty where there are none."""
+        """The value of the header `X-Headrace-Cache`; empty without response caches."""
         return self._answer.note
 
     @property
@@ -135,22 +135,22 @@ class Call:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Why the choices ended, as far as they have."""
+        """The finish reasons of the choices that have ended."""
         return [choice.finish_reason for choice in self.choices if choice.finish_reason is not None]
 
     @property
     def tenant(self) -> str:
-        """Whose call it is."""
+        """The tenant that the call is accounted to."""
         return self.choices[0].request.tenant
 
     @property
     def service_class(self) -> str:
-        """The class of service that it runs in."""
+        """The service class that it runs in."""
         return self.choices[0].request.service_class
 
     @property
     def settled(self) -> bool:
-        """Whether every event of the call is there, read or not."""
+        """Whether every event of the call has arrived, read or not."""
         return self._answer.settled
 
     @property
@@ -159,21 +159,21 @@ class Call:
         return self._answer.exhausted
 
     async def due(self) -> None:
-        """Wait until `advance` need not wait."""
+        """Wait until `advance` returns at once."""
         await self._answer.due()
 
     async def advance(self) -> list[Choice]:
-        """Wait for events and apply them; the choices that they are about.
+        """Wait for events and apply them; return the choices that changed.
 
         Raises:
-            ApiError: a sequence ended as none should; the call is over.
+            ApiError: a sequence ended with an error; the call is over.
         """
-        told = await self._answer.read()
-        if len(told) == 1:  # as it is with nearly every token
-            ((index, event),) = told
+        received = await self._answer.read()
+        if len(received) == 1:  # the common case: one token
+            ((index, event),) = received
             return [self._apply(index, (event,))]
         by_choice: dict[int, list[Emitted | PromptScored | Finished]] = {}
-        for index, event in told:
+        for index, event in received:
             by_choice.setdefault(index, []).append(event)
         return [self._apply(index, events) for index, events in by_choice.items()]
 
@@ -189,11 +189,11 @@ class Call:
         return choice
 
     def close(self, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """End what is still open; nothing happens where all has ended."""
+        """Cancel the sequences that have not ended; without any, do nothing."""
         self._recall.close(self._answer, why)
 
     def abort(self) -> None:
-        """End what is still open; whoever reads it hears that it was aborted."""
+        """Cancel the sequences that have not ended; `advance` then raises the error `aborted`."""
         self._aborted = True
         self.close()
 
@@ -202,7 +202,7 @@ class Call:
         return {**self.tokens(), **self.cost()} if self.shows_cost else self.tokens()
 
     def tokens(self) -> dict[str, Any]:
-        """The tokens of the call so far, as ``usage`` has them. It only reads, so any thread may call it."""
+        """The tokens of the call so far, in the form of ``usage``. It only reads, so any thread may call it."""
         return usage(
             sum(len(prompt.tokens) for prompt in self.prompts),
             sum(choice.output_tokens for choice in self.choices),
@@ -237,19 +237,19 @@ class Call:
 
 
 def _interval(model: ServedModel, body: Generation, prompts: Sequence[Prompt]) -> int:
-    """After how many tokens a call hears of them; 0: at its end. Where text may end it, it looks at each."""
+    """Tokens per delivery of events; 0: one delivery at the end. It is 1 if text, such as a stop string, can end it."""
     if any(prompt.ends_by_text for prompt in prompts):
         return 1
     return model.stream_interval if body.stream else 0
 
 
 def tenant_of_call(caller: Caller, body: Generation) -> str:
-    """Whose call it is."""
+    """The tenant that the call is accounted to."""
     return tenant(caller.key_id, caller.tenant_header, body.user)
 
 
 def cache_scope(caller: Caller, body: Generation) -> str:
-    """Whose calls may gain from what was computed for this one: its tenant's, of equal ``cache_salt``."""
+    """The partition of the prefix cache: calls of one tenant with equal ``cache_salt`` share prefixes."""
     return f"{tenant_of_call(caller, body)}\0{body.cache_salt or ''}"
 
 
@@ -267,25 +267,25 @@ async def open_call(
 ) -> Call:
     """Open a call: ``choices_per_prompt`` sequences of equal tokens for each prompt.
 
-    With a given seed their seeds follow one another, from the same first one for each prompt. Without one, no two
-    answers share a seed. Only the first sequence scores the prompt. ``turn`` finds the last user message.
+    With a given seed, the sequences of each prompt have consecutive seeds that start at it. Without one, all seeds
+    differ. Only a prompt's first sequence returns prompt log-probabilities. ``turn`` finds the last user message.
 
     Raises:
         ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.
         InvalidParameter: the request id is in use.
     """
     call_id = f"{id_prefix}{body.request_id or secrets.token_hex(12)}"
-    who = tenant_of_call(caller, body)
+    tenant_name = tenant_of_call(caller, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     session = _session(body, caller, call_id)
-    urgent = scheduling_of(body, model.rules, who, request_timeout, caller.service_class)
+    scheduling = scheduling_of(body, model.rules, tenant_name, request_timeout, caller.service_class)
     now, shows = recall.now(), _shows_cost(model, body, caller)
-    wishes, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
+    directives, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
     choices, questions = list[Choice](), list[LookupRequest]()
     for prompt in prompts:
         stops = partial(_text_stream, model, prompt) if prompt.ends_by_text else None
-        first = _request(model, body, caller, prompt, urgent, now, session)
+        first = _request(model, body, caller, prompt, scheduling, now, session)
         for n in range(choices_per_prompt):
             index = len(choices)
             request = replace(
@@ -296,19 +296,19 @@ async def open_call(
             )
             complete = _complete(model, prompt.params)
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))
-            if not n:
-                model.prompts.submit(request, prompt.about, session)
-            asked = LookupRequest(request, wishes, prompt.continues, stops, turn, bars, caller.origin)
-            questions.append(asked)
+            query = LookupRequest(request, directives, prompt.continues, stops, turn, bars, caller.origin)
+            questions.append(query)
     if caller.exchange is not None:
-        caller.exchange.opened(call_id, model.name, who, [question.request.id for question in questions])
+        caller.exchange.opened(call_id, model.name, tenant_name, [each.request.id for each in questions])
     try:
         answer = await recall.open(questions, interval=_interval(model, body, prompts))
     except Refused as refused:
         raise turned_away(refused.verdict, rate_headers(refused.rooms), _multiple(prompts, choices)) from None
     except NotCached:
         raise not_cached() from None
-    seconds = urgent.seconds or answer.requests[0].settings.request_timeout or request_timeout
+    for prompt, choice in zip(prompts, choices[::choices_per_prompt], strict=True):
+        model.prompts.submit(choice.request, prompt.about, session)
+    seconds = scheduling.seconds or answer.requests[0].settings.request_timeout or request_timeout
     call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows)
     if caller.exchange is not None:
         caller.exchange.call = call
@@ -316,7 +316,7 @@ async def open_call(
 
 
 def _multiple(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> str | None:
-    """The field by which a call has several sequences."""
+    """The field that gives a call several sequences."""
     return "prompt" if len(prompts) > 1 else "n" if len(choices) > 1 else None
 
 
@@ -348,29 +348,29 @@ def _request(
     body: Generation,
     caller: Caller,
     prompt: Prompt,
-    urgent: Scheduling,
+    scheduling: Scheduling,
     now: float,
     session: SessionOf | None,
 ) -> Request:
-    """What all requests of one prompt have in common."""
+    """A request with the fields that all sequences of a prompt share."""
     kept = retained(body.kv_transfer_params, body.prompt_cache_retention)
     if session is not None and model.prompts.sessions is not None:
         kept = (*kept, session.retention)
-    who = tenant_of_call(caller, body)
+    tenant_name = tenant_of_call(caller, body)
     return Request(
         id="",
-        tenant=who,
+        tenant=tenant_name,
         peer=model.sharing.peer(body.kv_transfer_params),
         follows=body.kv_transfer_params is not None and body.kv_transfer_params.remote_prefill_runs,
-        affinity=f"{who}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
+        affinity=f"{tenant_name}\0{body.prompt_cache_key}" if body.prompt_cache_key else "",
         salt=cache_scope(caller, body),
         tokens=prompt.tokens,
         params=prompt.params,
         arrived=now,
-        service_class=urgent.service_class,
-        priority=urgent.priority,
-        deadline=None if urgent.seconds is None else now + urgent.seconds,
-        slo=urgent.slo,
+        service_class=scheduling.service_class,
+        priority=scheduling.priority,
+        deadline=None if scheduling.seconds is None else now + scheduling.seconds,
+        slo=scheduling.slo,
         retention=(*retentions(body, len(prompt.tokens)), *prompt.retention, *kept),
         prediction=prompt.prediction,
         eos_token_ids=model.tokenizer.eos_token_ids,

@@ -13,10 +13,10 @@ from headrace.serve.http.exchange import Exchange
 from headrace.serve.http.generation.call import Call
 
 MOST_NOTES = 1000
-"""Calls with metadata or several sequences that are remembered."""
+"""Most calls with metadata or several sequences that are remembered."""
 
-MOST_NAMES = 10_000
-"""Request ids of clients that are remembered."""
+MOST_NAMES = 20_000
+"""Most names of calls that are remembered: each call has one for its tenant and one for all tenants."""
 
 
 class CallNote(NamedTuple):
@@ -26,37 +26,26 @@ class CallNote(NamedTuple):
     metadata: dict[str, str]
 
 
-class _Name(NamedTuple):
-    """A call that a client has named; ``order`` grows with each call."""
-
-    order: int
-    call_id: str
-
-
 class CallNotes:
-    """The latest calls. An id that is used twice means the newest call."""
+    """The latest calls. If an id is used twice, it names the newest call."""
 
     def __init__(self) -> None:
         self._notes: OrderedDict[str, CallNote] = OrderedDict()
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
-        self._names: OrderedDict[str, dict[str, _Name]] = OrderedDict()  # request id: tenant: call
-        self._opened = 0
+        # By request id and tenant the newest call; the tenant None stands for any.
+        self._names: OrderedDict[tuple[str, str | None], str] = OrderedDict()
 
     def name(self, exchange: Exchange) -> None:
         """Remember the request id of an HTTP request that opened a call; a hook of `Exchange`."""
-        self._opened += 1
-        tenants = self._names.setdefault(exchange.request_id, {})
-        tenants[exchange.tenant] = _Name(self._opened, exchange.call_id)
-        self._names.move_to_end(exchange.request_id)
-        if len(self._names) > MOST_NAMES:
+        for tenant in (exchange.tenant, None):
+            self._names[exchange.request_id, tenant] = exchange.call_id
+            self._names.move_to_end((exchange.request_id, tenant))
+        while len(self._names) > MOST_NAMES:
             self._names.popitem(last=False)
 
     def find(self, given: str, tenant: str | None) -> str:
         """The id of the call that ``given`` names for ``tenant`` (None: for any tenant): a request id, or its own."""
-        tenants = self._names.get(given, {})
-        if tenant is not None:
-            return tenants[tenant].call_id if tenant in tenants else given
-        return max(tenants.values()).call_id if tenants else given
+        return self._names.get((given, tenant), given)
 
     def put(self, call: Call, metadata: dict[str, str] | None) -> None:
         """Remember a call, in place of an older one with the same id."""
@@ -68,10 +57,10 @@ class CallNotes:
                 self._notes.popitem(last=False)
 
     def get(self, call_id: str) -> CallNote:
-        """What is known of a call. An unknown call has one sequence with the same id."""
+        """The note of a call. An unknown call has one sequence with the same id."""
         return self._notes.get(call_id) or CallNote((call_id,), {})
 
     def under_way(self, call_id: str) -> Call | None:
-        """The call with this id, while it is being answered."""
+        """The call with this id, while it runs."""
         call = self._calls.get(call_id)
         return None if call is None or call.settled else call

@@ -12,7 +12,7 @@ COST_HEADER = "X-Headrace-Cost"
 
 
 class StoredFor(NamedTuple):
-    """The response of a call is stored for so many ``seconds``; it continues the stored response ``previous``."""
+    """The response of a call is stored for ``seconds``; it continues the stored response ``previous``."""
 
     seconds: float
     previous: str | None

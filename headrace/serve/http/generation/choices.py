@@ -1,6 +1,6 @@
-"""One sequence's answer while it grows: tokens become text, and text decides when it ends.
+"""The output of one sequence while it grows: converts tokens to text, and ends it at a stop string.
 
-It knows the events of one request and its text stream, no JSON and no sockets.
+It uses the events of one request and its text stream, no JSON and no sockets.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from headrace.serve.text.stream import AFTER_CALL, Texts
 
 
 class Delta(NamedTuple):
-    """What an answer has gained.
+    """What was added to an output.
 
-    ``texts`` and ``logprobs`` go with ``tokens`` one by one (``logprobs`` is empty unless asked for);
-    ``offset`` is where the first of ``texts`` begins in the answer, in characters. ``text`` is what may be
-    shown: it lags behind ``texts`` while a character is unfinished or a stop string may be coming.
+    ``texts`` and ``logprobs`` have one entry per token (``logprobs`` is empty unless requested);
+    ``offset`` is where the first of ``texts`` begins in the output, in characters. ``text`` is what may be
+    sent: it lags behind ``texts`` while a character is incomplete or a stop string may have begun.
     """
 
     text: str
@@ -35,8 +35,8 @@ NOTHING = Delta("", (), (), 0, ())
 class Choice:
     """An entry of ``choices``. ``finish_reason`` is None while it grows.
 
-    ``complete`` says whether a text is all that the request's constraint asks for: one that a stop string or stop token
-    cuts off before that is told as truncated.
+    ``complete`` says whether a text satisfies the request's constraint. An output that the client's stop string or
+    stop token cuts off before that has the finish reason ``length``.
     """
 
     def __init__(
@@ -55,31 +55,31 @@ class Choice:
         self.total_logprob = 0.0
         self.reasoning_tokens = 0  # set by the writer that parses the text
         self._stream = stream
-        self._mute = mute  # for calls that want the prompt scored and nothing generated
+        self._mute = mute  # only the prompt's log-probabilities are wanted
         self._complete = complete
-        self._said: list[str] = []  # the text so far, where somebody may ask whether it is complete
+        self._texts: list[str] = []  # the text so far, if `complete` needs it
         self._gained: list[Delta] = []
         self._stopped = False
 
     @property
     def mean_logprob(self) -> float:
-        """Per generated token; what ``best_of`` ranks by."""
+        """Mean log-probability per generated token; ``best_of`` ranks by it."""
         return self.total_logprob / max(1, self.output_tokens)
 
     @property
     def stopped_by_text(self) -> bool:
-        """Whether its text ended it; what becomes of its request after that is no matter."""
+        """Whether its text ended it; the end of its request is then ignored."""
         return self._stopped
 
     def take(self, events: Sequence[Emitted | PromptScored | Finished]) -> bool:
-        """Apply the next events of one or several whole steps; whether a stop string ended the answer now.
+        """Apply the events of one or several whole steps; return whether a stop string has just ended the output.
 
-        A stop token's text is not shown, unless ``include_stop_str_in_output``: it and the event that says
-        that it was one come from the same step, so both are here.
+        A stop token's text is hidden unless ``include_stop_str_in_output`` is set. The token and the `Finished`
+        event that names it come from the same step, so ``events`` has both.
         """
         ended = events[-1] if type(events[-1]) is Finished else None
         if self.finish_reason is not None:
-            return False  # a stop string ended it; what the engine made since is not part of the answer
+            return False  # a stop string ended it; tokens computed since are not part of the output
         if len(events) == 1 and type(events[0]) is Emitted:
             _, tokens, logprobs = events[0]
         else:
@@ -103,7 +103,7 @@ class Choice:
         return False
 
     def gained(self) -> Delta | None:
-        """All since the last call, joined; None if there is nothing to tell."""
+        """Everything added since the last call, as one delta; None if nothing was."""
         gained, self._gained = self._gained, []
         if len(gained) <= 1:
             return gained[0] if gained else None
@@ -120,7 +120,7 @@ class Choice:
         used = len(texts)
         self.output_tokens += used
         self._gained.append(Delta(text, tokens[:used], texts, offset, logprobs[:used]))
-        self._say(text)
+        self._record(text)
         if stopped is not None:
             self._stop(stopped)
 
@@ -128,7 +128,7 @@ class Choice:
         text, stopped, _, offset = self._stream.finish()
         if text and not self._mute:
             self._gained.append(Delta(text, (), (), offset, ()))
-            self._say(text)
+            self._record(text)
         if stopped is not None:
             self._stop(stopped)
             return
@@ -137,16 +137,16 @@ class Choice:
             self.finish_reason, self.stop_reason = self._stopped_by_client(), stop_token
 
     def _stop(self, stopped: str) -> None:
-        """The text ended the answer: with a stop string, or with the only call that is allowed."""
+        """The text ended the output: with a stop string, or with the only call that is allowed."""
         self._stopped = True
         called = stopped == AFTER_CALL
         self.finish_reason = "stop" if called else self._stopped_by_client()
         self.stop_reason = None if called else stopped
 
-    def _say(self, text: str) -> None:
+    def _record(self, text: str) -> None:
         if self._complete is not None:
-            self._said.append(text)
+            self._texts.append(text)
 
     def _stopped_by_client(self) -> str:
-        """How an answer has ended that the client's stop string or token has cut off."""
-        return "stop" if self._complete is None or self._complete("".join(self._said)) else "length"
+        """The finish reason of an output that the client's stop string or stop token has ended."""
+        return "stop" if self._complete is None or self._complete("".join(self._texts)) else "length"

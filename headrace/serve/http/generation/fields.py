@@ -1,7 +1,7 @@
-"""The fields that chat and completions share, as they are spelt on the wire (OpenAI's, then vLLM's).
+"""The request fields that chat and completions share (OpenAI's, then vLLM's).
 
-Ranges of sampling parameters are not repeated here: `core.request.SamplingParams` checks them. Fields that a
-later capability brings are in `unsupported` until then.
+Ranges of sampling parameters are not repeated here: `core.request.SamplingParams` checks them. Fields that are not
+supported yet are in `unsupported`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ MetadataField = Annotated[SkipValidation[dict[str, str] | None], BeforeValidator
 
 
 class StreamOptions(Wire):
-    """What a stream carries beside the answer."""
+    """Options of a stream."""
 
     include_usage: bool = Field(False, description="Send a last chunk with the usage of the whole call.")
     continuous_usage_stats: bool = Field(False, description="Send the usage so far with every chunk.")
@@ -97,13 +97,13 @@ class StreamOptions(Wire):
 class Generation(StructuredBody, SchedulingFields):
     """Fields of every call that generates text."""
 
-    model: str | None = Field(None, description="The served model; the only one if left out.")
+    model: str | None = Field(None, description="Name of the model. Default: the served model.")
     temperature: Temperature = Field(None, description=f"From 0 (greedy) to {MAX_TEMPERATURE}. Default 1.")
     top_p: float | None = None
-    top_k: int | None = Field(None, description="0 or -1: no bound.")
+    top_k: int | None = Field(None, description="0 or -1: no limit.")
     min_p: float | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
-    max_tokens: int | None = Field(None, description="-1: all that the context leaves beside the prompt.")
+    max_tokens: int | None = Field(None, description="-1: as many as the context leaves after the prompt.")
     min_tokens: int | None = None
     stop: Stop = Field(
         None, description=f"At most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters each."
@@ -123,30 +123,30 @@ class Generation(StructuredBody, SchedulingFields):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, description="Keep only the last so many tokens of the prompt; -1: as many as fit."
+        None, ge=-1, description="Keep only this many tokens from the prompt's end; -1: as many as fit."
     )
     add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=512)
     cache_salt: str | None = Field(
-        None, min_length=1, max_length=512, description="Share cached prefixes only with equal salts."
+        None, min_length=1, max_length=512, description="Only requests with the same salt share prefixes."
     )
     response_cache: CacheDirectiveFields | None = Field(
-        None, description="What is asked of the response caches; `Cache-Control` says a part of it too."
+        None, description="Directives for the response caches; `Cache-Control` can express some of them."
     )
     prompt_cache_key: str | None = Field(
         None,
         max_length=512,
-        description="Calls of one key have much in common: they run together if they wait.",
+        description="Groups requests with a common prefix: waiting ones of the same key run together.",
     )
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
-        None, description="24h: the computed prompt is evicted later than others', for a day."
+        None, description="24h: retain the computed prompt longer than others for 24 hours."
     )
     kv_transfer_params: KVTransferParams | None = Field(
-        None, description="Compute the prompt for another server, or pull it from one."
+        None, description="Compute the prompt's KV blocks for another server, or pull them from one."
     )
     return_token_ids: bool | None = None
     include_cost: bool | None = Field(None, description="Add `cost` and `cost_details` to `usage`.")
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
-    metadata: MetadataField = Field(None, description="Kept with the request's explanation.")
+    metadata: MetadataField = Field(None, description="Returned by GET /v1/requests/{id}.")

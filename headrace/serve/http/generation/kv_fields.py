@@ -1,7 +1,7 @@
-"""What a call asks of the KV cache beside its prompt: how long it is retained, and which other server has or needs it.
+"""KV cache fields of a call: how long its prompt is retained, and which other server has or needs its blocks.
 
-``kv_transfer_params`` are vLLM's: a proxy sends a request to a prefill server with ``do_remote_decode``, and what that
-answers, unchanged, to a decode server.
+``kv_transfer_params`` are vLLM's: a proxy sends a request with ``do_remote_decode`` to a prefill server, and passes the
+``kv_transfer_params`` of the response unchanged to a decode server.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from headrace.serve.http.errors import invalid
 from headrace.serve.http.wire import Wire
 
 MARKED_RETENTION = 60
-"""The priority of prompts whose clients ask that they be kept; others have 35."""
+"""Retention priority of prompts that clients ask to retain; others have 35."""
 
 KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
 
 KEPT_FOR_DECODING = Retention(0, None, MARKED_RETENTION, 60.0)
-"""Of a prompt that another server is going to pull."""
+"""Retention of a prompt that another server is going to pull."""
 
 FIELD = "kv_transfer_params"
 
@@ -50,7 +50,7 @@ class KVTransferParams(Wire):
 
 @dataclass(frozen=True, slots=True)
 class KVSharing:
-    """This server's part in the exchange of blocks: where it publishes them, and the addresses that it pulls from."""
+    """This server's part in KV transfer: where it publishes blocks, and the addresses that it pulls from."""
 
     engine_id: str = ""
     host: str = ""
@@ -61,7 +61,7 @@ class KVSharing:
         """The one peer that has a call's prompt; empty if any may have it.
 
         Raises:
-            ApiError: it is no peer, or the call asks for what this server does not do.
+            ApiError: ``remote_host`` is no peer, fields contradict each other, or this server publishes no blocks.
         """
         if asked is None:
             return ""
@@ -85,7 +85,7 @@ class KVSharing:
         return name
 
     def answer(self, asked: KVTransferParams | None) -> dict[str, Any]:
-        """What a call's answer says to the server that will decode; empty if there is none."""
+        """The response's field ``kv_transfer_params`` for the server that will decode; empty if there is none."""
         if asked is None or not asked.do_remote_decode:
             return {}
         return {

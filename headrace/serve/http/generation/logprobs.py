@@ -1,4 +1,4 @@
-"""Log-probabilities in the three shapes that clients know: chat's, completions', and vLLM's for prompts."""
+"""Log-probabilities in three response formats: chat's, completions', and vLLM's for prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.core.plan import TokenLogprob
 from headrace.serve.http.model import ServedModel
 
 LOWEST = -9999.0
-"""Stands for the logarithm of zero, which JSON cannot say."""
+"""Stands for the logarithm of zero, which JSON cannot represent."""
 
 
 def chat_logprobs(model: ServedModel, logprobs: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
@@ -23,18 +23,18 @@ def chat_logprobs(model: ServedModel, logprobs: Sequence[TokenLogprob], top: int
 
 
 def _chat_entry(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
-    spelt = list(model.streams.token_bytes(token))
-    return {"token": model.token_text(token), "logprob": max(logprob, LOWEST), "bytes": spelt}
+    token_bytes = list(model.streams.token_bytes(token))
+    return {"token": model.token_text(token), "logprob": max(logprob, LOWEST), "bytes": token_bytes}
 
 
 UNSCORED = 0
-"""The rank of a token that nothing predicts: the first of a prompt."""
+"""The rank of a token without a score: the first of a prompt."""
 
 
 def completion_logprobs(
     model: ServedModel, entries: Sequence[TokenLogprob], offsets: Sequence[int], top: int
 ) -> dict[str, Any]:
-    """The object ``logprobs`` of a completion choice: one entry per token, null where nothing predicts it."""
+    """The object ``logprobs`` of a completion choice: one entry per token, null for an unscored one."""
     scored = [entry.rank != UNSCORED for entry in entries]
     return {
         "tokens": [model.token_text(entry.token) for entry in entries],
@@ -70,7 +70,7 @@ def _by_id(model: ServedModel, entry: TokenLogprob, top: int) -> dict[str, Any]:
 
 
 def _by_text(model: ServedModel, entry: TokenLogprob, top: int) -> dict[str, float]:
-    """Alternatives by their text, the likelier one where two are spelt alike; always with the chosen token."""
+    """Alternatives by their text, always with the chosen token; of two with the same text, the likelier one."""
     shown: dict[str, float] = {}
     for token, value in (*entry.top[:top], (entry.token, entry.logprob)):
         shown.setdefault(model.token_text(token), max(value, LOWEST))

@@ -1,6 +1,6 @@
-"""Wire fields to `SamplingParams`: defaults filled in, ids checked against the vocabulary.
+"""Request fields to `SamplingParams`: fills in defaults and checks token ids against the vocabulary.
 
-Ranges are `SamplingParams`' own; it names the field and the route turns that into a 400.
+`SamplingParams` checks ranges; its `InvalidParameter` names the field and becomes a 400.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from headrace.serve.http.model import ServedModel
 from headrace.serve.http.structured import constraint
 
 UNLIMITED = -1
-"""As a length of the answer: all that the context leaves beside the prompt."""
+"""As ``max_tokens``: all that the context leaves after the prompt."""
 
 
 def sampling_params(
     body: Generation, model: ServedModel, *, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
-    """How to sample one answer; ``max_tokens`` and ``logprobs`` are spelt differently by each endpoint.
+    """How to sample one output; each endpoint has its own fields for ``max_tokens`` and ``logprobs``.
 
     Raises:
-        ApiError: a token id that does not exist, or a constraint that cannot be.
-        InvalidParameter: a value outside its range.
+        ApiError: a token id does not exist, or the constraint is invalid.
+        InvalidParameter: a value is outside its range.
     """
     allowed = None if body.allowed_token_ids is None else tuple(dict.fromkeys(body.allowed_token_ids))
     biases = tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items())
@@ -64,7 +64,7 @@ def sampling_params(
 
 
 def check_stream(body: Generation) -> None:
-    """Raise `ApiError` 400 where fields about streams do not go together."""
+    """Raise `ApiError` 400 if fields contradict each other about streaming."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream to be true", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
@@ -75,7 +75,7 @@ def check_stream(body: Generation) -> None:
 
 
 def truncated(tokens: list[int], body: Generation, model: ServedModel, answer: int) -> list[int]:
-    """The last tokens of a prompt, as many as ``truncate_prompt_tokens`` leaves: -1 all but ``answer``'s room."""
+    """The last ``truncate_prompt_tokens`` tokens of a prompt; -1: as many as leave room for ``answer`` tokens."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return tokens
@@ -85,13 +85,13 @@ def truncated(tokens: list[int], body: Generation, model: ServedModel, answer: i
 
 
 def answer_length(prompt: int, asked: int | None, default: int | None, param: str, limit: int) -> int:
-    """The most tokens an answer to a prompt of ``prompt`` tokens may have.
+    """The maximum output tokens for a prompt of ``prompt`` tokens.
 
-    ``asked`` was given in the field ``param``; if it was not, ``default`` counts (None: as far as the context
-    reaches). `UNLIMITED` asks for as far as the context reaches.
+    ``asked`` is the value of the field ``param``; if it is None, ``default`` applies. `UNLIMITED`, and a ``default`` of
+    None, mean all that the context leaves.
 
     Raises:
-        ApiError: they do not fit into ``limit`` together.
+        ApiError: prompt and output together exceed ``limit``.
     """
     room = limit - prompt
     if asked is None or asked == UNLIMITED:
@@ -108,7 +108,7 @@ def answer_length(prompt: int, asked: int | None, default: int | None, param: st
 
 
 def room_for_answer(prompt: int, limit: int) -> int:
-    """The tokens that the context leaves for an answer to a prompt of ``prompt`` tokens.
+    """The tokens that the context leaves for the output of a prompt of ``prompt`` tokens.
 
     Raises:
         ApiError: it leaves none.
@@ -126,11 +126,11 @@ def _or(value: ValueT | None, default: ValueT) -> ValueT:
 
 
 def _bad_words(words: list[str], model: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is spelt at the beginning of a text and after a space."""
-    spelt: dict[tuple[int, ...], None] = {}
+    """The tokens of each word, at the beginning of a text and after a space."""
+    tokenized: dict[tuple[int, ...], None] = {}
     for word in words:
         if not word.strip():
             raise invalid("bad_words must not contain an empty word", "bad_words")
         for text in (word, " " + word.lstrip()):
-            spelt[tuple(model.tokenizer.encode(text, add_special_tokens=False))] = None
-    return tuple(spelt)
+            tokenized[tuple(model.tokenizer.encode(text, add_special_tokens=False))] = None
+    return tuple(tokenized)

@@ -1,12 +1,12 @@
-"""How soon a caller wants his answer: the wire's fields, and what the scheduler gets of them.
+"""Scheduling fields of a request, and the scheduler's parameters that they become.
 
 ```
  service_tier   auto: the tenant's own class; default, flex, priority: that class, if the tenant may use it
- priority       orders within the class; without service_tier its sign names the class too
- slo            milliseconds to the first token and per further one; what is not said is the class's
- deadline_ms    then the answer is worth nothing
+ priority       orders within the class; without service_tier its sign selects the class too
+ slo            TTFT and TPOT targets in milliseconds; default: those of the class
+ deadline_ms    milliseconds after which the request ends with 408
 ```
-Where the policy does not look at a field, the field is refused: nothing would come of it.
+A field that the scheduling policy does not use is refused, because it would have no effect.
 """
 
 from __future__ import annotations
@@ -27,26 +27,30 @@ MAX_MS = 86_400_000
 MAX_RETENTIONS = 16
 
 PRIORITIES = {"priority": -100, "default": 0, "flex": 100, "background": 200}
-"""The number of ``priority`` that a class stands for where numbers alone decide; lower runs sooner."""
+"""The ``priority`` of a class under the policy `priority`, which has no classes; lower runs sooner."""
 
 
 class SloBody(Wire):
-    """What the caller hopes for: a miss ends nothing, it orders the queue and is counted."""
+    """Latency targets. They order the queue, and misses are counted; a miss does not end the request."""
 
-    ttft_ms: float | None = Field(None, gt=0, le=MAX_MS, description="Until the first token.")
-    tpot_ms: float | None = Field(None, gt=0, le=MAX_MS, description="Per token after it, in the mean.")
+    ttft_ms: float | None = Field(None, gt=0, le=MAX_MS, description="Time to first token (TTFT), in ms.")
+    tpot_ms: float | None = Field(
+        None, gt=0, le=MAX_MS, description="Mean time per output token after the first (TPOT), in ms."
+    )
 
 
-NO_WISH = SloBody(ttft_ms=None, tpot_ms=None)
+NO_TARGETS = SloBody(ttft_ms=None, tpot_ms=None)
 
 
 class RetentionBody(Wire):
-    """How long computed tokens ``[start, end)`` of the prompt shall be kept."""
+    """How long the KV blocks of prompt tokens ``[start, end)`` stay cached."""
 
     start: int = Field(0, ge=0)
-    end: int | None = Field(None, ge=1, description="None: to the prompt's end.")
-    priority: int = Field(ge=0, le=100, description="Higher stays longer; 35 is what all else has.")
-    ttl_seconds: float | None = Field(None, gt=0, le=MAX_MS / 1000, description="Then as all else.")
+    end: int | None = Field(None, ge=1, description="Default: the prompt's end.")
+    priority: int = Field(ge=0, le=100, description="Higher is evicted later; other blocks have 35.")
+    ttl_seconds: float | None = Field(
+        None, gt=0, le=MAX_MS / 1000, description="Seconds until the priority is 35 again. Default: no limit."
+    )
 
 
 class AgentHint(Wire):
@@ -105,7 +109,7 @@ class SchedulingFields(SessionFields):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What callers may ask of the scheduler: its policy, the classes by name, the terms of tenants."""
+    """What requests may ask of the scheduler: its policy, the classes by name, the terms of tenants."""
 
     policy: str = "fair"
     classes: Mapping[str, ServiceClass] = field(default_factory=lambda: {each.name: each for each in CLASSES})
@@ -113,7 +117,7 @@ class Rules:
 
 
 class Scheduling(NamedTuple):
-    """What becomes of the fields in a `core.request.Request`; ``seconds`` are those until its deadline, if any."""
+    """The fields as a `core.request.Request` has them; ``seconds`` until its deadline, None without one."""
 
     service_class: str
     priority: int
@@ -124,11 +128,11 @@ class Scheduling(NamedTuple):
 def scheduling_of(
     body: SchedulingFields, rules: Rules, tenant: str, request_timeout: float, assigned: str = ""
 ) -> Scheduling:
-    """How soon the request is wanted. The class ``assigned`` by the server replaces the one that the fields name.
+    """The scheduling parameters of a request. A class ``assigned`` by the server replaces the one that the fields name.
 
     Raises:
-        ApiError: a field that the policy does not look at, a class that is not the tenant's, or a deadline after
-            the server's own.
+        ApiError: a field that the policy does not use, a class that the tenant may not use, or a deadline after the
+            server's timeout.
     """
     if rules.policy in ("fcfs", "static"):
         _refuse(body, rules.policy)
@@ -147,10 +151,10 @@ def scheduling_of(
 
 
 def retentions(body: SchedulingFields, prompt_tokens: int) -> tuple[Retention, ...]:
-    """What is asked of the cache for a prompt of so many tokens.
+    """The retentions that ``body`` asks for, checked against the length of the prompt.
 
     Raises:
-        ApiError: a range that is empty or reaches beyond the prompt.
+        ApiError: a range is empty or reaches beyond the prompt.
     """
     asked = []
     for i, each in enumerate(body.retention or ()):
@@ -170,7 +174,7 @@ def _refuse(body: SchedulingFields, policy: str) -> None:
     for param, value, neutral in (
         ("priority", body.priority, (None, 0)),
         ("service_tier", body.service_tier, (None, "auto", "default")),
-        ("slo", body.slo, (None, NO_WISH)),
+        ("slo", body.slo, (None, NO_TARGETS)),
     ):
         if value not in neutral:
             raise invalid(f"{param} needs another --scheduling-policy than this server's {policy}", param)
@@ -183,13 +187,13 @@ def _class(body: SchedulingFields, terms: TenantTerms, tenant: str) -> str:
     if named in (None, "auto"):
         return terms.default_class
     if not terms.may_use(named):
-        mine = ", ".join(sorted(terms.classes | {terms.default_class}))
-        raise invalid(f"{param}: tenant {tenant!r} may use {mine}, not {named}", param)
+        allowed = ", ".join(sorted(terms.classes | {terms.default_class}))
+        raise invalid(f"{param}: tenant {tenant!r} may use {allowed}, not {named}", param)
     return named
 
 
 def _slo(asked: SloBody | None, service_class: ServiceClass) -> Slo:
-    given = asked or NO_WISH
+    given = asked or NO_TARGETS
     default = service_class.slo
     return Slo(
         default.ttft_seconds if given.ttft_ms is None else given.ttft_ms / 1000,

@@ -1,4 +1,4 @@
-"""What every dialect's endpoints that generate text are made of."""
+"""The model, the caches and the limits that all endpoints for text generation share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def no_headers(tenant: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """One model, one way to its answers, and the limits of a request.
+    """One model with its caches, and the limits of a request.
 
-    ``max_body_bytes`` bounds what is read of a request, ``request_timeout`` (seconds) how long it may take. ``headers``
-    are those that every answer to a tenant carries. ``recorder`` takes note of which prompts come again.
+    ``max_body_bytes`` limits a request's body, ``request_timeout`` (seconds) its duration. ``headers`` returns the
+    headers of every response to a tenant. ``recorder`` records repeated prompts in the history.
     """
 
     recall: CacheLookup

@@ -1,8 +1,7 @@
-"""Fields that clients know and this server does not have yet: refused by name, never ignored.
+"""Known fields that this server does not support yet: refused by name, never ignored.
 
-Each name comes with the values that ask for nothing, which pass: many clients always send the field with its
-default. ``null`` asks for nothing everywhere. A capability that arrives takes its line out of these tables
-and puts a field into the wire type.
+Each name is listed with its neutral values. They are accepted, because many clients always send the field with its
+default; so is ``null``. When a field becomes supported, it moves from these tables to the request's type.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> dict[str, An
     """``body`` without the fields of ``not_yet``.
 
     Raises:
-        ApiError: one of them asks for something.
+        ApiError: one of them has a value that is not neutral.
     """
     kept = without(body, not_yet, "")
     messages = kept.get("messages")
@@ -74,7 +73,7 @@ def refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> dict[str, An
 
 
 def _message(message: object, path: str) -> object:
-    """One message without what is not supported; what is not even a message is left to validation."""
+    """One message without neutral unsupported fields; a value that is no object is left to validation."""
     if not isinstance(message, dict):
         return message
     role, content = message.get("role"), message.get("content")
@@ -92,9 +91,9 @@ def _message(message: object, path: str) -> object:
 
 
 def _part(part: object, path: str) -> object:
-    """A part of the assistant's message without what a client has copied into it from the message around it.
+    """A part of the assistant's message without fields of the message that a client has copied into it.
 
-    OpenAI's agents for node send a text of an earlier answer with all other fields of that answer.
+    OpenAI's Agents SDK for Node sends each text of an earlier response with all other fields of that response.
     """
     if not isinstance(part, dict) or part.get("role") != "assistant":
         return part
@@ -102,10 +101,10 @@ def _part(part: object, path: str) -> object:
 
 
 def without(body: Mapping[str, Any], not_yet: NotYet, path: str) -> dict[str, Any]:
-    """``body`` without the fields of ``not_yet``; ``path`` is where it stands in the request.
+    """``body`` without the fields of ``not_yet``; ``path`` is its place in the request.
 
     Raises:
-        ApiError: one of them asks for something.
+        ApiError: one of them has a value that is not neutral.
     """
     kept = {}
     for name, value in body.items():

@@ -1,4 +1,4 @@
-"""What a call used, as OpenAI counts it."""
+"""The object ``usage`` of a response, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def usage(
     accepted_prediction_tokens: int = 0,
     rejected_prediction_tokens: int = 0,
 ) -> dict[str, Any]:
-    """The object ``usage``; a prompt counts once, however many answers it gets."""
+    """The object ``usage``; a prompt counts once, whatever its number of choices."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -31,5 +31,5 @@ def usage(
 
 
 def cost_of(used: Mapping[str, Any]) -> dict[str, Any]:
-    """The cost in a call's usage, for dialects that count tokens in their own way; empty if it was not asked for."""
+    """The cost fields of a call's usage, for dialects with their own token fields; empty if they were not requested."""
     return {name: used[name] for name in COST_FIELDS if name in used}

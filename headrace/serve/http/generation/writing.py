@@ -1,7 +1,7 @@
-"""Writes calls as JSON: what chat and completions have in common, made cheap for streams.
+"""Writes calls as JSON: what chat and completions have in common, optimized for streams.
 
-A stream writes a chunk per step and request, thousands of times a second, so all that does not change is
-encoded once per choice and a chunk is three pieces of bytes joined.
+A stream writes a chunk per step and request, thousands of times a second. So the constant parts are encoded once per
+choice, and a chunk only joins byte strings.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": 
 
 
 def encode_text(text: str) -> str:
-    """A JSON string without anything that some client takes for the end of a line."""
+    """A JSON string without characters that some clients treat as a line break."""
     shown = encode_basestring(text)
     return shown if shown.isascii() else shown.translate(_LINE_BREAKS)
 
 
 def encode_lines(value: Any) -> str:
-    """JSON of any value, safe as `encode_text` is."""
+    """JSON of any value, without those characters."""
     return encode(value).translate(_LINE_BREAKS)
 
 
 class WholeWriter(Protocol):
-    """What `replies` needs for an answer that is one document."""
+    """What `replies` needs for a response that is one JSON document."""
 
     def whole(self) -> bytes:
         """The whole answer."""
 
 
 class AnswerWriter(WholeWriter, Protocol):
-    """What `replies` needs of any dialect: the bytes of one call's answer."""
+    """What `replies` needs of any dialect: the bytes of one call's response."""
 
     @property
-    def tells_tokens(self) -> bool:
-        """Whether a step is written also if it shows no text."""
+    def writes_tokens(self) -> bool:
+        """Whether a step is written even if it adds no text."""
 
     def opening(self) -> bytes:
-        """What a stream begins with."""
+        """The beginning of a stream."""
 
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
         """What a step adds to a choice."""
@@ -93,27 +93,27 @@ class Writer(ABC):
 
     @property
     @abstractmethod
-    def tells_tokens(self) -> bool:
-        """Whether a step is told also when it shows no text."""
+    def writes_tokens(self) -> bool:
+        """Whether a step is written even if it adds no text."""
 
     @abstractmethod
     def opening(self) -> bytes:
-        """What a stream begins with."""
+        """The beginning of a stream."""
 
     @abstractmethod
     def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        """One choice's gain."""
+        """What a step adds to a choice."""
 
     @abstractmethod
     def ending(self, choice: Choice) -> bytes:
-        """The chunk that says why a choice ended."""
+        """The chunk with a choice's finish reason."""
 
     @abstractmethod
     def choices(self) -> list[dict[str, Any]]:
-        """The ``choices`` of a whole answer, once all have ended."""
+        """The ``choices`` of a whole response, once all have ended."""
 
     def closing(self) -> bytes:
-        """The chunk with the usage of the whole call, where it was asked for, and the end of the stream."""
+        """The chunk with the usage of the whole call, if it was requested, and the end of the stream."""
         usage = b""
         if self._include_usage:
             usage = (
@@ -132,7 +132,7 @@ class Writer(ABC):
         ).encode()
 
     def _extra(self) -> dict[str, Any]:
-        """Fields of a whole answer beside its choices."""
+        """Further fields of a whole response."""
         return self._call.model.sharing.answer(self._asked)
 
     def _event(self, choice: Choice, inner: str) -> bytes:

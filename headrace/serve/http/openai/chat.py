@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: messages to one prompt, and its answers written as OpenAI writes them."""
+"""``POST /v1/chat/completions``: renders messages into a prompt, and writes the response in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ async def open_chat(
 ) -> Call:
     """Render, tokenize and submit a conversation; the call's id begins with ``id_prefix``.
 
-    ``shorten``: an answer that is longer than the context leaves room for is not refused, but ends there.
+    ``shorten`` reduces ``max_tokens`` to what the context leaves, instead of refusing the request.
 
     Raises:
-        ApiError: it cannot be served as it is, or not now.
+        ApiError: the request is invalid, or the server rejects it.
     """
     max_tokens, param = _max_tokens(body)
     top = _top_logprobs(body)
@@ -115,10 +115,10 @@ async def open_chat(
 
 
 async def count_chat(model: ServedModel, body: ChatBody, caller: Caller) -> int:
-    """The tokens of a conversation's prompt, as `open_chat` makes it.
+    """The number of tokens of a conversation's prompt, as `open_chat` makes it.
 
     Raises:
-        ApiError: it has no prompt.
+        ApiError: the conversation cannot be rendered.
     """
     check_choice(model.dialect, body)
     body, _ = normalized(body, model.prompts.markers(model.rules.tenants, tenant_of_call(caller, body)))
@@ -128,8 +128,8 @@ async def count_chat(model: ServedModel, body: ChatBody, caller: Caller) -> int:
 async def render(model: ServedModel, body: Conversation) -> str:
     """The prompt's text.
 
-    A template's cost is its author's choice: a caller's own one, and the model's on long conversations, run on a worker
-    thread. The way there and back takes longer than the model's own template does on a short one.
+    A template can be arbitrarily slow. So the client's own template, tools and long conversations are rendered on a
+    worker thread. For a short conversation, switching threads would take longer than rendering.
 
     Raises:
         ApiError: the template is broken or refuses the conversation.
@@ -162,20 +162,24 @@ def _render(model: ServedModel, body: Conversation, opens: bool, continues: bool
 
 
 async def _marked(model: ServedModel, body: ChatBody, tokens: list[int]) -> tuple[Retention, ...]:
-    """What of the prompt its marks ask to keep: each from the beginning to the end of its message."""
-    wishes = []
-    for number, message in enumerate(body.messages, start=1):
-        mark = message.mark()
-        if mark is not None:
-            end = await _end_of(model, body, number, tokens)
-            wishes.append(Retention(0, end, MARKED_RETENTION, mark.seconds))
-    if len(wishes) > MAX_MARKS:
-        raise invalid(f"at most {MAX_MARKS} messages may be marked, got {len(wishes)}", "messages")
-    return tuple(wishes)
+    """The retentions that ``cache_control`` asks for: each from the prompt's beginning to the end of its message."""
+    marks = [
+        (number, mark)
+        for number, message in enumerate(body.messages, start=1)
+        if (mark := message.mark()) is not None
+    ]
+    if len(marks) > MAX_MARKS:
+        raise invalid(f"at most {MAX_MARKS} messages may have cache_control, got {len(marks)}", "messages")
+    return tuple(
+        [
+            Retention(0, await _end_of(model, body, number, tokens), MARKED_RETENTION, mark.seconds)
+            for number, mark in marks
+        ]
+    )
 
 
 async def _end_of(model: ServedModel, body: ChatBody, messages: int, tokens: list[int]) -> int:
-    """How many of the prompt's tokens its first messages make, or all where they cannot be rendered alone."""
+    """The number of prompt tokens of its first ``messages``; all tokens if these cannot be rendered alone."""
     if messages == len(body.messages):
         return len(tokens)
     opening = body.model_copy(
@@ -187,7 +191,7 @@ async def _end_of(model: ServedModel, body: ChatBody, messages: int, tokens: lis
     )
     try:
         text = await render(model, opening)
-    except ApiError:  # a template may want turns to alternate, or to end with a user's
+    except ApiError:  # a template may require alternating turns, or a user's at the end
         return len(tokens)
     known = await model.encode(text, bool(body.add_special_tokens))
     return next((at for at, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), len(known))
@@ -207,7 +211,7 @@ class ChatWriter(Writer):
         self._readers = [] if reading is None else [reading.open() for _ in call.choices]
 
     @property
-    def tells_tokens(self) -> bool:
+    def writes_tokens(self) -> bool:
         return self._top is not None or self._token_ids or bool(self._readers)
 
     def opening(self) -> bytes:
@@ -226,10 +230,10 @@ class ChatWriter(Writer):
             piece = self._read(choice, delta)
             if not piece and self._top is None and not self._token_ids:
                 return b""
-            said = encode_lines(delta_of(piece))
+            message = encode_lines(delta_of(piece))
         else:
-            said = f'{{"content":{encode_text(delta.text)}}}'
-        inner = f'"delta":{said},"logprobs":{scores},"finish_reason":null'
+            message = f'{{"content":{encode_text(delta.text)}}}'
+        inner = f'"delta":{message},"logprobs":{scores},"finish_reason":null'
         if self._token_ids:
             inner += f',"token_ids":{encode(delta.tokens)}'
         return self._event(choice, inner)
@@ -248,7 +252,7 @@ class ChatWriter(Writer):
         )
 
     def _read(self, choice: Choice, delta: Delta) -> MessagePiece:
-        """What a gain adds to the message, where reasoning and calls are found in it."""
+        """What ``delta`` adds to the message, once reasoning and tool calls are parsed."""
         reader = self._readers[choice.index]
         piece = reader.push(delta.text, delta.texts)
         choice.reasoning_tokens = reader.reasoning_tokens
@@ -289,7 +293,7 @@ class ChatWriter(Writer):
 
 
 def _turn(body: ChatBody) -> Turn | None:
-    """What the user said last, apart from all else that shapes the prompt; None where it is not the last word."""
+    """The last user message, and a digest of everything else that shapes the prompt; None if it cannot be reused."""
     last = body.messages[-1]
     if last.role != "user" or (body.n or 1) > 1 or body.tools:
         return None
@@ -311,7 +315,7 @@ def _turn(body: ChatBody) -> Turn | None:
 
 
 async def _predicted(model: ServedModel, body: ChatBody) -> tuple[int, ...]:
-    """The tokens of the answer that the client expects; none without ``prediction``."""
+    """The tokens of the output that the client expects; none without ``prediction``."""
     if body.prediction is None:
         return ()
     tokens = await model.encode(body.prediction.text(), False)
@@ -322,7 +326,7 @@ async def _predicted(model: ServedModel, body: ChatBody) -> tuple[int, ...]:
 
 
 def _max_tokens(body: ChatBody) -> tuple[int | None, str]:
-    """The length asked for, None for all that the context leaves, and the field that asks for it."""
+    """The requested maximum length (None: all that the context leaves), and the name of its field."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         message = "max_tokens and max_completion_tokens must not differ; give one of them"
@@ -332,7 +336,7 @@ def _max_tokens(body: ChatBody) -> tuple[int | None, str]:
 
 
 def _top_logprobs(body: ChatBody) -> int | None:
-    """How many alternatives per token are asked for; None for no log-probabilities at all."""
+    """The number of alternatives per token that are requested; None: no log-probabilities."""
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:

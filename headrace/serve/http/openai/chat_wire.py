@@ -11,11 +11,11 @@ from headrace.serve.http.tools.wire import CalledTool, ToolChoice, Tools
 from headrace.serve.http.wire import FORM_MARK, Wire, wrong_value
 
 MAX_TEMPLATE_CHARACTERS = 65_536
-"""Compiling a template takes time by its length alone, which no budget bounds: here about a second."""
+"""Compile time grows with a template's length and has no other limit; at this length it is about a second."""
 
 
 class CacheMark(Wire):
-    """Anthropic's wish that the prompt up to here stays computed for a while."""
+    """Anthropic's ``cache_control``: retain the computed prompt up to here."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -54,45 +54,46 @@ class Message(Wire):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = Field(
-        None, description="Only the assistant may leave it out, in a message with tool calls or reasoning."
+        None, description="Optional only for the assistant, in a message with tool calls or reasoning."
     )
     name: str | None = None
     cache_control: CacheMark | None = Field(
-        None, description="Keep the computed prompt up to here for its `ttl`; so may a part of the content."
+        None,
+        description="Retain the computed prompt up to here for `ttl`; parts of the content may have it too.",
     )
-    tool_calls: list[CalledTool] | None = Field(None, description="What the assistant called.")
-    tool_call_id: str | None = Field(None, description="The call whose result a message of the role tool is.")
-    reasoning_content: str | None = Field(None, description="How the assistant came to its answer.")
+    tool_calls: list[CalledTool] | None = Field(None, description="The assistant's tool calls.")
+    tool_call_id: str | None = Field(None, description="Role tool: id of the call whose result this is.")
+    reasoning_content: str | None = Field(None, description="The assistant's reasoning.")
     reasoning: str | None = Field(None, description="Another name of `reasoning_content`.")
 
     def plain(self) -> dict[str, Any]:
-        """The message as chat templates know it; they know ``developer`` by its older name, ``system``."""
+        """The message as chat templates expect it; they call the role ``developer`` ``system``."""
         without: dict[str, Any] = {"cache_control": True, "tool_calls": {"__all__": {"index"}}}
         message = self.model_dump(exclude_none=True, exclude=without)
         if self.content is None:
             message["content"] = ""
         elif not isinstance(self.content, str):
             message["content"] = [{"type": part.type, "text": part.text} for part in self.content]
-        if not self.tool_calls:  # some templates take an empty list for a call
+        if not self.tool_calls:  # some templates treat an empty list as a call
             message.pop("tool_calls", None)
         if thought := self.thought():
             message |= {"reasoning_content": thought, "reasoning": thought}
         return message | {"role": "system"} if self.role == "developer" else message
 
     def mark(self) -> CacheMark | None:
-        """The wish to keep what ends with this message; a part's wish reaches to the end of its message."""
+        """The mark with the longest ``ttl`` of the message and its parts; it covers the message to its end."""
         parts = () if isinstance(self.content, str) else self.content or ()
         marks = [each.cache_control for each in (self, *parts) if each.cache_control is not None]
         return max(marks, key=lambda mark: mark.seconds, default=None)
 
     def text(self) -> str:
-        """What it says, its parts joined as chat templates join them."""
+        """The message's text; parts are joined as chat templates join them."""
         return (
             self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content or ())
         )
 
     def thought(self) -> str:
-        """The reasoning that came before what it says."""
+        """The message's reasoning."""
         return self.reasoning_content or self.reasoning or ""
 
 
@@ -118,7 +119,7 @@ class Conversation(Wire):
 
     messages: Annotated[list[Message], AfterValidator(_not_empty)]
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn. Default true.")
-    continue_final_message: bool | None = Field(None, description="Go on with the last message, in its turn.")
+    continue_final_message: bool | None = Field(None, description="Continue the last message in its turn.")
     chat_template: str | None = Field(
         None, max_length=MAX_TEMPLATE_CHARACTERS, description="A Jinja template in place of the model's."
     )
@@ -143,9 +144,9 @@ class ChatBody(Generation, Conversation):
         None,
         ge=0,
         lt=2**31,
-        description="Tokens of reasoning after which its end is forced. Default: no limit.",
+        description="Maximum tokens of reasoning; then its end is forced. Default: no limit.",
     )
     include_reasoning: bool | None = Field(None, description="false: leave the reasoning out. Default true.")
     prediction: Prediction | None = Field(
-        None, description="The expected answer: it is generated faster where it agrees. Not with tools."
+        None, description="The expected output: matching parts are generated faster. Not with tools."
     )

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: prompts go on as text, written as OpenAI writes it."""
+"""``POST /v1/completions``: continues prompts as text, and writes the response in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ async def open_completion(
 ) -> Call:
     """Tokenize and submit prompts.
 
-    ``max_tokens`` 0 with ``echo`` asks for the prompt's scores alone: one token is generated and not told.
+    ``max_tokens`` 0 with ``echo`` asks only for the prompt's log-probabilities: one token is generated, not returned.
 
     Raises:
-        ApiError: it cannot be served as it is, or not now.
+        ApiError: the request is invalid, or the server rejects it.
     """
     check_stream(body)
     _check_together(body)
@@ -76,7 +76,7 @@ class CompletionWriter(Writer):
         self._prompt_top = body.prompt_logprobs
 
     @property
-    def tells_tokens(self) -> bool:
+    def writes_tokens(self) -> bool:
         return self._logprobs is not None or self._token_ids
 
     def opening(self) -> bytes:
@@ -133,7 +133,7 @@ class CompletionWriter(Writer):
         return shown
 
     def _scores(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        """The tokens' scores; where the prompt is echoed, the prompt's tokens come first."""
+        """The tokens' log-probabilities; with ``echo``, the prompt's tokens come first."""
         model, top = self._call.model, self._logprobs or 0
         entries: list[TokenLogprob] = []
         offsets: list[int] = []
@@ -141,7 +141,7 @@ class CompletionWriter(Writer):
         if self._echo:
             number = self._call.prompt_of(choice)
             entries = prompt_entries(self._call.prompts[number].tokens, self._call.prompt_scores[number])
-            # As a text they lose a first space mark, and join to characters what each alone could not spell.
+            # Decoded together: the first token loses its space mark, and byte tokens join into characters.
             texts = model.streams.open().push([entry.token for entry in entries]).texts
             offsets = list(accumulate(map(len, texts), initial=0))[:-1]
             begin += len(self._call.prompts[number].echo)
@@ -150,7 +150,7 @@ class CompletionWriter(Writer):
 
 
 async def _tokens(model: ServedModel, body: CompletionBody) -> list[list[int]]:
-    """The tokens of each prompt, which come all as text or all as tokens."""
+    """The tokens of each prompt; the prompts are either all text or all token ids."""
     if body.suffix:
         return await _infilled(model, body, body.suffix)
     prompts = body.prompts()
@@ -167,7 +167,7 @@ async def _infilled(model: ServedModel, body: CompletionBody, suffix: str) -> li
     """The tokens that ask for the text between each prompt and ``suffix``.
 
     Raises:
-        ApiError: the model knows no such prompts, or another field contradicts it.
+        ApiError: the tokenizer has no tokens for fill-in-the-middle, or another field contradicts ``suffix``.
     """
     if model.infill is None:
         message = "suffix: the tokenizer of this model has no tokens for fill-in-the-middle"
@@ -187,10 +187,10 @@ async def _infilled(model: ServedModel, body: CompletionBody, suffix: str) -> li
 
 
 def _params(model: ServedModel, body: CompletionBody) -> SamplingParams:
-    """How every answer is sampled, but for its length.
+    """The sampling parameters of every output, except its length.
 
-    ``best_of`` ranks by log-probabilities also where nobody asked for them, and ``echo`` with ``logprobs``
-    scores the prompt.
+    ``best_of`` ranks by log-probabilities, so they are computed even if the client did not ask for them. ``echo`` with
+    ``logprobs`` asks for the prompt's too.
     """
     logprobs = body.logprobs
     if logprobs is None and _candidates(body) > (body.n or 1):
@@ -205,7 +205,7 @@ def _params(model: ServedModel, body: CompletionBody) -> SamplingParams:
 
 
 def _candidates(body: CompletionBody) -> int:
-    """Answers generated per prompt, of which the best ``n`` are told."""
+    """Outputs generated per prompt, of which the best ``n`` are returned."""
     return max(body.n or 1, body.best_of or 1)
 
 

@@ -34,15 +34,15 @@ def _prompt(value: Any) -> Any:
 
 
 class CompletionBody(Generation):
-    """A request to go on with one or several texts."""
+    """A request to continue one or several texts."""
 
     prompt: Annotated[SkipValidation[str | list[str] | list[int] | list[list[int]]], BeforeValidator(_prompt)]
     best_of: int | None = Field(
-        None, ge=1, le=MAX_CHOICES, description="Generate so many, answer the best n."
+        None, ge=1, le=MAX_CHOICES, description="Generate this many, return the best n."
     )
-    echo: bool | None = Field(None, description="Put the prompt before the answer.")
+    echo: bool | None = Field(None, description="Return the prompt before the completion.")
     suffix: str | None = Field(
-        None, description="The text after the answer, for models with tokens for fill-in-the-middle."
+        None, description="The text after the completion, for models with tokens for fill-in-the-middle."
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 

@@ -1,4 +1,4 @@
-"""The routes that generate and tokenize: a body in, a call opened, its answer out."""
+"""OpenAI's routes that generate, and vLLM's routes that tokenize."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Api:
         self._recall, self._model = serving.recall, serving.model
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The routes to mount."""
         return [
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -50,13 +50,13 @@ class Api:
 
     async def chat_completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        body, caller = await self._question(request, ChatBody, unsupported.CHAT)
+        body, caller = await self._read_generation(request, ChatBody, unsupported.CHAT)
         call = await open_chat(self._recall, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: ChatWriter(call, body), body.metadata, bool(body.stream))
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-        body, caller = await self._question(request, CompletionBody, unsupported.COMPLETIONS)
+        body, caller = await self._read_generation(request, CompletionBody, unsupported.COMPLETIONS)
         call = await open_completion(self._recall, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: CompletionWriter(call, body), body.metadata, bool(body.stream))
 
@@ -72,13 +72,15 @@ class Api:
             text = body.prompt
         self._model.check_name(body.model)
         tokens = await self._model.encode(text, body.add_special_tokens)
-        spelt = [self._model.tokenizer.token(token) for token in tokens] if body.return_token_strs else None
+        token_strs = (
+            [self._model.tokenizer.token(token) for token in tokens] if body.return_token_strs else None
+        )
         return JSONResponse(
             {
                 "count": len(tokens),
                 "max_model_len": self._model.max_model_len,
                 "tokens": tokens,
-                "token_strs": spelt,
+                "token_strs": token_strs,
             }
         )
 
@@ -89,10 +91,10 @@ class Api:
         self._model.check_tokens(body.tokens, "tokens")
         return JSONResponse({"prompt": self._model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
-    async def _question(
+    async def _read_generation(
         self, request: Request, form: type[GenerationT], not_yet: NotYet
     ) -> tuple[GenerationT, Caller]:
-        """What is asked, and by whom."""
+        """The parsed body, and the client."""
         self._recall.service.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
         body = parse(raw, form, not_yet)

@@ -1,4 +1,4 @@
-"""What a request sets in the chat template beside its messages: variables, and how much the model shall reason."""
+"""Chat template variables that a request sets: ``chat_template_kwargs``, and the switches of ``reasoning_effort``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from headrace.serve.http.openai.chat_wire import Conversation
 from headrace.serve.http.tools.dialect import Dialect
 
 RESERVED = ("self", "messages", "template", "add_generation_prompt", "continue_final_message")
-"""Variables that a request cannot set: they have fields of their own, or belong to jinja2."""
+"""Variables that a request cannot set: they have their own fields, or belong to jinja2."""
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables that switch reasoning on or off; families differ in the name."""
+"""Variables that switch reasoning on or off; the name depends on the model family."""
 
 
 def template_variables(dialect: Dialect, body: Conversation) -> dict[str, Any]:
-    """The variables for the template; what ``chat_template_kwargs`` says wins over ``reasoning_effort``.
+    """The variables for the template; ``chat_template_kwargs`` takes precedence over ``reasoning_effort``.
 
     Raises:
-        ApiError: a variable that has a field of its own, or a template without a switch for reasoning.
+        ApiError: a variable has its own field, or the template has no switch for reasoning.
     """
     given = body.chat_template_kwargs or {}
     for name in given:

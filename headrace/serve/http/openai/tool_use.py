@@ -1,5 +1,5 @@
 """Tools and reasoning of a conversation: checks the request, puts its history into the template's form, and decides
-from the prompt how the answers are read."""
+from the prompt how outputs are parsed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_tools(dialect: Dialect, body: Conversation) -> None:
 
 
 def check_choice(dialect: Dialect, body: ChatBody) -> None:
-    """Raise `ApiError` if ``tool_choice`` contradicts the tools, or if no parser could read the calls."""
+    """Raise `ApiError` if ``tool_choice`` contradicts the tools, or if there is no parser for the calls."""
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none", "auto"):
@@ -49,7 +49,7 @@ def check_choice(dialect: Dialect, body: ChatBody) -> None:
             raise invalid(f"tool_choice names the function {name!r}, which is not in tools", "tool_choice")
     if choice != "none" and dialect.tools(body.chat_template) is None:
         if body.chat_template is None:
-            check_tools(dialect, body)  # the better reason, where the model knows no tools at all
+            check_tools(dialect, body)  # a more specific error, if the template has no tools at all
         raise invalid(
             "tools: the chat template shows no known format of tool calls; name one with --tool-call-parser",
             "tools",
@@ -57,19 +57,19 @@ def check_choice(dialect: Dialect, body: ChatBody) -> None:
         )
     field = structured.demand(body)
     if demands_call(body) and field not in (None, "response_format"):
-        raise invalid(f"tool_choice and {field} cannot both demand what the answer is", "tool_choice")
+        raise invalid(f"tool_choice and {field} cannot both constrain the output", "tool_choice")
 
 
 def demands_call(body: ChatBody) -> bool:
-    """Whether the answer must be a call."""
+    """Whether the output must be a tool call."""
     return body.tool_choice not in (None, "none", "auto")
 
 
 def constrained(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt: str) -> SamplingParams:
-    """``params`` with all that constrains the answer to ``prompt``: its form, its calls and its reasoning.
+    """``params`` with all constraints on the output for ``prompt``: its format, its tool calls and its reasoning.
 
-    A demanded call has no text, so ``response_format`` says nothing about it. Otherwise an answer has the form that
-    ``params`` already demand, or calls tools. All of it holds after the reasoning.
+    A required call has no text, so ``response_format`` does not apply to it. Otherwise an output has the format that
+    ``params`` already demand, or calls tools. These constraints begin after the reasoning.
 
     Raises:
         ApiError: it cannot be enforced.
@@ -111,9 +111,9 @@ def _limit(reasoning: ReasoningFormat | None, tokens: int, opened: bool) -> Reas
 
 
 def or_calls(stated: Constraint, dialect: Dialect, body: ChatBody) -> Constraint:
-    """``stated``, or calls of the tools: by ``response_format`` an answer that calls no tool is JSON.
+    """``stated``, or calls of the tools: with ``response_format``, an output that calls no tool is JSON.
 
-    It is ``stated`` alone where calls cannot be told from text, and for constraints of other fields.
+    Only ``stated`` if calls cannot be distinguished from text, or if another field made the constraint.
     """
     json_text = body.response_format is not None and stated.kind is ConstraintKind.JSON
     if not json_text or not body.tools or body.tool_choice == "none":
@@ -129,14 +129,14 @@ def or_calls(stated: Constraint, dialect: Dialect, body: ChatBody) -> Constraint
 
 
 class ToolConstraint(NamedTuple):
-    """A structural tag, and the text up to which the answer is free: the end of reasoning, if the prompt opened it."""
+    """A structural tag, and the text after which it applies: the end of reasoning, if the prompt opened it."""
 
     tag: dict[str, Any]
     after: str
 
 
 def tool_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> ToolConstraint | None:
-    """What the answer to ``prompt`` must look like by ``tools`` and ``tool_choice``; None where it is free.
+    """The constraint of ``tools`` and ``tool_choice`` on the output for ``prompt``; None if there is none.
 
     Raises:
         ApiError: it cannot be enforced.
@@ -154,7 +154,7 @@ def tool_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> ToolConstr
 
 
 def answer_reading(dialect: Dialect, body: ChatBody, prompt: str) -> Reading | None:
-    """How the answers to ``prompt`` are read; None where they are plain text."""
+    """How outputs for ``prompt`` are parsed; None if they are plain text."""
     source = body.chat_template
     tools = dialect.tools(source) if body.tools and body.tool_choice != "none" else None
     reasoning = dialect.reasoning(source)
@@ -173,9 +173,9 @@ def answer_reading(dialect: Dialect, body: ChatBody, prompt: str) -> Reading | N
 def _opened(reasoning: ReasoningFormat, body: ChatBody, prompt: str) -> bool:
     if not body.continue_final_message:
         return reasoning.is_open(prompt)
-    said = body.messages[-1].text()
-    begun = max((said.rfind(marker) for marker in reasoning.begin), default=-1)
-    ended = max((said.rfind(marker) for marker in reasoning.end), default=-1)
+    text = body.messages[-1].text()
+    begun = max((text.rfind(marker) for marker in reasoning.begin), default=-1)
+    ended = max((text.rfind(marker) for marker in reasoning.end), default=-1)
     return begun > ended or (reasoning.assumed and ended < 0)
 
 
@@ -185,11 +185,11 @@ def _properties(schema: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def plain_messages(dialect: Dialect, body: Conversation) -> list[dict[str, Any]]:
-    """The messages in the form that the template knows.
+    """The messages in the form that the template expects.
 
-    Calls have their arguments as an object, or as text where the template wants it so. Results of tools have the name
-    of the function that was called. Where the template takes one call a message, several become messages of their own,
-    each before its results.
+    Arguments of calls are an object, or text if the template needs text. Results of tools have the name of the function
+    that was called. If the template allows only one call per message, each call becomes its own message, followed by
+    its results.
 
     Raises:
         ApiError: a message lacks what its role demands.
@@ -201,15 +201,15 @@ def plain_messages(dialect: Dialect, body: Conversation) -> list[dict[str, Any]]
     harmony = reasoning is not None and reasoning.name == "harmony"
     plain = []
     for message in body.messages:
-        said = message.plain()
+        rendered = message.plain()
         if message.tool_calls and not as_text:
-            for call in said["tool_calls"]:
+            for call in rendered["tool_calls"]:
                 call["function"]["arguments"] = _object(call["function"]["arguments"])
-        if harmony and message.tool_calls and not said["content"] and (thought := message.thought()):
-            said["thinking"] = thought  # as these templates call it
+        if harmony and message.tool_calls and not rendered["content"] and (thought := message.thought()):
+            rendered["thinking"] = thought  # harmony templates' name for it
         if message.role == "tool" and message.name is None and message.tool_call_id in names:
-            said["name"] = names[message.tool_call_id]
-        plain.append(said)
+            rendered["name"] = names[message.tool_call_id]
+        plain.append(rendered)
     several = any(len(message.tool_calls or ()) > 1 for message in body.messages)
     if several and not dialect.takes_several_calls(body.chat_template):
         return _one_call_each(plain)
@@ -217,29 +217,29 @@ def plain_messages(dialect: Dialect, body: Conversation) -> list[dict[str, Any]]
 
 
 def _one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, those with several calls parted."""
-    parted: list[dict[str, Any]] = []
+    """The messages, split so that each has at most one tool call."""
+    split: list[dict[str, Any]] = []
     at = 0
     while at < len(messages):
         message = messages[at]
         at += 1
         calls = message.get("tool_calls", ())
         if len(calls) < 2:
-            parted.append(message)
+            split.append(message)
             continue
         end = next((n for n in range(at, len(messages)) if messages[n]["role"] != "tool"), len(messages))
         results, at = list(messages[at:end]), end
         for number, call in enumerate(calls):
-            said = message if number == 0 else {"role": "assistant", "content": ""}
+            base = message if number == 0 else {"role": "assistant", "content": ""}
             own = [result for result in results if result.get("tool_call_id") == call["id"]]
             results = [result for result in results if result not in own]
-            parted += [said | {"tool_calls": [call]}, *own]
-        parted += results
-    return parted
+            split += [base | {"tool_calls": [call]}, *own]
+        split += results
+    return split
 
 
 def _object(arguments: str) -> Any:
-    """The arguments as an object; the text itself where it is none, as a cut off call's."""
+    """The arguments as a JSON object, or the text itself if it is none (for example of a truncated call)."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -21,10 +21,10 @@ PROBES = frozenset(
 """Routes that machines read every few seconds."""
 
 BATCH_SECONDS = 0.1
-"""How long an exchange that has ended may wait for others to be logged with."""
+"""Maximum time that an exchange that has ended waits, so that several are logged together."""
 
 MOST_HELD = 256
-"""Exchanges that wait at most."""
+"""Maximum number of exchanges that wait."""
 
 CLIENT_CLOSED = 499
 """The status logged for a request whose client disconnected before a response began, as in nginx."""
@@ -44,9 +44,9 @@ FIELDS = {
     "completion_tokens": "tokens generated",
     "cached_tokens": "prompt tokens found in the prefix cache",
     "cost": "cost of the request, if the server has prices",
-    "cache": "part that a response cache took: `miss`, `coalesced`, `partial`, or the layer of the hit",
+    "cache": "result of the response cache: `miss`, `coalesced`, `partial`, or the layer of the hit",
     "finish_reason": "`stop` or `length`; several choices separated by commas",
-    "error": "error code, as in the body of the error; `client_disconnected` if the client hung up",
+    "error": "error code, as in the body of the error; `client_disconnected` if the client disconnected",
     "ttft_seconds": "time to first token, from the request's arrival",
     "duration_seconds": "time from the request's arrival to the end of the response",
 }
@@ -56,8 +56,8 @@ FIELDS = {
 class AccessLog:
     """Logs exchanges that have ended: those of `BATCH_SECONDS` together, on the event loop.
 
-    One after another, each would find the caches of the processor filled by what ran in between: a record took 36 us of
-    CPU time, and in a batch it takes a third of that.
+    A batch keeps the logging code in the CPU caches: a single record took 36 us of CPU time, in a batch it takes a
+    third of that.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class AccessLog:
         self._due: asyncio.TimerHandle | None = None
 
     def add(self, exchange: Exchange) -> None:
-        """Log an exchange that has ended now, with the batch that it belongs to."""
+        """Log an exchange that has just ended, with the current batch."""
         self._ended.append((time.time(), exchange))
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(BATCH_SECONDS, self.flush)
@@ -85,7 +85,7 @@ class AccessLog:
 
 
 class AccessRecord(logging.LogRecord):
-    """A log record made in a third of the time of `Logger.log`, which walks the stack and asks for the task's name.
+    """A log record made in a third of the time of `Logger.log`, which walks the stack and looks up the task's name.
 
     All records of one level differ only in their time and their fields.
     """
@@ -145,7 +145,7 @@ def _times(exchange: Exchange) -> dict[str, Any]:
 
 
 def cache_layer(note: str) -> str:
-    """The response cache's part in one word, from the value of ``X-Headrace-Cache``."""
+    """The result of the response cache in one word, from the value of ``X-Headrace-Cache``."""
     outcome, *details = note.split("; ")
     layers = [each.removeprefix("layer=") for each in details if each.startswith("layer=")]
     return layers[0] if outcome == "hit" and layers else outcome

@@ -22,7 +22,7 @@ class ExperimentBody(Wire):
     setting: str = Field(
         description="Setting to change: one of the settings that `GET /v1/experiments` lists."
     )
-    treatment: float | int | str = Field(description="Value to compare with the present one.")
+    treatment: float | int | str = Field(description="Value to compare with the current one.")
     metric: str = Field(description="Metric that decides, such as `itl_p99_seconds`.")
     guards: dict[str, float] = Field(
         {},
@@ -30,15 +30,17 @@ class ExperimentBody(Wire):
     )
     unit: str = Field(
         "",
-        description="What has one value at a time: `time` (the whole engine), `request` or `tenant`. "
+        description="Unit of assignment to the two values: `time` (the whole engine), `request` or `tenant`. "
         "Each setting lists its units.",
     )
     window_seconds: float = Field(
-        30.0, description="Length of one measured window; a tenant keeps its arm as long."
+        30.0, description="Length of one measured window; a tenant keeps its arm for that time."
     )
     burn_in_seconds: float = Field(5.0, description="Time after each change that is not measured.")
     max_seconds: float = Field(7200.0, description="Time after which an undecided experiment ends.")
-    alpha: float = Field(0.05, description="Largest probability of reporting a difference that is not there.")
+    alpha: float = Field(
+        0.05, description="Maximum probability of reporting a difference that does not exist."
+    )
     seed: int = Field(0, description="Seed of the order of the windows.")
     adopt: bool = Field(False, description="Keep the treatment at the end if it was better.")
     name: str = Field("", description="Text that is shown with the experiment.")
@@ -96,7 +98,7 @@ class ExperimentRoutes:
         return JSONResponse({"object": "list", "data": shown, **self._known()})
 
     async def get(self, request: Request) -> Response:
-        """``GET /v1/experiments/{id}``: effect, interval, guards, decision, log, and what was measured over time."""
+        """``GET /v1/experiments/{id}``: effect, interval, guards, decision, log, and the measurements over time."""
         experiment = self._find(request)
         measured = {"windows": experiment.windows(), "curve": experiment.curve()}
         return JSONResponse(experiment.report() | measured)

@@ -1,4 +1,4 @@
-"""Finds the engine's requests of a call for the tenant that asks, by the call's id or its ``X-Request-Id``."""
+"""Finds the engine's requests of a call by its id or its ``X-Request-Id``, with the check that the tenant owns it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Owned(NamedTuple):
     single: bool
 
     def shown(self, sequences: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is known of the sequences, as one object: of the only one, or of all below the id of the call."""
+        """The sequences as one JSON object: the only one, or the call's id with the list of all."""
         return sequences[0] if self.single else {"id": self.call_id, "sequences": sequences}
 
 

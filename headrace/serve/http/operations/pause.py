@@ -1,6 +1,6 @@
 """``POST /pause`` and ``POST /resume``: reject new requests for a while, and accept them again.
 
-Requests that are queued or running go on, and cached responses are still served.
+Queued and running requests continue, and cached responses are still served.
 """
 
 from __future__ import annotations

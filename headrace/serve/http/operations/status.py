@@ -20,14 +20,14 @@ from headrace.serve.service import Health, Service
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 FORESEE_SECONDS = 2.0
-"""How long an explanation waits for the end of the current step."""
+"""Maximum time that an explanation waits for the end of the current step."""
 
 ExplainPrefix = Callable[[str, bool], Mapping[str, Any] | None]
-"""Says where the prompt of a request left the prefix cache, to a client that may see all tenants or only its own."""
+"""Explains where a request's prompt stopped matching the prefix cache. The flag: the client may see all tenants."""
 
 
 class ListedModel(Protocol):
-    """What is shown of a model: `serve.http.model.ServedModel`, or `embedding.cards.PoolingCard`."""
+    """A model in ``/v1/models``: `serve.http.model.ServedModel`, or `embedding.cards.PoolingCard`."""
 
     @property
     def name(self) -> str: ...
@@ -45,12 +45,12 @@ class ListedModel(Protocol):
 
 
 class Status:
-    """The endpoints. ``beside`` are models for embeddings and reranking.
+    """The endpoints. ``others`` are models for embeddings and reranking.
 
-    ``explain`` and ``metrics`` come from `observe`. ``info`` is shown by ``/server_info``. ``reset`` empties the prefix
-    cache. ``foresee`` adds what only the engine knows of a waiting request (its ``position`` in the queue and the
-    predicted start); it is called between two steps. ``prefix`` adds where the prompt left the
-    prefix cache. ``not_yet`` names what must be done before the server is ready.
+    ``explain`` and ``metrics`` come from `observe`. ``info`` is returned by ``/server_info``. ``reset`` empties the
+    prefix cache. ``foresee`` adds the queue ``position`` and the predicted start of a waiting request; it is called
+    between two steps. ``prefix`` adds where the prompt stopped matching the prefix cache. ``not_yet`` names the work
+    that must end before the server is ready.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Status:
         foresee: Explain = lambda request_id, now: None,
         prefix: ExplainPrefix = lambda request_id, all_tenants: None,
         not_yet: Callable[[], str] = str,
-        beside: Sequence[ListedModel] = (),
+        others: Sequence[ListedModel] = (),
     ) -> None:
         self._service = service
         self._model = model
@@ -80,7 +80,7 @@ class Status:
         self._foresee = foresee
         self._prefix = prefix
         self._not_yet = not_yet
-        self._beside = {each.name: each for each in beside if each.name != model.name}
+        self._others = {each.name: each for each in others if each.name != model.name}
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
@@ -104,13 +104,13 @@ class Status:
         """``GET /v1/models``."""
         if SPEAKS in request.headers:
             return JSONResponse(listing(self._model))
-        cards = [each.card for each in (self._model, *self._beside.values())]
+        cards = [each.card for each in (self._model, *self._others.values())]
         return JSONResponse({"object": "list", "data": cards})
 
     async def retrieve_model(self, request: Request) -> Response:
         """``GET /v1/models/{model}``."""
         asked = request.path_params["model"]
-        model = self._beside.get(asked, self._model)
+        model = self._others.get(asked, self._model)
         model.check_name(asked)
         return JSONResponse(card(model) if SPEAKS in request.headers else model.card)
 
@@ -132,7 +132,7 @@ class Status:
         ask = self._service.between_steps(lambda: self._foresee(request_id, self._service.now()))
         try:
             return await asyncio.wait_for(ask, FORESEE_SECONDS) or {}
-        except TimeoutError:  # the engine is stalled, and the explanation is needed most
+        except TimeoutError:  # the engine is stalled: explain the request without it
             return {}
 
     async def health(self, request: Request) -> Response:

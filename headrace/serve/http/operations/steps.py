@@ -1,4 +1,4 @@
-"""Steps of the engine, row by row: of this server, of a small simulation, and of the guided tour."""
+"""Endpoints for the engine's steps, row by row: of this server, of a small simulation, and of the guided tour."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headrace.serve.http.operations.timeline import download, read_format
 from headrace.serve.http.wire import Wire, parse
 
 MOST_STEPS = 1000
-"""Steps in one response."""
+"""Maximum steps in one response."""
 
 MAX_BODY_BYTES = 1 << 16
 
 MOST_SIMULATIONS = 4
-"""Simulations that run (one) or wait at a time."""
+"""Maximum simulations that run (one) or wait at a time."""
 
 
 class ScenarioRequest(Wire):
@@ -33,12 +33,12 @@ class ScenarioRequest(Wire):
     arrival: float | int = Field(0.0, description="Seconds after the begin.")
     shared_tokens: int = Field(0, description="First tokens of the prompt that are the same in all requests.")
     quotes: bool = Field(
-        False, description="Whether the output repeats the prompt, so that drafts are right."
+        False, description="Whether the output repeats the prompt, so that drafts are accepted."
     )
 
 
 class SimulationBody(Wire):
-    """A small workload and settings, which have the names of the server's options."""
+    """A small workload, and settings with the names of the server's options."""
 
     requests: list[ScenarioRequest] = Field(description="Requests of the workload.")
     scheduling_policy: Literal["fair", "fcfs", "priority", "static"] = Field(
@@ -58,9 +58,9 @@ Film = Mapping[str, Any]
 class StepRoutes:
     """The endpoints.
 
-    ``live`` returns the steps of this server with a number above the first argument, at most as many as the second one
-    says, in a format, with the block table of a request (empty: of none). ``simulate`` runs a simulation, on another
-    thread; it raises ValueError with the attribute ``field`` for one beyond its bounds. ``tour`` lists the stops.
+    ``live(after, limit, format, request)`` returns at most ``limit`` steps of this server with numbers above ``after``,
+    and the block table of a request (empty: none). ``simulate`` runs a simulation on another thread; if a field is out
+    of bounds, it raises ValueError with the attribute ``field``. ``tour`` lists the stops.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class StepRoutes:
 
 
 def _shown(film: Film, form: str, name: str) -> Response:
-    """The response; to be made on another thread, as it may have megabytes."""
+    """The response. Call it on a worker thread: it may have megabytes."""
     return download(film, name) if form == "perfetto" else JSONResponse(film)
 
 

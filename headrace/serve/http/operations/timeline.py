@@ -30,7 +30,7 @@ def read_format(request: Request) -> str:
 
 
 def download(trace: Mapping[str, Any], name: str) -> Response:
-    """A trace for Perfetto as a file; ``name`` is without its ending."""
+    """A trace for Perfetto as a file; ``name`` has no extension."""
     safe = "".join(each if each.isalnum() or each in "-_." else "_" for each in name)[:80]
     return JSONResponse(
         trace, headers={"Content-Disposition": f'attachment; filename="{safe}.perfetto.json"'}
@@ -40,8 +40,8 @@ def download(trace: Mapping[str, Any], name: str) -> Response:
 class RequestTimeline:
     """The endpoint.
 
-    ``explain``, ``timeline`` and ``trace`` come from `observe`: the explanation of a request, its life at a time, and
-    the lives of requests as a trace.
+    ``explain``, ``timeline`` and ``trace`` come from `observe`: the explanation of a request, its timeline up to a
+    time, and the timelines of requests as a trace.
     """
 
     def __init__(

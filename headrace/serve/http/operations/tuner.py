@@ -1,4 +1,4 @@
-"""``/v1/tuner``: what the tuner does, and turning it off and on while serving."""
+"""``/v1/tuner``: reports the tuner's state, and changes its mode while serving."""
 
 from __future__ import annotations
 

@@ -20,10 +20,11 @@ MOST_SHOWN = 1000
 
 
 class UsageReport:
-    """The endpoint. All arguments but the service are `observe`'s: ``tenants`` lists the known tenants and ``tell``
-    returns the usage of one. ``device`` returns the balance of the device's time, and ``focus`` the cost of a tenant
-    (None: of all, with idle time) as CSV. Cost and savings come from ``file`` if there is one; it knows earlier
-    processes, too.
+    """The endpoint.
+
+    ``tenants`` lists the known tenants, ``tell`` returns the usage of one, ``device`` the accounting of device time,
+    and ``focus`` the cost of a tenant (None: of all, with idle time) as CSV; they come from `observe`. With ``file``,
+    cost and savings include earlier processes.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class UsageReport:
     async def usage(self, request: Request) -> Response:
         """``GET /v1/usage``: all tenants, or the one named by ``?tenant=``. An API key sees its own tenant only.
 
-        ``?format=focus`` returns the cost as CSV in the columns of FOCUS. The balance of the device's time is shown to
-        keys of administrators, or to all clients if the server has no keys.
+        ``?format=focus`` returns the cost as CSV in the columns of FOCUS. The accounting of device time is shown to
+        admin keys, or to all clients if the server has no keys.
         """
         self._service.count()
         asked = request.scope[CALLER].key_id or request.query_params.get("tenant")

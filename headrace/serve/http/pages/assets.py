@@ -1,7 +1,7 @@
 """The built files of the pages, with caching and security headers.
 
-A page loads nothing from other hosts. The two documents name their files with a digest, so that browsers may keep those
-for good; the documents themselves are compared by ``ETag`` each time.
+A page loads nothing from other hosts. The documents reference their files with a digest, so that browsers may cache the
+files permanently; the documents themselves are revalidated by ``ETag`` each time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPES = {
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
 }
-"""Content types by ending; files with another ending are not served."""
+"""Content types by file extension; files with another extension are not served."""
 
 SECURITY = {
     "Content-Security-Policy": (
@@ -43,7 +43,7 @@ LEAST_COMPRESSED = 1024
 
 
 class Asset(NamedTuple):
-    """A file, whole and compressed (None: not worth it), and its digest."""
+    """A file, whole and compressed (None: too small), and its digest."""
 
     content: bytes
     compressed: bytes | None
@@ -57,7 +57,7 @@ class Assets:
     def response(self, name: str, headers: Headers, version: str | None = None) -> Response | None:
         """A file for a request with these headers; None if there is none of this name.
 
-        With ``version``, its digest, the browser may keep it for good.
+        If ``version`` is its digest, the browser may cache it permanently.
         """
         asset = self._assets.get(name)
         if asset is None:

@@ -1,6 +1,6 @@
-"""Makes snapshots for all listeners: once a second, each topic once, and only while one listens.
+"""Makes snapshots for all listeners: once a second, each topic once, and only while there are listeners.
 
-A listener has no queue. A slow one misses snapshots and receives the newest one next, so its memory is bounded.
+A listener has no queue. A slow one misses snapshots and receives the newest one next, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SECONDS = 1.0
 """Time between two snapshots."""
 
 MOST_LISTENERS = 100
-"""Streams at the same time."""
+"""Maximum number of streams at the same time."""
 
 
 class Topic(NamedTuple):
-    """What a stream shows: one part beside the overview (empty: none), of one tenant or of the whole server (None)."""
+    """The contents of a stream: a part in addition to the overview (empty: none), and the tenant (None: all)."""
 
     part: str
     tenant: str | None

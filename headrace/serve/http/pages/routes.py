@@ -1,4 +1,4 @@
-"""The pages' endpoints: the documents with their files, and the live stream, which shows each role its own part.
+"""The pages' endpoints: the documents with their files, and the live stream, whose parts depend on the role.
 
 The documents and files hold no data and need no key. The page asks for a key and sends it with each request.
 """
@@ -26,13 +26,13 @@ PARTS: Mapping[str, frozenset[Role]] = {
     "caches": frozenset(Role),
     "tenants": frozenset(Role),
 }
-"""The parts of the stream beside the overview, and the roles that may see them."""
+"""The parts of the stream in addition to the overview, and the roles that may see them."""
 
 MOST_COUNT = 1_000_000
 
 
 class SnapshotStream(StreamingResponse):
-    """Server-sent events whose source is closed as soon as the client is gone."""
+    """Server-sent events whose source is closed as soon as the client has disconnected."""
 
     def __init__(self, snapshots: AsyncGenerator[bytes]) -> None:
         super().__init__(snapshots, headers=SSE_HEADERS, media_type="text/event-stream")
@@ -61,7 +61,7 @@ class Pages:
         ]
 
     async def home(self, request: Request) -> Response:
-        """``GET /``: links to what the server has."""
+        """``GET /``: links to the server's pages and routes."""
         return self._asset("home.html", request)
 
     async def dashboard(self, request: Request) -> Response:
@@ -80,7 +80,7 @@ class Pages:
     async def stream(self, request: Request) -> Response:
         """``GET /v1/dashboard/stream``: one snapshot a second as server-sent events.
 
-        ``?part=`` adds ``requests``, ``caches`` or ``tenants``. ``?count=`` ends the stream after so many snapshots. An
+        ``?part=`` adds ``requests``, ``caches`` or ``tenants``. ``?count=`` limits the number of snapshots. An
         inference key sees its own tenant; a metrics key sees the whole server, but no single requests.
         """
         part, count = _part(request), _count(request)

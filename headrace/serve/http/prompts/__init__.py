@@ -1,9 +1,9 @@
-"""Prompts that share a prefix: what changes in each request, what is done about it, and where messages begin.
+"""Prompts before they are submitted: per-request markers that break shared prefixes, sections, and sessions.
 
 - `markers`: the table of known per-request markers in system messages.
 - `normalize`: removes or moves them before messages become a prompt.
 - `outline`: which message or section a token of a prompt belongs to.
-- `policy`: what a server does with prompts before it submits them.
+- `policy`: normalization, explanation and sessions of prompts.
 - `entry`: describes a conversation's prompt for its explanation.
 - `routes`: the endpoint that releases a session.
 """

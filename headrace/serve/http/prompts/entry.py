@@ -1,4 +1,4 @@
-"""Describes the prompt of a chat call for its explanation, without computing what is not asked for."""
+"""Describes the prompt of a chat call for its explanation; details are computed only on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.serve.http.prompts.policy import About
 def about_chat(
     model: ServedModel, body: Conversation, text: str, tokens: Sequence[int], done: Sequence[Applied]
 ) -> About:
-    """What is known of a conversation's prompt ``text`` and its ``tokens``."""
+    """The description of a conversation's prompt ``text`` and its ``tokens``."""
     outline = Outline(text, body, model.dialect.reasoning(body.chat_template), model.tokenizer)
     tools = tuple(hash(json.dumps(tool.plain(), sort_keys=True)) for tool in body.tools or ())
     return About(partial(outline.place, tokens), tools, tuple(described(done)), tuple(header(done).items()))

@@ -1,7 +1,7 @@
 """The table of known per-request markers: text that clients put into system messages and that changes by request.
 
 One changed token near the beginning of a prompt makes everything after it uncacheable. Each row says how such text is
-found, and what normalization does with it where it is switched on. No pattern backtracks far.
+found, and what normalization does with it if it is enabled. No pattern backtracks far.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Action(StrEnum):
 
 
 class Marker(NamedTuple):
-    """A kind of per-request text. ``risk`` says what the model loses or sees in another place."""
+    """A kind of per-request text. ``risk`` says what removing or moving it changes for the model."""
 
     name: str
     pattern: re.Pattern[str]
@@ -74,20 +74,20 @@ MARKERS: dict[str, Marker] = {
         ),
     )
 }
-"""All markers by name, in the order in which they are applied: what changes most goes to the end last."""
+"""All markers by name, in the order in which they are applied; the one that changes most often is moved last."""
 
 ALL = "all"
 """Stands for every marker in options."""
 
 WINDOW = 8_192
-"""Characters on each side of a place in which a marker around it is searched for."""
+"""Characters on each side of a position that are searched for a marker around it."""
 
 
 def chosen(names: Iterable[str]) -> tuple[Marker, ...]:
     """The markers with these names.
 
     Raises:
-        ValueError: there is no marker of one of the names; lists those that exist.
+        ValueError: a name is not a marker's; the message lists the names.
     """
     wanted = set(names)
     if unknown := sorted(wanted - MARKERS.keys() - {ALL}):

@@ -1,7 +1,7 @@
-"""Removes known per-request markers from system messages, or moves them to where they cost no cached prefix.
+"""Removes known per-request markers from system messages, or moves them to where they do not break a cached prefix.
 
-It works on the messages of a chat body, which chat completions, Responses and Messages all become, before the chat
-template sees them. Only messages of the roles system and developer are changed. Moved text goes to the end of the first
+It changes the messages of a chat body (requests of all dialects become one) before the chat template renders them. Only
+markers in messages of the roles system and developer are changed. Moved text goes to the end of the first
 user message if it is constant within a session, and to the end of the last user or tool message if it changes by turn.
 """
 
@@ -19,7 +19,7 @@ ConversationT = TypeVar("ConversationT", bound=Conversation)
 
 
 class Applied(NamedTuple):
-    """A marker that was found so many ``times``, and what was done with it."""
+    """A marker, what was done with it, and how many ``times`` it was found."""
 
     marker: str
     action: Action
@@ -29,7 +29,7 @@ class Applied(NamedTuple):
 def normalized(body: ConversationT, markers: Sequence[Marker]) -> tuple[ConversationT, tuple[Applied, ...]]:
     """``body`` with its markers removed or moved, and what was done; ``body`` itself if it has none.
 
-    Where there is no message that could take moved text, that text stays.
+    If there is no message to move text to, the text stays.
     """
     messages, done = list(body.messages), list[Applied]()
     for marker in markers:
@@ -52,7 +52,7 @@ def normalized(body: ConversationT, markers: Sequence[Marker]) -> tuple[Conversa
 
 
 def header(done: Sequence[Applied]) -> dict[str, str]:
-    """The response header that lists what was done; none if nothing was."""
+    """The response header that lists what was done; empty if nothing was."""
     return (
         {NORMALIZED_HEADER: ", ".join(f"{each.marker}={each.action.value}" for each in done)} if done else {}
     )
@@ -68,7 +68,7 @@ def _may_change(message: Message) -> bool:
 
 
 def _target(messages: Sequence[Message], action: Action) -> int | None:
-    """The message that takes moved text."""
+    """The index of the message that text is moved to."""
     numbers = range(len(messages))
     if action is Action.MOVED_TO_FIRST_USER:
         return next((n for n in numbers if messages[n].role == "user"), None)

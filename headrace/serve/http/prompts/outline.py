@@ -1,7 +1,7 @@
-"""Which section of a rendered prompt a token belongs to: the tools, a message, or the opening of the answer.
+"""Finds the section of a rendered prompt that a token belongs to: the tools, a message, or the opening of the answer.
 
-The chat template's output is searched for what the messages say, in their order. So it works with every template, and
-costs nothing until a place is asked for.
+It searches the chat template's output for the texts of the messages, in order. So it works with every template, and
+costs nothing until a place is requested.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from headrace.serve.parsing.formats import ReasoningFormat
 from headrace.serve.text.tokenizer import Tokenizer
 
 EXCERPT = 48
-"""Characters on each side of a place that an explanation may show."""
+"""Characters on each side of a position that an explanation may show."""
 
 
 class Section(NamedTuple):
-    """A part of the text, ``[start, end)``, the number of its message (None: no message), and where in it the message's
-    own words stand.
+    """A part of the text, ``[start, end)``. ``number`` is the index of its message (None: no message), ``words`` are
+    the ranges of the message's own text in it.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Outline:
         self._tokenizer = tokenizer
 
     def place(self, tokens: Sequence[int], at: int) -> Place:
-        """What stands at the token ``at`` of ``tokens``, which are those of the text or of its end."""
+        """The place of the token ``at`` of ``tokens``, which are the tokens of the text or of its end."""
         where = self._character(tokens, at)
         if where is None:
             return Place("prompt")
@@ -67,7 +67,7 @@ class Outline:
         )
 
     def sections(self) -> list[Section]:
-        """The tools and the messages, in the order in which they stand in the text."""
+        """The tools and the messages, in the order of the text."""
         found, at = list[Section](), 0
         for number, message in enumerate(self._body.messages):
             name = "system" if message.role in ("system", "developer") else f"messages[{number}]"
@@ -102,7 +102,7 @@ class Outline:
         return [] if begin is None else [Section("tools", begin, at)]
 
     def _character(self, tokens: Sequence[int], at: int) -> int | None:
-        """Where the token begins in the text; a character that several tokens make begins with the first of them."""
+        """The index in the text where the token begins. A character of several tokens begins at the first of them."""
         decode = self._tokenizer.decode
         for start in range(at, max(at - 4, min(at, 1) - 1), -1):
             head = decode(list(tokens[:start]), skip_special_tokens=False)
@@ -121,7 +121,7 @@ class Outline:
 
 
 def _needles(message: Message) -> list[str]:
-    """What a message says, as templates write it: trimmed; of calls, the names."""
+    """The texts of a message to search for: trimmed, as templates do, and the names of its calls."""
     content = message.content
     texts = [content] if isinstance(content, str) else [part.text for part in content or ()]
     calls = [call.function.name for call in message.tool_calls or ()]

@@ -1,4 +1,4 @@
-"""What happens with the prompts of a model's calls before they are submitted: normalization, explanation, sessions."""
+"""Handles the prompts of a model's calls: normalization, explanation, sessions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _nowhere(at: int) -> Place:
 
 
 class About(NamedTuple):
-    """What is known of a prompt beside its tokens.
+    """The description of a prompt.
 
-    ``place`` says what stands at a token, ``tools`` are digests of its tools. ``normalized`` is what was done to its
-    text, and ``headers`` are the response headers that say so.
+    ``place`` returns the place of a token, ``tools`` are digests of its tools. ``normalized`` lists the changes to its
+    text, and ``headers`` are the response headers that report them.
     """
 
     place: Callable[[int], Place] = _nowhere
@@ -42,7 +42,7 @@ class About(NamedTuple):
 UNKNOWN = About()
 
 Enter = Callable[[Request, Callable[[int], Place], Sequence[int], Sequence[dict[str, Any]]], None]
-"""Notes a prompt that is about to be looked up: `observe.prefixes.book.PrefixBook.enter`."""
+"""Records a submitted prompt: `observe.prefixes.book.PrefixBook.enter`."""
 
 
 class SessionOf(NamedTuple):
@@ -61,7 +61,7 @@ def session_of(session: str | None, seconds: float | None, releases: bool) -> Se
 
 
 def session_of_stored(response: str, previous: str | None, seconds: float) -> SessionOf:
-    """A stored response retains its prompt, in place of that of the ``previous`` response, as long as it is stored."""
+    """The session of a stored response: its prompt replaces that of ``previous`` and is retained for ``seconds``."""
     turn = Turn(stored_name(response), stored_name(previous) if previous else "")
     return SessionOf(turn, Retention(0, None, STORED_RETENTION, seconds))
 
@@ -73,7 +73,7 @@ def stored_name(response: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptPolicy:
-    """``normalize`` are the markers of tenants that choose none themselves; without ``enter`` nothing is explained."""
+    """``normalize`` are the default markers of tenants; without ``enter``, prompts have no explanation."""
 
     normalize: tuple[Marker, ...] = ()
     enter: Enter | None = None
@@ -85,7 +85,7 @@ class PromptPolicy:
         return self.normalize if own is None else chosen(own)
 
     def submit(self, request: Request, about: About, session: SessionOf | None) -> None:
-        """A request is about to be submitted."""
+        """Record a request that was submitted, before its events are folded."""
         if self.enter is not None:
             self.enter(request, about.place, about.tools, about.normalized)
         if self.sessions is not None and session is not None:

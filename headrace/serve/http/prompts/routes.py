@@ -1,4 +1,4 @@
-"""Ends a session, so that its prompt is retained no longer than others: ``DELETE /v1/sessions/{id}``."""
+"""``DELETE /v1/sessions/{id}``: ends a session, so that its prompt is no longer retained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.model import ServedModel
 
 MOST_SHOWN = 128
-"""Characters of an unknown id in an error."""
+"""Maximum characters of an unknown id in an error."""
 
 
 class SessionsApi:
@@ -31,8 +31,8 @@ class SessionsApi:
         id = request.path_params["id"]
         caller: Caller = request.scope[CALLER]
         sessions = self._model.prompts.sessions
-        who = tenant(caller.key_id, caller.tenant_header, None)
-        if sessions is None or not sessions.release(who, id):
+        tenant_name = tenant(caller.key_id, caller.tenant_header, None)
+        if sessions is None or not sessions.release(tenant_name, id):
             raise ApiError(
                 404, f"There is no session {id[:MOST_SHOWN]!r}.", param="id", code="session_not_found"
             )

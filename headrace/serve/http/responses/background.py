@@ -1,4 +1,4 @@
-"""Responses that no client waits for: computed beside the loop's other work, and stored when they end."""
+"""Responses with ``background: true``: computed while no client waits, and stored when they end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Running:
-    """A response under way: its call, what writes it, and the log of its events, if it is streamed."""
+    """A running response: its call, its writer, and the log of its events, if it is streamed."""
 
     def __init__(self, call: Call, writer: ResponseWriter, log: EventLog | None) -> None:
         self.cancelled = False
@@ -81,35 +81,35 @@ class Running:
 
 
 class BackgroundResponses:
-    """All of them. As work beside the server (`serve.http.app.Beside`) it ends them, and closes their store, when the
-    server stops."""
+    """The responses that run in the background. When the server stops, it ends them and closes their store
+    (`serve.http.app.BackgroundWork`)."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
         self._running: dict[str, Running] = {}
 
     def begin(self, call: Call, writer: ResponseWriter, log: EventLog | None = None) -> None:
-        """Compute a call that is open; ``log`` is that of its writer, if it is streamed."""
+        """Compute an open call; ``log`` is its writer's, if it is streamed."""
         running = self._running[call.id] = Running(call, writer, log)
         running.task.add_done_callback(lambda _: self._running.pop(call.id, None))
 
     def log(self, id: str) -> EventLog | None:
-        """The events of a response that is under way and streamed."""
+        """The events of a running response, if it is streamed."""
         running = self._running.get(id)
         return None if running is None else running.log
 
     async def cancel(self, id: str) -> None:
-        """End a response, if it is under way, and wait until its last state is stored."""
+        """End a response, if it is running, and wait until its final state is stored."""
         running = self._running.get(id)
         if running is not None:
             running.cancel()
             await asyncio.wait([running.task])
 
     def start(self) -> None:
-        """Nothing begins before a request comes."""
+        """Do nothing: work begins with the first request."""
 
     async def stop(self) -> None:
-        """End all, then write what is waiting and close the store."""
+        """End all responses, write what is pending, and close the store."""
         running = list(self._running.values())
         for each in running:
             each.stop()

@@ -1,4 +1,4 @@
-"""A body of the Responses API as a chat body, so that both take the same road; errors name the fields as sent."""
+"""Converts a body of the Responses API to a chat body; errors name the fields as the client sent them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.serve.http.responses.wire import ResponsesBody, SchemaFormat
 
 _OWN = {"tools", "tool_choice", "stream_options"}
 _SAME = tuple(sorted((ResponsesBody.model_fields.keys() & ChatBody.model_fields.keys()) - _OWN))
-"""Fields that both bodies spell in the same way."""
+"""Fields that both bodies have."""
 
 
 def chat_body(body: ResponsesBody, items: Iterable[Mapping[str, Any]]) -> ChatBody:
@@ -90,7 +90,7 @@ _NAME = re.compile("|".join(rf"\b{name}\b" for name in _NAMES))
 
 @contextmanager
 def own_names() -> Iterator[None]:
-    """Errors about a chat body become errors about the request that it was made of."""
+    """Rename fields in errors from those of the chat body to those of the client's request."""
     try:
         yield
     except InvalidParameter as error:

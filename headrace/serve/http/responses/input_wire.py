@@ -1,4 +1,4 @@
-"""Input items as requests spell them: messages, function calls, their outputs, and reasoning."""
+"""Input items in requests: messages, function calls, their outputs, and reasoning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_COMPACTION_CHARACTERS = 1_000_000
 
 
 class TextContent(Wire):
-    """A piece of a message's text. What else a response had in it is accepted and has no effect."""
+    """A part of a message's text. Other fields that a response has in it are accepted and have no effect."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -48,7 +48,7 @@ class MessageItem(Wire):
     id: Id | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = Field(
-        None, description="Accepted and stored; chat templates do not know it."
+        None, description="Accepted and stored; chat templates do not use it."
     )
 
 
@@ -65,7 +65,7 @@ class FunctionCallItem(Wire):
 
 
 class FunctionCallOutputItem(Wire):
-    """What a function returned."""
+    """The output of a function call."""
 
     type: Literal["function_call_output"]
     call_id: Id
@@ -82,7 +82,7 @@ class ReasoningPart(Wire):
 
 
 class ReasoningItem(Wire):
-    """How the model came to what follows."""
+    """The model's reasoning before the item that follows."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningPart] | None = None
@@ -100,7 +100,7 @@ class ItemReference(Wire):
 
 
 class CompactionItem(Wire):
-    """What ``POST /v1/responses/compact`` made of earlier items."""
+    """The item that ``POST /v1/responses/compact`` returned."""
 
     type: Literal["compaction"]
     encrypted_content: Annotated[str, Field(min_length=1, max_length=MAX_COMPACTION_CHARACTERS)]

@@ -1,4 +1,4 @@
-"""Input items in their stored form, and stored items of both directions as chat messages."""
+"""Converts input items to their stored form, and stored items to chat messages."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NO_ITEMS: Mapping[str, Stored] = {}
 
 
 def stored_items(given: str | Sequence[Item], referred: Mapping[str, Stored] = NO_ITEMS) -> list[Stored]:
-    """The input of a request, each item with an id; ``referred`` are the stored items that it names."""
+    """The input of a request, each item with an id; ``referred`` are the stored items that it references."""
     if isinstance(given, str):
         return [_message(MessageItem(role="user", content=given, phase=None))]
     return [referred[item.id] if isinstance(item, ItemReference) else _stored(item) for item in given]
 
 
 def references(given: str | Sequence[Item]) -> dict[str, int]:
-    """The ids of the stored items that an input names, with the place of each."""
+    """The ids of the stored items that an input references, with the index of each."""
     items = () if isinstance(given, str) else given
     return {item.id: at for at, item in enumerate(items) if isinstance(item, ItemReference)}
 
@@ -101,9 +101,9 @@ def _part(part: TextContent, kind: str) -> Stored:
 
 
 def current(items: Iterable[Mapping[str, Any]]) -> tuple[str, list[Mapping[str, Any]]]:
-    """The summary that the last compaction holds, empty without one, and the items that count beside it.
+    """The summary of the last compaction (empty without one), and the items that it does not replace.
 
-    What stands before a compaction is in it, except for rules of the system.
+    A compaction replaces all items before it, except system messages.
     """
     summary, kept = "", list[Mapping[str, Any]]()
     for item in items:
@@ -117,38 +117,38 @@ def current(items: Iterable[Mapping[str, Any]]) -> tuple[str, list[Mapping[str, 
 
 
 def is_rule(item: Mapping[str, Any]) -> bool:
-    """Whether an item is a message of the system, which no summary may replace."""
+    """Whether an item is a system message, which no summary may replace."""
     return item["type"] == "message" and item["role"] in RULES
 
 
 def chat_messages(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Stored items as chat messages; what a compaction stands for is left out."""
+    """Stored items as chat messages, without those that a compaction replaces."""
     return spoken(*current(items))
 
 
 def spoken(summary: str, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Items without compactions as chat messages, after a ``summary`` unless it is empty.
 
-    Reasoning, a text and calls that follow one another are one message of the assistant.
+    Consecutive reasoning, text and calls form one message of the assistant.
     """
     messages: list[dict[str, Any]] = []
     opening = opening_of(summary) if summary else ""  # it begins the user's next message
     answer: dict[str, Any] | None = None  # the assistant's message that may still grow
     for item in items:
         kind = item["type"]
-        said = kind == "message" and item["role"] == "assistant"
-        asked = kind == "message" and item["role"] == "user"
-        if opening and not asked and not is_rule(item):
+        of_assistant = kind == "message" and item["role"] == "assistant"
+        of_user = kind == "message" and item["role"] == "user"
+        if opening and not of_user and not is_rule(item):
             messages.append({"role": "user", "content": opening})
             opening = ""
-        if said or kind in ("reasoning", "function_call"):
+        if of_assistant or kind in ("reasoning", "function_call"):
             if answer is None or not _grows(answer, kind):
                 answer = {"role": "assistant"}
                 messages.append(answer)
             _add(answer, item)
             continue
         answer = None
-        if asked and opening:
+        if of_user and opening:
             text = "\n".join(part["text"] for part in item["content"])
             messages.append({"role": "user", "content": f"{opening}\n\n{text}"})
             opening = ""
@@ -185,7 +185,7 @@ def _add(answer: dict[str, Any], item: Mapping[str, Any]) -> None:
 
 
 def _content(parts: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-    """Parts as chat spells them; a single one is a string, which every template takes."""
+    """Parts in chat's format; a single one becomes a string, which every template accepts."""
     if isinstance(parts, str):
         return parts
     if len(parts) == 1:

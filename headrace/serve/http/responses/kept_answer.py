@@ -1,4 +1,4 @@
-"""Sends the end of an answer once its response is stored, so that what a client has received survives the server."""
+"""Delays the end of a response until it is stored, so that a client never has a complete response that is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.serve.http.responses.store import ResponseStore
 
 
 class KeptAnswer(Response):
-    """An answer whose last part waits for ``store``."""
+    """A response whose last part is sent once ``store`` has written it."""
 
     def __init__(self, answer: Response, store: ResponseStore) -> None:
         self._answer = answer

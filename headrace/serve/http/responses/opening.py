@@ -1,4 +1,4 @@
-"""The Responses API from its options: the store, the responses in the background, and the routes."""
+"""Creates the Responses API from the server's options: the store, the background responses, and the routes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headrace.serve.http.responses.store import ResponseStore
 
 
 def open_responses(options: ServerOptions, serving: Serving) -> ResponsesApi:
-    """The endpoints, with their store open.
+    """The endpoints, with their open store.
 
     Raises:
-        ConfigError: the file of the store cannot be used.
+        ConfigError: the store's file cannot be used.
     """
     path = None if options.response_store is None else Path(options.response_store)
     try:

@@ -1,6 +1,6 @@
-"""Output items while they grow: what a step adds to an answer becomes items and the events that spell them.
+"""Output items while they grow: converts the output of each step to items and to the events of a stream.
 
-Reasoning, text and each call are an item of their own, in the order in which the model writes them.
+Reasoning, text and each call are separate items, in the order in which the model writes them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Event = dict[str, Any]
 NO_SPELLINGS: Mapping[str, Spelling] = {}
 
 SLICE = 8
-"""Characters that are read at once. A call is longer, so that text before it and after it cannot be confused."""
+"""Characters that are parsed at once. A call is longer, so text before it and after it is never parsed together."""
 
 
 def slices(text: str) -> Iterator[str]:
-    """``text`` in pieces, so that the order of items does not depend on how much of it came at once."""
+    """``text`` in pieces, so that the order of items does not depend on how much text arrived at once."""
     yield text[:SLICE]
     for at in range(SLICE, len(text), SLICE):
         yield text[at : at + SLICE]
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """``events``, with pieces of the same text as one event."""
+    """``events``, with consecutive deltas of the same text merged into one event."""
     rest: list[Event] = []
     for event in events:
         last = rest[-1] if rest else {}
@@ -44,7 +44,7 @@ def joined(events: list[Event]) -> list[Event]:
 class Output:
     """The items of one response. One is open at a time; a piece of another kind closes it.
 
-    ``spellings`` are the functions by the names that the model sees.
+    ``spellings`` has the functions by the names that the model sees.
     """
 
     def __init__(self, spellings: Mapping[str, Spelling] = NO_SPELLINGS) -> None:
@@ -66,13 +66,13 @@ class Output:
         return events
 
     def put(self, item: Stored) -> list[Event]:
-        """Add an item that is whole."""
+        """Add a complete item."""
         self.items.append(item)
         place = {"output_index": len(self.items) - 1, "item": item}
         return [{"type": f"response.output_item.{what}", **place} for what in ("added", "done")]
 
     def score(self, logprobs: list[dict[str, Any]], events: list[Event]) -> None:
-        """Give the log-probabilities of a step to its text, in the item and in the event of ``events``."""
+        """Add the log-probabilities of a step to its text, in the item and in its event."""
         for event in events:
             if event["type"] == "response.output_text.delta":
                 event["logprobs"] = logprobs
@@ -80,7 +80,7 @@ class Output:
                 return
 
     def finish(self, status: str) -> list[Event]:
-        """Close the last item, with the ``status`` of the response; an answer without any has an empty text."""
+        """Close the last item, by the ``status`` of the response; a response without items gets an empty message."""
         answered = any(item["type"] != "compaction" for item in self.items)
         events = [] if answered else self._switch("message")
         return events + self._close("completed" if status == "completed" else "incomplete")
@@ -139,10 +139,10 @@ class Output:
             whole = {"name": item["name"], "arguments": item["arguments"]}
             return [self._event("response.function_call_arguments.done", **whole), done]
         part = item["content"][0]
-        told = self._event("response.reasoning_text.done", content_index=0, text=part["text"])
+        text_done = self._event("response.reasoning_text.done", content_index=0, text=part["text"])
         if item["type"] == "message":
-            told |= {"type": "response.output_text.done", "logprobs": part["logprobs"]}
-        return [told, self._event("response.content_part.done", content_index=0, part=part), done]
+            text_done |= {"type": "response.output_text.done", "logprobs": part["logprobs"]}
+        return [text_done, self._event("response.content_part.done", content_index=0, part=part), done]
 
     def _event(self, kind: str, /, **more: Any) -> Event:
         index = len(self.items) - 1

@@ -1,4 +1,4 @@
-"""What clients of the Responses API know and this server does not have: refused by name, never ignored."""
+"""Fields, items and tools of the Responses API that are not supported: refused by name, never ignored."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RESPONSES: NotYet = {
     "prompt_cache_options": (),
     "safety_identifier": (),
 }
-"""Each field with the values that ask for nothing, which pass; ``null`` asks for nothing everywhere."""
+"""Each field with its neutral values, which are accepted; so is ``null``."""
 
 INPUT_TOKENS: NotYet = {"conversation": (), "personality": (), "prompt": ()}
-"""The same for the counting of input tokens."""
+"""The same for ``POST /v1/responses/input_tokens``."""
 
 ITEM_TYPES = frozenset(
     ("message", "function_call", "function_call_output", "reasoning", "compaction", "item_reference")
@@ -30,11 +30,11 @@ ITEM_TYPES = frozenset(
 INPUT_PARTS = frozenset({"input_text", "output_text", "text"})
 OUTPUT_PARTS = frozenset({"input_text"})
 TOOL_TYPES = frozenset({"function", "namespace", "web_search", "web_search_preview", "image_generation"})
-"""The last three are not offered to the model. Coding agents send them with every request, and work without them."""
+"""The hosted tools among them are not offered to the model: coding agents send them always, and work without them."""
 
 
 def known_items(value: Any) -> Any:
-    """``value``, a list of input items or something else for validation to judge.
+    """``value``, if it is no list of input items with unsupported types; other errors are left to validation.
 
     Raises:
         ApiError: an item, or a part of one, has a type that is not supported.
@@ -53,7 +53,7 @@ def known_items(value: Any) -> Any:
 
 
 def known_tools(value: Any) -> Any:
-    """``value``, a list of tools; tools that change what an answer may rest on are refused."""
+    """``value``, a list of tools; raise `ApiError` for tools of unsupported types."""
     if isinstance(value, list):
         _check_all(value, TOOL_TYPES, "tools", "A tool")
         for at, tool in enumerate(value):
@@ -63,7 +63,7 @@ def known_tools(value: Any) -> Any:
 
 
 def known_choice(value: Any) -> Any:
-    """``value``, a choice of tools."""
+    """``value``, a ``tool_choice``; raise `ApiError` for an unsupported type."""
     if isinstance(value, dict):
         _check(value, frozenset({"function"}), "tool_choice", "A tool_choice")
     return value

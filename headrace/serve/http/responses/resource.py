@@ -1,4 +1,4 @@
-"""The response object: a request's settings, and what has become of it."""
+"""The response object: a request's settings, its status and its output."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.serve.http.responses.tools.wire import FunctionChoice, HostedTool
 from headrace.serve.http.responses.wire import ResponsesBody
 
 ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
-"""The statuses that never change."""
+"""The final statuses."""
 
 Response = dict[str, Any]
 
 
 class Result(NamedTuple):
-    """What has become of a request: ``completed_at`` is a Unix time, ``error`` why it failed."""
+    """The state of a response: ``completed_at`` is a Unix time, ``error`` the reason if it failed."""
 
     status: str
     output: Sequence[Stored] = ()
@@ -29,7 +29,7 @@ class Result(NamedTuple):
 
 
 class Compacted(NamedTuple):
-    """A compaction that was made before the answer: its item, and the ``usage`` of its own request."""
+    """A compaction that was made for this response: its item, and the ``usage`` of its own request."""
 
     item: Stored
     usage: dict[str, Any]
@@ -93,7 +93,7 @@ def _or(value: float | None, default: float) -> float:
 
 
 def usage_of(call: Call) -> dict[str, Any]:
-    """What a call has used, as the Responses API counts it."""
+    """The usage of a call, in the format of the Responses API."""
     used = call.usage()
     return {
         "input_tokens": used["prompt_tokens"],
@@ -108,7 +108,7 @@ def usage_of(call: Call) -> dict[str, Any]:
 
 
 def added(used: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Two usages together; the cost, if it was asked for, in all of its parts."""
+    """The sum of two usages, field by field, with their cost."""
     together = dict(used)
     for name, value in more.items():
         if isinstance(value, Mapping):

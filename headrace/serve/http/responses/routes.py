@@ -34,15 +34,18 @@ from headrace.serve.http.responses.wire import InputTokensBody, ResponsesBody
 from headrace.serve.http.responses.writer import CompactionWriter, ResponseWriter
 from headrace.serve.http.wire import parse
 
+ID_PREFIX = "resp_"
+"""Begins the id of every response."""
+
 COMPACTED = ("prompt_cache_key", "prompt_cache_retention", "request_id", "service_tier")
-"""Fields of a request for a compaction that the request for its summary has too."""
+"""Fields of a compaction request that are copied to the request for its summary."""
 
 MAX_PAGE = 100
 PAGE = 20
 
 
 class ResponsesApi:
-    """The endpoints and their store; ``background`` is work beside the server."""
+    """The endpoints and their store; ``background`` is a `serve.http.app.BackgroundWork`."""
 
     def __init__(self, serving: Serving, store: ResponseStore, background: BackgroundResponses) -> None:
         self._serving = serving
@@ -51,7 +54,7 @@ class ResponsesApi:
         self.background = background
 
     def routes(self) -> list[Route]:
-        """What to mount."""
+        """The routes to mount."""
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
             Route("/v1/responses/compact", self.compact, methods=["POST"]),
@@ -68,6 +71,8 @@ class ResponsesApi:
         body = parse(await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES)
         self._model.check_name(body.model)
         _check(body)
+        if body.stored and body.request_id is not None:
+            await self._check_new(body.request_id)
         caller: Caller = request.scope[CALLER]
         items = stored_items(body.input, await self._referred(caller, references(body.input)))
         context = await self._context(caller, body.previous_response_id)
@@ -78,7 +83,7 @@ class ResponsesApi:
             if body.stored:
                 caller = caller._replace(stored=StoredFor(MAX_AGE_SECONDS, body.previous_response_id))
             call = await open_chat(
-                self._recall, self._model, chat, caller, self._serving.request_timeout, id_prefix="resp_"
+                self._recall, self._model, chat, caller, self._serving.request_timeout, id_prefix=ID_PREFIX
             )
         log = EventLog() if body.stream and body.stored else None
         keep = partial(self._keep, call.tenant, items, log) if body.stored else _drop
@@ -100,7 +105,7 @@ class ResponsesApi:
         return KeptAnswer(answer, self._store) if body.stored else answer
 
     async def compact(self, request: Request) -> Response:
-        """``POST /v1/responses/compact``: a conversation as one item, which the model sums it up in."""
+        """``POST /v1/responses/compact``: a conversation as one item with a summary that the model writes."""
         self._recall.service.expect()
         body = parse(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
         self._model.check_name(body.model)
@@ -117,7 +122,7 @@ class ResponsesApi:
                 chat,
                 caller,
                 self._serving.request_timeout,
-                id_prefix="resp_",
+                id_prefix=ID_PREFIX,
                 shorten=True,
             )
         writer = writer_of(call, lambda: CompactionWriter(call, [*filter(is_rule, [*context, *items])]))
@@ -160,7 +165,7 @@ class ResponsesApi:
         return FollowedStream(log, seen, self._serving.headers(record.tenant))
 
     async def delete(self, request: Request) -> Response:
-        """``DELETE /v1/responses/{id}``; a response under way is cancelled first."""
+        """``DELETE /v1/responses/{id}``; a running response is cancelled first."""
         record = await self._record(request)
         id = record.response["id"]
         await self.background.cancel(id)
@@ -170,7 +175,7 @@ class ResponsesApi:
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        """``POST /v1/responses/{id}/cancel``: the response as it is after that."""
+        """``POST /v1/responses/{id}/cancel``: the cancelled response."""
         record = await self._record(request)
         if not record.response["background"]:
             raise invalid("Only a response with background true can be cancelled.", "id")
@@ -220,7 +225,7 @@ class ResponsesApi:
         return record
 
     async def _referred(self, caller: Caller, ids: Mapping[str, int]) -> dict[str, Stored]:
-        """The stored items with these ids, which stand at these places of the input."""
+        """The stored items with these ids; the values of ``ids`` are their indices in the input."""
         found = {}
         for id, at in ids.items():
             item = await self._store.item(_owner(caller), id)
@@ -230,22 +235,27 @@ class ResponsesApi:
             found[id] = item
         return found
 
+    async def _check_new(self, request_id: str) -> None:
+        """Raise `ApiError` 400 if a response with this id is stored, of any tenant."""
+        if await self._store.get(None, f"{ID_PREFIX}{request_id}") is not None:
+            raise invalid(f"request_id {request_id!r} is already in use by a stored response", "request_id")
+
     def _keep(self, tenant: str, items: list[Stored], log: EventLog | None, response: dict[str, Any]) -> None:
         events = log.packed() if log is not None and log.ended else None
         self._store.put(Record(tenant, items, response, events))
 
 
 def _drop(response: dict[str, Any]) -> None:
-    """Keep nothing."""
+    """Do not store the response."""
 
 
 def _owner(caller: Caller) -> str | None:
-    """The tenant whose responses a request sees; None without a key and without ``X-Tenant-Id``: all."""
+    """The tenant whose responses a request may read; None (all) without a key and without ``X-Tenant-Id``."""
     return caller.key_id or caller.tenant_header
 
 
 def _check(body: ResponsesBody) -> None:
-    """Raise `ApiError` 400 where fields contradict each other."""
+    """Raise `ApiError` 400 if fields contradict each other."""
     if body.background and not body.stored:
         raise invalid("background needs store to be true", "background")
     if body.background and body.context_management:

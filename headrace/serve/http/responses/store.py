@@ -1,7 +1,7 @@
-"""Stored responses in SQLite: a file that outlives the server, or memory.
+"""Stored responses in SQLite: in a file that survives a restart, or in memory.
 
-Bounded in bytes, number and age. If it is full, the tenant that uses most loses its least recently used response. One
-thread uses the database, so that calls apply in order and none blocks the event loop.
+Bytes, number and age are limited. If the store is full, the least recently used response of the tenant that uses most
+is evicted. One thread uses the database, so that calls apply in order and none blocks the event loop.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from headrace.serve.http.responses.resource import Response
 logger = logging.getLogger(__name__)
 
 LAYOUT = 2
-"""Version of the table; a file with another one is refused."""
+"""Version of the tables; layout 1 is converted, a file with a newer one is refused."""
 
 MAX_RESPONSES = 100_000
 MAX_AGE_SECONDS = 30 * 86_400.0
-"""As OpenAI keeps them."""
+"""Retention of a response: 30 days, as at OpenAI."""
 
 MAX_CHAIN = 1_000
-"""Responses that ``previous_response_id`` may join."""
+"""Maximum responses in a chain of ``previous_response_id``."""
 
 _TABLE = """
 CREATE TABLE responses (
@@ -39,7 +39,7 @@ CREATE TABLE responses (
 CREATE INDEX by_use ON responses (tenant, used);
 CREATE INDEX by_age ON responses (created);
 """
-_BESIDE = """
+_LAYOUT_2 = """
 CREATE TABLE streams (id TEXT PRIMARY KEY, events BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (id TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (id, response)) WITHOUT ROWID;
 CREATE INDEX by_response ON items (response);
@@ -48,7 +48,7 @@ CREATE TRIGGER beside AFTER DELETE ON responses BEGIN
     DELETE FROM items WHERE response = old.id;
 END;
 """
-"""What layout 1 did not have: the events of streams, and which response has an item."""
+"""Tables that layout 1 did not have: the events of streams, and which response has an item."""
 _VERSION = f"PRAGMA user_version = {LAYOUT};"
 _PUT = """
 INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
@@ -82,7 +82,7 @@ ResultT = TypeVar("ResultT")
 class Record(NamedTuple):
     """A stored response: the ``tenant`` that owns it, its own input items, and the response object.
 
-    ``events`` are those of its stream, as `streams.log.EventLog` packs them; None: it was no stream, or has not ended.
+    ``events`` are its stream's, packed by `streams.log.EventLog`; None if it was not streamed or has not ended.
     """
 
     tenant: str
@@ -117,22 +117,20 @@ class ResponseStore:
         try:
             self._connection = _open(path)
             self._end_unfinished()
-            sizes = self._connection.execute(_SIZES).fetchall()
+            self._measure()
         except sqlite3.Error as error:
             raise OSError(f"{path}: {error}") from error
-        self._sizes = {tenant: size for tenant, _, size in sizes}
-        self._count = sum(count for _, count, _ in sizes)
         self._closed = False
         self._thread = ThreadPoolExecutor(1, "responses")
 
     def put(self, record: Record) -> None:
-        """Store a response, or its newer state; calls after this one see it. A closed store takes nothing."""
+        """Store a response, or its newer state; later calls see it. A closed store ignores it."""
         if self._closed:
             return
         self._thread.submit(self._put, record).add_done_callback(_log_failure)
 
     async def written(self) -> None:
-        """Wait until what was put before is written."""
+        """Wait until all earlier `put` calls are written."""
         if not self._closed:
             await self._run(lambda: None)
 
@@ -149,11 +147,11 @@ class ResponseStore:
         return await self._run(lambda: self._item(tenant, id))
 
     async def delete(self, tenant: str | None, id: str) -> bool:
-        """Delete a response; whether there was one."""
+        """Delete a response; return whether it existed."""
         return await self._run(lambda: self._delete(tenant, id))
 
     async def chain(self, tenant: str | None, id: str) -> list[Record]:
-        """A response and those that it continues, the oldest first.
+        """A response and those that it continues, oldest first.
 
         Raises:
             BrokenChain: one of them is not stored, or there are more than `MAX_CHAIN`.
@@ -161,7 +159,7 @@ class ResponseStore:
         return await self._run(lambda: self._chain(tenant, id))
 
     def close(self) -> None:
-        """Write what is waiting and close the database."""
+        """Write what is pending and close the database."""
         self._closed = True
         self._thread.shutdown()
         self._connection.close()
@@ -169,7 +167,20 @@ class ResponseStore:
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.wrap_future(self._thread.submit(work))
 
+    def _measure(self) -> None:
+        """Count what is stored."""
+        sizes = self._connection.execute(_SIZES).fetchall()
+        self._sizes = {tenant: size for tenant, _, size in sizes}
+        self._count = sum(count for _, count, _ in sizes)
+
     def _put(self, record: Record) -> None:
+        try:
+            self._write(record)
+        except sqlite3.Error:  # the disk may be full: the transaction was undone, and so must be the counts
+            self._measure()
+            raise
+
+    def _write(self, record: Record) -> None:
         now, response = self._clock(), record.response
         given, shown = _dump(record.input), _dump(response)
         size = len(given) + len(shown) + len(record.events or b"")
@@ -179,8 +190,11 @@ class ResponseStore:
         row = (response["id"], record.tenant, response["previous_response_id"], now, now, size)
         with self._connection as connection:
             known = connection.execute(
-                "SELECT bytes FROM responses WHERE id = ?", (response["id"],)
+                "SELECT bytes, tenant FROM responses WHERE id = ?", (response["id"],)
             ).fetchone()
+            if known is not None and known[1] != record.tenant:
+                logger.warning("the id belongs to another tenant", extra={"fields": {"id": response["id"]}})
+                return
             connection.execute(_PUT, (*row, response["status"], given, shown))
             names = {(item["id"], response["id"]) for item in record.items() if item.get("id")}
             connection.executemany("INSERT OR IGNORE INTO items VALUES (?, ?)", sorted(names))
@@ -194,7 +208,7 @@ class ResponseStore:
                 self._forget(connection.execute(_EVICT, (largest,)).fetchall())
 
     def _forget(self, rows: list[tuple[str, int]]) -> None:
-        """Rows are deleted."""
+        """Subtract deleted rows from the totals."""
         for tenant, size in rows:
             self._count -= 1
             self._sizes[tenant] -= size
@@ -243,7 +257,7 @@ class ResponseStore:
         return [record for record in reversed(records) if record is not None]
 
     def _end_unfinished(self) -> None:
-        """What the server has not finished before it ended has failed."""
+        """Mark responses that were unfinished when the server ended as failed."""
         with self._connection as connection:
             for id, stored in connection.execute(_UNFINISHED).fetchall():
                 error = {
@@ -263,9 +277,9 @@ def _open(path: Path | None) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous = NORMAL")
     layout = connection.execute("PRAGMA user_version").fetchone()[0]
     if layout == 0:
-        connection.executescript(_TABLE + _BESIDE + _VERSION)
+        connection.executescript(_TABLE + _LAYOUT_2 + _VERSION)
     elif layout == 1:
-        connection.executescript(_BESIDE + _VERSION)
+        connection.executescript(_LAYOUT_2 + _VERSION)
         rows = connection.execute("SELECT id, tenant, input, response FROM responses").fetchall()
         stored = [
             (id, Record(tenant, json.loads(given), json.loads(shown))) for id, tenant, given, shown in rows

@@ -25,7 +25,7 @@ class Reasoning(Wire):
         None,
         ge=0,
         lt=2**31,
-        description="Tokens of reasoning after which its end is forced. Default: no limit.",
+        description="Maximum tokens of reasoning; then its end is forced. Default: no limit.",
     )
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Accepted: the whole reasoning is returned in `content`, and `summary` is empty."
@@ -33,7 +33,7 @@ class Reasoning(Wire):
 
 
 class SchemaFormat(JsonSchema):
-    """JSON of a schema."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
 
@@ -56,14 +56,14 @@ Format = Annotated[
 
 
 class TextConfig(Wire):
-    """What the text of the answer must look like."""
+    """The format of the output text."""
 
     format: Format | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class ResponseStreamOptions(Wire):
-    """What a stream carries beside the answer."""
+    """Options of a stream."""
 
     include_obfuscation: Literal[False] | None = Field(None, description="Events are never padded.")
 
@@ -76,14 +76,14 @@ class ContextManagement(Wire):
         None,
         ge=1,
         lt=2**31,
-        description="Tokens of the prompt beyond which it is done. Default: 3/4 of the context.",
+        description="Compact if the prompt has more tokens than this. Default: 3/4 of the context.",
     )
 
 
 class _PromptFields(Wire):
-    """What a prompt is made of, beside the input."""
+    """The fields that form a prompt, except the input."""
 
-    model: str | None = Field(None, description="The served model; the only one if left out.")
+    model: str | None = Field(None, description="Name of the model. Default: the served model.")
     instructions: str | None = Field(None, description="A system message before the conversation.")
     previous_response_id: Id | None = Field(
         None, description="The stored response that this one continues: its input and output come first."
@@ -111,7 +111,7 @@ class ResponsesBody(SchedulingFields, _PromptFields):
     context_management: list[ContextManagement] | None = Field(
         None,
         max_length=1,
-        description="Sum up a conversation that has grown too long, before it is answered.",
+        description="Compact a conversation that is too long before answering it.",
     )
     store: bool | None = Field(None, description="Store the response. Default true.")
     background: bool | None = Field(None, description="Return at once and compute in the background.")
@@ -120,7 +120,7 @@ class ResponsesBody(SchedulingFields, _PromptFields):
     max_output_tokens: int | None = None
     temperature: Temperature = None
     top_p: float | None = None
-    top_k: int | None = Field(None, description="0 or -1: no bound.")
+    top_k: int | None = Field(None, description="0 or -1: no limit.")
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -132,10 +132,10 @@ class ResponsesBody(SchedulingFields, _PromptFields):
         None, description="Log-probabilities of the text. Encrypted reasoning stays null."
     )
     user: str | None = Field(None, max_length=512)
-    client_metadata: ClientMetadata = Field(None, description="What a client notes for itself. No effect.")
+    client_metadata: ClientMetadata = Field(None, description="The client's own notes. No effect.")
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
     response_cache: CacheDirectiveFields | None = Field(
-        None, description="What is asked of the response caches."
+        None, description="Directives for the response caches."
     )
     prompt_cache_key: str | None = Field(None, max_length=512)
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
@@ -144,19 +144,19 @@ class ResponsesBody(SchedulingFields, _PromptFields):
 
     @property
     def stored(self) -> bool:
-        """Whether the response is kept for later requests."""
+        """Whether the response is stored for later requests."""
         return self.store is not False
 
     @property
     def logprobs(self) -> bool:
-        """Whether the text's log-probabilities are asked for."""
+        """Whether the text's log-probabilities are requested."""
         return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
 
 
 class InputTokensBody(_PromptFields):
     """A request to count the tokens of a prompt."""
 
-    input: Input | None = Field(None, description="A text, or items; nothing: of earlier responses alone.")
+    input: Input | None = Field(None, description="A text, or items. Default: only earlier responses.")
 
     def response(self) -> ResponsesBody:
         """A request for a response with the same prompt."""

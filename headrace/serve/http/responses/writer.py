@@ -23,7 +23,8 @@ from headrace.serve.parsing.message import MessagePiece
 class ResponseWriter:
     """Writes one call. ``keep`` is called with the response object when its status has changed.
 
-    ``log`` takes the events of a stream, the last of them before ``keep`` is called. ``compacted`` was done before.
+    ``log`` receives the events of a stream, the last one before ``keep`` is called. ``compacted`` is the compaction
+    that was made for this response.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class ResponseWriter:
         self._number = 0
 
     @property
-    def tells_tokens(self) -> bool:
-        """Whether a step is written also if it shows no text."""
+    def writes_tokens(self) -> bool:
+        """Whether a step is written even if it adds no text."""
         return self._reader is not None or self._body.logprobs
 
     def response(self, status: str) -> Response:
@@ -55,14 +56,14 @@ class ResponseWriter:
         return response_of(self._call, self._body, Result(status))
 
     def queued(self) -> None:
-        """Log that a response in the background waits."""
+        """Log that a background response is queued."""
         response = self.response("queued")
         self._write(
             [{"type": name, "response": response} for name in ("response.created", "response.queued")]
         )
 
     def began(self) -> None:
-        """Note that a response in the background has begun."""
+        """Record that a background response has begun."""
         response = self.response("in_progress")
         if self._log is not None:
             self._write([{"type": "response.in_progress", "response": response}])
@@ -170,7 +171,7 @@ class ResponseWriter:
 
 
 class CompactionWriter:
-    """Writes a call that sums up a conversation: its ``rules`` as they are, and the summary in an item."""
+    """Writes a call that summarizes a conversation: its ``rules`` unchanged, and an item with the summary."""
 
     def __init__(self, call: Call, rules: Sequence[Stored]) -> None:
         self._call = call

@@ -1,7 +1,7 @@
-"""One client connection: limits on a request's head, and notice of the client's disconnect.
+"""One client connection: limits the size of request heads, and reports the client's disconnect.
 
 The head is the request line and the headers. The parser itself accepts any size, so a client without a key could fill
-the server's memory; here it gets a 414 or 431 and the connection is closed.
+the server's memory. This class returns 414 or 431 and closes the connection.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from headrace.serve.http.errors import ApiError, headers_too_large, invalid, request_line_too_long
 
 MAX_HEADERS = 100
-"""Headers of one request."""
+"""Maximum headers of one request."""
 
 MAX_HEADER_BYTES = 32 * 1024
-"""Bytes of all headers of one request, names and values."""
+"""Maximum bytes of all headers of one request, names and values."""
 
 MAX_REQUEST_LINE_BYTES = 8 * 1024
-"""Bytes of a request's path and query."""
+"""Maximum bytes of a request's path and query."""
 
 LINGER_SECONDS = 1.0
-"""How long the rest of a refused request is read and dropped. A connection that is closed with unread input is reset,
-and the client would not see why."""
+"""How long the rest of a refused request is read and dropped. Closing a connection with unread input resets it, and the
+client would not receive the error."""
 
 
 class Connection(HttpToolsProtocol):
     """A connection that limits heads, and informs all its requests when the client disconnects.
 
-    uvicorn informs only the request that it read last. A client may send several without waiting for their responses.
-    Then another one is being answered, which would be computed to its end and written to a closed socket.
+    uvicorn informs only the request that it read last. With HTTP pipelining, that is not the one that is running, which
+    would be computed to its end and written to a closed socket.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # those that are over are freed
+        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # ended ones are freed
         self._pending_bytes = (
             0  # received since the parser last completed a head, a message or a piece of a body
         )
@@ -45,7 +45,7 @@ class Connection(HttpToolsProtocol):
         self._refusal: ApiError | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse what the client sent; a head, or a trailer, that does not end within the limit is refused."""
+        """Parse received bytes; refuse a head or trailer that does not end within the limit."""
         if self._refusal is not None:
             return
         self._pending_bytes += len(data)
@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
         self._pending_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         super().connection_lost(exc)
         for cycle in self._cycles:
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
@@ -104,7 +104,7 @@ class Connection(HttpToolsProtocol):
         raise error
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with ``error`` and close, unless an earlier request of this connection is still being answered."""
+        """Send ``error`` and close; if an earlier request of this connection still runs, only close."""
         self._refusal = error
         if self.transport.is_closing():
             return

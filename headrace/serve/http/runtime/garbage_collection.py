@@ -62,7 +62,7 @@ class GarbageCollection:
         self._quiet_since = self._recent_ended = self._all_ended = self._clock()
 
     def tick(self) -> None:
-        """Run the collection that is due. To be called several times a second."""
+        """Run the collection that is due. Call it several times a second."""
         now = self._clock()
         busy, called = self._busy(), self._calls()
         if busy or called != self._called:

@@ -1,4 +1,4 @@
-"""Runs an application's start-up and shutdown where no server does: in a batch, or mounted into another application."""
+"""Runs an application's start-up and shutdown without a server: in a batch, or mounted into another application."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message
 
 @asynccontextmanager
 async def lifespan_of(app: ASGIApp) -> AsyncIterator[None]:
-    """The block in which ``app`` has been started and not yet been shut down, by ASGI's lifespan protocol.
+    """Start ``app`` before the block and shut it down after it, with ASGI's lifespan protocol.
 
     Raises:
         RuntimeError: the application reported that it could not start or stop.

@@ -95,7 +95,7 @@ class SideServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """No signal is captured: the main server decides when both end."""
+        """Capture no signals: the main server decides when both end."""
         yield
 
     def port(self) -> int:

@@ -1,7 +1,7 @@
-"""What an answer must look like so that it calls the tools that ``tool_choice`` demands.
+"""The constraint that makes an output call the tools that ``tool_choice`` requires.
 
-The result is a structural tag in vLLM's form: text of the model's own format around arguments that follow the tools'
-schemas. So the same parser reads forced calls and free ones.
+The result is a structural tag in vLLM's form: the model's own format around arguments that follow the tools' schemas.
+So the same parser reads forced calls and free ones.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ def constraint_for_tools(
     *,
     parallel: bool = True,
 ) -> dict[str, Any] | None:
-    """The structural tag that enforces ``choice``; None where the answer is free.
+    """The structural tag that enforces ``choice``; None if there is no constraint.
 
-    ``{"structures": [{"begin", "schema", "end"}], "triggers": […]}``, and for calls from the first token on
-    ``"required": true`` with ``"many"``: whether several may follow one another. With ``auto`` the answer is free until
-    a call begins, and a call of a ``strict`` tool follows its schema.
+    ``{"structures": [{"begin", "schema", "end"}], "triggers": […]}``. Required calls, which begin with the first token,
+    have ``"required": true`` too, and ``"many"``: whether several calls are allowed. With ``auto`` the output is free
+    until a call begins, and a call of a ``strict`` tool follows its schema.
 
     Args:
-        tools: what may be called.
+        tools: the tools that may be called.
         choice: ``tool_choice`` of the request.
         written: how the model writes calls.
-        parallel: whether the answer may have several calls.
+        parallel: whether the output may have several calls.
 
     Raises:
-        NotEnforceable: it is not known how the model writes calls.
+        NotEnforceable: the model's format of calls is unknown, or does not allow it.
     """
     if isinstance(choice, NamedChoice):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
@@ -51,7 +51,7 @@ def constraint_for_tools(
     if form is None or not (forced or form.trigger):
         return None
     if not forced:
-        exact = form.python or form.quote  # no schema stands for any arguments there
+        exact = form.python or form.quote  # these formats have no schema for arbitrary arguments
         free = [
             _structure(form, tool, _schema(tool) if exact or tool.function.strict else _ANY) for tool in tools
         ]

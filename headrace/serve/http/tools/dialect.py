@@ -1,7 +1,7 @@
-"""What a chat template can do, found out by rendering it, and how the answers to its prompts are read.
+"""Finds out by rendering what a chat template supports, and selects the parsers for its outputs.
 
-Templates do not say whether they know tools, and in which form they want the arguments of earlier calls. So a small
-conversation is rendered once per template, and what comes out is looked at.
+Templates do not declare whether they support tools, and in which form they expect the arguments of earlier calls. So a
+small conversation is rendered once per template, and the result is inspected.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _USER = {"role": "user", "content": "Hi"}
 
 
 class Dialect:
-    """Of a model's own template, and of those that requests bring.
+    """The capabilities of a model's own template, and of templates in requests.
 
     Args:
-        template: the model's.
+        template: the model's template.
         tool_parser, reasoning_parser: names of formats, or ``auto``.
 
     Raises:
@@ -53,28 +53,28 @@ class Dialect:
         self.tools(None), self.reasoning(None)
 
     def _tools(self, source: str | None) -> ToolFormat | None:
-        """How calls are written after prompts of the template ``source``, None for the model's own."""
+        """The format of calls in outputs of the template ``source`` (None: the model's own)."""
         return tool_format(self._tool_parser, self._text(source))
 
     def _reasoning(self, source: str | None) -> ReasoningFormat | None:
-        """How reasoning is written."""
+        """The format of reasoning in outputs of the template ``source``."""
         return reasoning_format(self._reasoning_parser, self._text(source))
 
     def _text(self, source: str | None) -> str:
         return "\n".join(self._template.sources) if source is None else source
 
     def _knows_tools(self, source: str | None) -> bool:
-        """Whether the template tells the model which tools there are."""
+        """Whether the template shows tools to the model."""
         return _NAME in self._try(source, [_USER], [_TOOL])
 
     def _arguments_are_text(self, source: str | None) -> bool:
-        """Whether the template wants the arguments of earlier calls as JSON text, and not as an object."""
+        """Whether the template expects the arguments of earlier calls as JSON text instead of an object."""
         if _KEY in self._try(source, _called({_KEY: _VALUE})):
             return False
         return _KEY in self._try(source, _called(f'{{"{_KEY}": "{_VALUE}"}}'))
 
     def _takes_several_calls(self, source: str | None) -> bool:
-        """Whether a message of the history may have more than one call; Llama 3's templates refuse it."""
+        """Whether the template accepts a message with more than one call; Llama 3's templates do not."""
         arguments: object = {_KEY: _VALUE}
         if self.arguments_are_text(source):
             arguments = f'{{"{_KEY}": "{_VALUE}"}}'

@@ -1,4 +1,4 @@
-"""Messages with reasoning and tool calls as JSON: whole, or what a step adds to them."""
+"""Messages with reasoning and tool calls as JSON: whole, or the delta of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.serve.parsing.message import MessagePiece
 
 
 def delta_of(piece: MessagePiece) -> dict[str, Any]:
-    """The ``delta`` of a chunk. Reasoning is under OpenAI-compatible servers' two names for it."""
+    """The ``delta`` of a chunk. Reasoning has both field names that OpenAI-compatible servers use."""
     delta: dict[str, Any] = {}
     if piece.reasoning:
         delta |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
@@ -30,7 +30,7 @@ def delta_of(piece: MessagePiece) -> dict[str, Any]:
 
 
 def message_of(pieces: list[MessagePiece]) -> dict[str, Any]:
-    """The ``message`` of a whole answer."""
+    """The ``message`` of a whole response."""
     content = "".join([piece.content for piece in pieces])
     reasoning = "".join([piece.reasoning for piece in pieces])
     calls: list[dict[str, Any]] = []

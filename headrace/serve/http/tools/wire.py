@@ -1,4 +1,4 @@
-"""Tools and tool calls as requests spell them."""
+"""Tools and tool calls in requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _name(value: str) -> str:
 
 
 def check_parameters(value: Any) -> Any:
-    """The arguments' schema: an object's, or nothing for no arguments."""
+    """The schema of the arguments: of type object, or None for no arguments."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -61,7 +61,7 @@ class Tool(Wire):
     function: Function
 
     def plain(self) -> dict[str, Any]:
-        """The tool as chat templates know it."""
+        """The tool as chat templates expect it."""
         function: dict[str, Any] = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
@@ -83,7 +83,7 @@ class NamedChoice(Wire):
 
 
 def mode_or(named: type[Wire]) -> Discriminator:
-    """Tells a choice that is a mode, a string, from one that names a function."""
+    """Distinguishes a choice that is a mode (a string) from one that names a function."""
 
     def form(value: Any) -> str | None:
         if isinstance(value, str):
@@ -114,7 +114,7 @@ class CalledTool(Wire):
     id: Annotated[str, Field(min_length=1, max_length=256)]
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, description="Streams have it; it says nothing here.")
+    index: int | None = Field(None, description="Accepted because streams have it. No effect.")
 
 
 def _different(tools: list[Tool] | None) -> list[Tool] | None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
+from headrace.core.cache.response import circuit_breaker
 from headrace.core.cache.response.control import NO_DIRECTIVES, CacheDirectives
 from headrace.core.cache.response.query import Turn
 from headrace.core.cache.response.tags import EVERYTHING, TagVersions
@@ -68,13 +69,13 @@ class Scene(House):
 
     async def desk_done(self):
         done = threading.Event()
-        self.desk._errand(done.set)
-        await asyncio.to_thread(done.wait, 10)
+        self.desk._add_task(done.set)
+        await asyncio.to_thread(done.wait, 60)
         await asyncio.sleep(0)  # what it told the loop has been heard
 
 
 @asynccontextmanager
-async def scene(mode=Mode.SERVE, audit=0.0, deadline=10.0, max_error=0.1, drafter=None, **more):
+async def scene(mode=Mode.SERVE, audit=0.0, deadline=60.0, max_error=0.1, drafter=None, **more):
     if mode is Mode.DRAFT:
         more["judge"] = Nearest(0.8)
     made, runner = hashing_engine(drafter=drafter)
@@ -244,7 +245,9 @@ def test_a_longer_answer_than_asked_for_is_not_cut():
     asyncio.run(go())
 
 
-def test_a_slow_encoder_is_a_miss_within_the_deadline_and_is_then_left_alone():
+def test_a_slow_encoder_is_a_miss_within_the_deadline_and_is_then_left_alone(monkeypatch):
+    monkeypatch.setattr(circuit_breaker, "REST_SECONDS", 3600.0)
+
     async def go():
         async with scene(deadline=0.02) as h:
             h.embedder.hold.clear()

@@ -25,12 +25,12 @@ def computed(
 
 def settle(made: SearchThread) -> None:
     done = threading.Event()
-    made._errand(done.set)
-    assert done.wait(10)
+    made._add_task(done.set)
+    assert done.wait(60)
 
 
 def verdict(made: SearchThread, question: str, partition=b"p"):
-    return made.ask(partition, b"asker " + question.encode(), question, time.monotonic() + LONG).result(10)
+    return made.ask(partition, b"asker " + question.encode(), question, time.monotonic() + LONG).result(60)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_whose_time_is_over_is_not_embedded():
     embedder = Words()
     made = librarian(embedder, clock=lambda: 100.0)
     made.start()
-    assert made.ask(b"p", b"k", "shoes red", until=100.0).result(10) is None
+    assert made.ask(b"p", b"k", "shoes red", until=100.0).result(60) is None
     assert embedder.texts == []
     made.stop()
 
@@ -143,7 +143,7 @@ def test_nobody_waits_for_a_question_that_was_given_up():
     given_up = made.ask(b"p", b"b", "blue hats", time.monotonic() + LONG)
     assert given_up.cancel()
     embedder.hold.set()
-    assert first.result(10) == Decline(Doubt.NO_NEIGHBOUR)
+    assert first.result(60) == Decline(Doubt.NO_NEIGHBOUR)
     settle(made)
     assert embedder.texts == ["shoes red"]
     made.stop()
@@ -200,9 +200,9 @@ def test_notes_leave_most_of_the_time_to_questions():
     while embedder.texts != ["yes", "shoes red"]:
         time.sleep(0.001)
     made.note(computed("blue hats", said="no"))
-    assert made.ask(b"p", b"k", "shoes red", LONG).result(10) is not None
+    assert made.ask(b"p", b"k", "shoes red", LONG).result(60) is not None
     assert "blue hats" not in embedder.texts
-    made.stop(10)  # whoever ends does what is left
+    made.stop(60)  # whoever ends does what is left
     assert embedder.texts[-2:] == ["no", "blue hats"]
 
 

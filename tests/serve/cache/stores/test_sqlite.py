@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from headrace.serve.cache.stores import sqlite
 from headrace.serve.cache.stores.sqlite import SQLiteStore
 
 TAGS = ("*",)
@@ -38,11 +39,14 @@ def test_answers_outlive_the_process(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_two_processes_share_one_file(tmp_path):
+def test_two_processes_share_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 60.0)
     path = tmp_path / "answers.db"
     other = """
 import asyncio, sys
+from headrace.serve.cache.stores import sqlite
 from headrace.serve.cache.stores.sqlite import SQLiteStore
+sqlite.BUSY_SECONDS = 60.0
 async def run():
     store = SQLiteStore(sys.argv[1], 1 << 24)
     for i in range(200):

@@ -21,7 +21,7 @@ from tests.serve.http.anthropic.scenes import (
     said,
     without_ids,
 )
-from tests.serve.http.conftest import ANSWER, build_house
+from tests.serve.http.conftest import ANSWER, build_house, in_step
 
 
 def test_a_whole_message(house):
@@ -36,8 +36,8 @@ def test_a_whole_message(house):
     assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (0, 0)
 
 
-@pytest.mark.parametrize("options", [{"step_seconds": 0.002}], indirect=True)
-def test_a_stream_spells_the_same_message(house):
+def test_a_stream_spells_the_same_message(house, monkeypatch):
+    in_step(house, monkeypatch)
     told = events(ask(house, stream=True))
     assert sum(event["type"] == "content_block_delta" for event in told) > 5
     assert without_ids(joined(told)) == without_ids(ask(house).json())

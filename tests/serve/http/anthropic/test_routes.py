@@ -1,14 +1,12 @@
 """Keys, errors and models as Anthropic's clients know them, and the response cache."""
 
-import threading
-import time
-
 import pytest
 
 from headrace.serve.auth.api_keys import Grant
 from headrace.serve.auth.roles import Role
 from tests.serve.http.anthropic.scenes import HI, PATH, ask, events, said
 from tests.serve.http.caching import with_memory
+from tests.serve.http.conftest import at_the_fourth_step
 
 GRANTS = {"good": Grant("acme"), "metrics": Grant(None, Role.METRICS), "admin": Grant(None, Role.ADMIN)}
 
@@ -57,19 +55,11 @@ def test_models_in_the_format_of_the_client(house):
     assert house.client.get("/v1/models").json()["object"] == "list"
 
 
-@said("one two three four five six seven eight nine ten", step_seconds=0.02)
-def test_an_error_inside_of_a_stream_is_an_event(house):
-    house.runner.gate.clear()
+@said("one two three four five six seven eight nine ten")
+def test_an_error_inside_of_a_stream_is_an_event(house, monkeypatch):
+    at_the_fourth_step(house, monkeypatch, lambda: house.runner.poison.add("msg_r"))
     body = {"messages": HI, "max_tokens": 25, "stream": True, "request_id": "r"}
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(house.client.post(PATH, json=body)))
-    thread.start()
-    house.runner.gate.set()
-    while not any(type(event).__name__ == "Emitted" for event in house.seen):
-        time.sleep(0.001)
-    house.runner.poison.add("msg_r")
-    thread.join(20)
-    told = events(answers[0])
+    told = events(house.client.post(PATH, json=body))
     assert told[0]["type"] == "message_start"
     assert told[-1]["type"] == "error"
     assert told[-1]["error"] == {

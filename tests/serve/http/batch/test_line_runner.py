@@ -47,7 +47,7 @@ def begin(house, bodies, url="/v1/completions"):
 
 
 def ended(house, id):
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while (batch := house.client.get(f"/v1/batches/{id}").json())["status"] != "completed":
         assert time.monotonic() < until, batch
         time.sleep(0.01)

@@ -79,6 +79,19 @@ def test_a_file_name_in_the_spelling_of_rfc_2231() -> None:
     assert read(part(b"", disposition) + b"--x--")[0][1] == "€.jsonl"
 
 
+def test_a_file_name_with_a_lone_surrogate_can_be_stored() -> None:
+    disposition = "form-data; name=\"file\"; filename*=unicode_escape''a%5Cud800"
+    assert read(part(b"1", disposition) + b"--x--") == [("file", "a?", b"1")]
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "idna", "undefined"])
+def test_a_name_that_is_not_in_its_encoding_is_refused(encoding: str) -> None:
+    with pytest.raises(MultipartError, match="file name"):
+        read(part(b"1", f"form-data; name=\"file\"; filename*={encoding}''%80") + b"--x--")
+    with pytest.raises(MultipartError, match="boundary"):
+        boundary_of(f"multipart/form-data; boundary*={encoding}''%80")
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -56,8 +56,12 @@ def test_the_last_message_stands_for_the_whole_prompt(house):
     assert request.retention[0].end == len(request.tokens)
 
 
-def test_more_marks_than_anthropic_allows_are_refused(house):
+def test_more_marks_than_anthropic_allows_are_refused(house, monkeypatch):
+    rendered = []
+    render = house.model.template.render
+    monkeypatch.setattr(house.model.template, "render", lambda *a, **k: rendered.append(a) or render(*a, **k))
     assert ask(house, [USER | MARK] * 5, status=400)["param"] == "messages"
+    assert len(rendered) == 1  # the prompt, and none of its parts: each would cost as much
 
 
 @pytest.mark.parametrize("mark", [{"type": "permanent"}, {"type": "ephemeral", "ttl": "2h"}, {}])

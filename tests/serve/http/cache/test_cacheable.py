@@ -8,6 +8,7 @@ from headrace.observe.cost.prices import Pricing
 from headrace.serve.cache.exact import ExactCache
 from headrace.serve.cache.lookup import CacheLookup, NotCached
 from headrace.serve.http.cache.cacheable import WAYS, Way, unknown_field
+from headrace.serve.http.cache.wire import control
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from tests.doubles.grammars import Compiled
@@ -16,6 +17,7 @@ from tests.serve.http.caching import FINGERPRINT, with_memory
 from tests.serve.http.tool_scenes import TOOL_TEMPLATE, WEATHER
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "seed": 1, "max_tokens": 9}
+MANY = 999_999
 COMPLETION = {"prompt": "hi you", "temperature": 0.5, "seed": 1, "max_tokens": 9}
 
 OTHER = {
@@ -194,6 +196,7 @@ def test_a_field_without_a_row_forbids_caching_where_it_is_set(house, spy, monke
         (None, "No-Cache , only-x", CacheDirectives(no_cache=True)),
         (None, "max-age=0", CacheDirectives(no_cache=True, max_age=0.0)),
         (None, 'max-age="60", max-stale=5', CacheDirectives(max_age=60.0, stale_while_revalidate=5.0)),
+        (None, 'x="a, no-store", max-age=60', CacheDirectives(max_age=60.0)),
         ({"max_age": 3}, "max-age=60", CacheDirectives(max_age=3.0)),
         ({"tags": ["a", "b", "a"], "ttl": 9}, None, CacheDirectives(ttl=9.0, tags=("a", "b"))),
         ({"samples": 8}, "only-if-cached", CacheDirectives(samples=8, only_if_cached=True)),
@@ -226,6 +229,19 @@ def test_what_cannot_be_obeyed_is_refused_by_name(house, wishes, header, param):
     answer = house.client.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+HOSTILE = {
+    "word": "a" * MANY + " b",
+    "spaces": "a" + " " * MANY + "!",
+    "commas": "," * MANY,
+    "quotes": 'a="' * MANY,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_header_is_read_to_its_end(text):
+    assert control(None, f"{text}, no-store").no_store
 
 
 @pytest.mark.parametrize("options", [{"recall": with_memory}, {}])

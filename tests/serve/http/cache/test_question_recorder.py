@@ -24,7 +24,7 @@ class Noted:
 
 def note(history, caller=NOBODY, raw=b"{}", **more):
     body = CompletionBody(prompt="secret", **more)
-    return QuestionRecorder(history, words=True).note("/v1/completions", raw, body, caller)
+    return QuestionRecorder(history, bodies=True).note("/v1/completions", raw, body, caller)
 
 
 def test_a_question_is_noted_under_the_name_that_its_caller_carries_on():
@@ -49,7 +49,7 @@ def test_who_wants_nothing_kept_is_not_noted(header, wishes):
 def test_a_request_of_another_dialect_is_noted_as_the_chat_request_that_it_means():
     history = Noted()
     fields = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
-    recorder = QuestionRecorder(history, words=True)
+    recorder = QuestionRecorder(history, bodies=True)
     for more in ({}, {"stream": True, "request_id": "r", "session_id": "s"}):
         caller = recorder.note_chat(ChatBody.model_validate(fields | more), NOBODY)
     (first, recorded), (second, _) = history.questions
@@ -64,7 +64,7 @@ def test_messages_and_responses_are_recorded_and_can_be_computed_again(house):
     for route in house.routes:
         if route.path in ("/v1/messages", "/v1/responses"):
             api = route.endpoint.__self__
-            api._serving = replace(api._serving, recorder=QuestionRecorder(history, words=True))
+            api._serving = replace(api._serving, recorder=QuestionRecorder(history, bodies=True))
     tool = WEATHER["function"]
     message = {
         "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],

@@ -18,7 +18,7 @@ from headrace.serve.http.generation.scheduling_fields import Rules
 from tests.doubles.pooling_models import LETTERS, LetterModel, LetterPairs
 from tests.serve.http.conftest import House, build_house
 
-SOON = 10.0
+SOON = 60.0
 
 
 @pytest.fixture

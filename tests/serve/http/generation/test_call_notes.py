@@ -30,12 +30,22 @@ def test_the_newest_call_of_a_name_is_found_within_its_tenant() -> None:
 
 
 def test_old_names_are_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(call_notes, "MOST_NAMES", 3)
+    monkeypatch.setattr(call_notes, "MOST_NAMES", 6)
     notes = CallNotes()
     for number in range(5):
         named(notes, f"n{number}", "a", f"call-{number}")
     assert notes.find("n1", "a") == "n1"
     assert notes.find("n2", "a") == "call-2"
+
+
+def test_tenants_that_choose_the_same_name_are_forgotten_too(monkeypatch) -> None:
+    monkeypatch.setattr(call_notes, "MOST_NAMES", 6)
+    notes = CallNotes()
+    for number in range(9):
+        named(notes, "same", f"tenant-{number}", f"call-{number}")
+    known = [number for number in range(9) if notes.find("same", f"tenant-{number}") == f"call-{number}"]
+    assert known == [4, 5, 6, 7, 8]
+    assert notes.find("same", None) == "call-8"
 
 
 def test_a_request_is_explained_by_the_id_that_its_client_chose(house) -> None:

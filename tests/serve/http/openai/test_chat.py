@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.serve.http.conftest import ANSWER
+from tests.serve.http.conftest import ANSWER, in_step
 
 PATH = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -45,8 +45,8 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason(house):
     assert len({(event["id"], event["created"], event["object"]) for event in said}) == 1
 
 
-@pytest.mark.parametrize("options", [{"step_seconds": 0.005}])
-def test_no_chunk_ends_inside_a_character(house):
+def test_no_chunk_ends_inside_a_character(house, monkeypatch):
+    in_step(house, monkeypatch)
     said = events(ask(house, stream=True))
     texts = [event["choices"][0]["delta"].get("content", "") for event in said]
     assert len(said) > 5

@@ -26,5 +26,5 @@ def test_a_request_that_runs_finishes_during_the_pause(house):
         pass
     assert house.client.post("/pause").json() == {"paused": True, "open_requests": 1}
     house.runner.gate.set()
-    running.join(10)
+    running.join(60)
     assert answers[0].status_code == 200

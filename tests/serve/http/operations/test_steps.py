@@ -88,20 +88,23 @@ def test_steps_are_recorded_from_the_first_look_on(house):
     check_trace(house.client.get("/v1/steps?format=perfetto").json())
 
 
-@pytest.mark.parametrize("options", [{"step_seconds": 0.02, "reply": lambda prompt, seed: [65] * 80}])
+@pytest.mark.parametrize("options", [{"step_seconds": 0.05, "reply": lambda prompt, seed: [65] * 300}])
 def test_the_block_table_of_a_request_is_shown_while_it_runs(house):
-    body = {"prompt": "abcdefghijk", "max_tokens": 60, "ignore_eos": True, "request_id": "one"}
+    body = {"prompt": "abcdefghijk", "max_tokens": 240, "ignore_eos": True, "request_id": "one"}
     waiting = threading.Thread(target=house.client.post, args=(PATH,), kwargs={"json": body})
     waiting.start()
     table = None
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while table is None and time.monotonic() < until:
         table = house.client.get("/v1/steps?request=cmpl-one").json()["memory"]["table"]
     assert table["request_id"] == "cmpl-one"
     assert len(set(table["blocks"])) == table["total"] >= 3
     assert (table["shared"], table["copied"], table["host"], table["disk"]) == (0, 0, 0, 0)
     assert house.client.get("/v1/steps").json()["memory"]["table"] is None
+    assert house.client.post("/abort_request", json={"request_id": "cmpl-one"}).status_code == 200
     waiting.join()
+    while house.service.open_requests():
+        time.sleep(0.005)
     assert house.client.get("/v1/steps?request=cmpl-one").json()["memory"]["table"] is None
 
 

@@ -85,7 +85,7 @@ def test_a_drain_ends_all_streams():
                 seen.append(snapshot)
                 cast._service.draining = True
 
-        await asyncio.wait_for(listen(), 5)
+        await asyncio.wait_for(listen(), 60)
         assert len(seen) == 1
         assert not cast.listening
 
@@ -139,7 +139,7 @@ def test_a_client_that_is_gone_listens_no_longer():
                 gone.set()
 
         scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
-        await asyncio.wait_for(SnapshotStream(cast.follow(SERVER))(scope, receive, send), 5)
+        await asyncio.wait_for(SnapshotStream(cast.follow(SERVER))(scope, receive, send), 60)
         assert [message["type"] for message in sent[:2]] == ["http.response.start", "http.response.body"]
         assert not cast.listening
 
@@ -161,9 +161,9 @@ def test_a_client_that_does_not_read_holds_up_no_other():
 
         scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
         stuck = asyncio.create_task(SnapshotStream(cast.follow(SERVER))(scope, receive, send))
-        await asyncio.wait_for(blocked.wait(), 5)
+        await asyncio.wait_for(blocked.wait(), 60)
         async with aclosing(cast.follow(SERVER)) as stream:
-            await asyncio.wait_for(take(stream, 5), 5)
+            await asyncio.wait_for(take(stream, 5), 60)
         stuck.cancel()
         await asyncio.gather(stuck, return_exceptions=True)
         assert not cast.listening

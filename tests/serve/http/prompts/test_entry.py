@@ -7,6 +7,7 @@ import pytest
 from headrace.core.tenancy.tenants import Tenants, TenantTerms
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.prompts.markers import chosen
+from headrace.serve.http.prompts.policy import PromptPolicy
 from tests.serve.http.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER
 
 RULES = "You are an agent. Read a file before you edit it. Keep the style of the code. " * 3
@@ -132,3 +133,16 @@ def test_a_completion_is_explained_without_sections(house):
         answer = house.client.post("/v1/completions", json={"prompt": text, "max_tokens": 3}).json()
     prefix = house.client.get(f"/v1/requests/{answer['id']}").json()["prefix"]
     assert (prefix["cause"], prefix["section"]) == ("text_changed", None)
+
+
+def test_a_request_whose_id_is_in_use_takes_no_place_of_another(house):
+    """The open request may be another tenant's: its explanation would tell of this one's prompt."""
+    entered, open_routes = [], house.service._routes
+    house.model.prompts = PromptPolicy(enter=lambda request, *about: entered.append(request.id))
+    body = {"prompt": "hi", "max_tokens": 1, "request_id": "mine"}
+    open_routes["cmpl-mine"] = None
+    assert house.client.post("/v1/completions", json=body).status_code == 400
+    del open_routes["cmpl-mine"]
+    assert entered == []
+    assert house.client.post("/v1/completions", json=body | {"n": 2}).status_code == 200
+    assert entered == ["cmpl-mine-0"]

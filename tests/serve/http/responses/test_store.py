@@ -64,6 +64,47 @@ def test_a_tenant_sees_only_its_own(store):
     assert get(store, "a") is None
 
 
+def test_the_id_of_another_tenant_is_not_replaced(store):
+    store.put(record("a", "ann"))
+    store.put(record("a", "bob", text="later"))
+    assert get(store, "a") == record("a", "ann")
+    assert set(store._sizes) == {"ann"}
+
+
+@pytest.mark.parametrize("options", [{"keys": ("ann", "bob")}])
+def test_the_id_of_a_stored_response_is_not_given_again(house):
+    def create(key, **more):
+        body = {"input": "Hi", "request_id": "mine", "max_output_tokens": 3} | more
+        return house.client.post("/v1/responses", json=body, headers={"Authorization": f"Bearer {key}"})
+
+    first = create("ann").json()
+    for key in ("ann", "bob"):
+        refused = create(key, input="Ho")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_id")
+    shown = house.client.get("/v1/responses/resp_mine", headers={"Authorization": "Bearer ann"})
+    assert shown.json() == first
+    assert create("bob", store=False).json()["id"] == "resp_mine"
+
+
+def test_what_could_not_be_written_does_not_count(clock):
+    """The disk is full when a transaction ends; a constraint that is checked then stands for it."""
+    store = ResponseStore(None, 3000, clock)
+    store._connection.execute("PRAGMA foreign_keys = ON")
+    store._connection.executescript(
+        "CREATE TABLE disk (id INTEGER PRIMARY KEY);"
+        "CREATE TABLE full (id INTEGER REFERENCES disk (id) DEFERRABLE INITIALLY DEFERRED);"
+        "CREATE TRIGGER written AFTER INSERT ON responses BEGIN INSERT INTO full VALUES (1); END;"
+    )
+    for id in "abcdefgh":
+        store.put(record(id, text="x" * 500))
+    assert get(store, "a") is None
+    assert (store._sizes, store._count) == ({}, 0)
+    store._connection.execute("DROP TRIGGER written")
+    store.put(record("b", "bob"))
+    assert get(store, "b") is not None
+    store.close()
+
+
 def test_a_chain_is_the_oldest_first(store):
     for id, previous in (("a", None), ("b", "a"), ("c", "b"), ("other", "a")):
         store.put(record(id, previous=previous))

@@ -1,8 +1,8 @@
-"""Compaction: the served model sums up a conversation, and the summary stands for the conversation from then on.
+"""Compaction: the served model summarizes a conversation, and the summary replaces the conversation from then on.
 
-The item is opaque to clients and not secret: it is the encoded summary, and the last items as they were, both of which
-the client could read. So it needs no key, works on every server and outlives a restart. What it holds is validated like
-other input, and enters a prompt with the user's authority only.
+The item is opaque to clients but not secret: it encodes the summary and the last items unchanged, which the client
+could read anyway. So it needs no key, works on every server and survives a restart. Its contents are validated like
+other input, and enter a prompt only as a user's message.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from headrace.serve.http.responses.input_wire import MAX_ITEMS, Id, Input, Item
 from headrace.serve.http.wire import Wire, valid
 
 PREFIX = "hr1_"
-"""Begins every item of this form."""
+"""Prefix of the contents of every item in this format."""
 
 MAX_HELD_BYTES = 4_000_000
-"""Bytes of the JSON text in an item, unpacked."""
+"""Maximum bytes of the JSON text in an item, decompressed."""
 
 RECENT = frozenset({"message", "function_call", "function_call_output", "reasoning"})
 SUMMARY_TOKENS = 1024
-"""Tokens of a summary at most."""
+"""Maximum tokens of a summary."""
 
 _ASK = (
     "Sum up the conversation below so that it can go on from your summary alone. Keep what was asked for, what was "
@@ -38,13 +38,13 @@ _ASK = (
 )
 _OPENING = "Summary of the conversation so far:"
 RULES = frozenset({"system", "developer"})
-"""Roles whose messages are never summed up: a summary has a user's authority."""
+"""Roles whose messages are never summarized, because a summary becomes a user's message."""
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 class CompactBody(Wire):
-    """A conversation that shall be summed up."""
+    """A conversation to summarize."""
 
     model: str = Field(description="The served model.")
     input: Input | None = Field(None, description="A text, or items.")
@@ -59,7 +59,7 @@ class CompactBody(Wire):
 
 
 class Compaction(NamedTuple):
-    """What an item holds: a summary, and the items after the part that was summed up, which are as they were."""
+    """The contents of an item: a summary, and the unchanged items after the part that it summarizes."""
 
     summary: str
     recent: tuple[Item, ...] = ()
@@ -68,17 +68,19 @@ class Compaction(NamedTuple):
 def summary_request(
     messages: Iterable[Mapping[str, Any]], instructions: str | None, more: Mapping[str, Any]
 ) -> ChatBody:
-    """The chat request that makes the summary of ``messages``; ``more`` are fields of it.
+    """The chat request that makes the summary of ``messages``; ``more`` are further fields of it.
 
     Raises:
-        ApiError: there is nothing to sum up.
+        ApiError: there is nothing to summarize.
     """
-    said = as_text(messages)
-    if not said:
+    conversation = as_text(messages)
+    if not conversation:
         raise invalid("input must not be empty", "input")
     ask = _ASK if instructions is None else f"{_ASK}\n{instructions}"
     asked = {
-        "messages": [{"role": "user", "content": f"{ask}\n\n<conversation>\n{said}\n</conversation>"}],
+        "messages": [
+            {"role": "user", "content": f"{ask}\n\n<conversation>\n{conversation}\n</conversation>"}
+        ],
         "max_completion_tokens": SUMMARY_TOKENS,
         "temperature": 0.0,
     }
@@ -86,7 +88,7 @@ def summary_request(
 
 
 def as_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """What was said, a line for each message and call; rules of the system are left out."""
+    """Messages as text, one line for each message and call, without the roles of `RULES`."""
     return "\n".join(line for message in messages for line in _lines(message))
 
 
@@ -102,7 +104,7 @@ def _lines(message: Mapping[str, Any]) -> Iterable[str]:
 
 
 def summary_of(call: Call) -> str:
-    """The text of an answer that has ended, without its reasoning."""
+    """The text of a complete call, without its reasoning."""
     (choice,) = call.choices
     delta, reading = choice.gained() or NOTHING, call.prompts[0].reading
     if reading is None:
@@ -125,10 +127,10 @@ def compaction_item(summary: str, id: str, recent: Sequence[Mapping[str, Any]] =
 
 
 def read_compaction(content: str) -> Compaction:
-    """What a compaction item holds.
+    """The contents of a compaction item.
 
     Raises:
-        ApiError: the item was not made by this server's software.
+        ApiError: another kind of server made the item, or its contents are invalid.
     """
     try:
         if not content.startswith(PREFIX):
@@ -145,7 +147,7 @@ def read_compaction(content: str) -> Compaction:
         if any(item.type not in RECENT or getattr(item, "role", "") in RULES for item in recent):
             raise ValueError("it holds an item that does not belong there")
     except ValidationError:
-        message = "input: a compaction item cannot be read: it holds an item that is none"
+        message = "input: a compaction item cannot be read: it holds an invalid item"
         raise ApiError(400, message, param="input", code="invalid_compaction") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
         message = f"input: a compaction item cannot be read: {error}"
@@ -154,5 +156,5 @@ def read_compaction(content: str) -> Compaction:
 
 
 def opening_of(summary: str) -> str:
-    """The text that begins what the user says next."""
+    """The text that is put before the user's next message."""
     return f"{_OPENING}\n{summary}"

@@ -1,4 +1,4 @@
-"""What of a conversation a response sees: compacted beyond a threshold, or without its oldest items."""
+"""Fits a conversation into the context: compacts it beyond a threshold, or drops its oldest items."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from headrace.serve.http.responses.resource import Compacted, usage_of
 from headrace.serve.http.responses.wire import ResponsesBody
 
 SAME = ("prompt_cache_key", "user", "cache_salt", "service_tier", "priority")
-"""Fields of a request that the request for its summary has too."""
+"""Fields of a request that are copied to the request for its summary."""
 
 ANSWER_SHARE = 16
-"""The part of the context that ``truncation: auto`` leaves for an answer of no given length."""
+"""``truncation: auto`` leaves 1/16 of the context for the output, unless ``max_output_tokens`` is set."""
 
 
 class Fitted(NamedTuple):
-    """The conversation to answer, and the compaction that it begins with."""
+    """The conversation to answer, and the compaction that was made for it."""
 
     chat: ChatBody
     compacted: Compacted | None = None
@@ -67,9 +67,9 @@ async def _compacted(
     limit: int,
     receive: Receive,
 ) -> Compacted | None:
-    """Let the model sum the conversation up; the last turn stays as it is if it has half of ``limit`` at most.
+    """Let the model summarize the conversation; the last turn stays unchanged if it has at most ``limit`` / 2 tokens.
 
-    None if there is nothing before that turn: tools and rules cannot be summed up.
+    None if there is nothing before that turn: tools and system messages cannot be summarized.
     """
     summary, given = current(items)
     given = [item for item in given if not is_rule(item)]
@@ -105,31 +105,34 @@ async def _compacted(
 async def _shortened(
     serving: Serving, body: ResponsesBody, caller: Caller, items: Sequence[Stored], chat: ChatBody
 ) -> ChatBody:
-    """The conversation without so many of its oldest items that the answer has room; rules stay."""
+    """The conversation without as many of its oldest items as needed to leave room for the output.
+
+    System messages stay.
+    """
     limit = serving.model.max_model_len
     room = limit - (body.max_output_tokens or limit // ANSWER_SHARE)
     if await count_chat(serving.model, chat, caller) <= room:
         return chat
     summary, given = current(items)
-    rules, said = [*filter(is_rule, given)], [item for item in given if not is_rule(item)]
+    rules, rest = [*filter(is_rule, given)], [item for item in given if not is_rule(item)]
     if summary:
         rules.append(compaction_item(summary, new_id("cmp")))
-    cuts = _cuts(said)
+    cuts = _cuts(rest)
     low, high = 0, len(cuts)
     while low < high:  # the first cut that leaves room
         middle = (low + high) // 2
-        tried = chat_body(body, [*rules, *said[cuts[middle] :]])
+        tried = chat_body(body, [*rules, *rest[cuts[middle] :]])
         if await count_chat(serving.model, tried, caller) <= room:
             high = middle
         else:
             low = middle + 1
     if not cuts:
         return chat
-    return chat_body(body, [*rules, *said[cuts[min(low, len(cuts) - 1)] :]])
+    return chat_body(body, [*rules, *rest[cuts[min(low, len(cuts) - 1)] :]])
 
 
 def _cuts(items: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Where a conversation may begin without an output whose call is gone; ascending, without 0."""
+    """Indices where a conversation may begin without losing the call of a later output; ascending, without 0."""
     cuts, missing = [], set[str]()
     for at in range(len(items) - 1, 0, -1):
         item = items[at]

@@ -1,4 +1,4 @@
-"""Sends the events of a log as a stream, as they come. The response goes on if the client disconnects."""
+"""Sends the events of a log as a stream, as they arrive. If the client disconnects, the response continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.serve.http.responses.streams.log import EventLog
 
 
 class FollowedStream(Response):
-    """The events of ``log`` from number ``seen`` on."""
+    """The events of ``log`` with numbers from ``seen`` on."""
 
     def __init__(self, log: EventLog, seen: int, headers: Mapping[str, str]) -> None:
         super().__init__(media_type="text/event-stream", headers={**SSE_HEADERS, **headers})
@@ -26,18 +26,18 @@ class FollowedStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         gone = asyncio.create_task(hung_up(receive))
-        told = asyncio.create_task(self._tell(send))
+        sender = asyncio.create_task(self._send_events(send))
         try:
-            await asyncio.wait([gone, told], return_when=asyncio.FIRST_COMPLETED)
-            if told.done():
-                told.result()
+            await asyncio.wait([gone, sender], return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
             else:
                 record_error(scope, DISCONNECTED)
         finally:
             gone.cancel()
-            told.cancel()
+            sender.cancel()
 
-    async def _tell(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> None:
         while True:
             try:
                 events = await asyncio.wait_for(self._log.after(self._seen), PING_SECONDS)

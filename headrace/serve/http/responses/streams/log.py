@@ -1,4 +1,4 @@
-"""The numbered events of one response, kept while it grows: clients read them from any number on."""
+"""The numbered events of one response: clients read them from any number on, also while it grows."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class EventLog:
 
     @classmethod
     def of(cls, packed: bytes) -> EventLog:
-        """The log that `packed` has made."""
+        """The log from the bytes that `packed` returned."""
         text = zlib.decompress(packed)
         return cls((event + SEPARATOR for event in text.split(SEPARATOR)[:-1]), ended=True)
 
     def packed(self) -> bytes:
-        """The log in a small form."""
+        """The log as compressed bytes."""
         return zlib.compress(b"".join(self._events))
 
     @property
     def ended(self) -> bool:
-        """Whether no event follows."""
+        """Whether the log is complete."""
         return self._ended
 
     def append(self, event: bytes) -> None:
@@ -38,12 +38,12 @@ class EventLog:
         self._wake()
 
     def end(self) -> None:
-        """No event follows."""
+        """Mark the log as complete."""
         self._ended = True
         self._wake()
 
     async def after(self, seen: int) -> list[bytes]:
-        """The events from number ``seen`` on; waits for the first of them, and is empty where none follows."""
+        """The events with numbers from ``seen`` on. Waits for the first one; empty if the log is complete before it."""
         while len(self._events) <= seen and not self._ended:
             await self._grown.wait()
         return self._events[seen:]

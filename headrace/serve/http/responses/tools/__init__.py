@@ -1,5 +1,5 @@
-"""The tools of a request for a response.
+"""The tools of a request of the Responses API.
 
 - `wire`: functions, namespaces of functions, hosted tools, and the choice among them.
-- `names`: a function of a namespace has one name for the model, and two for the client.
+- `names`: maps a namespace and a name, which clients use, to the one name that the model sees.
 """

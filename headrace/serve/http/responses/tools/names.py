@@ -1,6 +1,6 @@
 """Functions of a namespace: the model sees one name, clients see the namespace and the name.
 
-``weather`` and ``today`` become ``weather__today`` in the prompt, which every chat template takes.
+``weather`` and ``today`` become ``weather__today`` in the prompt, which every chat template supports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ SEPARATOR = "__"
 
 
 class Spelling(NamedTuple):
-    """A function as its client spells it."""
+    """A function's name and namespace, as the client sent them."""
 
     name: str
     namespace: str | None = None
@@ -28,5 +28,5 @@ class Spelling(NamedTuple):
 
 
 def spelling_of(flat: str, spellings: Mapping[str, Spelling]) -> Spelling:
-    """How the client spells the function that the model calls ``flat``; as it is if it is none of ``spellings``."""
+    """The client's name and namespace for the function ``flat``; without an entry in ``spellings``, just the name."""
     return spellings.get(flat) or Spelling(flat)

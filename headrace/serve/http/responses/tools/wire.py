@@ -1,4 +1,4 @@
-"""Tools as requests for a response spell them: functions, namespaces of functions, and hosted tools."""
+"""Tools in requests of the Responses API: functions, namespaces of functions, and hosted tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.serve.http.tools.wire import MAX_TOOLS, Function, FunctionLabel, m
 from headrace.serve.http.wire import FORM_MARK, Wire, wrong_value
 
 MAX_NAME = 128
-"""Characters of the name that the model sees, with its namespace."""
+"""Maximum characters of the name that the model sees, with its namespace."""
 
 
 class FunctionTool(Function):
@@ -23,11 +23,11 @@ class FunctionTool(Function):
 
 
 class NamespaceTool(Wire):
-    """Functions under one name; calls of them carry it in the field ``namespace``."""
+    """Functions under one name; their calls have it in the field ``namespace``."""
 
     type: Literal["namespace"]
     name: FunctionLabel
-    description: str | None = Field(None, description="Accepted; the model sees the functions' own ones.")
+    description: str | None = Field(None, description="Accepted; the model sees only the functions'.")
     tools: list[FunctionTool] = Field(max_length=MAX_TOOLS)
 
 
@@ -55,7 +55,7 @@ ResponseTool = Annotated[
 
 
 def offered(tools: Iterable[ResponseTool]) -> Iterator[tuple[Spelling, FunctionTool]]:
-    """The functions that the model may call, with how the client spells them."""
+    """The functions that the model may call, with the client's names for them."""
     for tool in tools:
         if isinstance(tool, FunctionTool):
             yield Spelling(tool.name), tool
