@@ -18,8 +18,9 @@ from bisect import bisect_left
 CELLS_PER_DOUBLING = 2
 """Classes of sizes: each is larger than the one before by the square root of 2."""
 
-NEWEST = 1 / 32
-"""The least weight of a new observation."""
+NEWEST = 1 / 500
+"""The least weight of a new observation. A scene of the tuner has thousands of fast steps: with a shorter memory, a
+machine that was busy in the last of them would be taken for the engine's pace in all."""
 
 LIMIT = 3.0
 """A step that took this many times its estimate, or longer, counts as this: it was interrupted."""

@@ -43,9 +43,14 @@ def test_a_step_that_was_interrupted_counts_little_and_a_new_pace_is_learned():
     assert curve.seconds(32) < 0.022
     slow_start = learned((32, 5.0), *[(32, 0.02)] * 60)
     assert slow_start.seconds(32) < 0.03
-    for _ in range(200):
+    for _ in range(2500):
         curve.observe(32, 0.04)
     assert curve.seconds(32) == pytest.approx(0.04, rel=0.01)
+
+
+def test_a_busy_machine_in_the_last_steps_is_not_taken_for_the_pace():
+    curve = learned(*[(32, 0.001)] * 3000, *[(32, 0.01)] * 60)
+    assert curve.seconds(32) < 1.5 * 0.001
 
 
 def test_step_times_keep_a_curve_of_steps_without_drafts():

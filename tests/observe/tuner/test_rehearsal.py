@@ -120,3 +120,15 @@ def test_a_rehearsal_tells_what_the_scheduler_would_do_with_other_settings(ratio
     seconds, engine = simulated(calls, ratio)
     found = Rehearsal(Scene(0.0, 60.0, jobs), engine.knobs, learnt.times, 64).run()
     assert found.open_seconds == pytest.approx(seconds, rel=0.08)
+
+
+def test_a_machine_that_was_busy_at_the_end_of_a_scene_does_not_slow_down_all_of_its_rehearsal():
+    """One client sends request after request of 30 steps; the last 60 of 2,460 steps take ten times as long."""
+    times, now, jobs = StepTimes(StepCost(fixed_tokens=40, context_tokens=2000)), 0.0, []
+    for request in range(82):
+        jobs.append(Job(now, 1, 8, 30))
+        for position in range(30):
+            seconds = 0.001 if request < 80 else 0.01
+            times.observe(1, 1, 9 + position, seconds)
+            now += seconds
+    assert rehearsed(jobs, now, times=times).seconds_per_token == pytest.approx(now / (82 * 30), rel=0.1)
