@@ -193,7 +193,12 @@ def without_keys(command: Sequence[str]) -> list[str]:
     """A command line with its API keys masked."""
     shown = list(command)
     for i, word in enumerate(shown):
-        shown[i] = "***" if i and shown[i - 1] == "--api-key" else re.sub(r"(api.key=)[^,]+", r"\1***", word)
+        if i and shown[i - 1] == "--api-key":
+            shown[i] = "***"
+        elif word.startswith("--api-key="):
+            shown[i] = "--api-key=***"
+        else:
+            shown[i] = re.sub(r"(api.key=)[^,]+", r"\1***", word)  # of a target
     return shown
 
 

@@ -111,7 +111,7 @@ def test_a_report_hides_api_keys() -> None:
         "secret",
         "--target",
         "http://h,api_key=secret,model=m",
-        "--api-key=secret",
+        "--api-key=secret,with-secret-comma",
     ]
     assert "secret" not in " ".join(report.without_keys(command))
     assert "model=m" in " ".join(report.without_keys(command))
