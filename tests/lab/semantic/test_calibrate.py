@@ -72,7 +72,7 @@ def test_too_few_rows_prove_nothing():
 
 def test_rows_of_one_outcome_fit_nothing():
     traffic = Traffic(40, seed=1, intents=1)
-    with pytest.raises(Unsupported, match="too few rows"):
+    with pytest.raises(Unsupported, match="40 rows are too few"):
         calibrate(traffic.stream, traffic.embed, "drawn")
 
 
