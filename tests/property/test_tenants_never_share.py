@@ -178,7 +178,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
     )
     await recall.start()
     for tier in tiers:  # as after the first poll of what earlier examples have cleared
-        await exact._hear(tier)
+        await exact._read_invalidations(tier)
     seen = []
     try:
         for number, (tenant, step) in enumerate(script):
