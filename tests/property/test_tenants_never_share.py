@@ -114,7 +114,7 @@ class Seen(NamedTuple):
 async def at_rest(desk: SearchThread) -> None:
     """Until all that the semantic cache was told has been done."""
     done = threading.Event()
-    desk._errand(done.set)
+    desk._add_task(done.set)
     assert await asyncio.to_thread(done.wait, SECONDS)
 
 
