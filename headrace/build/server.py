@@ -324,7 +324,7 @@ def _make_status(
         info=partial(_server_info, loaded),
         reset=loaded.engine.reset_prefix_cache,
         version=__version__,
-        foresee=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
+        predict_start=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
         prefix=prompts.explain,
         not_yet=not_yet,
         others=cards,

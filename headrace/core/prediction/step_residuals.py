@@ -42,8 +42,8 @@ FURTHER = 2
 """A step with drafts may have this multiple of the tokens of the largest known one: how long it takes is a guess."""
 
 ALWAYS = 15
-"""Drafted positions that a step may always have. The first step with drafts takes several times as long as later ones,
-because its code is not in the caches: if only it were known, so few positions as it had would never pay again."""
+"""Drafted positions that any step may have. The first step with drafts is several times slower than later ones, because
+its code is not in the caches. Steps limited to twice its few positions would never be worth that time."""
 
 
 class Longer(NamedTuple):

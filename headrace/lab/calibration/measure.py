@@ -257,8 +257,8 @@ class FrontMeasure:
         token = max(0.0, long - short) / (self._prompts[1] - self._prompts[0])
         request = max(0.0, short - self._prompts[0] * token)
         lone = found.decode_seconds(1, sum(self._prompts) // 2) + step + event
-        said = step + (self._visited + 1) * event + self._prompts[0] * token
-        busy = median([turn.beside for turn in turns]) - said
+        explained = step + (self._visited + 1) * event + self._prompts[0] * token
+        busy = median([turn.beside for turn in turns]) - explained
         wake = (median([turn.tpot for turn in turns]) - lone) * (LONE_TOKENS - 1)
         terms = (request, token, step, event, min(stall, request), wake, busy)
         return FrontSeconds(*(max(0.0, seconds) for seconds in terms))

@@ -284,7 +284,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         reset=engine.reset_prefix_cache,
         version="0",
         prefix=prefixes.explain,
-        foresee=options.get("foresee", lambda request_id, now: None),
+        predict_start=options.get("predict_start", lambda request_id, now: None),
     )
     grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
     tuning = make_tuning(Options(), engine, recall, Machine("fox", "cpu", 1 << 12, 64, TOKENS_ONLY), lives)

@@ -19,7 +19,7 @@ from headrace.serve.service import Health, Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-FORESEE_SECONDS = 2.0
+PREDICT_SECONDS = 2.0
 """Maximum time that an explanation waits for the end of the current step."""
 
 ExplainPrefix = Callable[[str, bool], Mapping[str, Any] | None]
@@ -47,9 +47,9 @@ class ListedModel(Protocol):
 class Status:
     """The endpoints. ``others`` are models for embeddings and reranking.
 
-    ``explain`` and ``metrics`` come from `observe`. ``info`` is returned by ``/server_info``. ``reset`` empties the
-    prefix cache. ``foresee`` adds the queue ``position`` and the predicted start of a waiting request; it is called
-    between two steps. ``prefix`` adds where the prompt stopped matching the prefix cache. ``not_yet`` names the work
+    ``explain`` and ``metrics`` come from `observe`. ``/server_info`` returns ``info``. ``reset`` empties the prefix
+    cache. ``predict_start`` returns the queue position and the predicted start of a waiting request; it must be called
+    between two steps. ``prefix`` returns where the prompt stopped matching the prefix cache. ``not_yet`` names the work
     that must end before the server is ready.
     """
 
@@ -64,7 +64,7 @@ class Status:
         info: Callable[[], Mapping[str, Any]],
         reset: Callable[[], object],
         version: str,
-        foresee: Explain = lambda request_id, now: None,
+        predict_start: Explain = lambda request_id, now: None,
         prefix: ExplainPrefix = lambda request_id, all_tenants: None,
         not_yet: Callable[[], str] = str,
         others: Sequence[ListedModel] = (),
@@ -77,7 +77,7 @@ class Status:
         self._info = info
         self._reset = reset
         self._version = version
-        self._foresee = foresee
+        self._predict_start = predict_start
         self._prefix = prefix
         self._not_yet = not_yet
         self._others = {each.name: each for each in others if each.name != model.name}
@@ -125,13 +125,13 @@ class Status:
             if (prefix := self._prefix(each["id"], all_tenants)) is not None:
                 each["prefix"] = prefix
             if each["state"] == "waiting":
-                each |= await self._foreseen(each["id"])
+                each |= await self._predicted(each["id"])
         return JSONResponse(call.shown(call.sequences) | {"metadata": call.metadata})
 
-    async def _foreseen(self, request_id: str) -> Mapping[str, Any]:
-        ask = self._service.between_steps(lambda: self._foresee(request_id, self._service.now()))
+    async def _predicted(self, request_id: str) -> Mapping[str, Any]:
+        ask = self._service.between_steps(lambda: self._predict_start(request_id, self._service.now()))
         try:
-            return await asyncio.wait_for(ask, FORESEE_SECONDS) or {}
+            return await asyncio.wait_for(ask, PREDICT_SECONDS) or {}
         except TimeoutError:  # the engine is stalled: explain the request without it
             return {}
 

@@ -96,12 +96,12 @@ def two_for_one_slot(house) -> None:
 
 
 FORESEEN = {"position": 7, "predicted_start_seconds": 1.5}
-SLOW = {"max_num_seqs": 1, "step_seconds": 0.05, "foresee": lambda request_id, now: FORESEEN}
+SLOW = {"max_num_seqs": 1, "step_seconds": 0.05, "predict_start": lambda request_id, now: FORESEEN}
 
 
 @pytest.mark.parametrize("options", [SLOW])
 def test_what_only_the_engine_knows_of_a_waiting_request_is_asked_of_it(house, monkeypatch):
-    monkeypatch.setattr(status, "FORESEE_SECONDS", 60.0)
+    monkeypatch.setattr(status, "PREDICT_SECONDS", 60.0)
     two_for_one_slot(house)
     told = house.client.get("/v1/requests/second").json()
     assert told["state"] == "waiting"
@@ -112,7 +112,7 @@ def test_what_only_the_engine_knows_of_a_waiting_request_is_asked_of_it(house, m
 @pytest.mark.parametrize("options", [SLOW])
 def test_an_engine_that_hangs_in_a_step_keeps_no_explanation_back(house, monkeypatch):
     two_for_one_slot(house)
-    monkeypatch.setattr(status, "FORESEE_SECONDS", 0.05)
+    monkeypatch.setattr(status, "PREDICT_SECONDS", 0.05)
     house.runner.gate.clear()
     until(lambda: "predicted_start_seconds" not in house.client.get("/v1/requests/second").json())
     assert house.client.get("/v1/requests/second").json()["position"] == 0
