@@ -5,19 +5,19 @@ closed loop finds what the server can do; the trace is then replayed at shares o
 runs SmolLM2-135M's shape with random weights. Without ``--trace`` a bursty population of log-normal lengths is
 replayed.
 
-A shared machine is not equally fast in all minutes, so calibration and measurement alternate: a turn of the calibration
-before the first round, between rounds and after the last one. A pulse of fixed work, made up too, is timed around each
-turn and each round. A round is simulated twice: with the calibration as it is, and with all its times multiplied by the
-round's pace, its pulses divided by those of the calibration.
+A shared machine is not equally fast in all minutes, so calibration and measurement alternate: a part is a turn of the
+calibration and a round of every load. In every second part the round comes first. A round is predicted twice: with the
+calibration of all turns, and with the step times of its own part's turn. No prediction uses what a round measured.
 
 A request is in time if its TTFT and TPOT are within ``--ttft`` and ``--tpot``. Each figure is the median of the
 rounds. Its error has a 95 % interval: resampled are the rounds, and stretches of the
 trace, the same in measured and simulated rounds. The last column of figures is the difference between two rounds of the
 same load: no prediction of a round can be closer than that.
 
-``--replicas 2`` does the same with several servers that get the requests in turn. They share cores: pulses of one
-server and of all of them at once say how much slower a step is beside others' steps. Set ``OMP_NUM_THREADS`` so that
-the servers do not share a thread's core. ``--loads`` and ``--rounds`` make one command as short as is needed.
+``--replicas 2`` does the same with several servers that get the requests in turn. They share cores, caches and memory,
+so every turn runs once more while the other servers are kept busy. A simulated step takes the second calibration's time
+while all others compute, and the first one's while none does. Set ``OMP_NUM_THREADS`` so that the servers do not share
+a thread's core. ``--loads`` and ``--rounds`` make one command as short as is needed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import argparse
 import dataclasses
 import json
 import math
-import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import httpx
@@ -45,15 +45,15 @@ from rich.table import Table
 from benchmarks.peers.quiet import FOREIGN, Watched
 from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.build.simulation import calibrated_machine, make_fleet
-from headrace.cli.bench.calibrate import EACH_TOKEN, describe, measuring
+from headrace.cli.bench.calibrate import EACH_TOKEN, Measuring, describe, measuring
 from headrace.cli.bench.targets import make_server_target
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import median
-from headrace.lab.calibration.measure import stream_work
+from headrace.lab.calibration.fit import Fit, fit
+from headrace.lab.calibration.measure import busy_work, stream_work
 from headrace.lab.calibration.values import Calibration
 from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.outcome import outcome
@@ -89,8 +89,8 @@ SMOLLM2 = {
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 
-BEATS, BEATS_SECONDS = 5, 1.0
-"""Of a pulse at a time, as long as that has not taken so many seconds; the median counts."""
+BESIDE = 4
+"""Requests that each of the other servers computes while a calibration runs beside it."""
 
 STREAMS = (1, 4, 16)
 """Streams that a simulated server has computed before, as the server has in the calibration, and then the trace at
@@ -132,99 +132,127 @@ def main() -> None:
         work = _work(args)
         measured = _measure(args, given, running, work)
     limits = np.array([args.ttft, args.tpot, math.inf])
-    simulate = partial(_simulate, given, measured, args.replicas, limits)
+    simulate = partial(_simulate, given, args.replicas, limits)
     compared = {}
-    for load, rounds in measured.rounds.items():
-        paced = _paced(work, load * measured.capacity)
+    for load in args.loads:
+        paced, rounds = _paced(work, load * measured.capacity), [part.runs[load] for part in measured.parts]
         compared[f"{load:g}"] = _compare(
-            [_real(each.run, limits) for each in rounds],
-            [simulate(1.0, paced)] * len(rounds),
-            [simulate(each.pace, paced) for each in rounds],
+            [_real(run, limits) for run in rounds],
+            [simulate(measured.machines, paced)] * len(rounds),
+            [simulate(part.calibrations(measured.machines), paced) for part in measured.parts],
         )
+        say(f"{FOREIGN} at {load:g}: {', '.join(str(run.facts[FOREIGN]) for run in rounds)}")
     _show(compared)
-    for name, what in (
-        ("pace", lambda each: f"{each.pace:.2f}"),
-        (FOREIGN, lambda each: each.run.facts[FOREIGN]),
-    ):
-        say(
-            f"{name}: "
-            + "; ".join(", ".join(str(what(each)) for each in rounds) for rounds in measured.rounds.values())
-        )
     facts: dict[str, Any] = {
-        "calibration_us": dataclasses.asdict(measured.calibration.at(1e6)),  # figures have seven digits
+        "calibrations_us": [dataclasses.asdict(each.at(1e6)) for each in measured.machines],  # seven digits
         "capacity": measured.capacity,
-        "crowding": measured.crowding,
         "figures": {load: [each._asdict() for each in figures] for load, figures in compared.items()},
-        "paces": {f"{load:g}": [each.pace for each in rounds] for load, rounds in measured.rounds.items()},
+        "turns_us": [
+            [dataclasses.asdict(each.at(1e6)) for each in part.calibrations(measured.machines)]
+            for part in measured.parts
+        ],
     }
-    publish(
-        "fidelity", args, [each.run for rounds in measured.rounds.values() for each in rounds], [], **facts
-    )
+    publish("fidelity", args, [run for part in measured.parts for run in part.runs.values()], [], **facts)
 
 
-class Round(NamedTuple):
-    """One round of one load, and the pace of the machine meanwhile."""
+class Part(NamedTuple):
+    """A turn and a round: the steps' times alone and, with several servers, beside busy ones; a run of each load."""
 
-    run: Run
-    pace: float
+    fits: Sequence[Fit]
+    runs: Mapping[float, Run]
+
+    def calibrations(self, machines: Sequence[Calibration]) -> list[Calibration]:
+        """These machines with the step times of this turn; what HTTP costs stays that of all turns."""
+        return [
+            dataclasses.replace(machine, **found._asdict())
+            for machine, found in zip(machines, self.fits, strict=True)
+        ]
 
 
 class Measured(NamedTuple):
-    """``crowding``: how many times as long a step takes while so many servers compute, from one on."""
+    """``machines``: the calibration alone and, with several servers, beside busy ones."""
 
-    calibration: Calibration
+    machines: Sequence[Calibration]
     capacity: float
-    crowding: tuple[float, ...]
-    rounds: Mapping[float, Sequence[Round]]
+    parts: Sequence[Part]
 
 
 def _measure(
     args: argparse.Namespace, given: Options, running: Sequence[Server], work: Sequence[Work]
 ) -> Measured:
-    """Turns of the calibration, and rounds of all loads in between."""
-    pulse = Pulse(running, args.max_num_seqs)
+    """Calibrates and measures in parts."""
+    beside = Beside(running[1:], args.max_model_len)
+    closed = _target("closed", running, args.max_num_seqs)
     watched = Watched(_target("server", running), [each.pid for each in running])
-    calm: list[float] = []  # pulses around the calibration's turns
-    alone: list[float] = []
-    runs: list[tuple[float, Run, float]] = []
+    with ExitStack() as stack:
+        machines = [stack.enter_context(measuring(given, running[0].url)) for _ in running[:2]]
+        capacity = _capacity(closed, work)
+        rounds = {load: _paced(work, load * capacity) for load in args.loads}
+        parts = [_part(machines, beside, watched, rounds, number) for number in range(args.rounds)]
+        calibrations = [machine.calibration() for machine in machines]
+    for calibration in calibrations:
+        say(describe(calibration))
+    return Measured(calibrations, capacity, parts)
 
-    with measuring(given, running[0].url) as machine:
 
-        def turn() -> None:
-            calm.append(pulse.beat())
-            alone.append(pulse.alone() if len(running) > 1 else calm[-1])
-            machine.turn()
-            calm.append(pulse.beat())
+def _capacity(closed: Target, work: Sequence[Work]) -> float:
+    capacity = run_target(closed, _paced(work, math.inf)).summary.requests_per_second
+    say(f"capacity in a closed loop: {capacity:.2f} requests per second")
+    return capacity
 
-        turn()
-        closed = _target("closed", running, args.max_num_seqs)
-        capacity = run_target(closed, _paced(work, math.inf)).summary.requests_per_second
-        say(f"capacity in a closed loop: {capacity:.2f} requests per second")
-        before = pulse.beat()
-        for _ in range(args.rounds):
-            for load in args.loads:
-                run = run_target(watched, _paced(work, load * capacity))
-                after = pulse.beat()
-                runs.append((load, run, (before + after) / 2))
-                before = after
-            turn()
-            before = calm[-1]
-        calibration = machine.calibration()
-    say(describe(calibration))
-    usual = median(calm)
-    say(
-        f"pulses of the calibration: {', '.join(f'{each / usual:.2f}' for each in calm)} of {1e3 * usual:.0f} ms"
-    )
-    crowding = tuple(
-        1 + (usual / median(alone) - 1) * i / max(1, len(running) - 1) for i in range(len(running))
-    )
-    say(
-        f"a step takes {', '.join(f'{each:.2f}' for each in crowding)} times as long while so many servers compute"
-    )
-    rounds = {
-        load: [Round(run, seconds / usual) for at, run, seconds in runs if at == load] for load in args.loads
-    }
-    return Measured(calibration, capacity, crowding, rounds)
+
+def _part(
+    machines: Sequence[Measuring],
+    beside: Beside,
+    watched: Watched,
+    rounds: Mapping[float, Sequence[Work]],
+    number: int,
+) -> Part:
+    """The ``number``-th part: a turn and then a round of every load, or the reverse."""
+    fits: list[Fit] = []
+    runs: dict[float, Run] = {}
+
+    def turn() -> None:
+        for i, machine in enumerate(machines):
+            with beside.busy() if i else nullcontext():
+                fits.append(fit(machine.turn()))
+
+    def loads() -> None:
+        for load, work in rounds.items():
+            runs[load] = run_target(watched, work)
+
+    for half in (turn, loads) if number % 2 == 0 else (loads, turn):
+        half()
+    return Part(fits, runs)
+
+
+class Beside:
+    """Servers that are kept busy with requests like those of the calibration."""
+
+    def __init__(self, running: Sequence[Server], max_model_len: int) -> None:
+        self._targets = [
+            make_server_target("beside", each.url, "", "", EACH_TOKEN, BESIDE) for each in running
+        ]
+        self._length = max_model_len
+        self._seeds = count()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """All of them compute meanwhile."""
+        ended = Event()
+
+        def keep(target: Target) -> None:
+            while not ended.is_set():
+                target.run(busy_work(BESIDE, self._length, next(self._seeds)))
+
+        with ThreadPoolExecutor(max(1, len(self._targets))) as pool:
+            kept = [pool.submit(keep, each) for each in self._targets]
+            try:
+                yield
+            finally:
+                ended.set()
+        for each in kept:
+            each.result()
 
 
 @contextmanager
@@ -307,30 +335,31 @@ def _paced(work: Sequence[Work], rate: float) -> list[Work]:
     return [dataclasses.replace(each, arrival=each.arrival * stretch) for each in work]
 
 
-class Crowded:
-    """A `Device` of several replicas on the same cores: a step takes longer while others compute."""
+class Shared:
+    """A `Device` of several replicas on the same cores: between its time ``alone`` and that ``beside`` all others, by
+    the share of the others that compute when a step begins."""
 
-    def __init__(self, device: Device, crowding: Sequence[float]) -> None:
+    def __init__(self, alone: Device, beside: Device) -> None:
         self.replicas: Sequence[SimulatedReplica] = ()
-        self._device, self._crowding = device, crowding
+        self._alone, self._beside = alone, beside
 
     def seconds(self, work: StepWork) -> float:
-        return self._factor() * self._device.seconds(work)
+        return self._between(self._alone.seconds(work), self._beside.seconds(work))
 
     def host_seconds(self, work: StepWork) -> float:
-        return self._factor() * self._device.host_seconds(work)
+        return self._between(self._alone.host_seconds(work), self._beside.host_seconds(work))
 
-    def _factor(self) -> float:
-        computing = sum(replica.due < math.inf for replica in self.replicas)
-        return self._crowding[max(1, computing) - 1]
+    def _between(self, alone: float, beside: float) -> float:
+        computing = sum(replica.due < math.inf for replica in self.replicas) - 1
+        return alone + (beside - alone) * max(0, computing) / max(1, len(self.replicas) - 1)
 
 
 def _simulate(
-    given: Options, measured: Measured, replicas: int, limits: Floats, pace: float, work: Sequence[Work]
+    given: Options, replicas: int, limits: Floats, calibrations: Sequence[Calibration], work: Sequence[Work]
 ) -> Figures:
-    machine = calibrated_machine(measured.calibration.at(pace), given.cache, given.model.max_model_len)
-    device = Crowded(machine.device, measured.crowding)
-    machine = dataclasses.replace(machine, device=device)
+    machines = [calibrated_machine(each, given.cache, given.model.max_model_len) for each in calibrations]
+    device = Shared(machines[0].device, machines[-1].device)
+    machine = dataclasses.replace(machines[0], device=device)
     fleet = make_fleet(
         given.scheduler, given.cache, machine, replicas=replicas, routing="round-robin", with_rows=True
     )
@@ -345,34 +374,6 @@ def _simulate(
     return Figures(outcome(fleet.tally, {}).summary.output_tokens_per_second, times, limits)
 
 
-class Pulse:
-    """Fixed work, half prompts and half answers, that shows the machine's pace."""
-
-    def __init__(self, running: Sequence[Server], streams: int) -> None:
-        rng = random.Random(3)
-        self._work = [
-            Work(f"pulse{i}", tuple(rng.choices(VOCABULARY, k=128)), 32, ignore_eos=True)
-            for i in range(streams * len(running))
-        ]
-        self._all, self._one = _target("pulse", running), _target("pulse", running[:1])
-        self._one_work = self._work[:streams]
-        self.beat()
-
-    def beat(self) -> float:
-        """Seconds that the work takes now."""
-        return self._seconds(self._all, self._work)
-
-    def alone(self) -> float:
-        """Seconds that one server takes for its part of the work while the others are idle."""
-        return self._seconds(self._one, self._one_work)
-
-    def _seconds(self, target: Target, work: Sequence[Work]) -> float:
-        beats: list[float] = []
-        while len(beats) < BEATS and sum(beats) < BEATS_SECONDS:
-            beats.append(run_target(target, work).summary.seconds)
-        return median(beats)
-
-
 class Figures(NamedTuple):
     """A round: tokens per second, and in ``times`` TTFT, TPOT (NaN: an output of one token) and E2E of each request.
     A request within all ``limits`` of these is in time."""
@@ -383,16 +384,17 @@ class Figures(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """One figure, measured and simulated as calibrated and at the pulses' pace, with the errors of both and their
-    95 % intervals. ``repeat`` is the median difference between two measured rounds. Shares of what was measured."""
+    """One figure, measured and simulated with the calibration of all turns. The errors of this prediction and of those
+    with the nearest turns have 95 % intervals. ``repeat`` is the median difference between two measured rounds. Shares
+    of what was measured."""
 
     name: str
     measured: float
     simulated: float
     error: float
     interval: tuple[float, float]
-    paced_error: float
-    paced_interval: tuple[float, float]
+    near_error: float
+    near_interval: tuple[float, float]
     repeat: float
 
 
@@ -421,14 +423,14 @@ def _figures(rounds: Sequence[Figures], which: Sequence[int], chosen: Places | s
     return np.array(rows)
 
 
-def _compare(real: Sequence[Figures], plain: Sequence[Figures], paced: Sequence[Figures]) -> list[Compared]:
+def _compare(real: Sequence[Figures], plain: Sequence[Figures], near: Sequence[Figures]) -> list[Compared]:
     """All figures of one load, measured and simulated ones the medians of the rounds."""
     everything = range(len(real))
 
     def errors(which: Sequence[int], chosen: Places | slice = slice(None)) -> Floats:
         seen = np.median(_figures(real, which, chosen), axis=0)
         return np.array(
-            [np.median(_figures(each, which, chosen), axis=0) / seen - 1.0 for each in (plain, paced)]
+            [np.median(_figures(each, which, chosen), axis=0) / seen - 1.0 for each in (plain, near)]
         )
 
     rng = np.random.default_rng(0)
@@ -461,7 +463,7 @@ def _show(compared: Mapping[str, Sequence[Compared]]) -> None:
         "measured",
         "simulated",
         "error",
-        "at the pulses' pace",
+        "with the nearest turn",
         "two measured rounds",
     )
     for number, name in enumerate(columns):
@@ -474,7 +476,7 @@ def _show(compared: Mapping[str, Sequence[Compared]]) -> None:
                 f"{100 * error:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
                 for error, (low, high) in (
                     (each.error, each.interval),
-                    (each.paced_error, each.paced_interval),
+                    (each.near_error, each.near_interval),
                 )
             ]
             name = f"{100 * float(load):.0f} %" if each is figures[0] else ""

@@ -16,7 +16,7 @@ from headrace.cli.progress import progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from headrace.build.model import Loaded
     from headrace.lab.calibration.fit import Measured
@@ -95,8 +95,8 @@ class Measuring:
         self._base_url = base_url
         self._front = self._open_front(api_key) if base_url else None
 
-    def turn(self) -> None:
-        """Measure every batch size once, then the overhead.
+    def turn(self) -> Sequence[Measured]:
+        """Measure every batch size once, then the overhead; returns the steps of this turn.
 
         Raises:
             ConfigError: the server fails a request.
@@ -108,7 +108,8 @@ class Measuring:
         loaded, engine = self._loaded, self._loaded.engine
         engine.runner = recorder = StepRecorder(loaded.runner)
         work = groups(self._streams, loaded.ledger.max_model_len, self._seed, self._turns)
-        self._steps += measure_steps(engine, recorder, work, engine.reset_prefix_cache)
+        steps = measure_steps(engine, recorder, work, engine.reset_prefix_cache)
+        self._steps += steps
         engine.runner = loaded.runner
         self._turns += 1
         if self._front is not None:
@@ -116,6 +117,7 @@ class Measuring:
                 self._front.turn(fit(self._steps))
             except RuntimeError as error:
                 raise ConfigError(f"{self._base_url}: {error}") from None
+        return steps
 
     def calibration(self) -> Calibration:
         """The calibration from all turns so far."""
