@@ -14,9 +14,10 @@ rounds. Its error has a 95 % interval: resampled are the rounds, and stretches o
 trace, the same in measured and simulated rounds. The last column of figures is the difference between two rounds of the
 same load: no prediction of a round can be closer than that.
 
-``--replicas 2`` does the same with several servers that get the requests in turn. They share cores, caches and memory,
-so every turn runs once more while the other servers are kept busy. A simulated step takes the second calibration's time
-while all others compute, and the first one's while none does. Set ``OMP_NUM_THREADS`` so that the servers do not share
+``--replicas 2`` does the same with several servers that get the requests in turn. They share the bandwidth of the
+memory: beside a server that decodes, a step takes much longer than beside one that computes a prompt. So every turn
+runs once more while the other servers decode one stream each. A simulated step takes longer by what that adds, times
+the share of the others' steps that reading the weights takes. Set ``OMP_NUM_THREADS`` so that the servers do not share
 a thread's core. ``--loads`` and ``--rounds`` make one command as short as is needed.
 """
 
@@ -53,7 +54,7 @@ from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
 from headrace.lab.calibration.fit import Fit, fit
-from headrace.lab.calibration.measure import busy_work, stream_work
+from headrace.lab.calibration.measure import stream_work
 from headrace.lab.calibration.values import Calibration
 from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.outcome import outcome
@@ -89,8 +90,8 @@ SMOLLM2 = {
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 
-BESIDE = 4
-"""Requests that each of the other servers computes while a calibration runs beside it."""
+ONE_TOKEN = StepWork(1, 1, 1, 1, 1)
+"""A step that does little more than read the weights."""
 
 STREAMS = (1, 4, 16)
 """Streams that a simulated server has computed before, as the server has in the calibration, and then the trace at
@@ -156,7 +157,7 @@ def main() -> None:
 
 
 class Part(NamedTuple):
-    """A turn and a round: the steps' times alone and, with several servers, beside busy ones; a run of each load."""
+    """A turn and a round: the steps' times alone and, with several servers, beside others; a run of each load."""
 
     fits: Sequence[Fit]
     runs: Mapping[float, Run]
@@ -170,7 +171,7 @@ class Part(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """``machines``: the calibration alone and, with several servers, beside busy ones."""
+    """``machines``: the calibration alone and, with several servers, beside others."""
 
     machines: Sequence[Calibration]
     capacity: float
@@ -181,14 +182,13 @@ def _measure(
     args: argparse.Namespace, given: Options, running: Sequence[Server], work: Sequence[Work]
 ) -> Measured:
     """Calibrates and measures in parts."""
-    beside = Beside(running[1:], args.max_model_len)
     closed = _target("closed", running, args.max_num_seqs)
     watched = Watched(_target("server", running), [each.pid for each in running])
     with ExitStack() as stack:
         machines = [stack.enter_context(measuring(given, running[0].url)) for _ in running[:2]]
         capacity = _capacity(closed, work)
         rounds = {load: _paced(work, load * capacity) for load in args.loads}
-        parts = [_part(machines, beside, watched, rounds, number) for number in range(args.rounds)]
+        parts = [_part(machines, running[1:], watched, rounds, number) for number in range(args.rounds)]
         calibrations = [machine.calibration() for machine in machines]
     for calibration in calibrations:
         say(describe(calibration))
@@ -203,7 +203,7 @@ def _capacity(closed: Target, work: Sequence[Work]) -> float:
 
 def _part(
     machines: Sequence[Measuring],
-    beside: Beside,
+    others: Sequence[Server],
     watched: Watched,
     rounds: Mapping[float, Sequence[Work]],
     number: int,
@@ -214,7 +214,7 @@ def _part(
 
     def turn() -> None:
         for i, machine in enumerate(machines):
-            with beside.busy() if i else nullcontext():
+            with _decoding(others) if i else nullcontext():
                 fits.append(fit(machine.turn()))
 
     def loads() -> None:
@@ -226,33 +226,23 @@ def _part(
     return Part(fits, runs)
 
 
-class Beside:
-    """Servers that are kept busy with requests like those of the calibration."""
+@contextmanager
+def _decoding(running: Sequence[Server]) -> Iterator[None]:
+    """Each of these servers decodes one stream after the other meanwhile."""
+    ended, numbers = Event(), count()
 
-    def __init__(self, running: Sequence[Server], max_model_len: int) -> None:
-        self._targets = [
-            make_server_target("beside", each.url, "", "", EACH_TOKEN, BESIDE) for each in running
-        ]
-        self._length = max_model_len
-        self._seeds = count()
+    def keep(target: Target) -> None:
+        while not ended.is_set():
+            target.run(stream_work(1, next(numbers)))
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """All of them compute meanwhile."""
-        ended = Event()
-
-        def keep(target: Target) -> None:
-            while not ended.is_set():
-                target.run(busy_work(BESIDE, self._length, next(self._seeds)))
-
-        with ThreadPoolExecutor(max(1, len(self._targets))) as pool:
-            kept = [pool.submit(keep, each) for each in self._targets]
-            try:
-                yield
-            finally:
-                ended.set()
-        for each in kept:
-            each.result()
+    with ThreadPoolExecutor(max(1, len(running))) as pool:
+        kept = [pool.submit(keep, _target("beside", [each])) for each in running]
+        try:
+            yield
+        finally:
+            ended.set()
+    for each in kept:
+        each.result()
 
 
 @contextmanager
@@ -336,22 +326,33 @@ def _paced(work: Sequence[Work], rate: float) -> list[Work]:
 
 
 class Shared:
-    """A `Device` of several replicas on the same cores: between its time ``alone`` and that ``beside`` all others, by
-    the share of the others that compute when a step begins."""
+    """A `Device` of several replicas that share memory: from the times ``alone`` to those ``beside`` others that all
+    decode one stream. Between them counts how much of the others' running steps is reading the weights."""
 
     def __init__(self, alone: Device, beside: Device) -> None:
         self.replicas: Sequence[SimulatedReplica] = ()
         self._alone, self._beside = alone, beside
+        self._reading: dict[SimulatedReplica, float] = {}  # share of each replica's last step
+        self._least = alone.seconds(ONE_TOKEN)
 
     def seconds(self, work: StepWork) -> float:
-        return self._between(self._alone.seconds(work), self._beside.seconds(work))
+        alone = self._alone.seconds(work)
+        self._reading[self._caller()] = min(1.0, self._least / alone) if alone else 1.0
+        return self._between(alone, self._beside.seconds(work))
 
     def host_seconds(self, work: StepWork) -> float:
         return self._between(self._alone.host_seconds(work), self._beside.host_seconds(work))
 
+    def _caller(self) -> SimulatedReplica:
+        return min(
+            self.replicas, key=lambda replica: replica.due
+        )  # a fleet advances the one that is due next
+
     def _between(self, alone: float, beside: float) -> float:
-        computing = sum(replica.due < math.inf for replica in self.replicas) - 1
-        return alone + (beside - alone) * max(0, computing) / max(1, len(self.replicas) - 1)
+        caller = self._caller()
+        others = [each for each in self.replicas if each is not caller]
+        reading = sum(self._reading[each] for each in others if each.due < math.inf and each in self._reading)
+        return alone + (beside - alone) * reading / max(1, len(others))
 
 
 def _simulate(

@@ -1,41 +1,54 @@
 """How fidelity simulates several servers on the same cores."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.fidelity import Shared
 from headrace.lab.simulate.work import StepWork
 
-WORK = StepWork(1, 1, 1, 1, 1)
 
+class Device:
+    """A device whose steps take ``token`` seconds for each token beside ``step``."""
 
-class Fixed:
-    """A device whose steps all take the same time."""
-
-    def __init__(self, seconds):
-        self._seconds = seconds
+    def __init__(self, step, token):
+        self._step, self._token = step, token
 
     def seconds(self, work):
-        return self._seconds
+        return self._step + self._token * work.tokens
 
     def host_seconds(self, work):
-        return self._seconds / 10
+        return self.seconds(work) / 10
+
+
+class Replica:
+    """A replica is idle as long as its next event is never due."""
+
+    due = math.inf
+
+
+def work(tokens):
+    return StepWork(1, tokens, tokens, tokens, 1)
 
 
 @pytest.mark.parametrize(
-    ("due", "seconds"),
+    ("others", "longer"),
     [
-        ([1.0], 2.0),
-        ([1.0, math.inf], 2.0),
-        ([1.0, 5.0], 3.0),
-        ([math.inf, 5.0, 1.0], 2.5),
-        ([7.0, 5.0, 1.0], 3.0),
+        ([], 0.0),
+        ([(math.inf, 1)], 0.0),  # idle
+        ([(9.0, 1)], 1.0),  # decodes
+        ([(9.0, 39)], 0.1),  # computes a prompt of ten times that duration
+        ([(9.0, 1), (math.inf, 1)], 0.5),
+        ([(9.0, 1), (9.0, 1)], 1.0),
     ],
 )
-def test_a_step_takes_longer_by_the_share_of_other_servers_that_compute(due, seconds):
-    device = Shared(Fixed(2.0), Fixed(3.0))
-    device.replicas = [SimpleNamespace(due=each) for each in due]
-    assert device.seconds(WORK) == pytest.approx(seconds)
-    assert device.host_seconds(WORK) == pytest.approx(seconds / 10)
+def test_a_step_takes_longer_while_others_read_weights(others, longer):
+    device = Shared(Device(1.0, 1.0), Device(4.0, 1.0))
+    replicas = device.replicas = [Replica() for _ in range(1 + len(others))]
+    for replica, (due, tokens) in zip(replicas[1:], others, strict=True):
+        replica.due = 0.0
+        device.seconds(work(tokens))
+        replica.due = due
+    replicas[0].due = 1.0
+    assert device.seconds(work(3)) == pytest.approx(4.0 + 3.0 * longer)
+    assert device.host_seconds(work(3)) == pytest.approx(0.4 + 0.3 * longer)
