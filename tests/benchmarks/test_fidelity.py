@@ -37,7 +37,7 @@ def work(tokens):
         ([], 0.0),
         ([(math.inf, 1)], 0.0),  # idle
         ([(9.0, 1)], 1.0),  # decodes
-        ([(9.0, 39)], 0.1),  # computes a prompt of ten times that duration
+        ([(9.0, 19)], 0.1),  # computes a prompt of ten times that duration
         ([(9.0, 1), (math.inf, 1)], 0.5),
         ([(9.0, 1), (9.0, 1)], 1.0),
     ],

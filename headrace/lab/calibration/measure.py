@@ -38,8 +38,8 @@ LONE_VISITS, LONE_TOKENS, LONE_GAP, LONE_TIMES = 8, 24, 0.03, 1.3
 VISITED = 4
 """Maximum number of streams during visits."""
 
-ALONE = 3
-"""How often a single stream runs in a turn; one run gives only one TPOT."""
+ALONE = 2
+"""How often a single stream runs in a turn, in server and engine; one run gives only one TPOT."""
 
 TURNS = 5
 """How often all batch sizes and the HTTP overhead are measured, in alternation, so that drift of the machine affects
@@ -169,13 +169,14 @@ class FrontSeconds(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """One turn, in seconds: TTFT of lone visits with short and long prompts, and their TPOT; TPOT by number of streams;
-    ``beside`` and ``longer``, the differences between server and engine in the TTFT of visits during streams and in the
-    duration of a full batch; and that batch's steps and tokens."""
+    """One turn, in seconds: TTFT of lone visits with short and long prompts, and how much longer their TPOT is than a
+    stream's; ``added``, ``beside`` and ``longer``, the differences between server and engine in the TPOT by number of
+    streams, in the TTFT of visits during streams and in the duration of a full batch; and that batch's steps and
+    tokens."""
 
     ttft: tuple[float, float]
-    tpot: float
-    streams: Sequence[float]
+    woken: float
+    added: Sequence[float]
     beside: float
     longer: float
     steps: int
@@ -185,13 +186,14 @@ class _Turn(NamedTuple):
 class FrontMeasure:
     """HTTP overhead: a server's times compared with the fitted step times, or with the same work in an engine alone.
 
-    Both targets must clear their prefix cache before each run. Comparing one stream with many separates the cost of a
-    step from the cost of each chunk: a step wakes sockets, threads and the client, however few tokens it emits. The
-    remaining extra time of a full batch is the delay caused by its requests, at most their cost on an idle server: the
-    time of a batch of long steps varies by more. Visits during streams are short, because each scheduler divides long
-    prompts by the step times that it has learned. On an idle server, a request's cost is the
-    delay of its first token beyond the fit, and the delay of its other tokens beyond those of a long stream; it
-    includes waking up threads and cores.
+    Both targets must clear their prefix cache before each run. Server and engine compute the same streams directly one
+    after the other: a machine's drift within a minute is larger than the cost of a step. Comparing one stream with many
+    separates this cost from the cost of each chunk: a step wakes sockets, threads and the client, however few tokens it
+    emits. The remaining extra time of a full batch is the delay caused by its requests, at most their cost on an idle
+    server: the time of a batch of long steps varies by more. Visits during streams are short, because each scheduler
+    divides long prompts by the step times that it has learned. On an idle server, a request's cost is the delay of its
+    first token beyond the fit, and the delay of its other tokens beyond those of a long stream; it includes waking up
+    threads and cores.
 
     Raises:
         RuntimeError: a request failed.
@@ -215,11 +217,14 @@ class FrontMeasure:
         server, engine, turn = self._server, self._engine, len(self._turns)
         busy = found.prompt_seconds(self._prompts[1]) + LONE_TOKENS * found.decode_seconds(1, LONE_TOKENS)
         lone = server.run(lone_visits(LONE_GAP + LONE_TIMES * busy, self._prompts, turn))
-        streams = [
-            median([_tpot(server.run(stream_work(size, turn))) for _ in range(ALONE if size == 1 else 1)])
+        pairs = [
+            [
+                [_tpot(target.run(stream_work(size, turn))) for target in (server, engine)]
+                for _ in range(ALONE if size == 1 else 1)
+            ]
             for size in self._sizes
         ]
-        seconds = streams[self._sizes.index(self._visited)] * self._visited_tokens
+        seconds = pairs[self._sizes.index(self._visited)][0][0] * self._visited_tokens
         among = stream_work(self._visited, turn, self._visited_tokens) + visits(seconds, turn)
         beside = [_ttfts(target.run(among)[self._visited :]) for target in (server, engine)]
         mixed = busy_work(self._streams, self._length, turn)
@@ -227,8 +232,8 @@ class FrontMeasure:
         self._turns.append(
             _Turn(
                 (_ttft(lone[::2]), _ttft(lone[1::2])),
-                _tpot(lone),
-                streams,
+                _tpot(lone) - median([served for served, _ in pairs[0]]),
+                [median([served - computed for served, computed in each]) for each in pairs],
                 median([late - early for late, early in zip(*beside, strict=True)]),
                 _seconds(served) - _seconds(computed),
                 len({seconds for record in computed for seconds in record.token_seconds}),
@@ -240,12 +245,12 @@ class FrontMeasure:
         """The HTTP overhead from the medians over all turns and the fitted step times."""
         turns = self._turns
         context = VISIT_TOKENS[0] + STREAM_TOKENS // 2
-        measured = np.array([median(each) for each in zip(*(turn.streams for turn in turns), strict=True)])
+        added = np.array([median(each) for each in zip(*(turn.added for turn in turns), strict=True)])
         fitted = np.array([found.decode_seconds(size, context) for size in self._sizes])
         factors = np.array([(1, size) for size in self._sizes])
         if len(self._sizes) == 1:
             factors = factors[:, :1]
-        written = non_negative(factors / measured[:, None], (measured - fitted) / measured)
+        written = non_negative(factors / fitted[:, None], added / fitted)
         step, event = (*written.tolist(), 0.0)[:2]
         requests = 2 * self._streams
         stall = median([(turn.longer - turn.steps * step - turn.tokens * event) / requests for turn in turns])
@@ -256,10 +261,10 @@ class FrontMeasure:
         )
         token = max(0.0, long - short) / (self._prompts[1] - self._prompts[0])
         request = max(0.0, short - self._prompts[0] * token)
-        lone = found.decode_seconds(1, sum(self._prompts) // 2) + step + event
+        lone = found.decode_seconds(1, sum(self._prompts) // 2) - found.decode_seconds(1, context)
         explained = step + (self._visited + 1) * event + self._prompts[0] * token
         busy = median([turn.beside for turn in turns]) - explained
-        wake = (median([turn.tpot for turn in turns]) - lone) * (LONE_TOKENS - 1)
+        wake = (median([turn.woken for turn in turns]) - lone) * (LONE_TOKENS - 1)
         terms = (request, token, step, event, min(stall, request), wake, busy)
         return FrontSeconds(*(max(0.0, seconds) for seconds in terms))
 

@@ -101,8 +101,11 @@ class Steps:
         return 0.010 + 0.0005 * rows
 
 
-def measured(server, prompt=0.020, streams=8):
-    front = FrontMeasure(server, Answering(prompt, 0.010, 0.0005), streams, 1024)
+ENGINE = Answering(0.020, 0.010, 0.0005)
+
+
+def measured(server, prompt=0.020, streams=8, engine=ENGINE):
+    front = FrontMeasure(server, engine, streams, 1024)
     front.turn(Steps(prompt))
     return front.seconds(Steps(prompt))
 
@@ -113,6 +116,13 @@ def test_what_http_adds_is_what_the_engine_alone_lacks():
     assert found.step == pytest.approx(0.003)
     assert found.event == pytest.approx(0.0002)
     assert measured(server, streams=1).step == pytest.approx(0.0032), "one stream tells no more"
+
+
+def test_a_machine_that_has_become_slower_since_its_steps_were_measured_adds_nothing_to_a_step():
+    slow = Answering(0.020, 0.013, 0.0007)
+    found = measured(slow, engine=slow)
+    assert (found.step, found.event, found.wake) == pytest.approx((0.0, 0.0, 0.0))
+    assert measured(Answering(0.020, 0.014, 0.0007), engine=slow).step == pytest.approx(0.001)
 
 
 def test_a_request_costs_what_its_first_token_is_late_by_and_what_it_delays_streams():
