@@ -94,7 +94,7 @@ ONE_TOKEN = StepWork(1, 1, 1, 1, 1)
 """A step that does little more than read the weights."""
 
 STREAMS = (1, 4, 16)
-"""Streams that a simulated server has computed before, as the server has in the calibration, and then the trace at
+"""Streams that each simulated server has computed before, as the server has in the calibration, and then the trace at
 once: its scheduler divides prompts by the step times that it has learned from such work."""
 
 RESAMPLES, STRETCH = 400, 10
@@ -365,7 +365,8 @@ def _simulate(
         given.scheduler, given.cache, machine, replicas=replicas, routing="round-robin", with_rows=True
     )
     device.replicas = fleet.replicas
-    for seen in (*map(stream_work, STREAMS), _paced(work, math.inf)):
+    streams = [stream_work(replicas * size) for size in STREAMS]  # each replica gets its share
+    for seen in (*streams, _paced(work, math.inf)):
         fleet.warm_up(from_work(seen, fleet.now))
     fleet.run(from_work(work, fleet.now))
     rows = {row["request"]: row for row in fleet.tally.rows}

@@ -2,10 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from benchmarks.fidelity import Shared
+from benchmarks.fidelity import Shared, _simulate
+from headrace.config import options
+from headrace.lab.calibration.values import Calibration
 from headrace.lab.simulate.work import StepWork
+from headrace.lab.workload import Work
 
 
 class Device:
@@ -52,3 +56,21 @@ def test_a_step_takes_longer_while_others_read_weights(others, longer):
     replicas[0].due = 1.0
     assert device.seconds(work(3)) == pytest.approx(4.0 + 3.0 * longer)
     assert device.host_seconds(work(3)) == pytest.approx(0.4 + 0.3 * longer)
+
+
+CALIBRATION = Calibration(
+    model="m", machine="x", kind="cpu", dtype="float32", kernels="cpp", kv_tokens=8192, max_model_len=1024,
+    fixed_tokens=8.0, context_tokens=500.0, steps=50, step=1e-2, row=0.0, tokens=(0.0, 1e-3, 1e-3, 1e-3, 1e-3),
+    context=0.0, read=0.0, sample=0.0, host_step=1e-4, host_row=0.0, error_p50=0.05, error_p90=0.1,
+)  # fmt: skip
+
+
+def test_servers_that_get_the_same_requests_serve_them_alike():
+    given = options({"model": "builtin", "max_num_seqs": 16, "max_model_len": 1024})
+    work = [
+        Work(f"{i}-{server}", tuple(range(100 * i, 100 * i + 150)), 20, arrival=0.05 * i, ignore_eos=True)
+        for i in range(20)
+        for server in range(2)
+    ]
+    times = _simulate(given, 2, np.full(3, math.inf), [CALIBRATION, CALIBRATION], work).times
+    assert times[:, 1::2] == pytest.approx(times[:, ::2], rel=0.02)
