@@ -344,9 +344,8 @@ class Shared:
         return self._between(self._alone.host_seconds(work), self._beside.host_seconds(work))
 
     def _caller(self) -> SimulatedReplica:
-        return min(
-            self.replicas, key=lambda replica: replica.due
-        )  # a fleet advances the one that is due next
+        """A fleet advances the replica that is due next."""
+        return min(self.replicas, key=lambda replica: replica.due)
 
     def _between(self, alone: float, beside: float) -> float:
         caller = self._caller()

@@ -187,13 +187,13 @@ class FrontMeasure:
     """HTTP overhead: a server's times compared with the fitted step times, or with the same work in an engine alone.
 
     Both targets must clear their prefix cache before each run. Server and engine compute the same streams directly one
-    after the other: a machine's drift within a minute is larger than the cost of a step. Comparing one stream with many
-    separates this cost from the cost of each chunk: a step wakes sockets, threads and the client, however few tokens it
-    emits. The remaining extra time of a full batch is the delay caused by its requests, at most their cost on an idle
-    server: the time of a batch of long steps varies by more. Visits during streams are short, because each scheduler
-    divides long prompts by the step times that it has learned. On an idle server, a request's cost is the delay of its
-    first token beyond the fit, and the delay of its other tokens beyond those of a long stream; it includes waking up
-    threads and cores.
+    after the other: what HTTP adds to a step is less than the drift of a machine within a minute. Comparing one stream
+    with many separates this from the cost of each chunk: a step wakes sockets, threads and the client, however few
+    tokens it emits. The remaining extra time of a full batch is the delay caused by its requests, at most their cost on
+    an idle server: the time of a batch of long steps varies by more. Visits during streams are short, because each
+    scheduler divides long prompts by the step times that it has learned. On an idle server, a request's cost is the
+    delay of its first token beyond the fit, and the delay of its other tokens beyond those of a long stream; it
+    includes waking up threads and cores.
 
     Raises:
         RuntimeError: a request failed.
