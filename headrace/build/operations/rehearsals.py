@@ -16,7 +16,7 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_times import StepTimes
+from headrace.core.prediction.step_curve import StepCurve
 from headrace.observe.tuner.rehearsal import Outcome, Rehearsal, Scene, in_parts
 
 PROGRAM = "headrace.build.operations.rehearsals"
@@ -43,19 +43,19 @@ class Rehearsals:
         self._end()
 
     def run(
-        self, scene: Scene, knobs: Knobs, times: StepTimes, slots: int, static: bool
+        self, scene: Scene, knobs: Knobs, curve: StepCurve, slots: int, static: bool
     ) -> Generator[None, None, Outcome]:
         """Like `in_parts`; if the process fails, `in_parts` runs instead."""
-        asked = self._thread.submit(self._ask, (scene, knobs, times.copy(), slots, static))
+        asked = self._thread.submit(self._ask, (scene, knobs, curve.copy(), slots, static))
         while not asked.done():
             yield
         try:
             return asked.result()
         except FAILURES as error:
             logger.warning("the tuner rehearses in the server: %s: %s", type(error).__name__, error)
-            return (yield from in_parts(scene, knobs, times, slots, static))
+            return (yield from in_parts(scene, knobs, curve, slots, static))
 
-    def _ask(self, asked: tuple[Scene, Knobs, StepTimes, int, bool]) -> Outcome:
+    def _ask(self, asked: tuple[Scene, Knobs, StepCurve, int, bool]) -> Outcome:
         process, pipe = self._process, subprocess.PIPE
         if process is None:
             command = (sys.executable, "-m", PROGRAM)
@@ -86,10 +86,10 @@ def main() -> None:
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
-            scene, knobs, times, slots, static = pickle.load(source)
+            scene, knobs, curve, slots, static = pickle.load(source)
         except EOFError:
             return
-        outcome = Rehearsal(scene, knobs, times, slots, static=static).run()
+        outcome = Rehearsal(scene, knobs, curve, slots, static=static).run()
         pickle.dump(outcome, target)
         target.flush()
 

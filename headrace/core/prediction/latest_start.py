@@ -49,13 +49,13 @@ class LatestStarts:
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
         """Seconds of a prompt's prefill when it runs alone, with ``cached`` of its tokens already computed."""
         fresh = tokens - cached
-        return self.times.predict(1, fresh, fresh * cached + fresh * fresh // 2)
+        return self.times.curve.seconds(fresh, fresh * cached + fresh * fresh // 2)
 
     def work_seconds(self, request: Request) -> float:
         """Seconds of a request when it runs alone, with an answer of expected length."""
         prompt = len(request.tokens)
         output = self.lengths.expected(request)
-        decode = self.times.predict(1, 1, prompt + int(output) // 2)
+        decode = self.times.curve.seconds(1, prompt + int(output) // 2)
         return self.prefill_seconds(prompt) + output * decode
 
     def latest_start(self, request: Request, slo: Slo) -> float:
@@ -80,7 +80,7 @@ class LatestStarts:
         if tokens < 1:
             return ""
         known = len(request.tokens) + answered
-        needed = self.prefill_seconds(known, cached) + (tokens - 1) * self.times.predict(1, 1, known)
+        needed = self.prefill_seconds(known, cached) + (tokens - 1) * self.times.curve.seconds(1, known)
         left = request.deadline - now
         if needed <= left:
             return ""

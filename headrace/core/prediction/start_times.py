@@ -82,18 +82,19 @@ class Forecaster:
         batch.
         """
         steps = -(-tokens // self._chunk_tokens)
-        decoding = self._times.predict(beside.rows + 1, beside.rows, beside.contexts)
+        curve = self._times.curve
+        decoding = curve.seconds(beside.rows, beside.contexts)
         contexts = tokens * start + tokens * tokens // 2
-        return steps * decoding + self._times.predict(0, tokens, contexts) - self._times.predict(0, 0, 0)
+        return steps * decoding + curve.seconds(tokens, contexts) - curve.seconds(0)
 
     def _step_seconds(self, request: Request, beside: Batch) -> float:
         """Seconds of a step that decodes this request, at the context of its prompt, with the others."""
         rows = beside.rows + 1
-        return self._times.predict(rows, rows, beside.contexts + len(request.tokens))
+        return self._times.curve.seconds(rows, beside.contexts + len(request.tokens))
 
     def _slot_seconds(self, ahead: Ahead, beside: Batch, stretch: float) -> float:
         """Seconds until a slot is free: each request ahead takes the slot that is free soonest, until it ends."""
         free = [0.0] * ahead.free_slots + sorted(ahead.steps_left)
         for life in ahead.lives:
             heapreplace(free, free[0] + life)
-        return free[0] * self._times.predict(beside.rows, beside.rows, beside.contexts) * stretch
+        return free[0] * self._times.curve.seconds(beside.rows, beside.contexts) * stretch

@@ -6,13 +6,16 @@
  --------'
  tokens  32      512
 ```
-`StepTimes` is a line through the recent steps, so it is wrong about sizes that the present settings do not make. Beyond
-the largest measured size it is all that is known: a token costs its slope, or the share of that size if it is less.
+The line of `StepTimes` is fitted to the recent steps, so it is wrong about sizes that the present settings do not make:
+under load no step only decodes, and the line through mixed steps says that decoding costs almost nothing. The table
+remembers all sizes. The time that attention to earlier positions takes is kept apart: it is the line's cost of a
+position. Beyond the largest measured size a token costs the line's slope, or the share of that size if it is less.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left
 
 CELLS_PER_DOUBLING = 2
@@ -25,50 +28,137 @@ machine that was busy in the last of them would be taken for the engine's pace i
 LIMIT = 3.0
 """A step that took this many times its estimate, or longer, counts as this: it was interrupted."""
 
+FEW = 8
+"""Observations of a size from which on its steps tell the machine's pace."""
+
+PACE_MEMORY = 32
+"""Steps over which the pace is averaged."""
+
+LEAST_REST = 0.1
+"""Share of a step's time that is not attention, at least: the line's cost of a position is not exact."""
+
+
+class _Cell:
+    """Steps of about one size: their number, and their means."""
+
+    __slots__ = ("contexts", "seconds", "steps", "tokens")
+
+    def __init__(self, tokens: float, contexts: float, seconds: float, steps: int = 0) -> None:
+        self.tokens, self.contexts, self.seconds, self.steps = tokens, contexts, seconds, steps
+
+    def add(self, tokens: int, contexts: int, seconds: float) -> None:
+        self.steps += 1
+        weight = max(NEWEST, 1 / self.steps)
+        self.tokens += (tokens - self.tokens) * weight
+        self.contexts += (contexts - self.contexts) * weight
+        # A geometric mean: a first step that was slow is soon forgotten.
+        self.seconds *= min(LIMIT, seconds / self.seconds) ** weight
+
 
 class StepCurve:
-    """Learns from observed steps."""
+    """Learns from observed steps; before the first one, a step takes as long as the ``line`` says.
 
-    def __init__(self) -> None:
-        self._cells: dict[int, list[float]] = {}  # by class: observations, mean tokens, mean seconds
-        self._points: list[tuple[float, float]] = []  # tokens and seconds in order; empty: to be made
+    ``contexts`` are as in `StepTimes`: positions attended to.
+    """
 
-    def observe(self, tokens: int, seconds: float) -> None:
+    def __init__(self, line: tuple[float, float, float] = (0.0, math.inf, 0.0)) -> None:
+        self._cells: dict[int, _Cell] = {}  # by class
+        self._points: list[
+            tuple[float, float]
+        ] = []  # tokens and seconds without attention; empty: to be made
+        self._fixed, self._token, self._context = line
+        self._pace = 1.0  # seconds of the last steps, relative to the table
+
+    def observe(self, tokens: int, contexts: int, seconds: float) -> None:
         """A step of so many tokens took so long."""
         number = int(CELLS_PER_DOUBLING * math.log2(tokens))
         cell = self._cells.get(number)
         if cell is None:
-            cell = self._cells[number] = [0.0, float(tokens), seconds]
-        cell[0] += 1.0
-        weight = max(NEWEST, 1.0 / cell[0])
-        cell[1] += (tokens - cell[1]) * weight
-        # A geometric mean: a first step that was slow is soon forgotten.
-        cell[2] *= min(LIMIT, seconds / cell[2]) ** weight
+            cell = self._cells[number] = _Cell(tokens, contexts, seconds)
+        if cell.steps >= FEW:
+            off = seconds / self.seconds(tokens, contexts)
+            self._pace *= min(LIMIT, max(1 / LIMIT, off)) ** (1 / PACE_MEMORY)
+        else:
+            self._points = []
+        cell.add(tokens, contexts, seconds)
+
+    def line_moved(self, line: tuple[float, float, float]) -> None:
+        """The line's seconds per step, token, and position attended to."""
+        self._fixed, self._token, self._context = line
         self._points = []
 
     def copy(self) -> StepCurve:
-        """What has been learned; another thread may observe meanwhile."""
-        made = StepCurve()
-        made._cells = {number: list(cell) for number, cell in list(self._cells.items())}
+        """What has been learned, at the usual pace; another thread may observe meanwhile."""
+        made = StepCurve((self._fixed, self._token, self._context))
+        made._cells = {
+            number: _Cell(cell.tokens, cell.contexts, cell.seconds, cell.steps)
+            for number, cell in list(self._cells.items())
+        }
         return made
 
-    @property
-    def known(self) -> bool:
-        """Whether a step has been observed."""
-        return bool(self._cells)
-
-    def seconds(self, tokens: int, slope: float = math.inf) -> float:
-        """Seconds of a step of so many tokens; at least one step must have been observed.
-
-        ``slope`` is what a token costs beyond the largest size, at most.
-        """
-        points = self._points
-        if not points:
-            points = self._points = sorted((cell[1], cell[2]) for cell in self._cells.values())
+    def seconds(self, tokens: int, contexts: int = 0) -> float:
+        """Seconds of a step of so many tokens."""
+        points = self._points or self._make_points()
         at = bisect_left(points, (tokens, 0.0))
         if at == len(points):
-            last, seconds = points[-1]
-            return seconds + min(seconds / last, slope) * (tokens - last)
-        size, seconds = points[at]
-        share = seconds * tokens / size
-        return max(share, min(seconds, points[at - 1][1])) if at else max(share, seconds)
+            last, most = points[-1]
+            rest = most + self._beyond(last, most) * (tokens - last)
+        elif at:
+            size, most = points[at]
+            rest = max(most * tokens / size, points[at - 1][1])
+        else:
+            rest = points[0][1]
+        return self._pace * rest + self._context * contexts
+
+    def longest(self, start: int, seconds: float, tokens: int = 0, contexts: int = 0) -> int:
+        """The longest row from position ``start`` that keeps a step with ``tokens`` others within ``seconds``.
+
+        0 if not even a row of no tokens fits.
+        """
+        if seconds < self.seconds(tokens, contexts):
+            return 0
+        points = self._points or self._make_points()
+        left, context = (seconds - self._context * contexts) / self._pace, self._context / self._pace
+        at, fits = bisect_left(points, (tokens, math.inf)), 0
+        least = points[max(0, at - 1)][1]
+        for size, most in points[at:]:
+            length = size - tokens
+            if most + context * length * (start + length / 2) > left:
+                slope = most / size
+                within = min(
+                    _solve(left - slope * tokens, slope + context * start, context),
+                    _solve(left - least, context * start, context),
+                    int(length),
+                )
+                return max(fits, within)
+            fits, least = int(length), most
+        last, most = points[-1]
+        slope = self._beyond(last, most)
+        return max(fits, _solve(left - most + slope * (last - tokens), slope + context * start, context))
+
+    def _beyond(self, tokens: float, seconds: float) -> float:
+        """Seconds of a token beyond the largest size, which has so many and takes so long."""
+        slope = self._token / self._pace
+        return min(slope, seconds / tokens) if tokens else slope
+
+    def _make_points(self) -> list[tuple[float, float]]:
+        """The table, without attention; a size takes at most as long as a larger one."""
+        if not self._cells:
+            return [(0.0, self._fixed)]
+        least = math.inf
+        for number in sorted(self._cells, reverse=True):
+            cell = self._cells[number]
+            rest = cell.seconds - self._context / self._pace * cell.contexts
+            least = min(least, max(rest, LEAST_REST * cell.seconds))
+            self._points.append((cell.tokens, least))
+        self._points.reverse()
+        return self._points
+
+
+def _solve(left: float, slope: float, context: float) -> int:
+    """The largest n with ``slope * n + context / 2 * n ** 2 <= left``; unbounded if tokens cost nothing."""
+    if left <= 0:
+        return 0
+    # in the form that has no difference of almost equal numbers
+    divisor = slope + math.sqrt(slope * slope + 2 * context * left)
+    return int(2 * left / divisor) if divisor > 0 else sys.maxsize

@@ -12,8 +12,6 @@ over all computed tokens of the number of positions each attends to.
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Iterable, Sequence
 from operator import mul
 from statistics import median
@@ -80,8 +78,9 @@ class StepTimes:
         """Recent mean relative error."""
         self.residuals = StepResiduals()
         """What the line leaves of steps, by their number of tokens."""
-        self.curve = StepCurve()
-        """What steps took, by their number of tokens."""
+        fixed, _, token, context = self._coefficients
+        self.curve = StepCurve((fixed, token, context))
+        """What steps took, by their number of tokens: the chunks of prompts are divided by it."""
         self._stairs: dict[int, DraftStairs] = {}  # by rows
         self._context = 0.0  # the mean context of rows of one token
 
@@ -95,15 +94,6 @@ class StepTimes:
         """Seconds per step, row, token, and position attended to."""
         fixed, row, token, context = self._coefficients
         return fixed, row, token, context
-
-    def copy(self) -> StepTimes:
-        """What has been learned, without what is known of drafts; another thread may observe meanwhile."""
-        made = StepTimes()
-        made._ratios, made._coefficients = self._ratios, list(self._coefficients)
-        made._squares, made._products = [list(line) for line in self._squares], list(self._products)
-        made._steps, made._seen, made._recent = self._steps, self._seen, list(self._recent)
-        made.spread, made.curve = self.spread, self.curve.copy()
-        return made
 
     def predict(self, rows: int, tokens: int, contexts: int) -> float:
         """The seconds of a step with ``rows`` rows and ``tokens`` tokens, the sum of whose contexts is ``contexts``."""
@@ -149,20 +139,6 @@ class StepTimes:
             )
         return found.upto(most)
 
-    def longest(self, start: int, seconds: float, rows: int = 0, tokens: int = 0, contexts: int = 0) -> int:
-        """The longest row from position ``start`` that keeps a step with the given rows within ``seconds``.
-
-        0 if not even a row of no tokens fits; unbounded while tokens seem to cost nothing.
-        """
-        left = seconds - self.predict(rows + 1, tokens, contexts)
-        _, _, token, context = self._coefficients
-        if left <= 0:
-            return 0
-        slope = token + context * start
-        # left = slope * n + context / 2 * n ** 2, in the form that has no difference of almost equal numbers
-        divisor = slope + math.sqrt(slope * slope + 2 * context * left)
-        return int(2 * left / divisor) if divisor > 0 else sys.maxsize
-
     def exclude(self, seconds: float) -> None:
         """These seconds of the step that is observed next were not spent on its rows."""
         self._excluded += seconds
@@ -182,7 +158,7 @@ class StepTimes:
             return
         self._seen += 1
         if not drafted:
-            self.curve.observe(tokens, seconds)
+            self.curve.observe(tokens, contexts, seconds)
         if self.ready:
             plain = tokens == rows
             usual = (
@@ -195,14 +171,10 @@ class StepTimes:
                 further = (token + context * contexts / tokens) * (tokens - rows)
                 self.residuals.observe(rows, tokens, seconds / usual, 1 + further / usual)
         if not (drafted and self.ready):
-            self.fit(rows, tokens, contexts, seconds)
-
-    def fit(self, rows: int, tokens: int, contexts: int, seconds: float) -> None:
-        """Move the line by a step, and learn nothing else of it: all that a rehearsal needs."""
-        self._recent.append((1, rows, tokens, contexts, seconds))
-        if len(self._recent) >= min(BATCH, 1 + self._steps / 4):
-            self._learn()
-            self._recent.clear()
+            self._recent.append((1, rows, tokens, contexts, seconds))
+            if len(self._recent) >= min(BATCH, 1 + self._steps / 4):
+                self._learn()
+                self._recent.clear()
 
     def _learn(self) -> None:
         *terms, seconds = zip(*self._recent, strict=True)
@@ -227,6 +199,8 @@ class StepTimes:
         before = self.residuals.of_line(self._line)
         self._fit()
         self.residuals.line_moved(self._line, before)
+        fixed, row, token, context = self._coefficients
+        self.curve.line_moved((fixed, row + token, context))
 
     def _line(self, rows: float) -> float:
         """The seconds of a step of ``rows`` rows of one token, of the usual context."""

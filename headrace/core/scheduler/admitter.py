@@ -195,9 +195,9 @@ class Admitter:
         target = TPOT_SHARE * min(step.tpot_seconds, sequence.tpot_seconds)
         if target == math.inf or self._predictions is None or not self._predictions.times.ready:
             return False
-        times, rows = self._predictions.times, len(self._running) + 1
-        alone = times.predict(1, 1, sequence.known)
-        together = times.predict(rows, rows, step.decode_contexts + sequence.known)
+        curve, rows = self._predictions.times.curve, len(self._running) + 1
+        alone = curve.seconds(1, sequence.known)
+        together = curve.seconds(rows, step.decode_contexts + sequence.known)
         return alone < target < together
 
     def _queue(self) -> Queue:

@@ -132,7 +132,7 @@ class StepBuilder:
         waits.
         """
         self.background_times = times
-        self.background_seconds = max(BACKGROUND_SECONDS, BACKGROUND_STRETCH * times.predict(1, 1, 0))
+        self.background_seconds = max(BACKGROUND_SECONDS, BACKGROUND_STRETCH * times.curve.seconds(1))
 
     @property
     def closed(self) -> bool:
@@ -149,7 +149,7 @@ class StepBuilder:
         if self.background_times is None or not self.rows:
             return True
         rows = len(self.rows) + 1
-        return self.background_times.predict(rows, rows, contexts + context) <= self.background_seconds
+        return self.background_times.curve.seconds(rows, contexts + context) <= self.background_seconds
 
     def decode(
         self,
@@ -211,7 +211,7 @@ class StepBuilder:
         if self.background_times is None:
             return True
         contexts = self.contexts + _contexts(self.rows[row].start + 1, count)
-        seconds = self.background_times.predict(len(self.rows), self.tokens + count, contexts)
+        seconds = self.background_times.curve.seconds(self.tokens + count, contexts)
         return seconds <= self.background_seconds
 
     def draft(self, row: int, proposal: Proposal) -> None:
@@ -255,7 +255,7 @@ class StepBuilder:
     def predict(self, times: StepTimes) -> None:
         """All decode rows are planned: predict their duration with ``times``."""
         self.times = times
-        self.decode_seconds = times.predict(len(self.rows), self.tokens, self.contexts)
+        self.decode_seconds = times.curve.seconds(self.tokens, self.contexts)
 
     def bound(self, usual_seconds: float, target_seconds: float) -> None:
         """Bound the predicted duration of the step, including the prefill rows that follow.
@@ -295,7 +295,7 @@ class StepBuilder:
         """
         if self.times is not None:
             end = mixed_limit(self.decode_seconds, ratio, self.prompts, self.fraction)
-            length = self.times.longest(start, end, len(self.rows), self.tokens, self.contexts)
+            length = self.times.curve.longest(start, end, self.tokens, self.contexts)
         else:
             decoding = self.cost.fixed_tokens + self.cost.rows(self.decodes, self.decode_contexts)
             allowed = self.fraction * mixed_share(ratio, self.prompts) * decoding
@@ -308,14 +308,14 @@ class StepBuilder:
         At least `LEAST_PREFILL` in all; otherwise decoding sequences could starve all prompts.
         """
         room = self.fraction * max(0.0, self.limit_seconds - self.decode_seconds)
-        length = times.longest(start, self.decode_seconds + room, len(self.rows), self.tokens, self.contexts)
+        length = times.curve.longest(start, self.decode_seconds + room, self.tokens, self.contexts)
         return max(length, LEAST_PREFILL if self.prefill_cost == 0 else 0)
 
     def _in_idle_time(self, start: int, times: StepTimes) -> int:
         """Tokens of prefill from ``start`` that keep a background step short; at least `LEAST_PREFILL` in an empty
         step.
         """
-        length = times.longest(start, self.background_seconds, len(self.rows), self.tokens, self.contexts)
+        length = times.curve.longest(start, self.background_seconds, self.tokens, self.contexts)
         return length if self.rows else max(length, LEAST_PREFILL)
 
     def may_join(self, terms: ServiceClass, length: int) -> bool:

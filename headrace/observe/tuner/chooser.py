@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_times import StepTimes
+from headrace.core.prediction.step_curve import StepCurve
 from headrace.observe.steering.settings import Setting, Value, changed
 from headrace.observe.tuner.forecast import Forecast
 from headrace.observe.tuner.rehearsal import Outcome, Scene
@@ -31,8 +31,8 @@ MOST_STEPS = 3
 NO_EFFECT = 1e-3
 """Rehearsed gain up to which a setting does not bind; more of the same is not rehearsed."""
 
-Rehearse = Callable[[Scene, Knobs, StepTimes, int, bool], Generator[None, None, Outcome]]
-"""Runs a `Rehearsal`: its scene, knobs, step times, slots, and whether batches are static."""
+Rehearse = Callable[[Scene, Knobs, StepCurve, int, bool], Generator[None, None, Outcome]]
+"""Runs a `Rehearsal`: its scene, knobs, measured step times, slots, and whether batches are static."""
 
 Way = tuple[str, bool]
 """A setting, and whether it is raised."""
@@ -82,44 +82,44 @@ class Chooser:
         return {name: getattr(knobs, self._settings[name].field) for name in self._ranges}
 
     def rehearse(
-        self, scene: Scene, times: StepTimes, values: Mapping[str, Value] | None = None
+        self, scene: Scene, curve: StepCurve, values: Mapping[str, Value] | None = None
     ) -> Generator[None, None, Outcome]:
         """The outcome of a scene with the present settings, of which some have other ``values``."""
         knobs = self._knobs()
         for name, value in (values or {}).items():
             knobs = changed(self._settings, knobs, name, value)
         static = "static_batch_timeout" in self._settings
-        return self._run(scene, knobs, times, self._slots, static)
+        return self._run(scene, knobs, curve, self._slots, static)
 
     def decide(
-        self, forecast: Forecast, times: StepTimes, resting: Callable[[Way], bool]
+        self, forecast: Forecast, curve: StepCurve, resting: Callable[[Way], bool]
     ) -> Generator[None, None, Decision]:
         """The change with the largest gain, as a mean over the loads that may come; ways that rest are left out."""
-        own = start = yield from self._outcomes(forecast, times, {})
+        own = start = yield from self._outcomes(forecast, curve, {})
         if self.present != self._start:
-            start = yield from self._outcomes(forecast, times, self._start)
+            start = yield from self._outcomes(forecast, curve, self._start)
         back = _mean_gain(own, start)
         ways = [each for each in itertools.product(self._ranges, (True, False)) if not resting(each)]
-        found = yield from self._values(forecast, times, own, start, ways)
+        found = yield from self._values(forecast, curve, own, start, ways)
         best = max(found, key=lambda each: each.gain, default=None)
         if best is not None and best.gain > max(LEAST_GAIN, back):
             return Decision(best)
         return Decision(back=back if back > LEAST_GAIN else 0.0)
 
     def _outcomes(
-        self, forecast: Forecast, times: StepTimes, values: Mapping[str, Value]
+        self, forecast: Forecast, curve: StepCurve, values: Mapping[str, Value]
     ) -> Generator[None, None, list[Outcome]]:
         """The outcome at each load of the forecast."""
         outcomes = []
         for scene in forecast:
-            outcome = yield from self.rehearse(scene, times, values)
+            outcome = yield from self.rehearse(scene, curve, values)
             outcomes.append(outcome)
         return outcomes
 
     def _values(
         self,
         forecast: Forecast,
-        times: StepTimes,
+        curve: StepCurve,
         own: Sequence[Outcome],
         start: Sequence[Outcome],
         ways: Sequence[Way],
@@ -135,10 +135,10 @@ class Chooser:
                 if following is None:
                     break
                 value = following
-                now = yield from self.rehearse(forecast.now, times, {name: value})
+                now = yield from self.rehearse(forecast.now, curve, {name: value})
                 if abs(gain_of(own[0], now)) < NO_EFFECT:
                     break
-                later = yield from self.rehearse(forecast.later, times, {name: value})
+                later = yield from self.rehearse(forecast.later, curve, {name: value})
                 gain = _mean_gain(own, (now, later))
                 first = self._start[name]
                 back = min(present[name], first) <= value <= max(present[name], first)

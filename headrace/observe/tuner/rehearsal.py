@@ -1,9 +1,9 @@
 """A rehearsal: the requests of a scene run through a model of the scheduler, with other knobs.
 
-The model has the scheduler's own bounds of a step. They depend on the step times that the engine has learnt, so it
-learns too, from a copy of them; how long a step really takes is the engine's measured curve. It decodes first, and
-prefills in order of arrival within the bounds. It knows no caches, drafts, priorities or preemption, and no random
-numbers. All decoding rows are two sums, so a step costs microseconds however many requests run.
+The model has the scheduler's own bounds of a step. These and the times of steps come from the engine's measured curve.
+It decodes first, and prefills in order of arrival within the bounds. It knows no caches, drafts, priorities or
+preemption, and no random numbers. All decoding rows are two sums, so a step costs microseconds however many requests
+run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Generator, Sequence
-from functools import cache, partial
 from typing import NamedTuple
 
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_times import StepTimes
+from headrace.core.prediction.step_curve import StepCurve
 from headrace.core.scheduler.step_builder import LEAST_PREFILL, mixed_limit, usual_limit
 
 PART_STEPS = 50
@@ -73,17 +72,15 @@ class Outcome(NamedTuple):
 
 
 class Rehearsal:
-    """One run; ``slots`` bounds the running requests, ``times`` are what the engine has learnt.
+    """One run; ``slots`` bounds the running requests, ``curve`` is what the engine has learnt of step times.
 
     ``static``: requests start in static batches of all slots, or fewer after the batches' timeout.
     """
 
     def __init__(
-        self, scene: Scene, knobs: Knobs, times: StepTimes, slots: int, *, static: bool = False
+        self, scene: Scene, knobs: Knobs, curve: StepCurve, slots: int, *, static: bool = False
     ) -> None:
-        self._scene, self._knobs, self._times = scene, knobs, times.copy()
-        # what a step takes does not change by rehearsing it
-        self._seconds = cache(partial(self._times.curve.seconds, slope=times.coefficients[2]))
+        self._scene, self._knobs, self._curve = scene, knobs, curve.copy()
         self._slots = min(slots, knobs.max_running or slots)
         self._timeout = (knobs.static_batch_seconds or 0.0) if static else None
         self._joining = 0  # requests of a static batch that have not started yet
@@ -162,10 +159,10 @@ class Rehearsal:
 
         The first chunk of a step has a length even if the bounds leave no room, as in the scheduler.
         """
-        times, knobs = self._times, self._knobs
-        rows = tokens = self._decoding
+        curve, knobs = self._curve, self._knobs
+        tokens = self._decoding
         contexts, prompts = self._contexts, len(self._prefilling) + self._startable()
-        decoding = times.predict(rows, tokens, contexts)
+        decoding = curve.seconds(tokens, contexts)
         usual = usual_limit(knobs.step_seconds, decoding)
         mixed = mixed_limit(decoding, knobs.mixed_prefill_ratio, prompts)
         chunks: list[int] = []
@@ -175,11 +172,9 @@ class Rehearsal:
             position, goal = prompt.position, prompt.goal
             length = min(goal - position, knobs.batched_tokens - tokens, knobs.long_prefill_tokens or goal)
             if self._decoding and knobs.mixed_prefill_ratio:
-                length = min(
-                    length, times.longest(position, mixed, rows, tokens, contexts) or int(not chunks)
-                )
+                length = min(length, curve.longest(position, mixed, tokens, contexts) or int(not chunks))
             if self._decoding and knobs.step_seconds:
-                fitting = times.longest(position, usual, rows, tokens, contexts)
+                fitting = curve.longest(position, usual, tokens, contexts)
                 length = min(length, fitting if chunks else max(fitting, LEAST_PREFILL))
             if length <= 0:
                 break
@@ -188,11 +183,9 @@ class Rehearsal:
                 self._prefilling.append(prompt)
                 self._joining -= 1
             chunks.append(length)
-            rows, tokens = rows + 1, tokens + length
+            tokens += length
             contexts += length * position + length * length // 2
-        seconds = self._seconds(tokens)
-        times.fit(rows, tokens, contexts, seconds)
-        return chunks, seconds
+        return chunks, curve.seconds(tokens, contexts)
 
     def _emit_first(self) -> None:
         """The prompts that are complete have their first token."""
@@ -221,10 +214,10 @@ class Rehearsal:
 
 
 def in_parts(
-    scene: Scene, knobs: Knobs, times: StepTimes, slots: int, static: bool, steps: int = PART_STEPS
+    scene: Scene, knobs: Knobs, curve: StepCurve, slots: int, static: bool, steps: int = PART_STEPS
 ) -> Generator[None, None, Outcome]:
     """The outcome of a rehearsal; yields after every ``steps`` steps."""
-    rehearsal = Rehearsal(scene, knobs, times, slots, static=static)
+    rehearsal = Rehearsal(scene, knobs, curve, slots, static=static)
     while (outcome := rehearsal.run(steps)) is None:
         yield
     yield

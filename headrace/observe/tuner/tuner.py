@@ -24,6 +24,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_curve import StepCurve
 from headrace.core.prediction.step_times import StepTimes
 from headrace.observe.experiments.conductor import Change
 from headrace.observe.steering.settings import Setting, Value
@@ -114,7 +115,6 @@ class Tuner:
         self._advised: tuple[str, Value] | None = None  # what has been reported last
         self._in_scene = False
         self._forecaster = Forecaster(SCENE_WINDOWS * window_seconds)
-        self._then: StepTimes | None = None  # what had been learnt when the scene began
         self._look_at = self._go_on_at = -math.inf
         self._rest: dict[Way, float] = {}  # seconds of the next rest
         self._resting: dict[Way, float] = {}  # until when
@@ -160,12 +160,8 @@ class Tuner:
             watched = self.history.close(now) if self._in_scene else None
             self.history.open(now)
             self._in_scene, self._look_at = True, now + SCENE_WINDOWS * self._window_seconds
-            times, then = self._times, self._then
-            if times is not None:
-                self._then = times.copy()
-            if watched and times and then and times.ready and times.curve.known:
-                then.curve = times.curve  # how long steps take is known better now
-                self._thinking, self._go_on_at = self._think(watched, then, times, now), now
+            if watched and self._times and self._times.ready:
+                self._thinking, self._go_on_at = self._think(watched, self._times.curve, now), now
         if self._thinking is not None and now >= self._go_on_at:
             parts = int((now - self._go_on_at) / PAUSE_SECONDS) + 1
             self._go_on_at = now + PAUSE_SECONDS
@@ -183,22 +179,20 @@ class Tuner:
 
     # -- decisions ---------------------------------------------------------------------------------
 
-    def _think(
-        self, watched: Watched, then: StepTimes, times: StepTimes, now: float
-    ) -> Generator[None, None, None]:
-        """Decide at the end of a scene; yields between parts of rehearsals. ``then`` was learnt before the scene."""
+    def _think(self, watched: Watched, curve: StepCurve, now: float) -> Generator[None, None, None]:
+        """Decide at the end of a scene; yields between parts of rehearsals."""
         scene, present = watched.scene, self._chooser.present
         self._forecaster.add(scene)
-        own = start = yield from self._chooser.rehearse(scene, then)
+        own = start = yield from self._chooser.rehearse(scene, curve)
         errors = errors_of(watched.measured, own)
         if METRIC not in errors:
             return
         self._errors = errors
         if present != self._start:
-            start = yield from self._chooser.rehearse(scene, then, self._start)
+            start = yield from self._chooser.rehearse(scene, curve, self._start)
         probation, self._probation = self._probation, None
         if probation is not None:
-            before = yield from self._chooser.rehearse(scene, then, {probation.setting: probation.before})
+            before = yield from self._chooser.rehearse(scene, curve, {probation.setting: probation.before})
             if not self._confirm(probation, watched.measured, errors, Rehearsed(own, before, start), now):
                 return
         if abs(errors[METRIC]) > MOST_ERROR:
@@ -211,7 +205,7 @@ class Tuner:
             scenes = max(1, min(SCENES, MOST_REHEARSED // own.steps))
             forecast = self._forecaster.forecast(watched.left, scenes)
             decision = yield from self._chooser.decide(
-                forecast, times, lambda way: self._resting.get(way, -math.inf) > now
+                forecast, curve, lambda way: self._resting.get(way, -math.inf) > now
             )
             if decision.choice is not None:
                 self._make(decision.choice, watched.measured, now)

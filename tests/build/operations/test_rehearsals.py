@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 from headrace.build.operations.rehearsals import Rehearsals
 from headrace.core.knobs import Knobs
+from headrace.core.prediction.step_curve import StepCurve
 from headrace.core.prediction.step_times import StepTimes
 from headrace.observe.tuner.rehearsal import Job, Outcome, Scene, in_parts
 
@@ -13,11 +14,11 @@ SCENE = Scene(0.0, 60.0, [Job(float(at), 500, 0, 20) for at in range(50)])
 KNOBS = Knobs(mixed_prefill_ratio=0.7)
 
 
-def learnt() -> StepTimes:
+def learnt() -> StepCurve:
     times = StepTimes()
     for tokens in range(1, 600):
         times.observe(1 + tokens % 7, tokens, 100 * tokens, 1e-3 + 1e-4 * tokens)
-    return times
+    return times.curve
 
 
 def ended(run: Generator[None, None, Outcome]) -> Outcome:

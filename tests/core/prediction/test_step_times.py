@@ -144,31 +144,8 @@ def test_whatever_is_observed_no_coefficient_is_negative_or_undefined(observed):
     assert sum(times.coefficients) > 0
 
 
-@pytest.mark.parametrize("start", [0, 100, 5000])
-@pytest.mark.parametrize("seconds", [0.001, 0.02, 0.05, 1.0])
-def test_the_longest_row_beside_others_keeps_the_step_in_time(start, seconds):
-    times = StepTimes(StepCost(8, 512))
-    teach(times, 500)
-    beside = (3, 3, 900)
-    length = times.longest(start, seconds, *beside)
-
-    def of(length: int) -> float:
-        # A token attends to itself and all before it; the half is that of its own place.
-        return times.predict(4, 3 + length, 900) + times.coefficients[3] * (
-            length * start + length * length / 2
-        )
-
-    assert length == 0 or of(length) <= seconds + 1e-9
-    assert of(length + 1) > seconds
-
-
 def test_steps_without_time_or_tokens_teach_nothing():
     times = StepTimes(StepCost(8, 512))
     times.observe(3, 3, 30, 0.0)
     times.observe(0, 0, 0, 1.0)
     assert times.coefficients == StepTimes(StepCost(8, 512)).coefficients
-
-
-def test_while_tokens_seem_free_any_row_fits():
-    times = StepTimes(StepCost(0, math.inf), token_seconds=0.0)
-    assert times.longest(0, 1.0) > 10**9

@@ -18,37 +18,37 @@ from headrace.observe.tuner.rehearsal import Job, Rehearsal, Scene
 
 
 def measured(seconds=lambda tokens: 0.02 + 1e-4 * tokens):
-    """Step times after steps of many sizes."""
+    """A curve of steps of many sizes."""
     times, rng = StepTimes(), random.Random(0)
     for _ in range(600):
         rows = rng.randint(1, 40)
         tokens = rows + rng.choice((0, 0, 50, 200, 800))
         times.observe(rows, tokens, 100 * tokens, seconds(tokens))
-    return times
+    return times.curve
 
 
-def rehearsed(jobs, ended=100.0, slots=64, times=None, static=False, **knobs):
+def rehearsed(jobs, ended=100.0, slots=64, curve=None, static=False, **knobs):
     knobs = {"batched_tokens": 2048, "mixed_prefill_ratio": 0.7} | knobs
-    return Rehearsal(Scene(0.0, ended, jobs), Knobs(**knobs), times or measured(), slots, static=static).run()
+    return Rehearsal(Scene(0.0, ended, jobs), Knobs(**knobs), curve or measured(), slots, static=static).run()
 
 
 def test_one_request_takes_its_prompt_and_one_step_for_each_further_token():
-    times = measured(lambda tokens: 0.5)
-    found = rehearsed([Job(1.0, 100, 0, 5)], times=times)
+    curve = measured(lambda tokens: 0.5)
+    found = rehearsed([Job(1.0, 100, 0, 5)], curve=curve)
     assert found.open_seconds == pytest.approx(5 * 0.5)
     assert found.ttft_p99 == pytest.approx(0.5)
     assert found.seconds_per_token == pytest.approx(0.5)
 
 
 def test_a_request_that_decodes_already_needs_no_prompt():
-    times = measured(lambda tokens: 0.5)
-    found = rehearsed([Job(0.0, 0, 300, 4)], times=times)
+    curve = measured(lambda tokens: 0.5)
+    found = rehearsed([Job(0.0, 0, 300, 4)], curve=curve)
     assert (found.open_seconds, found.ttft_p99) == (pytest.approx(2.0), 0.0)
 
 
 def test_only_the_scene_counts_for_the_time_per_token_and_all_of_it_for_the_comparison():
-    times = measured(lambda tokens: 1.0)
-    found = rehearsed([Job(0.0, 10, 0, 20)], ended=10.0, times=times)
+    curve = measured(lambda tokens: 1.0)
+    found = rehearsed([Job(0.0, 10, 0, 20)], ended=10.0, curve=curve)
     assert found.seconds_per_token == pytest.approx(10.0 / 10)
     assert found.open_seconds == pytest.approx(20.0)
 
@@ -66,27 +66,27 @@ def test_a_rehearsal_in_parts_is_the_same():
 
 
 def test_slots_and_the_bound_on_running_requests_make_requests_wait():
-    times = measured(lambda tokens: 1.0)
+    curve = measured(lambda tokens: 1.0)
     jobs = [Job(0.0, 10, 0, 5)] * 2
-    assert rehearsed(jobs, times=times).open_seconds == pytest.approx(10.0)
-    assert rehearsed(jobs, times=times, slots=1).open_seconds == pytest.approx(15.0)
-    assert rehearsed(jobs, times=times, max_running=1).open_seconds == pytest.approx(15.0)
+    assert rehearsed(jobs, curve=curve).open_seconds == pytest.approx(10.0)
+    assert rehearsed(jobs, curve=curve, slots=1).open_seconds == pytest.approx(15.0)
+    assert rehearsed(jobs, curve=curve, max_running=1).open_seconds == pytest.approx(15.0)
 
 
 def test_a_step_has_no_more_tokens_than_its_budget():
-    times = measured(lambda tokens: 1.0)
-    assert rehearsed([Job(0.0, 100, 0, 1)], times=times, batched_tokens=25).ttft_p99 == pytest.approx(4.0)
-    assert rehearsed([Job(0.0, 100, 0, 1)], times=times, long_prefill_tokens=50).ttft_p99 == pytest.approx(
+    curve = measured(lambda tokens: 1.0)
+    assert rehearsed([Job(0.0, 100, 0, 1)], curve=curve, batched_tokens=25).ttft_p99 == pytest.approx(4.0)
+    assert rehearsed([Job(0.0, 100, 0, 1)], curve=curve, long_prefill_tokens=50).ttft_p99 == pytest.approx(
         2.0
     )
 
 
 def test_a_static_batch_waits_for_its_slots_or_its_timeout_and_starts_as_a_whole():
-    times = measured(lambda tokens: 1.0)
-    late = rehearsed([Job(0.0, 10, 0, 2)], slots=2, times=times, static=True, static_batch_seconds=5.0)
+    curve = measured(lambda tokens: 1.0)
+    late = rehearsed([Job(0.0, 10, 0, 2)], slots=2, curve=curve, static=True, static_batch_seconds=5.0)
     assert late.ttft_p99 == pytest.approx(6.0)
     full = [Job(0.0, 10, 0, 2), Job(1.0, 10, 0, 4), Job(2.0, 10, 0, 1)]
-    found = rehearsed(full, slots=2, times=times, static=True, static_batch_seconds=5.0)
+    found = rehearsed(full, slots=2, curve=curve, static=True, static_batch_seconds=5.0)
     # the first two run from 1 to 5; the third waits for their end and, from its arrival, for the timeout
     assert found.open_seconds == pytest.approx((3.0 - 0.0) + (5.0 - 1.0) + (8.0 - 2.0))
 
@@ -118,7 +118,7 @@ def test_a_rehearsal_tells_what_the_scheduler_would_do_with_other_settings(ratio
     jobs = [Job(each.arrival, each.prompt_tokens, 0, each.output_tokens) for each in calls]
     learnt = simulated(calls, 4.0)[1]
     seconds, engine = simulated(calls, ratio)
-    found = Rehearsal(Scene(0.0, 60.0, jobs), engine.knobs, learnt.times, 64).run()
+    found = Rehearsal(Scene(0.0, 60.0, jobs), engine.knobs, learnt.times.curve, 64).run()
     assert found.open_seconds == pytest.approx(seconds, rel=0.08)
 
 
@@ -131,4 +131,6 @@ def test_a_machine_that_was_busy_at_the_end_of_a_scene_does_not_slow_down_all_of
             seconds = 0.001 if request < 80 else 0.01
             times.observe(1, 1, 9 + position, seconds)
             now += seconds
-    assert rehearsed(jobs, now, times=times).seconds_per_token == pytest.approx(now / (82 * 30), rel=0.1)
+    assert rehearsed(jobs, now, curve=times.curve).seconds_per_token == pytest.approx(
+        now / (82 * 30), rel=0.1
+    )
