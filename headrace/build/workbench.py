@@ -195,7 +195,7 @@ def _measured_replica(loaded: Loaded) -> Replica | None:
         return None
     size = float(_itemsize(loaded.dtype))
     kv_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size / shape.kv_bytes_per_token(1.0)
-    return Replica(shape, device, 1, Precision(weight_bytes=size, kv_bytes=kv_bytes))
+    return Replica(shape, device, 1, Precision(weight_bytes=size, kv_bytes=kv_bytes, plain_bytes=size))
 
 
 def _known_gpu(name: str) -> DeviceSpec | None:
