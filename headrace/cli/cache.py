@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.help import CONTEXT, Command, Group
+from headrace.files import replace_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,7 +101,7 @@ def calibrate(
     except Unsupported as error:
         raise ConfigError(f"no calibration was written: {error}") from error
     with writing("--output", output):
-        output.write_text(calibration.to_text(), encoding="utf-8")
+        replace_text(output, calibration.to_text())
     console.print(
         f"written: {output}; next: headrace serve --semantic-cache serve --semantic-calibration {output}"
     )

@@ -17,6 +17,7 @@ from headrace.cli.output import show, writing, written
 from headrace.cli.progress import Meter, progress
 from headrace.cli.simulation.simulate import read_calls
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
+from headrace.files import replace_text
 
 if TYPE_CHECKING:
     from headrace.build.workbench import Workbench
@@ -304,7 +305,5 @@ def _write(
     ]
     show(*why)
     with writing("--output", output):
-        settings_file.write(
-            output, settings_file.settings_text(found.settings, plan.present, comments, model)
-        )
+        replace_text(output, settings_file.settings_text(found.settings, plan.present, comments, model))
     written(output)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.config import ConfigError
+from headrace.files import replace_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -197,7 +198,7 @@ def _export(
         if file is None:
             continue
         try:
-            file.write_text(json.dumps(make(found)), encoding="utf-8")
+            replace_text(file, json.dumps(make(found)))
         except OSError as error:
             raise ConfigError(f"{file} cannot be written: {(error.strerror or str(error)).lower()}") from None
         console.print(f"written   {file}: {len(found.records):,} steps{cut}")
