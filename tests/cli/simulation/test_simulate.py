@@ -7,8 +7,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from headrace.build.simulation import WIRE
 from headrace.cli import app
+from headrace.cli.simulation import flags
 from headrace.config import ConfigError
+from headrace.lab.simulate.handover import Wire
 from tests.lab.calibration.test_values import CALIBRATION
 
 TRACE = "req_time_s,client,prompt_len,output_len\n" + "".join(
@@ -232,3 +235,7 @@ def test_drafts_that_are_accepted_shorten_answers_and_others_do_not(tmp_path):
 def test_drafts_that_cannot_be_simulated_are_refused(trace, words, message):
     with pytest.raises(ConfigError, match=message):
         run("--trace", trace, *words)
+
+
+def test_the_connection_between_replicas_is_that_of_a_fleet_made_in_python():
+    assert Wire(flags.TRANSFER_SECONDS, 1e9 * flags.TRANSFER_GIGABYTES) == WIRE
