@@ -141,6 +141,9 @@ class CacheLookup:
                 if ask.allowed.coalesce:
                     leading[ask.key] = flight
             answer.flights.append((index, flight))
+        self.service.check_new(
+            answer.requests
+        )  # also of responses from the cache: events and lookups go by id
         if begun:
             self.service.submit(begun)  # raises before anything is changed
         for flight in begun:
