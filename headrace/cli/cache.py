@@ -38,7 +38,9 @@ Rows = Annotated[
         help="Labelled requests: a CSV file with text_a,text_b,same or with query,intent, or JSON of the latter.",
     ),
 ]
-Output = Annotated[Path, typer.Option(metavar="FILE", help="Calibration file to write.")]
+Output = Annotated[
+    Path, typer.Option(dir_okay=False, writable=True, metavar="FILE", help="Calibration file to write.")
+]
 MaxError = Annotated[
     float, typer.Option(help="Maximum share of wrong responses among those served, above 0 and below 1.")
 ]
@@ -46,7 +48,10 @@ Encoder = Annotated[
     str, typer.Option(help="Sentence-transformers folder or Hugging Face name of the encoder.")
 ]
 Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="PNG of error against hit rate (default: none).")
+    Path | None,
+    typer.Option(
+        dir_okay=False, writable=True, metavar="FILE", help="PNG of error against hit rate (default: none)."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the split and of the order of the requests.")]
 

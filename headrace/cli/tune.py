@@ -109,7 +109,13 @@ def tune(
     calibration: where.Calibration = None,
     degree: where.Degree = 1,
     output: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML file of the settings, for headrace serve --config.")
+        Path,
+        typer.Option(
+            dir_okay=False,
+            writable=True,
+            metavar="FILE",
+            help="YAML file of the settings, for headrace serve --config.",
+        ),
     ] = Path("tuned.yaml"),
 ) -> None:
     """Search max-num-seqs, max-num-batched-tokens, mixed-prefill-ratio and max-step-seconds for a workload.

@@ -218,9 +218,17 @@ SloE2e = Annotated[
 ]
 Plot = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for plots (default: none).")]
 Output = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="JSON file of the results (default: none).")
+    Path | None,
+    typer.Option(
+        dir_okay=False, writable=True, metavar="FILE", help="JSON file of the results (default: none)."
+    ),
 ]
 Export = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="File of one row per request, .csv or .parquet (default: none)."),
+    typer.Option(
+        dir_okay=False,
+        writable=True,
+        metavar="FILE",
+        help="File of one row per request, .csv or .parquet (default: none).",
+    ),
 ]

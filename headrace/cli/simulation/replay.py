@@ -31,13 +31,20 @@ Last = Annotated[int | None, typer.Option("--to", min=0, help="Last step to show
 Perfetto = Annotated[
     Path | None,
     typer.Option(
+        dir_okay=False,
+        writable=True,
         metavar="FILE",
         help="Write steps and requests as a trace for https://ui.perfetto.dev or chrome://tracing.",
     ),
 ]
 Steps = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the steps as JSON for the server's step-by-step page."),
+    typer.Option(
+        dir_okay=False,
+        writable=True,
+        metavar="FILE",
+        help="Write the steps as JSON for the server's step-by-step page.",
+    ),
 ]
 Policy = Annotated[
     str | None,
