@@ -71,6 +71,17 @@ class Result(NamedTuple):
     simulated: bool
 
 
+Output = Annotated[
+    Path,
+    typer.Option(
+        dir_okay=False,
+        writable=True,
+        metavar="FILE",
+        help="YAML file of the settings, for headrace serve --config.",
+    ),
+]
+
+
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
 def tune(
     given: Options,
@@ -108,15 +119,7 @@ def tune(
     simulated_device: where.SimulatedDevice = "",
     calibration: where.Calibration = None,
     degree: where.Degree = 1,
-    output: Annotated[
-        Path,
-        typer.Option(
-            dir_okay=False,
-            writable=True,
-            metavar="FILE",
-            help="YAML file of the settings, for headrace serve --config.",
-        ),
-    ] = Path("tuned.yaml"),
+    output: Output = Path("tuned.yaml"),
 ) -> None:
     """Search max-num-seqs, max-num-batched-tokens, mixed-prefill-ratio and max-step-seconds for a workload.
 
