@@ -323,8 +323,8 @@ def _memory_of_weights() -> list[str]:
     lines = [
         "## Memory for weights",
         "",
-        "Estimates of `headrace plan`, in GiB. Embedding and LM head stay in bfloat16, as in written checkpoints.",
-        "On a CPU the C++ kernels keep a further copy of a tied LM head. The server prints its own figure at start-up.",
+        "Estimates of `headrace plan`, in GiB, with the LM head in 8 bits as `--quantization` stores it.",
+        "In bfloat16 on a CPU, the C++ kernels keep a copy of a tied LM head. The server prints its own figure.",
         "",
         "| model | family | parameters, billion | bfloat16, GiB | int8, GiB | int4, GiB |",
         "|---|---|---:|---:|---:|---:|",

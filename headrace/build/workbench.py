@@ -23,7 +23,7 @@ from headrace.config import ConfigError, Options, SchedulerOptions
 from headrace.core.capacity import activation_bytes
 from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.calibration.values import Calibration
-from headrace.lab.plan.devices import DEVICES, DeviceSpec
+from headrace.lab.plan.devices import BY_DRIVER_NAME, DeviceSpec
 from headrace.lab.plan.roofline import Precision, Replica
 from headrace.lab.plan.shapes import ModelShape
 from headrace.lab.simulate.target import OneAnswer, simulated_target, token_ids
@@ -190,17 +190,12 @@ def _measured_replica(loaded: Loaded) -> Replica | None:
         *(spec.head_dim, spec.intermediate_size, spec.vocab_size),
         tied_embeddings=spec.tied_embeddings,
     )
-    device = _measured_cpu(loaded) if loaded.facts.kind == "cpu" else _known_gpu(loaded.facts.name)
+    device = _measured_cpu(loaded) if loaded.facts.kind == "cpu" else BY_DRIVER_NAME.get(loaded.facts.name)
     if device is None or loaded.quantization:
         return None
     size = float(_itemsize(loaded.dtype))
     kv_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size / shape.kv_bytes_per_token(1.0)
-    return Replica(shape, device, 1, Precision(weight_bytes=size, kv_bytes=kv_bytes))
-
-
-def _known_gpu(name: str) -> DeviceSpec | None:
-    """The data sheet of a GPU by the name that its driver reports."""
-    return next((each for each in DEVICES.values() if each.name.split("-")[0] in name), None)
+    return Replica(shape, device, 1, Precision(weight_bytes=size, kv_bytes=kv_bytes, plain_bytes=size))
 
 
 def _measured_cpu(loaded: Loaded) -> DeviceSpec | None:

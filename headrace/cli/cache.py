@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.help import CONTEXT, Command, Group
+from headrace.files import replace_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +38,9 @@ Rows = Annotated[
         help="Labelled requests: a CSV file with text_a,text_b,same or with query,intent, or JSON of the latter.",
     ),
 ]
-Output = Annotated[Path, typer.Option(metavar="FILE", help="Calibration file to write.")]
+Output = Annotated[
+    Path, typer.Option(dir_okay=False, writable=True, metavar="FILE", help="Calibration file to write.")
+]
 MaxError = Annotated[
     float, typer.Option(help="Maximum share of wrong responses among those served, above 0 and below 1.")
 ]
@@ -45,7 +48,10 @@ Encoder = Annotated[
     str, typer.Option(help="Sentence-transformers folder or Hugging Face name of the encoder.")
 ]
 Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="PNG of error against hit rate (default: none).")
+    Path | None,
+    typer.Option(
+        dir_okay=False, writable=True, metavar="FILE", help="PNG of error against hit rate (default: none)."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the split and of the order of the requests.")]
 
@@ -100,7 +106,7 @@ def calibrate(
     except Unsupported as error:
         raise ConfigError(f"no calibration was written: {error}") from error
     with writing("--output", output):
-        output.write_text(calibration.to_text(), encoding="utf-8")
+        replace_text(output, calibration.to_text())
     console.print(
         f"written: {output}; next: headrace serve --semantic-cache serve --semantic-calibration {output}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
@@ -124,12 +125,15 @@ def duration(value: object) -> float:
     """Parses a duration such as ``500ms``, ``30s`` or a plain number into seconds.
 
     Raises:
-        typer.BadParameter: the text is not a duration.
+        typer.BadParameter: the text is not a duration, or negative or infinite.
     """
     try:
-        return parse_duration(str(value))
+        seconds = parse_duration(str(value))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if not 0 <= seconds < math.inf:
+        raise typer.BadParameter(f"expected a finite duration of at least 0, got {value}")
+    return seconds
 
 
 def one_of(flag: str, value: str, known: Collection[str]) -> str:

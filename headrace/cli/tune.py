@@ -17,6 +17,7 @@ from headrace.cli.output import show, writing, written
 from headrace.cli.progress import Meter, progress
 from headrace.cli.simulation.simulate import read_calls
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
+from headrace.files import replace_text
 
 if TYPE_CHECKING:
     from headrace.build.workbench import Workbench
@@ -70,6 +71,17 @@ class Result(NamedTuple):
     simulated: bool
 
 
+Output = Annotated[
+    Path,
+    typer.Option(
+        dir_okay=False,
+        writable=True,
+        metavar="FILE",
+        help="YAML file of the settings, for headrace serve --config.",
+    ),
+]
+
+
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
 def tune(
     given: Options,
@@ -107,9 +119,7 @@ def tune(
     simulated_device: where.SimulatedDevice = "",
     calibration: where.Calibration = None,
     degree: where.Degree = 1,
-    output: Annotated[
-        Path, typer.Option(metavar="FILE", help="YAML file of the settings, for headrace serve --config.")
-    ] = Path("tuned.yaml"),
+    output: Output = Path("tuned.yaml"),
 ) -> None:
     """Search max-num-seqs, max-num-batched-tokens, mixed-prefill-ratio and max-step-seconds for a workload.
 
@@ -304,7 +314,5 @@ def _write(
     ]
     show(*why)
     with writing("--output", output):
-        settings_file.write(
-            output, settings_file.settings_text(found.settings, plan.present, comments, model)
-        )
+        replace_text(output, settings_file.settings_text(found.settings, plan.present, comments, model))
     written(output)

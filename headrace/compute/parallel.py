@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace.compute.slots import Ints
+from headrace.compute.batch import Ints
 from headrace.core.plan import StepPlan
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Taps, ramps
+from headrace.compute.batch import Ints, Taps, ramps
 from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Decoder, Ending, Variant
@@ -38,7 +38,7 @@ from headrace.compute.sampling.lines import Columns, Lines, every_token
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
 from headrace.compute.sampling.step_sampling import StepSampling
-from headrace.compute.slots import Ints, Rows, Slots
+from headrace.compute.slots import Rows, Slots
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
 from headrace.core.capacity import most_logits

@@ -12,7 +12,6 @@ result in a warning and an empty cache. The content of a slot is verified when i
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from array import array
@@ -22,6 +21,7 @@ from typing import Any
 
 from headrace.core.block_keys import chained_key
 from headrace.core.memory.lower_tier import Saved
+from headrace.files import replacing
 
 MAGIC = "headrace_blocks"
 VERSION = 1
@@ -44,12 +44,8 @@ def write_snapshot(
     ]
     header = json.dumps({MAGIC: VERSION, **identity, "blocks": len(entries)}).encode() + b"\n"
     content = header + b"".join(entries)
-    temporary = path.with_suffix(".new")
-    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with replacing(path, mode=0o600) as file:
         file.write(content + _CHECKSUM.pack(zlib.crc32(content)))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
     return len(entries)
 
 

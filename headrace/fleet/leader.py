@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from headrace.compute.batch import Ints
 from headrace.compute.memory_plan import RankSize
 from headrace.compute.mover import Copied
-from headrace.compute.slots import Ints
 from headrace.core.plan import StepPlan
 from headrace.core.ports import RunnerLost
 from headrace.fleet.collectives import Collectives, connect

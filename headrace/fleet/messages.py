@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.compute.batch import Ints
 from headrace.core.plan import Entry, Move, Row, StepPlan, Tier
 from headrace.core.request import SamplingParams
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 _TIERS = tuple(Tier)

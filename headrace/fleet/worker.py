@@ -10,7 +10,6 @@ It has its own slots, block tables and pages, so a message contains only changes
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from headrace.compute.batch import ramps
+from headrace.compute.batch import Ints, ramps
 from headrace.compute.blockfile import BLOCKS_FILE, BlockFile
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
@@ -33,12 +32,13 @@ from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, kv_fingerprint, load_weights
 from headrace.compute.mover import Copied, Mover, move_blocks
 from headrace.compute.sampling.lines import drafted
-from headrace.compute.slots import Ints, Rows, Slots
+from headrace.compute.slots import Rows, Slots
 from headrace.compute.transfer import upload
 from headrace.core.plan import StepPlan
 from headrace.fleet.collectives import connect
 from headrace.fleet.messages import Kind, Words, step_of, unpacked
 from headrace.fleet.setup import MemorySetup, ModelSetup, disk_folder, identity, torch_dtype
+from headrace.serve.takeover import when_free
 
 STORE_SECONDS = 60.0
 """Timeout for rank 0's store."""
@@ -135,18 +135,16 @@ class _Memory:
     def _open_disk(self, tier: str, setup: MemorySetup) -> BlockFile | None:
         """This rank's part of the disk tier; if it fails, every disk copy fails, and blocks are computed again."""
         folder = disk_folder(tier, self._rank.setup.place)
-        until = time.monotonic() + UNLOCK_SECONDS
-        while True:
-            try:
-                return BlockFile(folder / BLOCKS_FILE, setup.disk_blocks, self.kv.nbytes // setup.num_blocks)
-            except BlockingIOError as error:
-                if time.monotonic() > until:
-                    self.disk_problem = f"{folder}: {error.strerror}"
-                    return None
-            except OSError as error:
-                self.disk_problem = f"{folder}: {error.strerror or error}"
-                return None
-            time.sleep(0.1)
+        block_bytes = self.kv.nbytes // setup.num_blocks
+        try:
+            return when_free(
+                lambda: BlockFile(folder / BLOCKS_FILE, setup.disk_blocks, block_bytes),
+                UNLOCK_SECONDS,
+                str(folder),
+            )
+        except OSError as error:
+            self.disk_problem = f"{folder}: {error.strerror or error}"
+            return None
 
     def answer(self, kind: Kind, arrays: Sequence[Words]) -> None:
         decoder, collectives = self._rank.decoder, self._rank.collectives

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from headrace.files import replacing
 
 COLUMNS = (
     *(
@@ -48,19 +51,25 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        _write_parquet(path, rows)
-        return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
+    with replacing(path) as file:
+        if path.suffix == ".parquet":
+            _write_parquet(file, rows)
+        else:
+            write_csv(file, COLUMNS, rows)
 
 
-def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
+def write_csv(file: IO[bytes], columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Writes rows as CSV in UTF-8; a column that a row lacks is empty."""
+    text = TextIOWrapper(file, encoding="utf-8", newline="")
+    writer = csv.DictWriter(text, columns, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    text.detach()
+
+
+def _write_parquet(file: IO[bytes], rows: Sequence[Row]) -> None:
     import pyarrow
     from pyarrow import parquet
 
     columns = {name: [row.get(name) for row in rows] for name in COLUMNS}
-    parquet.write_table(pyarrow.table(columns), path)
+    parquet.write_table(pyarrow.table(columns), file)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.core.ports import Watcher
+from headrace.files import replace_text
 from headrace.serve.service import Service
 
 logger = logging.getLogger("headrace.experiments")
@@ -184,13 +184,6 @@ class Experiments:
         if text != self._stored:
             self._stored = text
             try:
-                await asyncio.to_thread(_write, self._path, text)
+                await asyncio.to_thread(replace_text, self._path, text)
             except OSError as error:
                 logger.warning("experiments cannot be written to %s: %s", self._path, error)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file atomically, so that a crash leaves either the old one or the new one."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(text)
-    os.replace(new, path)

@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from headrace.core.drafting.prediction import PredictionProposer
@@ -139,12 +139,7 @@ class Service:
         return self.thread.stop() and not self.thread.progress().failure
 
     def open(self, requests: Sequence[Request], interval: int = 1) -> Answer:
-        """Submit the sequences of one call, all or none. They are cancelled at the deadline of the first one.
-
-        Raises:
-            Refused: the queue is full or the server is draining.
-            InvalidParameter: a request id is in use.
-        """
+        """`submit` the sequences of one call. They are cancelled at the deadline of the first one."""
         answer = Answer(requests, interval)
         self.submit([answer])
         self.end_in_time(answer, self.close)
@@ -158,9 +153,7 @@ class Service:
             InvalidParameter: a request id is in use.
         """
         requests = [request for listener in listeners for request in listener.requests]
-        for request in requests:
-            if request.id in self._routes:
-                raise InvalidParameter("request_id", f"request_id {request.id!r} is already in use")
+        self.check_new(requests)
         prompt_tokens = sum(len(request.tokens) for request in requests)
         shortage = self.meter.shortage(requests, self.now()) if requests else None
         verdict = decide(self.load(), len(requests), prompt_tokens, self._limits, shortage)
@@ -183,6 +176,12 @@ class Service:
                 self.thread.submit(request)
         if requests:
             self._idle.clear()
+
+    def check_new(self, requests: Iterable[Request]) -> None:
+        """Raise `InvalidParameter` if an open request, of any tenant, has the id of one of these."""
+        for request in requests:
+            if request.id in self._routes:
+                raise InvalidParameter("request_id", f"request_id {request.id!r} is already in use")
 
     def expect(self) -> None:
         """Announce a call whose body is being read. Until it arrives, no step with only background work begins, because
@@ -223,7 +222,8 @@ class Service:
 
     def stop_sequence(self, answer: Answer, index: int) -> None:
         """End one sequence at a stop string; its `Finished` event follows."""
-        self.thread.cancel(answer.requests[index].id, FinishReason.STOP)
+        if (route := self._routes.get(answer.requests[index].id)) and route.listener is answer:
+            self.thread.cancel(answer.requests[index].id, FinishReason.STOP)
 
     def close_all(self) -> None:
         """Cancel every open call; each reader is informed."""

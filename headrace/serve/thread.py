@@ -74,9 +74,9 @@ class _Call(NamedTuple):
 class EngineThread:
     """Owns the loop of one engine.
 
-    ``deliver(events, now)`` is called on this thread, once per step that has events. If the engine raises, every open
-    request ends with ``Finished(FAILED)``, and so does every later one; `progress` reports the failure. ``interrupt``
-    is set when a foreground request arrives.
+    ``deliver(events, now)`` is called on this thread, once per step that has events. If it or the engine raises, every
+    open request ends with ``Finished(FAILED)``, and so does every later one; `progress` reports the failure.
+    ``interrupt`` is set when a foreground request arrives.
     """
 
     def __init__(
@@ -164,27 +164,34 @@ class EngineThread:
     def _run(self) -> None:
         while True:
             mail: list[Request | _Cancel | _Call] | None = []
-            events: list[Event]
             try:
                 mail = self._wait_for_work()
                 if mail is None:
                     return
-                events = self._refuse(mail) if self._failure else self._step(mail)
+                self._publish(self._refuse(mail) if self._failure else self._step(mail))
             except Exception as error:
                 logger.exception("the engine failed; no further request can run until a restart")
                 self._failure = f"{type(error).__name__}: {error}"
-                events = self._refuse(mail or [])
-            now = self._clock()
-            for event in events:
-                if type(event) is Finished:
-                    self._open.pop(event.request_id, None)
-            if events:
-                self._last_progress = now
-            with self._mailbox:
-                if not self._open and not self._mail:
-                    self._pending_since = None
-            if events:
+                try:
+                    self._publish(self._refuse(mail or []))
+                except Exception:
+                    logger.exception("open requests cannot be failed now; the next command tries again")
+
+    def _publish(self, events: list[Event]) -> None:
+        """Deliver the events of a step; requests that end in them are open no longer, unless ``deliver`` raises."""
+        now = self._clock()
+        ended = [self._open.pop(event.request_id, None) for event in events if type(event) is Finished]
+        if events:
+            self._last_progress = now
+        with self._mailbox:
+            if not self._open and not self._mail:
+                self._pending_since = None
+        if events:
+            try:
                 self._deliver(events, now)
+            except Exception:
+                self._open.update({request.id: request for request in ended if request is not None})
+                raise
 
     def _wait_for_work(self) -> list[Request | _Cancel | _Call] | None:
         """Sleep until there is a command or a step is due; returns the commands, or None when the thread must end."""

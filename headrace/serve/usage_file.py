@@ -46,7 +46,9 @@ class UsageFile:
     def __init__(self, store: Store, take: Callable[[], Additions]) -> None:
         self._store = store
         self._take = take
-        self._waiting: list[Additions] = []  # could not be written yet
+        self._waiting: Additions | None = (
+            None  # could not be written yet; later usage stays where it is counted
+        )
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -83,17 +85,19 @@ class UsageFile:
     async def _read(self, read: Callable[[], ResultT]) -> ResultT:
         """Write new usage, then read the file, on a thread."""
         async with self._lock:
-            added = self._take()
-            if not added.empty:
-                self._waiting.append(added)
-            return await asyncio.to_thread(self._work, read)
+            if self._waiting is not None:
+                await asyncio.to_thread(self._write)
+            if self._waiting is None:
+                self._waiting = self._take()
+                await asyncio.to_thread(self._write)
+            return await asyncio.to_thread(read)
 
-    def _work(self, read: Callable[[], ResultT]) -> ResultT:
-        while self._waiting:
-            try:
-                self._store.add(self._waiting[0])
-            except Exception as error:  # a full disk, or another process that holds the file for long
-                logger.warning("usage cannot be written: %s: %s", type(error).__name__, error)
-                break
-            del self._waiting[0]
-        return read()
+    def _write(self) -> None:
+        assert self._waiting is not None
+        try:
+            if not self._waiting.empty:
+                self._store.add(self._waiting)
+        except Exception as error:  # a full disk, or another process that holds the file for long
+            logger.warning("usage cannot be written: %s: %s", type(error).__name__, error)
+        else:
+            self._waiting = None

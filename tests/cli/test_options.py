@@ -7,7 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.cli.options import with_options
+from headrace.cli import app as cli
+from headrace.cli.options import duration, with_options
 from headrace.config import (
     CacheOptions,
     ConfigError,
@@ -88,3 +89,30 @@ def test_every_option_is_a_flag_with_help() -> None:
     for part in PARTS:
         for each in fields(part):
             assert each.name.replace("_", "-") in shown.replace("_", "-")
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "-inf"])
+def test_a_duration_of_a_command_is_finite_and_not_negative(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="expected a finite duration of at least 0, got"):
+        duration(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "--output"),
+        ("simulate", "--export"),
+        ("tune", "--workload", "a", "--output"),
+        ("bench", "calibrate", "--output"),
+        ("bench", "throughput", "--output"),
+        ("bench", "sweep", "--output"),
+        ("cache", "calibrate", "rows.jsonl", "--output"),
+    ],
+)
+def test_a_folder_is_no_output_file_and_is_refused_before_the_work(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(cli, [*words, str(tmp_path)], env={"COLUMNS": "300", "TERMINAL_WIDTH": "300"})
+    assert result.exit_code == 2
+    assert words[-1] in result.output
+    assert "is a directory" in result.output

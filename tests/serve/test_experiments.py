@@ -131,7 +131,7 @@ async def test_a_full_disk_is_told_and_not_fatal(tmp_path, caplog, monkeypatch):
     def full(path, text):
         raise OSError("no space left")
 
-    monkeypatch.setattr(module, "_write", full)
+    monkeypatch.setattr(module, "replace_text", full)
     task, _, changed = make(tmp_path / "experiments.json")
     with caplog.at_level(logging.WARNING):
         task.start()

@@ -343,6 +343,20 @@ def test_a_stop_string_ends_one_sequence_of_a_call():
     asyncio.run(run())
 
 
+def test_a_late_stop_string_does_not_end_a_later_call_with_the_same_id():
+    async def run():
+        async with serving(max_model_len=128) as service:
+            ended = service.open([request("a")])
+            await read_all(ended)
+            gate = Gate(service)
+            later = service.open([request("a", 100)])
+            service.stop_sequence(ended, 0)
+            gate.open.set()
+            assert end_of(await read_all(later)) is FinishReason.LENGTH
+
+    asyncio.run(run())
+
+
 def test_draining_refuses_what_comes_and_lets_the_rest_finish():
     async def run():
         async with serving() as service:

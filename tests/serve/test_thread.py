@@ -129,6 +129,33 @@ def test_it_wakes_at_the_time_that_the_engine_names(run):
     assert woken.wait(SOON)
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_events_that_cannot_be_delivered_fail_the_requests_and_do_not_end_the_thread(failures):
+    """With two failures, ``a`` is failed together with the next request."""
+    listener, left, again = Listener(), [failures], threading.Event()
+
+    def deliver(events, now):
+        if left[0] and any(isinstance(event, Finished) for event in events):
+            left[0] -= 1
+            if not left[0]:
+                again.set()
+            raise LookupError("no such route")
+        listener(events, now)
+
+    engine, _ = hashing_engine()
+    thread = EngineThread(engine, deliver)
+    thread.start()
+    thread.submit(request("a"))
+    assert again.wait(SOON)
+    thread.submit(request("b"))
+    for name in ("a", "b"):
+        assert listener.wait_for(Finished, name).reason is FinishReason.FAILED
+        assert len(listener.of(Finished, name)) == 1
+    assert "no such route" in thread.progress().failure
+    assert thread.progress().alive
+    assert thread.stop()
+
+
 def test_a_failed_engine_ends_every_request_once_and_says_so(run):
     engine, runner = hashing_engine()
     thread, listener = run(engine)

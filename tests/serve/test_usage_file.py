@@ -67,6 +67,8 @@ async def test_what_cannot_be_written_waits(caplog):
         assert await file.tenant("a") == {"requests": 0}
     assert "cannot be written: OSError: no space left" in caplog.text
     used.append("b")
+    await file.tenants()
+    assert used == ["b"], "usage was taken that cannot be written"
     store.full = False
     assert await file.tenants() == ["a", "b"]
 

@@ -41,9 +41,10 @@ def calibrate(
     ] = "",
     api_key: Annotated[str, typer.Option(help="API key of that server (default: none).")] = "",
     workload_seed: Annotated[int, typer.Option(help="Seed of the measured requests.")] = 0,
-    output: Annotated[Path, typer.Option(metavar="FILE", help="JSON file of the calibration.")] = Path(
-        "calibration.json"
-    ),
+    output: Annotated[
+        Path,
+        typer.Option(dir_okay=False, writable=True, metavar="FILE", help="JSON file of the calibration."),
+    ] = Path("calibration.json"),
 ) -> None:
     """Measure the steps of this machine for headrace simulate --calibration."""
     calibration = measure(given, base_url, api_key, workload_seed)

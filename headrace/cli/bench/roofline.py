@@ -42,7 +42,12 @@ def roofline(
     workload_seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON file of the report (default: in bench-results/)."),
+        typer.Option(
+            dir_okay=False,
+            writable=True,
+            metavar="FILE",
+            help="JSON file of the report (default: in bench-results/).",
+        ),
     ] = None,
     dry_run: Annotated[
         str | None,

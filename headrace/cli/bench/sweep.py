@@ -82,6 +82,8 @@ def sweep(
     output: Annotated[
         Path | None,
         typer.Option(
+            dir_okay=False,
+            writable=True,
             metavar="FILE",
             help="JSON file of the report; a CSV and a PNG are written beside it (default: in bench-results/).",
         ),

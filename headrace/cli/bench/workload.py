@@ -61,11 +61,20 @@ Goodput = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(help="JSON file of the report; a PNG is written beside it (default: in bench-results/)."),
+    typer.Option(
+        dir_okay=False,
+        writable=True,
+        help="JSON file of the report; a PNG is written beside it (default: in bench-results/).",
+    ),
 ]
 Export = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="File of one row per request, .csv or .parquet (default: none)."),
+    typer.Option(
+        dir_okay=False,
+        writable=True,
+        metavar="FILE",
+        help="File of one row per request, .csv or .parquet (default: none).",
+    ),
 ]
 Warmup = Annotated[int, typer.Option(min=0, help="Number of requests that run first and are not measured.")]
 

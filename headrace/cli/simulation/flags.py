@@ -15,6 +15,8 @@ SLO = "Latency targets"
 DRAFTS = "Speculative decoding"
 
 DEVICES = "A100-80G, H100-SXM, H200, MI300X or cpu"
+TRANSFER_GIGABYTES, TRANSFER_SECONDS = 25.0, 0.006
+"""Defaults of ``--transfer-bandwidth`` and ``--transfer-latency``; `headrace.build.simulation.WIRE` explains them."""
 LENGTHS = "a number, or a distribution such as uniform:200:400"
 
 Shape = Annotated[
@@ -216,9 +218,17 @@ SloE2e = Annotated[
 ]
 Plot = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for plots (default: none).")]
 Output = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="JSON file of the results (default: none).")
+    Path | None,
+    typer.Option(
+        dir_okay=False, writable=True, metavar="FILE", help="JSON file of the results (default: none)."
+    ),
 ]
 Export = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="File of one row per request, .csv or .parquet (default: none)."),
+    typer.Option(
+        dir_okay=False,
+        writable=True,
+        metavar="FILE",
+        help="File of one row per request, .csv or .parquet (default: none).",
+    ),
 ]

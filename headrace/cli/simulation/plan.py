@@ -142,8 +142,8 @@ def plan(
     attainment: Attainment = 0.95,
     routing: flags.Routing = "least-loaded",
     disaggregate: Split = False,
-    transfer_bandwidth: flags.TransferBandwidth = 25.0,
-    transfer_latency: flags.TransferLatency = 0.006,
+    transfer_bandwidth: flags.TransferBandwidth = flags.TRANSFER_GIGABYTES,
+    transfer_latency: flags.TransferLatency = flags.TRANSFER_SECONDS,
     transfer_at_once: flags.TransferAtOnce = False,
     max_devices: MaxDevices = 64,
     rate: Rate = None,
@@ -217,10 +217,12 @@ def _devices(names: Sequence[str] | None, prices: Sequence[str]) -> list[DeviceS
     from headrace.lab.plan.devices import DEVICES, UnknownDevice
     from headrace.lab.plan.devices import device as known
 
+    flag = "--device"
     try:
         chosen = {spec.name: spec for spec in (map(known, names) if names else DEVICES.values())}
         for text in prices:
             name, _, dollars = text.partition("=")
+            flag = f"--price {text}"
             spec = known(name)
             if spec.name not in chosen:
                 raise ConfigError(f"--price {text}: {spec.name} is not among the devices")
@@ -228,7 +230,7 @@ def _devices(names: Sequence[str] | None, prices: Sequence[str]) -> list[DeviceS
                 chosen[spec.name], dollars_per_hour=_dollars(text, dollars)
             )
     except UnknownDevice as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{flag}: {error}") from None
     return list(chosen.values())
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.config import ConfigError
+from headrace.files import replace_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,13 +31,20 @@ Last = Annotated[int | None, typer.Option("--to", min=0, help="Last step to show
 Perfetto = Annotated[
     Path | None,
     typer.Option(
+        dir_okay=False,
+        writable=True,
         metavar="FILE",
         help="Write steps and requests as a trace for https://ui.perfetto.dev or chrome://tracing.",
     ),
 ]
 Steps = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the steps as JSON for the server's step-by-step page."),
+    typer.Option(
+        dir_okay=False,
+        writable=True,
+        metavar="FILE",
+        help="Write the steps as JSON for the server's step-by-step page.",
+    ),
 ]
 Policy = Annotated[
     str | None,
@@ -197,7 +205,7 @@ def _export(
         if file is None:
             continue
         try:
-            file.write_text(json.dumps(make(found)), encoding="utf-8")
+            replace_text(file, json.dumps(make(found)))
         except OSError as error:
             raise ConfigError(f"{file} cannot be written: {(error.strerror or str(error)).lower()}") from None
         console.print(f"written   {file}: {len(found.records):,} steps{cut}")

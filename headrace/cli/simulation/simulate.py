@@ -96,8 +96,8 @@ def simulate(
     max_model_len: flags.MaxModelLen = None,
     replicas: flags.Replicas = 1,
     prefill_replicas: flags.PrefillReplicas = None,
-    transfer_bandwidth: flags.TransferBandwidth = 25.0,
-    transfer_latency: flags.TransferLatency = 0.006,
+    transfer_bandwidth: flags.TransferBandwidth = flags.TRANSFER_GIGABYTES,
+    transfer_latency: flags.TransferLatency = flags.TRANSFER_SECONDS,
     transfer_at_once: flags.TransferAtOnce = False,
     routing: flags.Routing = "least-loaded",
     max_num_queued_reqs: flags.MaxQueuedReqs = None,
@@ -326,7 +326,8 @@ def read_calls(
     """The requests of a trace or of a synthetic workload, as the flags say; errors name the trace by ``trace_flag``.
 
     Raises:
-        ConfigError: neither or both flags, or a file that cannot be read. A bad line is reported when it is reached.
+        ConfigError: neither or both flags, or a file that cannot be read or has no requests. A bad line is reported
+            when it is reached.
     """
     from headrace.lab.workload import population
     from headrace.lab.workload.reshape import resampled, speedup
@@ -346,7 +347,7 @@ def read_calls(
         else:
             with trace.open():  # a missing file is reported now, not in the middle
                 calls = read_trace(trace, requests)
-        return _readable(speedup(calls, faster))
+        return _readable(speedup(calls, faster), f"{trace_flag} {trace}")
     except OSError as error:
         raise ConfigError(
             f"{trace_flag} {trace} cannot be read: {(error.strerror or str(error)).lower()}"
@@ -355,10 +356,15 @@ def read_calls(
         raise ConfigError(str(error)) from None
 
 
-def _readable(calls: Iterator[Call]) -> Iterator[Call]:
+def _readable(calls: Iterator[Call], source: str) -> Iterator[Call]:
     from headrace.lab.workload.traces import BadTrace
 
+    empty = True
     try:
-        yield from calls
+        for call in calls:
+            empty = False
+            yield call
     except BadTrace as error:
         raise ConfigError(str(error)) from None
+    if empty:
+        raise ConfigError(f"{source} has no requests with a prompt and an output")

@@ -16,13 +16,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, Ints
 from headrace.compute.kernels import Drafted
 from headrace.compute.kernels.step_arrays import step_arrays
 from headrace.compute.kv import PagedKV
 from headrace.compute.transfer import upload
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Tokens = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 Tables = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 Reals = np.ndarray[tuple[int, ...], np.dtype[np.float32]]

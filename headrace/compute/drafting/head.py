@@ -14,18 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, Ints
 from headrace.compute.kernels import HeadShape, Kernels
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.transfer import upload
-
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)

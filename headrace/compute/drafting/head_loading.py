@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.drafting.head import Head, HeadSpec, HeadWeights, Ints
+from headrace.compute.batch import Ints
+from headrace.compute.drafting.head import Head, HeadSpec, HeadWeights
 from headrace.compute.drafting.head_drafts import HeadDrafts, pending_states, scratch_blocks
 from headrace.compute.drafting.loading import Beside, StepSizes
 from headrace.compute.kv import PagedKV, bytes_per_block

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from llguidance import LLExecutor
 
+from headrace.compute.batch import Ints
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.forced_runs import ForcedRuns
 from headrace.compute.grammar.reasoning import SequenceMatcher
@@ -29,7 +30,6 @@ from headrace.compute.transfer import Download
 from headrace.core.constraint import FAILED_PREFIX, UnusableConstraint
 from headrace.core.plan import Entry
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Masks = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 EVERYTHING = -1

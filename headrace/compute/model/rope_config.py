@@ -15,6 +15,19 @@ from headrace.compute.model.spec import ModelError, RopeKind, RopeSpec
 
 _KINDS: dict[str, RopeKind] = {kind: kind for kind in get_args(RopeKind)}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+_ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_STRETCHED = {"factor", "original_max_position_embeddings"}
+_FIELDS: dict[str, set[str]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": _STRETCHED,  # transformers accepts the length and takes that of the config, as here
+    "llama3": _STRETCHED | {"low_freq_factor", "high_freq_factor"},
+    "yarn": _STRETCHED
+    | {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
+    | {"finetuned"},  # a note on how the model was made
+    "longrope": _STRETCHED | {"attention_factor", "short_factor", "long_factor"},
+}
+"""The fields of each type. Any other would change results in an engine that knows it."""
 
 
 def ropes_of(read: ConfigReader, head_dim: int, local: bool) -> tuple[RopeSpec, ...]:
@@ -23,6 +36,8 @@ def ropes_of(read: ConfigReader, head_dim: int, local: bool) -> tuple[RopeSpec, 
     nested = _LAYER_TYPES & set(given)
     if nested and not local:
         raise ModelError(f"{read.architecture}: rope_parameters by layer type ({', '.join(sorted(nested))})")
+    if nested:
+        _only(given, _LAYER_TYPES | _ALWAYS, "rope_parameters by layer type")
     by_type = ConfigReader(f"{read.architecture} rope_parameters", given, {})
     full = by_type.object("full_attention") if nested else given
     if scaling := read.object("rope_scaling"):
@@ -43,6 +58,7 @@ def _rope(read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: 
         raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(_KINDS)}")
     if given.get("mrope_section"):
         raise ModelError("mrope_section: multimodal rotary embeddings are not supported")
+    _only(given, _FIELDS[kind] | _ALWAYS, f"rope type '{kind}'")
     scaling = ConfigReader(f"{read.architecture} rope", given, {})
     partial = scaling.optional_number("partial_rotary_factor") or read.optional_number(
         "partial_rotary_factor"
@@ -78,10 +94,16 @@ def _rope(read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: 
         high_freq_factor=scaling.optional_number("high_freq_factor") or 4.0,
         beta_fast=scaling.optional_number("beta_fast") or 32.0,
         beta_slow=scaling.optional_number("beta_slow") or 1.0,
-        truncate=given.get("truncate", True) is not False,
+        truncate=given.get("truncate") is None or scaling.flag("truncate"),
         short_factor=_factors(given, kind, "short_factor", rotary_dim),
         long_factor=_factors(given, kind, "long_factor", rotary_dim),
     )
+
+
+def _only(given: Mapping[str, Any], known: set[str], where: str) -> None:
+    for field, value in given.items():
+        if field not in known and value is not None:
+            raise ModelError(f"{where}: {field} is not supported; supported are: {', '.join(sorted(known))}")
 
 
 def _attention_factor(kind: str, scaling: ConfigReader, factor: float, original: int) -> float:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from headrace.compute.batch import Ints
 from headrace.compute.transfer import upload
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 Words = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from headrace.compute.batch import Ints
 from headrace.compute.sampling import filters
 from headrace.compute.sampling.draw import draw, or_fault
 from headrace.compute.transfer import upload
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Reals = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.compute.batch import Ints
 from headrace.compute.transfer import upload
 from headrace.core.plan import Entry
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 _ANY = -1
 _BEFORE_START = -2
 

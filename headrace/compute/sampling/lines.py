@@ -18,13 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import ramps
+from headrace.compute.batch import Ints, ramps
 from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.slots import Rows
 from headrace.compute.transfer import upload
 from headrace.core.plan import Row
-
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 Accept = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

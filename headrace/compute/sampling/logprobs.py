@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.compute.batch import Ints
 from headrace.compute.transfer import Download, upload
 from headrace.core.plan import TokenLogprob
-
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import ramps
+from headrace.compute.batch import Ints, ramps
 from headrace.compute.transfer import upload
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Reals = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from headrace.compute.batch import Ints
 from headrace.compute.sampling import choice, constraints
 from headrace.compute.sampling.allowed import Allowed, Restrict, restrict
 from headrace.compute.sampling.choice import Choice
@@ -26,7 +27,6 @@ from headrace.compute.transfer import upload
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
 
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 GREEDY_BELOW = 1e-5

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from headrace.compute.batch import ramps
+from headrace.compute.batch import Ints, ramps
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.results import Sampled
 from headrace.compute.sampling.allowed import Allowed
@@ -22,7 +22,7 @@ from headrace.compute.sampling.lines import NO_DRAFT, Columns, Lines, columns_of
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.sampling.sampler import Drawing, Sampler
-from headrace.compute.slots import Ints, Rows, Slots
+from headrace.compute.slots import Rows, Slots
 from headrace.compute.transfer import Download, upload
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.plan import Entry, Row

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
+from headrace.files import replace_text
 from headrace.lab.bench.figures import FIGURES, ratio
 from headrace.lab.bench.machine import machine_facts
 from headrace.lab.bench.record import Record
@@ -204,8 +205,7 @@ def without_keys(command: Sequence[str]) -> list[str]:
 
 def write(path: Path, report: Mapping[str, Any]) -> None:
     """Writes a report's document as JSON; creates the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
 
 
 def plain(value: Any) -> Any:

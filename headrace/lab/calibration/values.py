@@ -20,6 +20,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
+from headrace.files import replace_text
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.work import StepWork
 
@@ -127,8 +128,7 @@ class Calibration:
         return dataclasses.replace(self, tokens=tuple(pace * each for each in self.tokens), **slower)
 
     def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+        replace_text(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
     def read_file(cls, path: Path) -> Calibration:

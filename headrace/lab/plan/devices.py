@@ -117,6 +117,16 @@ CPU = DeviceSpec(
 DEVICES: dict[str, DeviceSpec] = {device.name: device for device in (A100, H100, H200, MI300X, CPU)}
 """The built-in devices by name."""
 
+BY_DRIVER_NAME: dict[str, DeviceSpec] = {
+    "NVIDIA A100-SXM4-80GB": A100,
+    "NVIDIA H100 80GB HBM3": H100,
+    "NVIDIA H200": H200,
+    "AMD Instinct MI300X": MI300X,
+    "AMD Instinct MI300X OAM": MI300X,
+    "AMD Instinct MI300X VF": MI300X,  # one whole device in a virtual machine
+}
+"""Devices by the whole name that their driver reports: a PCIe card, an NVL or a MIG slice has other figures."""
+
 
 class UnknownDevice(ValueError):
     """A device that is not in `DEVICES`; the message lists the known ones."""

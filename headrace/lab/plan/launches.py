@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from headrace.lab.plan.roofline import Load, Replica, decoding
+from headrace.lab.plan.roofline import Replica, decoding
 from headrace.lab.plan.shapes import ModelShape
 
 _PROCESSORS = 132
@@ -160,7 +160,7 @@ def expected(
     """A decode step of ``rows`` sequences with ``context`` tokens; ``quantization`` requires the Triton kernels."""
     load = decoding(rows, context)
     kv = load.read_tokens * replica.kv_bytes_per_token
-    weights = _weights(replica, load, quantization)
+    weights = replica.weight_bytes_read(load)
     least = weights + kv
     integers = replica.precision.kv_bytes < 2
     read = least + ((kernels.integer_copies if integers else kernels.kv_copies) - 1) * kv
@@ -178,14 +178,6 @@ def expected(
         max(weights / device.reached_bandwidth, arithmetic / device.efficiency_compute)
         + (read - weights) / device.reached_bandwidth
         + operations * GAP_SECONDS,
-    )
-
-
-def _weights(replica: Replica, load: Load, quantization: str | None) -> float:
-    """Bytes of weights that a step reads; every quantization stores the LM head in 8 bits."""
-    layers = replica.shape.linear_parameters * replica.precision.weight_bytes
-    return layers + (
-        replica.shape.table_parameters * (2 if quantization is None else 1) if load.samples else 0
     )
 
 

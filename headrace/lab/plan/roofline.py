@@ -28,28 +28,33 @@ PARALLEL_SHARE = 0.85
 """Relative speed of each device under tensor parallelism; two all-reduces per layer cost the rest. An estimate for
 NVLink-class links."""
 
-HEAD_BYTES = 2
-"""Bytes per weight of embedding and LM head, which quantized models keep in bfloat16."""
-
 ACTIVATION_BYTES = 2
 
 
 class Precision(NamedTuple):
-    """Bytes per weight of the layers' matrices and per element of keys and values; whether matrices are
-    multiplied as 8-bit integers."""
+    """Bytes per weight of the layers' matrices, per element of keys and values, and per weight that is never quantized
+    (embedding, norms). ``int8``, ``int8_head``: the matrices, or the LM head, are multiplied as 8-bit integers."""
 
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
+    plain_bytes: float = 2.0
     int8: bool = False
+    int8_head: bool = False
+
+    @property
+    def head_bytes(self) -> float:
+        """Bytes per weight of the LM head."""
+        return 1.0 if self.int8_head else self.plain_bytes
 
 
 BFLOAT16 = Precision()
 
 WEIGHTS: dict[str, Precision] = {
     "bfloat16": BFLOAT16,
-    "int8": Precision(weight_bytes=1.0, int8=True),  # weights and activations
-    "int4": Precision(weight_bytes=0.5 + 2 / 128),  # weights alone, a bfloat16 scale for each 128 of them
+    "int8": Precision(weight_bytes=1.0, int8=True, int8_head=True),  # weights and activations
+    "int4": Precision(weight_bytes=0.5 + 5 / 128, int8_head=True),  # a float32 scale and a zero per 128
 }
+"""By the names of ``--quantization``; every quantization stores the LM head in 8 bits."""
 KV_BYTES: dict[str, float] = {
     "bfloat16": 2.0,
     "int8": 1.0 + 4 / 128,  # a float32 scale per token and head of 128
@@ -96,9 +101,13 @@ class Replica:
 
     @property
     def weight_bytes(self) -> int:
-        shape = self.shape
-        matrices = shape.linear_parameters * self.precision.weight_bytes
-        return round(matrices + (shape.num_parameters - shape.linear_parameters) * HEAD_BYTES)
+        shape, precision = self.shape, self.precision
+        matrices = shape.linear_parameters * precision.weight_bytes
+        plain = shape.num_parameters - shape.linear_parameters
+        if precision.int8_head:  # in the place of a head of its own, or beside the embedding
+            plain -= 0 if shape.tied_embeddings else shape.table_parameters
+            matrices += shape.table_parameters * precision.head_bytes
+        return round(matrices + plain * precision.plain_bytes)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -138,7 +147,13 @@ class Replica:
         arithmetic = self._linear_seconds(load) + self._attention_flops(load) / self._rate(
             self.device.bf16_flops
         )
-        return max(arithmetic, self._read_bytes(load) / self._bandwidth) + self.device.step_overhead_seconds
+        read = self.weight_bytes_read(load) + load.read_tokens * self.kv_bytes_per_token
+        return max(arithmetic, read / self._bandwidth) + self.device.step_overhead_seconds
+
+    def weight_bytes_read(self, load: Load) -> float:
+        """Bytes of weights that a step reads: the matrices, and the LM head if a row samples."""
+        head = self.shape.table_parameters * self.precision.head_bytes if load.samples else 0.0
+        return self.shape.linear_parameters * self.precision.weight_bytes + head
 
     def prefill_seconds(self, prompt: int, max_num_batched_tokens: int) -> float:
         """Seconds to prefill one prompt alone, in steps of at most ``max_num_batched_tokens`` tokens."""
@@ -181,13 +196,11 @@ class Replica:
         tokens = load.decodes + load.prefill_tokens
         matrices = 2 * self.shape.linear_parameters * tokens
         head = 2 * self.shape.table_parameters * load.samples
-        peak = self.device.int8_ops if self.precision.int8 else self.device.bf16_flops
-        return matrices / self._rate(peak) + head / self._rate(self.device.bf16_flops)
+        arithmetic = matrices / self._matrix_rate(self.precision.int8)
+        return arithmetic + head / self._matrix_rate(self.precision.int8_head)
+
+    def _matrix_rate(self, int8: bool) -> float:
+        return self._rate(self.device.int8_ops if int8 else self.device.bf16_flops)
 
     def _attention_flops(self, load: Load) -> float:
         return 4 * self.shape.num_layers * self.shape.num_heads * self.shape.head_dim * load.contexts
-
-    def _read_bytes(self, load: Load) -> float:
-        matrices = self.shape.linear_parameters * self.precision.weight_bytes
-        head = self.shape.table_parameters * HEAD_BYTES if load.samples else 0
-        return matrices + head + load.read_tokens * self.kv_bytes_per_token

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from headrace.files import replacing
+from headrace.lab import export
 from headrace.lab.sweep.knee import Knee, knee
 from headrace.lab.sweep.points import Point, lines
 from headrace.lab.sweep.trials import Axis
@@ -113,8 +114,5 @@ def write_csv(path: Path, points: Sequence[Point]) -> None:
         OSError: the file cannot be written.
     """
     found = rows(points)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(found[0]))
-        writer.writeheader()
-        writer.writerows(found)
+    with replacing(path) as file:
+        export.write_csv(file, list(found[0]), found)

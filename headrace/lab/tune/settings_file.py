@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from headrace.lab.tune.goal import Goal
 from headrace.lab.tune.judge import Verdict
@@ -35,13 +34,3 @@ def settings_text(
         was = f"was {present[name]:g}" if value != present[name] else "unchanged"
         lines.append(f"{name.replace('_', '-') + f': {value:g}':34} # {was}")
     return "\n".join(lines) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Writes the file; creates its folder.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")

@@ -44,7 +44,7 @@ def parts(calls: Sequence[Call], window_seconds: float) -> Parts:
     bounds = (0.0, *(share * until for share in SHARES), until)
     found = []
     for (low, high), wanted in zip(pairwise(bounds), LEAST_WINDOWS, strict=True):
-        mine = [each for each in calls if low <= each.arrival < high]
+        mine = [each for each in calls if low <= each.arrival < high or each.arrival == high == until]
         seconds = min(window_seconds, (high - low) / wanted)
         windows = _windows(mine, low, high, seconds) if seconds else []
         if len(windows) < wanted:
@@ -59,8 +59,11 @@ def parts(calls: Sequence[Call], window_seconds: float) -> Parts:
 def _windows(calls: Sequence[Call], low: float, high: float, seconds: float) -> list[list[Call]]:
     count = max(1, int((high - low) / seconds + 1e-9))
     windows: list[list[Call]] = [[] for _ in range(count)]
+    last = (
+        count - 1 if count * seconds > (high - low) * (1 - 1e-9) else count
+    )  # or in the rest that is omitted
     for call in calls:
-        place = int((call.arrival - low) / seconds)
+        place = min(int((call.arrival - low) / seconds), last)
         if place < count:
             windows[place].append(call._replace(arrival=call.arrival - low - place * seconds))
     return [each for each in windows if len(each) >= LEAST_REQUESTS]

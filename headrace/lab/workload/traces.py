@@ -19,7 +19,7 @@ import heapq
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -48,16 +48,13 @@ class Format(NamedTuple):
 
 
 def _calendar(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
-
-
-def _calendar_utc(text: str) -> float:
     """Seconds of a timestamp; without a time zone, as in the 2023 traces, it is UTC."""
-    return _calendar(text if "+" in text or text.endswith("Z") else text + "+00:00")
+    when = datetime.fromisoformat(text)
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
 FORMATS = (
-    Format("TIMESTAMP", "ContextTokens", "GeneratedTokens", clock=_calendar_utc),
+    Format("TIMESTAMP", "ContextTokens", "GeneratedTokens", clock=_calendar),
     Format("Timestamp", "Request tokens", "Response tokens", tenant="Model"),
     Format("timestamp_s", "input_tokens", "output_tokens"),
     Format("req_time_s", "prompt_len", "output_len", tenant="client"),

@@ -152,8 +152,8 @@ class ExactCache:
 
     async def clear(self, tag: str) -> Mapping[str, bool]:
         """Invalidate all entries with ``tag`` at once; returns for each store whether it was reached."""
-        self._versions.raise_(tag)
-        return {tier.name: await tier.clear(tag) for tier in self._tiers}
+        counter = self._versions.raise_(tag)
+        return {tier.name: await tier.clear(counter) for tier in self._tiers}
 
     def age(self, entry: Entry) -> float:
         """Seconds since ``entry`` was computed."""
@@ -221,10 +221,10 @@ class ExactCache:
             return
         news = self._versions.merge(numbers, self._reported.get(tier.name, {}))
         self._reported[tier.name] = numbers
-        for tag in news:
+        for counter in news:
             for nearer in self._tiers:
                 if nearer.at_hand:
-                    await nearer.clear(tag)
+                    await nearer.clear(counter)
         behind = self._versions.ahead_of(numbers)
         if behind:
             await tier.advance(behind)

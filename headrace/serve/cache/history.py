@@ -33,6 +33,9 @@ FLUSH_SECONDS = 1.0
 MAX_NOTES = 50_000
 """Notes that may wait for the next flush; further ones are dropped, for example when the disk hangs."""
 
+MOST_PREFIXES = 1000
+"""Prefixes that are kept warm; of more, those that were registered last."""
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS questions (
     id INTEGER PRIMARY KEY,
@@ -172,6 +175,7 @@ class History:
         """Store a prefix to keep warm."""
         query = "INSERT INTO prefixes (tenant, url, key_id, tenant_header, body) VALUES (?, ?, ?, ?, ?)"
         await self._on_worker(lambda: self._rows.execute(query, (tenant, *prefix)))
+        await self._on_worker(lambda: self._rows.execute(_TRIM_PREFIXES, (MOST_PREFIXES,)))
 
     async def prefixes(self) -> Sequence[Recorded]:
         """All registered prefixes, the first registered first."""
@@ -263,6 +267,10 @@ _BODIES = "UPDATE questions SET url = ?, key_id = ?, tenant_header = ?, body = ?
 _COMPUTED = "UPDATE questions SET seconds = ?, tokens = ?, engine = ?, fresh_until = ? WHERE key = ?"
 _TRIM = """
 DELETE FROM questions WHERE id IN (SELECT id FROM questions ORDER BY last DESC LIMIT -1 OFFSET ?)
+"""
+
+_TRIM_PREFIXES = """
+DELETE FROM prefixes WHERE id IN (SELECT id FROM prefixes ORDER BY id DESC LIMIT -1 OFFSET ?)
 """
 
 

@@ -141,6 +141,8 @@ class CacheLookup:
                 if ask.allowed.coalesce:
                     leading[ask.key] = flight
             answer.flights.append((index, flight))
+        # Responses from the cache too: lookups and savings are recorded by id.
+        self.service.check_new(answer.requests)
         if begun:
             self.service.submit(begun)  # raises before anything is changed
         for flight in begun:

@@ -23,7 +23,7 @@ from headrace.core.cache.warming.demand_forecast import choose
 from headrace.core.cache.warming.idle_detector import IdleDetector
 from headrace.core.events import Arrived, Event
 from headrace.core.tenancy.classes import is_awaited
-from headrace.serve.cache.history import History, Recorded
+from headrace.serve.cache.history import MOST_PREFIXES, History, Recorded
 
 logger = logging.getLogger(__name__)
 
@@ -166,11 +166,16 @@ class Warmer:
         return taken
 
     async def keep_warm(self, tenant: str, prefix: Recorded) -> None:
-        """Compute a prompt prefix regularly; with a history, also after a restart."""
+        """Compute a prompt prefix regularly; with a history, also after a restart.
+
+        It takes the place of the one registered first if there are `MOST_PREFIXES`.
+        """
         if prefix in self._prefixes:
             return
         self._prefixes[prefix] = self._clock() + PREFIX_SECONDS
-        self._waiting.appendleft(_Job(prefix, None))
+        if len(self._prefixes) > MOST_PREFIXES:
+            del self._prefixes[next(iter(self._prefixes))]
+        self._compute_first(prefix)
         if self._history is not None:
             await self._history.register(tenant, prefix)
 
@@ -238,7 +243,11 @@ class Warmer:
         for prefix in due:
             self._prefixes[prefix] = now + PREFIX_SECONDS
             if prefix not in waiting:
-                self._waiting.appendleft(_Job(prefix, None))
+                self._compute_first(prefix)
+
+    def _compute_first(self, prefix: Recorded) -> None:
+        if len(self._waiting) < MAX_JOBS:  # otherwise when it is due again
+            self._waiting.appendleft(_Job(prefix, None))
 
     async def _begin(self, job: _Job) -> None:
         begun = asyncio.Event()

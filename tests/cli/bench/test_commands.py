@@ -69,8 +69,9 @@ def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_pat
 
 
 def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--output .* cannot be written: is a directory"):
-        run("throughput", *SMALL, "--output", str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--output .* cannot be written: file exists"):
+        run("throughput", *SMALL, "--output", str(tmp_path / "file" / "run.json"))
 
 
 def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:

@@ -99,12 +99,12 @@ def test_that_none_fits_comes_with_reasons():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--device", "T4"], "no device 'T4'"),
+        (["--device", "T4"], "--device: there is no device 'T4'"),
         (["--weights", "int3"], "--weights int3: expected one of bfloat16"),
         (["--kv", "int4"], "--kv int4"),
         (["--price", "H100-SXM=free"], "expected DEVICE=DOLLARS"),
         (["--price", "H100-SXM=0"], "expected DEVICE=DOLLARS"),
-        (["--price", "T4=1"], "no device 'T4'"),
+        (["--price", "T4=1"], "--price T4=1: there is no device 'T4'"),
         (["--device", "H200", "--price", "cpu=1"], "cpu is not among the devices"),
         (["--workload", "colour=red"], "colour=red"),
         (["--workload", CHAT, "--routing", "best"], "--routing best: expected one of"),

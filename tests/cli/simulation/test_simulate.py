@@ -7,8 +7,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from headrace.build.simulation import WIRE
 from headrace.cli import app
+from headrace.cli.simulation import flags
 from headrace.config import ConfigError
+from headrace.lab.simulate.handover import Wire
 from tests.lab.calibration.test_values import CALIBRATION
 
 TRACE = "req_time_s,client,prompt_len,output_len\n" + "".join(
@@ -103,6 +106,7 @@ def test_prefill_replicas_are_compared_with_replicas_for_both(trace, tmp_path):
         ((), "either --trace FILE or --workload"),
         (("--workload", "rate=1", "--resample"), "--resample"),
         (("--workload", "rate=fast"), "workload 'rate=fast'"),
+        (("--trace", "/dev/null"), "/dev/null:1: unknown format"),
         (("--trace", "/nowhere.csv"), "nowhere.csv cannot be read: no such file"),
         (("--workload", "rate=1", "--device", "abacus"), "--device: there is no device 'abacus'"),
         (("--workload", "rate=1", "--weights", "fp3"), "--weights fp3: expected one of"),
@@ -232,3 +236,14 @@ def test_drafts_that_are_accepted_shorten_answers_and_others_do_not(tmp_path):
 def test_drafts_that_cannot_be_simulated_are_refused(trace, words, message):
     with pytest.raises(ConfigError, match=message):
         run("--trace", trace, *words)
+
+
+def test_the_connection_between_replicas_is_that_of_a_fleet_made_in_python():
+    assert Wire(flags.TRANSFER_SECONDS, 1e9 * flags.TRANSFER_GIGABYTES) == WIRE
+
+
+def test_a_trace_without_requests_is_refused(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("timestamp_s,input_tokens,output_tokens\n0.0,5,0\n")
+    with pytest.raises(ConfigError, match=r"--trace .*trace.csv has no requests with a prompt and an output"):
+        run("--trace", trace)

@@ -145,6 +145,22 @@ def test_an_unknown_architecture_is_refused_with_the_list() -> None:
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope type 'llama3' needs a factor"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}}, "rope type 'mrope'"),
         ({"rope_scaling": {"mrope_section": [1, 1]}}, "mrope_section"),
+        ({"rope_scaling": {"factor": 2.0}}, "rope type 'default': factor is not supported"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 1e3}},
+            "'dynamic': alpha is not supported",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 32}}, "'linear': beta_fast is not"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "attn_factor": 0.5}}, "'yarn': attn_factor is not"),
+        (
+            {"rope_parameters": {"type": "yarn", "factor": 2, "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta",
+        ),
+        ({"rope_parameters": {"mrope_interleaved": True}}, "mrope_interleaved"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": "no"}},
+            "truncate must be true or false",
+        ),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "needs short_factor, a list of 4"),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": ["one"] * 4}},
@@ -185,3 +201,43 @@ def test_an_unknown_architecture_is_refused_with_the_list() -> None:
 def test_unsupported_and_malformed_fields_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         parse(**fields)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "factor": None},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "finetuned": True},
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "mscale": 1.0,
+        },
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "attention_factor": 1.2,
+            "mscale_all_dim": 1.0,
+            "rope_theta": 1e4,
+        },
+        {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {"original_max_position_embeddings": 16, "partial_rotary_factor": 0.5},
+    ],
+)
+def test_every_field_that_a_rope_type_has_is_accepted(rope: dict[str, Any]) -> None:
+    for name in ("rope_scaling", "rope_parameters"):
+        (parsed,) = parse(max_position_embeddings=64, **{name: rope}).ropes
+        assert parsed.kind == (rope.get("rope_type") or rope["type"])
+        assert parsed.truncate == rope.get("truncate", True)
+
+
+def test_ropes_by_layer_type_have_no_other_fields() -> None:
+    layers = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    spec = parse("Gemma3ForCausalLM", rope_parameters=layers | {"rope_theta": 1e6})
+    assert [rope.theta for rope in spec.ropes] == [1e6, 1e4]
+    with pytest.raises(ModelError, match="by layer type: factor is not supported"):
+        parse("Gemma3ForCausalLM", rope_parameters=layers | {"factor": 8.0})

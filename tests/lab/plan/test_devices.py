@@ -2,13 +2,31 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.lab.plan.devices import DEVICES, H100, UnknownDevice, device
+from headrace.lab.plan.devices import BY_DRIVER_NAME, DEVICES, H100, UnknownDevice, device
 
 
 def test_a_device_is_found_in_any_case():
     assert device("h100-sxm") is H100
     with pytest.raises(UnknownDevice, match=r"no device 'T4'.*H100-SXM"):
         device("T4")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "NVIDIA A100-SXM4-40GB",
+            "NVIDIA A100 80GB PCIe",
+            "NVIDIA A10",
+            "NVIDIA H100 PCIe",
+            "NVIDIA H100 NVL",
+        ),
+        *("NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H800", ""),
+    ],
+)
+def test_a_gpu_of_a_similar_name_has_no_data_sheet_here(name):
+    assert BY_DRIVER_NAME["NVIDIA H100 80GB HBM3"] is H100
+    assert name not in BY_DRIVER_NAME
 
 
 @pytest.mark.parametrize("spec", DEVICES.values(), ids=DEVICES.keys())

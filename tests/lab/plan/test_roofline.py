@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.lab.plan.devices import CPU, H100, H200, DeviceSpec
@@ -47,7 +49,7 @@ def test_integer_matrices_run_at_the_integer_rate_but_attention_does_not():
     slow = DeviceSpec("slow", 1e6, 2e6, 1 << 30, 1e12, 1e5, 0.5, 0.5, 0.0, 2.0)
     load = decoding(rows=1, context=100)
     whole = Replica(SMALL, slow, precision=WEIGHTS["int8"]).step_seconds(load)
-    assert whole == pytest.approx(2 * 66_000 / 1e6 + (2 * 100_000 + 80 * 100) / 0.5e6)
+    assert whole == pytest.approx(2 * (66_000 + 100_000) / 1e6 + 80 * 100 / 0.5e6)
 
 
 def test_several_devices_share_everything_but_the_overhead():
@@ -89,3 +91,22 @@ def test_a_small_server_decodes_as_measured():
     assert 1 / one == pytest.approx(18.4, rel=0.1)
     prompt = Replica(SHAPES["qwen3-0.6b"], CPU).prefill_seconds(2048, 1024)
     assert 2048 / prompt == pytest.approx(880, rel=0.25)
+
+
+def test_a_quantized_model_has_its_lm_head_in_8_bits():
+    load = decoding(rows=1, context=100)
+    int8, int4 = (Replica(SMALL, ROUND, precision=WEIGHTS[name]) for name in ("int8", "int4"))
+    assert int8.weight_bytes_read(load) == 66_000 + 100_000
+    assert int8.weight_bytes_read(load._replace(samples=0)) == 66_000
+    assert int4.weight_bytes_read(load) == 66_000 * (0.5 + 5 / 128) + 100_000
+    assert int8.weight_bytes == 66_000 + 2 * (300 + 100_000) + 100_000
+
+
+def test_a_tied_head_is_counted_once_unless_it_has_a_copy_in_8_bits():
+    tied = replace(SMALL, tied_embeddings=True)
+    assert Replica(tied, ROUND).weight_bytes == 2 * 166_300
+    assert Replica(tied, ROUND, precision=WEIGHTS["int8"]).weight_bytes == 66_000 + 2 * 100_300 + 100_000
+
+
+def test_every_weight_of_a_float32_model_has_four_bytes():
+    assert Replica(SMALL, ROUND, precision=Precision(4.0, plain_bytes=4.0)).weight_bytes == 4 * 266_300

@@ -24,6 +24,12 @@ def test_windows_of_a_short_part_are_shorter():
     assert [len(part) for part in found] == list(LEAST_WINDOWS)
 
 
+@pytest.mark.parametrize("gap", [1.0, 0.1, 1 / 3])
+def test_the_last_request_is_held_out_too(gap):
+    judge = parts(calls(200, gap), 3600.0).judge
+    assert [call.output_tokens for window in judge for call in window] == list(range(111, 201))
+
+
 def test_a_workload_that_cannot_be_judged_is_refused_with_what_it_needs():
     with pytest.raises(TooFew, match="at least 200 requests"):
         parts(calls(50), 20.0)

@@ -53,6 +53,19 @@ def test_published_traces_are_known_by_their_header(tmp_path, text, expected):
     assert [(pytest.approx(c.arrival, abs=1e-5), *c[1:4]) for c in calls] == expected
 
 
+@pytest.mark.parametrize("zone", ["+00:00", "Z", "-05:00", "-0530", "+09:00", "-03"])
+def test_a_timestamp_may_have_any_time_zone(tmp_path, zone):
+    head = AZURE_2024.splitlines()[0]
+    text = f"{head}\n2024-05-10 23:59:59.500000{zone},2399,6\n2024-05-11 00:00:00{zone},76,15\n"
+    assert [call.arrival for call in read_trace(write(tmp_path, text))] == [0.0, 0.5]
+
+
+def test_time_zones_in_one_trace_are_compared_in_utc(tmp_path):
+    head = AZURE_2024.splitlines()[0]
+    text = f"{head}\n2024-05-10 19:00:00-05:00,1,1\n2024-05-11 00:00:01,2,2\n2024-05-11 02:00:02+02:00,3,3\n"
+    assert [call.arrival for call in read_trace(write(tmp_path, text))] == [0.0, 1.0, 2.0]
+
+
 def test_blocks_of_mooncake_become_spans_of_content(tmp_path):
     path = write(tmp_path, mooncake((1000, 1100, 5, [7, 8, 9]), (3500, 512, 6, [7])))
     first, second = read_trace(path)

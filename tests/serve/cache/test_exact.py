@@ -13,7 +13,7 @@ from pymemcache.client.base import PooledClient
 from headrace.core.cache.response.codec import Seal
 from headrace.core.cache.response.control import CacheDirectives
 from headrace.core.cache.response.key import Engine
-from headrace.core.cache.response.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
+from headrace.core.cache.response.tags import EVERYTHING, TagVersions, counter_of, tenant_tag, user_tag
 from headrace.core.events import StoreFaulted
 from headrace.core.tenancy.gate import Limits
 from headrace.serve.cache.exact import ExactCache
@@ -234,10 +234,11 @@ def test_two_stores_that_count_differently_come_to_agree(tmp_path, request):
                     await h.recall.clear(tag)
         async with house(make("sqlite", "redis")) as h, asyncio.timeout(60.0):
             sqlite, redis = h.recall._exact._tiers
-            while (await redis.versions()).get(tag) != 5:
+            counter = counter_of(tag)
+            while (await redis.versions()).get(counter) != 5:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(2.5)
-            assert (await sqlite.versions())[tag] == (await redis.versions())[tag] == 5
+            assert (await sqlite.versions())[counter] == (await redis.versions())[counter] == 5
 
     asyncio.run(run())
 

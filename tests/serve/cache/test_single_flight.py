@@ -10,8 +10,9 @@ from headrace.core.events import Finished, Layer
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.request import FinishReason
+from headrace.core.request import FinishReason, InvalidParameter
 from headrace.core.tenancy.classes import BACKGROUND, CLASSES
+from headrace.serve.cache.lookup_request import LookupRequest
 from headrace.serve.cache.stores.memory import MemoryStore
 from tests.serve.cache.test_lookup import Level, house, truth
 from tests.serve.test_service import Gate, end_of, read_all, request, tokens_of
@@ -225,5 +226,25 @@ def test_tags_of_a_hit_are_the_callers():
             assert (await h.answer(control=mine))[0].startswith("hit")
             assert (await h.answer())[0].startswith("hit")
             assert (await h.answer(control=replace(mine, tags=("mine", "ours"))))[0] == "miss"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_id_in_use_is_refused_also_when_nothing_would_be_computed(cached):
+    """Otherwise lookups and savings of one tenant would be recorded for the open request of another."""
+
+    async def run():
+        async with house() as h:
+            if cached:
+                await h.answer()
+            gate = Gate(h.service)
+            running = await h.open(h.question(9 if cached else 5, tenant="a" if cached else "default"))
+            taken = LookupRequest(replace(h.question().request, id=running.requests[0].id))
+            with pytest.raises(InvalidParameter, match="already in use"):
+                await h.recall.open([taken])
+            gate.open.set()
+            await read_all(running)
+            await read_all(await h.recall.open([taken]))
 
     asyncio.run(run())

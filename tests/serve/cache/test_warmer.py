@@ -252,6 +252,27 @@ async def test_a_prefix_is_asked_for_now_and_again_and_after_a_restart(tmp_path)
 
 
 @on_a_loop
+async def test_of_too_many_prefixes_those_registered_last_stay(tmp_path, monkeypatch):
+    for module in ("warmer", "history"):
+        monkeypatch.setattr(f"headrace.serve.cache.{module}.MOST_PREFIXES", 2)
+    monkeypatch.setattr("headrace.serve.cache.warmer.MAX_JOBS", 3)
+    history = await recorded(tmp_path, "")
+    scene = Scene(Desk(), history=history)
+    for name in "abcd":
+        await scene.warmer.keep_warm("t", question(name))
+    assert (scene.warmer.state().prefixes, scene.warmer.state().waiting) == (2, 3)
+    assert await history.prefixes() == [question("c"), question("d")]
+    scene.desk.gate.set()
+    await scene.tick(6.0)
+    await scene.tick()
+    assert sorted(scene.desk.done) == ["a", "b", "c"]
+    await scene.tick(PREFIX_SECONDS)
+    await scene.tick()
+    assert sorted(scene.desk.done[3:]) == ["c", "d"]
+    await history.stop()
+
+
+@on_a_loop
 async def test_stopping_leaves_nothing_running():
     scene = Scene(Desk())
     scene.warmer.add([question("a")])

@@ -2,14 +2,22 @@
 
 A snapshot is taken when computing *begins*. A tag invalidated meanwhile has another version when the response is
 looked up. So a response computed during an invalidation is never served.
+
+A version must never be forgotten, or older entries would be served again, and clients may invent any number of tags.
+So tags share a fixed number of counters. Invalidating a tag also invalidates the entries of the few tags that have the
+same counter, which costs a computation and serves nothing wrong.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 
 EVERYTHING = "*"
 """The tag that every entry carries."""
+
+COUNTERS = 4096
+"""Number of counters of each kind of tag. A server reads all of them from a shared store each second."""
 
 
 def tenant_tag(tenant: str) -> str:
@@ -22,39 +30,55 @@ def user_tag(tenant: str, tag: str) -> str:
     return f"tag:{len(tenant)}:{tenant}:{tag}"
 
 
+def counter_of(tag: str) -> str:
+    """The name of the counter that is the version of ``tag``. Tenants and their own tags use different counters."""
+    if tag == EVERYTHING:
+        return tag
+    digest = hashlib.sha256(tag.encode("utf-8", "surrogatepass")).digest()
+    return f"{tag.partition(':')[0]}:{int.from_bytes(digest[:4]) % COUNTERS}"
+
+
 class TagVersions:
-    """The current version of each tag that was ever invalidated; all others have 0."""
+    """The current versions of all tags, by counter; a counter that was never raised is 0."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def snapshot(self, tags: Iterable[str]) -> tuple[tuple[str, int], ...]:
-        """The tags with their current versions."""
-        return tuple([(tag, self._numbers.get(tag, 0)) for tag in tags])
+        """The counters of the tags with their current numbers."""
+        return tuple([(counter, self._numbers.get(counter, 0)) for counter in map(counter_of, tags)])
 
     def current(self, taken: Iterable[tuple[str, int]]) -> bool:
         """Whether none of the tags has been invalidated since ``taken``."""
-        return all(self._numbers.get(tag, 0) == number for tag, number in taken)
+        return all(self._numbers.get(counter, 0) == number for counter, number in taken)
 
-    def raise_(self, tag: str) -> int:
-        """Invalidate a tag; returns its new version."""
-        self._numbers[tag] = number = self._numbers.get(tag, 0) + 1
-        return number
+    def raise_(self, tag: str) -> str:
+        """Invalidate a tag; returns its counter."""
+        counter = counter_of(tag)
+        self._raise(counter)
+        return counter
 
     def merge(self, numbers: Mapping[str, int], before: Mapping[str, int]) -> list[str]:
-        """Merge the versions ``numbers`` of a shared store, which were ``before``; returns the tags that changed.
+        """Merge the counters ``numbers`` of a shared store, which were ``before``; returns those that changed.
 
-        A version that has fallen was lost, and invalidations since then are unknown: the tag counts as invalidated.
+        A counter that has fallen was lost, and invalidations since then are unknown: its tags count as invalidated.
         """
-        news = [tag for tag, number in numbers.items() if number > self._numbers.get(tag, 0)]
-        for tag in news:
-            self._numbers[tag] = numbers[tag]
-        lost = [tag for tag, number in before.items() if numbers.get(tag, 0) < number and tag not in news]
-        for tag in lost:
-            self.raise_(tag)
+        news = [counter for counter, number in numbers.items() if number > self._numbers.get(counter, 0)]
+        for counter in news:
+            self._numbers[counter] = numbers[counter]
+        lost = [
+            counter
+            for counter, number in before.items()
+            if numbers.get(counter, 0) < number and counter not in news
+        ]
+        for counter in lost:
+            self._raise(counter)
         return news + lost
 
     def ahead_of(self, numbers: Mapping[str, int]) -> dict[str, int]:
-        """By how much the versions ``numbers`` of a shared store are behind, for tags where they are."""
-        gaps = {tag: number - numbers.get(tag, 0) for tag, number in self._numbers.items()}
-        return {tag: gap for tag, gap in gaps.items() if gap > 0}
+        """By how much the counters ``numbers`` of a shared store are behind, for those that are."""
+        gaps = {counter: number - numbers.get(counter, 0) for counter, number in self._numbers.items()}
+        return {counter: gap for counter, gap in gaps.items() if gap > 0}
+
+    def _raise(self, counter: str) -> None:
+        self._numbers[counter] = self._numbers.get(counter, 0) + 1

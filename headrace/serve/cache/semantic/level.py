@@ -20,6 +20,7 @@ from headrace.core.cache.partial.unfinished_answers import UnfinishedAnswer
 from headrace.core.cache.response.circuit_breaker import CircuitBreaker
 from headrace.core.cache.response.entry import Entry, Hit, Miss, Served, StoreFacts
 from headrace.core.cache.response.query import CacheQuery
+from headrace.core.cache.response.tags import counter_of
 from headrace.core.cache.semantic.audit_rate import AuditRate
 from headrace.core.cache.semantic.audits import Audits
 from headrace.core.cache.semantic.judge import Decline
@@ -174,7 +175,7 @@ class SemanticCache:
 
     def cleared(self, tag: str) -> None:
         """Remove all rows with ``tag``."""
-        self._search_thread.forget_tag(tag)
+        self._search_thread.forget_tag(counter_of(tag))
 
     def barred(self, served: Served) -> None:
         """Remove the entry of a wrong response, so that it is not served to similar requests of any user."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 
-PREFIX = "headrace:1:"
+PREFIX = "headrace:2:"
 """Prefix of every name; its number changes with the format of entries."""
 
 VERSIONS = f"{PREFIX}versions"

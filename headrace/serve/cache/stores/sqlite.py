@@ -23,7 +23,7 @@ from headrace.core.cache.response.entry import StoreFacts
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the tables; a file with another one is replaced."""
 
 BATCH = 256

@@ -65,16 +65,16 @@ class Tier:
         """Store ``entry`` for ``ttl`` seconds, unless the store fails."""
         value = pack(key, entry)
         sealed = value if self._seal is None else self._seal.close(key, value)
-        tags = tuple([tag for tag, _ in entry.versions])
-        await self._ask(lambda: self._store.put(key, sealed, ttl, tags), self._writing, WRITE_SECONDS)
+        counters = tuple([counter for counter, _ in entry.versions])
+        await self._ask(lambda: self._store.put(key, sealed, ttl, counters), self._writing, WRITE_SECONDS)
 
     async def forget(self, key: bytes) -> None:
         """Delete one entry, unless the store fails."""
         await self._ask(lambda: self._store.delete(key), self._writing, WRITE_SECONDS)
 
-    async def clear(self, tag: str) -> bool:
-        """Delete all entries with a tag and raise its version; returns whether the store did."""
-        done = await self._ask(lambda: _done(self._store.clear(tag)), self._writing, WRITE_SECONDS)
+    async def clear(self, counter: str) -> bool:
+        """Delete all entries of a counter of tags and raise it; returns whether the store did."""
+        done = await self._ask(lambda: _done(self._store.clear(counter)), self._writing, WRITE_SECONDS)
         return done is not None
 
     async def versions(self) -> Mapping[str, int] | None:

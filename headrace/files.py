@@ -1,0 +1,50 @@
+"""Replaces a file as a whole: a crash or a full disk leaves the old file or the new one, never a part of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A binary file to write; at the end of the block it takes the place of ``path``, unless the block raised.
+
+    Creates the folder. A new file has the permissions ``mode`` less the umask, a replaced one keeps its own. Pipes and
+    devices (``/dev/stdout``) cannot be replaced and are written directly; a link is followed.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)  # of a process that was killed
+    try:
+        with open(new, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+            file.flush()
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a file by one with this text in UTF-8.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with replacing(path) as file:
+        file.write(text.encode())
