@@ -38,10 +38,10 @@ from headrace.build.drafting import proposer_of
 from headrace.compute.drafting.draft_model import DraftModel
 from headrace.config.objects.speculation import QUANTIZATIONS
 from headrace.core.drafting.acceptance import Acceptance
-from headrace.core.drafting.costly_sources import USUAL
+from headrace.core.drafting.costly_sources import INITIAL_CONFIDENCE
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal
+from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal
 from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance, expected_tokens
 
@@ -86,21 +86,23 @@ class Replaced(ForcedAcceptance):
         self.model = model
         self.passes = 0
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
         """The forced tokens in place of the model's; it goes on from them."""
-        asks = [ask._replace(most=min(ask.most, self.most)) for ask in asks]
-        forced, found = super().propose(asks), list[Proposal | None]()
-        computed = self.model.propose(asks)
+        draft_rows = [
+            draft_row._replace(max_tokens=min(draft_row.max_tokens, self.most)) for draft_row in draft_rows
+        ]
+        forced, found = super().propose(draft_rows), list[Proposal | None]()
+        computed = self.model.propose(draft_rows)
         self.seconds = self.model.seconds
         self.passes += max((len(each.tokens) for each in computed if each), default=0)
-        for ask, one, other in zip(asks, forced, computed, strict=True):
-            state = self.model.pages._followed.get(ask.request.id)
+        for draft_row, one, other in zip(draft_rows, forced, computed, strict=True):
+            state = self.model.pages._followed.get(draft_row.request.id)
             if one is None or other is None or state is None:
                 found.append(None)
                 continue
             count = min(len(one.tokens), len(other.tokens))
             state.drafted = one.tokens[: len(state.drafted)]
-            found.append(Proposal(one.tokens[:count], (USUAL,) * count, self.name))
+            found.append(Proposal(one.tokens[:count], (INITIAL_CONFIDENCE,) * count, self.name))
         return found
 
 

@@ -21,7 +21,7 @@ from benchmarks.stage import arguments, say
 from headrace import LLM, SamplingParams
 from headrace.compute.grammar.compiler import Compiler
 from headrace.core.constraint import Constraint, json_constraint, settled
-from headrace.core.drafting.forced import ForcedFirst
+from headrace.core.drafting.forced import ForcedTokenDrafter
 from headrace.core.events import Event, Stepped
 
 Schema = dict[str, Any]
@@ -138,7 +138,7 @@ def counted(llm: LLM, params: SamplingParams, rows: int, base: int, forced: bool
 
     with (
         patch.object(engine, "step", watched),
-        nullcontext() if forced else patch.object(ForcedFirst, "idle", True),
+        nullcontext() if forced else patch.object(ForcedTokenDrafter, "idle", True),
     ):
         began = time.perf_counter()
         outputs = llm.generate(prompts, params, progress=False)

@@ -153,7 +153,7 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def pace(self) -> float:
+    def tokens_per_step(self) -> float:
         """Tokens of its output per step that drew some; 1 without accepted drafts."""
         steps = self.output_tokens - self.accepted
         return self.output_tokens / steps if self.accepted and steps > 0 else 1.0

@@ -6,8 +6,9 @@
  --------'
  tokens  32      512
 ```
-`StepTimes` is a line through the recent steps, so it is wrong about sizes that the present settings do not make. Beyond
-the largest measured size it is all that is known: a token costs its slope, or the share of that size if it is less.
+`StepTimes` is a line through the recent steps, so it is wrong for sizes that the present settings do not produce.
+Beyond the largest measured size, each further token costs the slope of that line or the mean per token of that size,
+whichever is less.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ import math
 from bisect import bisect_left
 
 CELLS_PER_DOUBLING = 2
-"""Classes of sizes: each is larger than the one before by the square root of 2."""
+"""Number of classes of sizes per doubling: each is larger than the one before by the square root of 2."""
 
 NEWEST = 1 / 500
-"""The least weight of a new observation. A scene of the tuner has thousands of fast steps: with a shorter memory, a
-machine that was busy in the last of them would be taken for the engine's pace in all."""
+"""Minimum weight of a new observation. A scene of the tuner has thousands of fast steps. With a larger weight, a
+machine that was busy during the last of them would make the whole engine seem slow."""
 
 LIMIT = 3.0
-"""A step that took this many times its estimate, or longer, counts as this: it was interrupted."""
+"""A step that took longer than this many times its estimate was interrupted, and counts as this many times."""
 
 
 class StepCurve:
-    """Learns from observed steps."""
+    """The measured seconds of steps, by their number of tokens."""
 
     def __init__(self) -> None:
         self._cells: dict[int, list[float]] = {}  # by class: observations, mean tokens, mean seconds
-        self._points: list[tuple[float, float]] = []  # tokens and seconds in order; empty: to be made
+        self._points: list[tuple[float, float]] = []  # sorted tokens and seconds; empty: to be rebuilt
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Observe the duration of a step."""
         number = int(CELLS_PER_DOUBLING * math.log2(tokens))
         cell = self._cells.get(number)
         if cell is None:
@@ -42,12 +43,12 @@ class StepCurve:
         cell[0] += 1.0
         weight = max(NEWEST, 1.0 / cell[0])
         cell[1] += (tokens - cell[1]) * weight
-        # A geometric mean: a first step that was slow is soon forgotten.
+        # A geometric mean, so that a slow first step soon loses its influence.
         cell[2] *= min(LIMIT, seconds / cell[2]) ** weight
         self._points = []
 
     def copy(self) -> StepCurve:
-        """What has been learned; another thread may observe meanwhile."""
+        """A copy; another thread may call `observe` meanwhile."""
         made = StepCurve()
         made._cells = {number: list(cell) for number, cell in list(self._cells.items())}
         return made
@@ -58,9 +59,9 @@ class StepCurve:
         return bool(self._cells)
 
     def seconds(self, tokens: int, slope: float = math.inf) -> float:
-        """Seconds of a step of so many tokens; at least one step must have been observed.
+        """Seconds of a step of ``tokens`` tokens; at least one step must have been observed.
 
-        ``slope`` is what a token costs beyond the largest size, at most.
+        ``slope`` is the maximum cost of a token beyond the largest size, in seconds.
         """
         points = self._points
         if not points:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import attrgetter, mul
 
 from headrace.core.capacity import blocks_needed
-from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal, StepLoad
+from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal, StepLoad
 from headrace.core.events import DraftDeclined, DraftedStep, DraftingFailed, Event, Verified
 from headrace.core.plan import Row, new_tuple
 from headrace.core.prediction.step_times import StepTimes
@@ -52,7 +52,7 @@ class DraftedRows:
             return
         due = [row for row, sequence in enumerate(step.sequences) if sequence.drafts_from <= number]
         budget = int(step.budget * DRAFT_SHARE) if step.prompts else step.budget
-        rows, asks = [], []
+        rows, draft_rows = [], []
         for row in due:
             sequence = step.sequences[row]
             tokens, ahead = sequence.tokens, sequence.pending - 1  # drawn already, but not known
@@ -61,31 +61,39 @@ class DraftedRows:
                 most = ahead + sequence.request.settings.most_drafted(most - ahead)
             if most > ahead:
                 rows.append(row)
-                asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead, sequence.pace)))
-        if not asks:
+                draft_rows.append(
+                    new_tuple(DraftRow, (sequence.request, tokens, most, ahead, sequence.tokens_per_step))
+                )
+        if not draft_rows:
             return
-        if times is not None and not times.residuals.knows(len(step.rows)):
+        if times is not None and not times.residuals.is_measured(len(step.rows)):
             times = None  # a step without drafts is the measure of those with drafts
         asked = set(rows)
-        paces = tuple([each.pace for row, each in enumerate(step.sequences) if row not in asked])
-        load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times, number, paces)
+        other_tokens_per_step = tuple(
+            [each.tokens_per_step for row, each in enumerate(step.sequences) if row not in asked]
+        )
+        load = StepLoad(
+            len(step.rows), step.tokens, step.contexts, budget, times, number, other_tokens_per_step
+        )
         try:
-            proposals = self._drafter.draft(asks, load)
+            proposals = self._drafter.draft(draft_rows, load)
             step.draft_seconds = self._drafter.seconds
-            for row, ask, proposal in zip(rows, asks, proposals, strict=True):
+            for row, draft_row, proposal in zip(rows, draft_rows, proposals, strict=True):
                 if proposal is not None and proposal.tokens:
-                    budget -= self._add(step, row, proposal, min(ask.most, budget + ask.ahead))
+                    budget -= self._add(
+                        step, row, proposal, min(draft_row.max_tokens, budget + draft_row.in_flight)
+                    )
                     continue
-                step.sequences[row].drafts_from = self._drafter.asked_from(ask.request)
+                step.sequences[row].drafts_from = self._drafter.next_draft_step(draft_row.request)
                 if proposal is not None:
-                    self._decline(ask.request.id, proposal)
+                    self._decline(draft_row.request.id, proposal)
         except Exception as error:
             self._fail(error)
         if step.drafts:
             step.put_drafted_last()
             if times is not None:
-                stairs = times.stairs(load.rows, load.contexts, step.tokens - load.tokens)
-                step.draft_times = DraftTimes(load.rows, stairs[0], stairs[step.tokens - load.tokens])
+                seconds = times.verify_times(load.rows, load.contexts, step.tokens - load.tokens)
+                step.draft_times = DraftTimes(load.rows, seconds[0], seconds[step.tokens - load.tokens])
 
     def _add(self, step: StepBuilder, row: int, proposal: Proposal, most: int) -> int:
         """Add the part of a proposal that may be verified to a row; returns the number of drafted positions."""

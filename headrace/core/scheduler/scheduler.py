@@ -253,7 +253,7 @@ class Scheduler:
         if self._predictions is not None:
             for sequence in self._first_tokens:
                 computed = sequence.prompt_tokens - sequence.cached_tokens
-                self._predictions.saw_first_token(computed, now - sequence.started)
+                self._predictions.observe_first_token(computed, now - sequence.started)
         self._first_tokens.clear()
 
     def _preempt_for_head(self, now: float) -> None:
@@ -383,7 +383,7 @@ class Scheduler:
         self.pages.unwant(sequence)
         sequence.enter(Status.FINISHED)
         if self._predictions is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._predictions.saw_end(sequence.request, sequence.output_tokens)
+            self._predictions.observe_finish(sequence.request, sequence.output_tokens)
         self._waiting.end(sequence, waited)
         self._drafted.ended(sequence)
         del self.live[sequence.request.id]

@@ -20,7 +20,7 @@ from headrace.compute.graphs.steps import GraphSpec
 from headrace.compute.runner import LocalRunner
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.penalties import Penalty, penalize
-from headrace.core.drafting.proposal import DraftAsk, Drafter
+from headrace.core.drafting.proposal import Drafter, DraftRow
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished, Preempted, Verified
 from headrace.core.knobs import Knobs
@@ -270,9 +270,9 @@ def compare(
     drafter = None
     if rng.random() < 0.5:
 
-        def truth(ask: DraftAsk, count: int) -> Sequence[int]:
-            said = len(ask.tokens) - len(ask.request.tokens)
-            return (*plain.tokens.get(ask.request.id, ()), *range(count))[said : said + count]
+        def truth(draft_row: DraftRow, count: int) -> Sequence[int]:
+            said = len(draft_row.tokens) - len(draft_row.request.tokens)
+            return (*plain.tokens.get(draft_row.request.id, ()), *range(count))[said : said + count]
 
         drafter = LyingDrafter(truth, seed, VOCAB)
     graphed = run(acts, shape, FakeDevice(shape.room, traced), drafter, prepare)

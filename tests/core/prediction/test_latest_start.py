@@ -48,7 +48,7 @@ def test_a_part_of_the_wish_is_kept_for_what_was_not_foreseen():
     seen = predictions()
     asked = request("a", 50, arrived=10.0)
     for _ in range(400):
-        seen.saw_first_token(50, 2.0 * seen.prefill_seconds(50))
+        seen.observe_first_token(50, 2.0 * seen.prefill_seconds(50))
     start = seen.latest_start(asked, Slo(1.0))
     assert start + 2.0 * seen.prefill_seconds(50) == pytest.approx(10.0 + TTFT_SHARE)
 

@@ -132,7 +132,7 @@ def test_drift_is_followed():
     asking = request("r", max_tokens=1000)
     for _ in range(3000):
         predictor.observe(asking, 50)
-    for _ in range(2 * lengths.MEMORY):
+    for _ in range(2 * lengths.DECAY_OBSERVATIONS):
         predictor.observe(asking, 800)
     assert predictor.quantile(asking, 0.5) > 700
 
@@ -140,7 +140,7 @@ def test_drift_is_followed():
 def test_old_weights_shrink_before_floats_run_out():
     predictor = LengthPredictor(MODEL_LEN)
     asking = request("r", max_tokens=1000)
-    for i in range(30 * lengths.MEMORY):
+    for i in range(30 * lengths.DECAY_OBSERVATIONS):
         predictor.observe(asking, 90 if i % 2 else 400)
     assert predictor.quantile(asking, 0.4) == pytest.approx(90, rel=0.1)
     assert predictor.quantile(asking, 0.6) == pytest.approx(400, rel=0.1)

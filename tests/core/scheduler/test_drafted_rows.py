@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.drafting.proposal import DraftRow, Proposal, StepLoad
 from headrace.core.events import (
     DraftDeclined,
     DraftedStep,
@@ -29,7 +29,7 @@ from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.scenes import plans, request, step
 
-Propose = Callable[[DraftAsk], Sequence[int] | None]
+Propose = Callable[[DraftRow], Sequence[int] | None]
 
 
 class Drafting:
@@ -39,20 +39,20 @@ class Drafting:
 
     def __init__(self, propose: Propose) -> None:
         self.propose = propose
-        self.asks: list[DraftAsk] = []
+        self.draft_rows: list[DraftRow] = []
         self.loads: list[StepLoad] = []
         self.told: list[tuple[str, tuple[int, ...], int]] = []
         self.ends: list[tuple[str, int]] = []
         self.seconds: dict[str, float] = {}
         self.steps: list[tuple[int, int, float, bool]] = []
 
-    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
-        self.asks += [each._replace(tokens=list(each.tokens)) for each in asks]
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
+        self.draft_rows += [each._replace(tokens=list(each.tokens)) for each in draft_rows]
         self.loads.append(load)
-        told = [self.propose(ask) for ask in asks]
+        told = [self.propose(draft_row) for draft_row in draft_rows]
         return [None if t is None else Proposal(tuple(t), (0.9,) * len(t), "test") for t in told]
 
-    def asked_from(self, request: Request) -> int:
+    def next_draft_step(self, request: Request) -> int:
         return 0
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
@@ -66,11 +66,11 @@ class Drafting:
 
 
 def right(count: int) -> Propose:
-    return lambda ask: hashed_truth(ask, count)
+    return lambda draft_row: hashed_truth(draft_row, count)
 
 
 def wrong(count: int) -> Propose:
-    return lambda ask: [(token + 1) % 97 for token in hashed_truth(ask, count)]
+    return lambda draft_row: [(token + 1) % 97 for token in hashed_truth(draft_row, count)]
 
 
 def drafted(plan: StepPlan) -> dict[int, tuple[int, ...]]:
@@ -108,15 +108,18 @@ def test_wrong_drafts_cost_positions_and_nothing_else():
 
 
 def test_an_ask_has_all_known_tokens_and_room_for_the_last_drawn_one():
-    drafter = Drafting(lambda ask: None)
+    drafter = Drafting(lambda draft_row: None)
     engine, _ = hashing_engine(drafter=drafter)
     record = Record()
     made = request("r", 5, max_tokens=4)
     engine.submit(made, 0.0)
     drain(engine, record)
     answer = record.tokens["r"]
-    assert [ask.tokens for ask in drafter.asks] == [[*made.tokens, *answer[:1]], [*made.tokens, *answer[:2]]]
-    assert [ask.most for ask in drafter.asks] == [2, 1]
+    assert [draft_row.tokens for draft_row in drafter.draft_rows] == [
+        [*made.tokens, *answer[:1]],
+        [*made.tokens, *answer[:2]],
+    ]
+    assert [draft_row.max_tokens for draft_row in drafter.draft_rows] == [2, 1]
     assert not record.of(Verified)
 
 
@@ -138,7 +141,7 @@ def test_a_draft_ends_before_a_token_that_ends_the_answer():
 
 @pytest.mark.parametrize("limit", range(1, 8))
 def test_max_tokens_ends_inside_a_draft(limit):
-    engine, _ = hashing_engine(drafter=Drafting(lambda ask: hashed_truth(ask, 20)))
+    engine, _ = hashing_engine(drafter=Drafting(lambda draft_row: hashed_truth(draft_row, 20)))
     record = Record()
     engine.submit(request("r", 5, max_tokens=limit), 0.0)
     drain(engine, record)
@@ -147,7 +150,9 @@ def test_max_tokens_ends_inside_a_draft(limit):
 
 
 def test_the_context_ends_inside_a_draft():
-    engine, _ = hashing_engine(drafter=Drafting(lambda ask: hashed_truth(ask, 40)), max_model_len=16)
+    engine, _ = hashing_engine(
+        drafter=Drafting(lambda draft_row: hashed_truth(draft_row, 40)), max_model_len=16
+    )
     record = Record()
     engine.submit(request("r", 5, max_tokens=None), 0.0)
     drain(engine, record)
@@ -192,7 +197,7 @@ def test_only_accepted_tokens_are_found_in_the_prefix_cache():
     drain(engine, record)
     answer = record.tokens["r"]
     assert engine.scheduler.pool.num_cached == 5, "nine computed positions, of the last block a part"
-    drafter.propose = lambda ask: None
+    drafter.propose = lambda draft_row: None
     engine.submit(Request("again", (*first.tokens, *answer), SamplingParams(max_tokens=2)), 0.0)
     other = [(token + 1) % 97 for token in answer]
     engine.submit(Request("other", (*first.tokens, *other), SamplingParams(max_tokens=2)), 0.0)
@@ -213,8 +218,8 @@ def test_drafted_positions_are_charged():
         return ledger.classes["default"].virtual
 
     alone, drafting = (
-        served(lambda ask: None),
-        served(lambda ask: wrong(3)(ask) if ask.request.id == "r" else None),
+        served(lambda draft_row: None),
+        served(lambda draft_row: wrong(3)(draft_row) if draft_row.request.id == "r" else None),
     )
     assert drafting == pytest.approx(alone + served_more(), rel=0.01)
 
@@ -238,7 +243,9 @@ def test_drafts_keep_to_the_budget_and_leave_half_of_it_to_prompts():
 
 
 def test_rows_of_one_token_come_before_those_with_drafts():
-    engine, _ = hashing_engine(drafter=Drafting(lambda ask: right(2)(ask) if ask.request.id != "b" else None))
+    engine, _ = hashing_engine(
+        drafter=Drafting(lambda draft_row: right(2)(draft_row) if draft_row.request.id != "b" else None)
+    )
     record, seen = Record(), plans(engine)
     for name in "abc":
         engine.submit(request(name, 5, max_tokens=20), 0.0)
@@ -285,7 +292,7 @@ def test_with_overlap_a_step_with_drafts_is_committed_before_the_next_is_planned
 
 
 def test_with_overlap_a_proposal_that_begins_wrong_is_rejected():
-    drafter = Drafting(lambda ask: [96, *right(3)(ask)[1:]])
+    drafter = Drafting(lambda draft_row: [96, *right(3)(draft_row)[1:]])
     engine, _ = hashing_engine(drafter=drafter, overlap=1)
     record = Record()
     engine.submit(request("r", 5, max_tokens=30), 0.0)
@@ -313,7 +320,7 @@ def test_a_drafter_that_raises_is_not_asked_again(moment, monkeypatch):
 
 def test_too_few_proposals_count_as_a_failure():
     drafter = Drafting(right(3))
-    drafter.draft = lambda asks, load: []  # type: ignore[method-assign]
+    drafter.draft = lambda draft_rows, load: []  # type: ignore[method-assign]
     engine, _ = hashing_engine(drafter=drafter)
     record = Record()
     engine.submit(request("r", 5, max_tokens=9), 0.0)
@@ -361,8 +368,8 @@ class Reasoned(Drafting):
 
     cut = "not_worth"
 
-    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
-        told = [self.propose(ask) for ask in asks]
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
+        told = [self.propose(draft_row) for draft_row in draft_rows]
         return [None if t is None else Proposal(tuple(t), (0.5,) * len(t), "test", self.cut) for t in told]
 
 
@@ -376,7 +383,7 @@ def test_events_say_what_was_expected_and_what_bounded_the_draft():
 
 
 def test_a_reason_to_verify_nothing_is_told_when_it_changes():
-    drafter = Reasoned(lambda ask: ())
+    drafter = Reasoned(lambda draft_row: ())
     engine, _ = hashing_engine(drafter=drafter)
     record = Record()
     engine.submit(request("r", 5, max_tokens=20), 0.0)
@@ -385,7 +392,7 @@ def test_a_reason_to_verify_nothing_is_told_when_it_changes():
     step(engine, record, 4)
     drafter.propose = right(1)
     step(engine, record, 2)
-    drafter.propose = lambda ask: ()
+    drafter.propose = lambda draft_row: ()
     drain(engine, record)
     assert record.of(DraftDeclined) == [
         DraftDeclined("r", "test", "not_worth"),

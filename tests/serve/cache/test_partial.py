@@ -11,7 +11,7 @@ from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.proposal import DraftRow
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Emitted, Finished, Layer, LookedUp, Spared
 from headrace.core.request import FinishReason, SamplingParams
@@ -332,7 +332,7 @@ def drafting(outputs):
 
 def proposed(outputs, question, tokens, most=1):
     request = question.request
-    (found,) = outputs.propose([DraftAsk(request, [*request.tokens, *tokens], most)])
+    (found,) = outputs.propose([DraftRow(request, [*request.tokens, *tokens], most)])
     return found and found.tokens
 
 

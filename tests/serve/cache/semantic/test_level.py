@@ -130,11 +130,11 @@ class Asked:
         self.drafts = []
         self.seconds = {}
 
-    def draft(self, asks, load):
-        self.drafts += [ask.request.cached_answer for ask in asks]
-        return [None] * len(asks)
+    def draft(self, draft_rows, load):
+        self.drafts += [draft_row.request.cached_answer for draft_row in draft_rows]
+        return [None] * len(draft_rows)
 
-    def asked_from(self, request):
+    def next_draft_step(self, request):
         return 0
 
     def observed(self, rows, drawn, seconds, drafted):
