@@ -110,7 +110,7 @@ def replay_tiers(todo: Iterable[Prompt], device: int, host: int, disk: int) -> C
         AlwaysRestore(),
         block_size=SIZE,
         block_bytes=0,
-        tell=tell,
+        emit=tell,
     )
     pool = BlockPool(device, SIZE, worth(device), tell, lower)
     found = below = 0
@@ -126,7 +126,7 @@ def replay_tiers(todo: Iterable[Prompt], device: int, host: int, disk: int) -> C
         below += len(hit.below)
         lower.hold(hit.below)
         table = _take(pool, hit, tokens)
-        pool.bring_up(hit, table[len(hit.blocks) : hit.full])
+        pool.promote(hit, table[len(hit.blocks) : hit.full])
         _leave(pool, table, hit.full, keys, tokens)
         _arrive(lower)
     return Carried(found, below, moved[Tier.HOST], moved[Tier.DISK])

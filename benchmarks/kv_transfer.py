@@ -392,7 +392,7 @@ def kills(args: argparse.Namespace) -> None:
             twice += sum(count > 1 for count in ends.values())
             cut += bool(some) and bool(none)
             came, failed = came + some, failed + none
-            puller.engine.check_books()
+            puller.engine.check_consistency()
             assert puller.engine.scheduler.pool.num_free == puller.engine.scheduler.pool.num_blocks
     print(
         "| kills | within a transfer | blocks pulled | blocks failed | requests | wrong | not ended | ended twice |"

@@ -208,7 +208,7 @@ def serve(
         if not killed_at and lives.emitted >= kill_at:
             kill_one()
             killed_at = time.monotonic()
-    engine.check_books()
+    engine.check_consistency()
     assert pool.num_free == pool.num_blocks, "a block is lost"
     return seconds
 

@@ -100,7 +100,7 @@ def live(
         now = max(now, due)
         told += engine.step(now)
         now = max(now, runner.time)
-    engine.check_books()
+    engine.check_consistency()
     return judge(told, now, todo)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.stage import arguments, say
 from headrace import LLM, SamplingParams
 from headrace.compute.grammar.compiler import Compiler
-from headrace.core.constraint import Constraint, json_constraint, settled
+from headrace.core.constraint import Constraint, as_constraint, json_constraint
 from headrace.core.drafting.forced import ForcedTokenDrafter
 from headrace.core.events import Event, Stepped
 
@@ -156,7 +156,7 @@ def show_forced(llm: LLM, rows: int, rounds: int, output_len: int) -> None:
     for name, asked in loads:
         for count in (1, rows):
             params = SamplingParams(
-                max_tokens=output_len, temperature=1.0, seed=7, structured_outputs=settled(asked)
+                max_tokens=output_len, temperature=1.0, seed=7, structured_outputs=as_constraint(asked)
             )
             pairs = []
             for number in range(rounds + 1):

@@ -33,7 +33,7 @@ def texts(device: str, **given: object) -> list[list[int]]:
     """The tokens that answer each prompt."""
     llm = LLM("builtin", device=device, **{**SMALL, **given})
     outputs = llm.generate(PROMPTS, GREEDY, progress=False)
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -96,7 +96,7 @@ def check_graphs(device: str) -> None:
                     raise SystemExit("FAILED: graphs were not recorded")
             params = [MIXED[number % len(MIXED)] for number in range(len(PROMPTS))]
             outputs = llm.generate(PROMPTS, params, progress=False)
-            llm.loaded.engine.check_books()
+            llm.loaded.engine.check_consistency()
             found.append([output.outputs[0].token_ids for output in outputs])
         equal = sum(a == b for a, b in zip(*found, strict=True))
         print(

@@ -62,7 +62,7 @@ def answers(loaded: model.Loaded, temperature: float) -> tuple[dict[str, list[in
             elif isinstance(event, Verified):
                 verified.append(event)
             left -= isinstance(event, Finished)
-    engine.check_books()
+    engine.check_consistency()
     return texts, verified
 
 

@@ -55,7 +55,7 @@ def test_warming_up_waits_for_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "time", clock)
     model.warm_up(loaded)
     assert loaded.engine.wake_at(0.0) is None
-    loaded.engine.check_books()
+    loaded.engine.check_consistency()
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("int8", 0.55, 0.7), ("int4", 0.45, 0.55)])

@@ -370,11 +370,11 @@ def test_prompt_logprobs_score_the_following_token(chunks: list[int]) -> None:
 
 
 def test_no_more_logits_are_made_at_once_than_start_up_reckons_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "LEAST_LOGITS", 2)
+    monkeypatch.setattr(capacity, "MIN_LOGIT_ROWS", 2)
     runner, decoder, _ = make(max_num_seqs=3)
     (output,) = run(runner, plans_alone(entry(0, PROMPT, prompt_logprobs=1), [9], 1)[0])
     assert len(output.prompt_logprobs[0]) == len(PROMPT) - 1
-    assert decoder.most_logits == 3
+    assert decoder.max_logit_rows == 3
 
 
 def test_seconds_are_summed_by_phase() -> None:

@@ -168,7 +168,7 @@ def live(**given) -> Record:
         engine.submit(each, now)
     for _ in range(2):  # the second time some of it is found again
         now = drain(engine, record, now)
-        engine.check_books()
+        engine.check_consistency()
     return record
 
 
@@ -251,7 +251,7 @@ def restored(overlap: int, restore, disk_blocks: int = 0) -> Record:
     for name, tokens in (("once", (7,) * 30), ("other", (8,) * 40), ("bad", (7,) * 30), ("again", (8,) * 40)):
         engine.submit(request(name, tokens), now)
         now = drain(engine, record, now)
-        engine.check_books()
+        engine.check_consistency()
     return record
 
 

@@ -118,10 +118,10 @@ def test_a_step_that_is_lost_ends_its_requests_and_no_later_one(overlap, lost):
     with pytest.raises(RuntimeError, match="out of memory"):
         drain(engine, record)
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert [end.reason for name in "ab" for end in record.ends[name]] == [FinishReason.FAILED] * 2
     assert record.ends["a"][0].message == "out of memory"
     engine.submit(request("c", max_tokens=9), 1.0)
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert [end.reason for end in record.ends["c"]] == [FinishReason.LENGTH]

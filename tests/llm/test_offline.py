@@ -183,7 +183,7 @@ def test_a_long_batch_leaves_nothing_behind(llm: LLM) -> None:
     params = [SamplingParams(temperature=1.0, max_tokens=1 + i % 17) for i in range(40)]
     outputs = llm.generate(prompts, params, progress=False)
     assert all(len(o.outputs[0].token_ids) <= p.max_tokens for o, p in zip(outputs, params, strict=True))
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
     assert llm.loaded.engine.wake_at(0.0) is None
 
 
@@ -243,7 +243,7 @@ def overlapping(request: pytest.FixtureRequest) -> LLM:
 
 
 def works(llm: LLM) -> bool:
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
     outputs = llm.generate(["Once upon a time", "Hello"], GREEDY, progress=False)
     return all(len(output.outputs[0].token_ids) == 12 for output in outputs)
 

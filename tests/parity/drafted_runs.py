@@ -26,7 +26,7 @@ from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.plan import TokenLogprob
 from headrace.core.prediction.memory_peak import AlwaysFits
-from headrace.core.queueing.fair_queue import single_file
+from headrace.core.queueing.fair_queue import single_queue
 from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admission import Continuous
@@ -164,7 +164,7 @@ def serve(
     events: list[Event] = []
     scheduler = Scheduler(
         BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append),
-        single_file(),
+        single_queue(),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
@@ -196,7 +196,7 @@ def drive(
         now += 1.0
         seen += engine.step(now)
         between(engine, now)
-    engine.check_books()
+    engine.check_consistency()
     return Run(_answers(seen), seen)
 
 

@@ -312,7 +312,7 @@ def test_close_tells_the_reader_at_once_and_frees_the_engine():
             assert await service.drain(SOON)
             assert service.open_requests() == 0
             assert service.load().queued_requests == 0
-            await service.between_steps(service.engine.check_books)
+            await service.between_steps(service.engine.check_consistency)
             assert service.engine.scheduler.pool.num_free == service.engine.scheduler.pool.num_blocks
 
     asyncio.run(run())

@@ -34,12 +34,12 @@ MAX_PENDING = 1024
 
 
 class _PendingOutput(NamedTuple):
-    """Tokens of an output to index after ``lead``; ``goes_on``: the part of the output before them has been indexed."""
+    """Tokens of an output to index after ``lead``; ``continued``: the output's tokens before them are indexed."""
 
     scope: bytes
     output: list[int]
     lead: tuple[int, ...]
-    goes_on: bool = False
+    continued: bool = False
 
 
 class SuffixProposer:
@@ -92,12 +92,12 @@ class SuffixProposer:
             self._pending = deque(kept, maxlen=MAX_PENDING)
         left = CHUNK
         while self._pending and left > 0:
-            scope, output, lead, goes_on = self._pending.popleft()
+            scope, output, lead, continued = self._pending.popleft()
             part, rest = output[:left], output[left:]
-            self._indexes.add(scope, part, lead, goes_on=goes_on)
+            self._indexes.add(scope, part, lead, continued=continued)
             left -= len(part)
             if rest:
-                self._pending.appendleft(_PendingOutput(scope, rest, (*lead, *part)[-LEAD:], goes_on=True))
+                self._pending.appendleft(_PendingOutput(scope, rest, (*lead, *part)[-LEAD:], continued=True))
         self.counts = self._indexes.counts()
 
     def _propose(self, draft_row: DraftRow) -> Proposal | None:

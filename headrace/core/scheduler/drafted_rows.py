@@ -27,7 +27,7 @@ from headrace.core.sequence import Sequence
 DRAFT_SHARE = 0.5
 """Share of a step's remaining budget that drafts may take while prompts wait for it."""
 
-_DRAFTS_FROM = attrgetter("drafts_from")
+_NEXT_DRAFT_STEP = attrgetter("next_draft_step")
 
 
 class DraftedRows:
@@ -48,9 +48,9 @@ class DraftedRows:
         if self._drafter is None or self._drafter.idle or not step.rows:
             return
         number = step.number
-        if min(map(_DRAFTS_FROM, step.sequences)) > number:
+        if min(map(_NEXT_DRAFT_STEP, step.sequences)) > number:
             return
-        due = [row for row, sequence in enumerate(step.sequences) if sequence.drafts_from <= number]
+        due = [row for row, sequence in enumerate(step.sequences) if sequence.next_draft_step <= number]
         budget = int(step.budget * DRAFT_SHARE) if step.prompts else step.budget
         rows, draft_rows = [], []
         for row in due:
@@ -58,7 +58,7 @@ class DraftedRows:
             tokens, ahead = sequence.tokens, sequence.pending - 1  # drawn already, but not known
             most = min(sequence.finish_length - len(tokens) - 1, budget + ahead)
             if sequence.request.settings is not NO_SETTINGS:
-                most = ahead + sequence.request.settings.most_drafted(most - ahead)
+                most = ahead + sequence.request.settings.limit_drafted(most - ahead)
             if most > ahead:
                 rows.append(row)
                 draft_rows.append(
@@ -84,7 +84,7 @@ class DraftedRows:
                         step, row, proposal, min(draft_row.max_tokens, budget + draft_row.in_flight)
                     )
                     continue
-                step.sequences[row].drafts_from = self._drafter.next_draft_step(draft_row.request)
+                step.sequences[row].next_draft_step = self._drafter.next_draft_step(draft_row.request)
                 if proposal is not None:
                     self._decline(draft_row.request.id, proposal)
         except Exception as error:
@@ -123,7 +123,7 @@ class DraftedRows:
         spare = max(0, pool.num_free - len(self._running))  # every other sequence may need one next
         places = (len(sequence.table) + spare) * pool.block_size
         count = min(count, places - step.rows[row].start - 1)
-        return count if count > 0 and step.takes_drafts(row, count) else 0
+        return count if count > 0 and step.fits_drafts(row, count) else 0
 
     def settle(self, step: StepBuilder, row: int, drawn: tuple[int, ...]) -> int:
         """Settle a row with drafts by its sampled tokens; returns the number of valid computed positions."""
@@ -178,6 +178,6 @@ class DraftedRows:
 
 def _before_end(sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, ...]:
     """``tokens`` up to the first that would end the answer: drawn in its place, that one is the last of the answer."""
-    if sequence.ends.isdisjoint(tokens):
+    if sequence.end_tokens.isdisjoint(tokens):
         return tokens
-    return tokens[: next(i for i, token in enumerate(tokens) if token in sequence.ends)]
+    return tokens[: next(i for i, token in enumerate(tokens) if token in sequence.end_tokens)]

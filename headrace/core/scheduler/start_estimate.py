@@ -15,7 +15,7 @@ from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.sequence import Sequence
 from headrace.core.tenancy.fair_share import TenantAccount
 
-EVEN = 1e-9
+TOLERANCE = 1e-9
 """Tolerance for shares whose ratios are whole numbers but not exact in floats."""
 
 
@@ -45,7 +45,7 @@ def estimate_start(
     share = _share(account)
     before = next(line.ahead_of(sequence) for other, line in waiting.tenant_queues() if other is account)
     others = sum(
-        min(len(line), int((len(before) + 1) * _share(other) / share + EVEN) if share else len(line))
+        min(len(line), int((len(before) + 1) * _share(other) / share + TOLERANCE) if share else len(line))
         for other, line in waiting.tenant_queues()
         if line and other is not account
     )
@@ -58,13 +58,13 @@ def estimate_start(
         return lengths.expected(each.request, each.output_tokens) - each.output_tokens
 
     waiting_steps = [steps_left(each) for each in before]
-    usual = (sum(waiting_steps) + steps_left(sequence)) / (len(waiting_steps) + 1)
+    mean_steps = (sum(waiting_steps) + steps_left(sequence)) / (len(waiting_steps) + 1)
     ahead = WorkAhead(
         work_seconds=sum(predictions.prefill_seconds(each.known, each.cached_tokens) for each in before),
         share=share,
         free_slots=running.free_slots,
         steps_left=[steps_left(each) for each in running],
-        waiting_steps=[usual] * others + waiting_steps,
+        waiting_steps=[mean_steps] * others + waiting_steps,
     )
     batch = Batch(len(running), sum(each.known for each in running))
     forecaster = Forecaster(predictions.times, lengths, chunk_tokens)

@@ -27,7 +27,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.prediction.memory_peak import AlwaysFits
-from headrace.core.queueing.fair_queue import single_file
+from headrace.core.queueing.fair_queue import single_queue
 from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admission import Continuous
@@ -184,7 +184,7 @@ def engine_of(
     events: list[Event] = []
     scheduler = Scheduler(
         BlockPool(shape.blocks, BLOCK, LeastRecentlyUsed(), events.append),
-        single_file(),
+        single_queue(),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
@@ -238,7 +238,7 @@ def run(
                 engine.cancel(name, FinishReason.CANCELLED, now)
         now += 1.0
         seen += engine.step(now)
-        engine.check_books()
+        engine.check_consistency()
     runner.close()
     tokens: dict[str, tuple[int, ...]] = {}
     for event in seen:

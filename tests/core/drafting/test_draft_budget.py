@@ -91,7 +91,7 @@ def test_no_other_choice_is_much_better(
     chosen = [choice.tokens for choice in DraftBudget().choose(candidates, step)]
     reached = ratio(candidates, chosen, step)
     nothing = ratio(candidates, [0] * len(candidates), step)
-    assert reached >= 0.99 * nothing  # costs that differ by less than EVEN are taken as equal
+    assert reached >= 0.99 * nothing  # costs that differ by less than EQUAL_COST are taken as equal
     every = itertools.product(*(range(len(candidate.survivals) + 1) for candidate in candidates))
     best = max(ratio(candidates, list(counts), step) for counts in every)
     assert reached >= best / MARGIN - 1e-9

@@ -346,8 +346,12 @@ def test_each_request_may_name_its_method_and_its_most_tokens() -> None:
     assert [each and each.source for each in drafts] == ["ngram", "ngram", "draft_model", None]
     assert {name for name, _ in free.asked} == {"0", "1"}
     assert {name for name, _ in model.asked} == {"2"}
-    assert [RequestSettings(draft_tokens=max_tokens).most_drafted(4) for max_tokens in (0, 2, 9)] == [0, 2, 4]
-    assert [each.most_drafted(4) for each in settings] == [4, 4, 4, 0]
+    assert [RequestSettings(draft_tokens=max_tokens).limit_drafted(4) for max_tokens in (0, 2, 9)] == [
+        0,
+        2,
+        4,
+    ]
+    assert [each.limit_drafted(4) for each in settings] == [4, 4, 4, 0]
 
 
 def test_the_time_of_a_draft_model_belongs_to_the_rows_that_it_drafted_for() -> None:

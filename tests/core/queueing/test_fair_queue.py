@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.events import Preempted
 from headrace.core.queueing import fair_queue as fair_module
-from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.tenant_queue import PolicyFailed, TenantQueue
 from headrace.core.request import FinishReason
 from headrace.core.sequence import Sequence, Status
@@ -86,7 +86,7 @@ def test_whether_to_hurry_is_asked_of_those_only_who_run(monkeypatch):
 
 
 def test_in_single_file_only_rank_counts():
-    queue = single_file()
+    queue = single_queue()
     for name, tenant in (("a", "x"), ("b", "y"), ("c", "x")):
         enter(queue, name, tenant=tenant, service_class="flex" if name == "a" else "priority")
     assert [queue.pop(0.0).request.id for _ in range(3)] == ["a", "b", "c"]
@@ -185,7 +185,7 @@ def test_a_pick_that_fails_costs_one_request(pick):
     assert reasons["c"] is FinishReason.LENGTH, "alone in its line it needs no pick"
     assert set(reasons.values()) == {FinishReason.FAILED, FinishReason.LENGTH}
     assert "pick policy failed" in record.ends["a"][0].message
-    engine.check_books()
+    engine.check_consistency()
 
 
 class BadOrder:
@@ -220,7 +220,7 @@ def test_a_policy_that_raises_costs_the_request_it_was_asked_for(given):
         "bad": FinishReason.FAILED,
         "fine": FinishReason.LENGTH,
     }
-    engine.check_books()
+    engine.check_consistency()
 
 
 def test_a_victim_policy_that_raises_costs_those_that_needed_a_victim_and_nobody_else():
@@ -233,4 +233,4 @@ def test_a_victim_policy_that_raises_costs_those_that_needed_a_victim_and_nobody
     assert len(reasons) == 4
     assert FinishReason.LENGTH in reasons
     assert FinishReason.FAILED in reasons
-    engine.check_books()
+    engine.check_consistency()

@@ -342,10 +342,10 @@ def test_a_request_may_end_while_its_drafts_are_in_flight(overlap):
     else:
         plan = engine._in_flight.popleft()
     engine.cancel("a", FinishReason.CANCELLED, 0.0)
-    engine.check_books()
+    engine.check_consistency()
     engine.scheduler.commit(plan, runner.collect())
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert record.tokens["b"] == expected_tokens(request("b", 5).tokens, 0, 20, frozenset())
     assert record.ends["a"][0].reason is FinishReason.CANCELLED
 
@@ -358,7 +358,7 @@ def test_a_broken_off_step_with_drafts_is_planned_again():
     engine.submit(request("r", 5, service_class="background", max_tokens=20), 0.0)
     runner.interrupts = lambda plan: bool(drafted(plan)) and plan.step % 2 == 0
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert any(drafted(plan) and plan.step % 2 == 0 for plan in seen)
     assert record.tokens["r"] == expected_tokens(request("r", 5).tokens, 0, 20, frozenset())
 

@@ -85,14 +85,14 @@ def test_a_step_that_nobody_notices_takes_what_fits():
 )
 def test_a_step_that_nobody_waits_for_is_short_and_never_empty(token_seconds, tokens):
     draft = StepBuilder(0, budget=1000, cost=TOKENS_ONLY)
-    draft.keep_short(StepTimes(token_seconds=token_seconds * 0.999))
+    draft.limit_background(StepTimes(token_seconds=token_seconds * 0.999))
     rows = 0
-    while draft.takes_row(100, 0):
+    while draft.fits_row(100, 0):
         draft.rows.append(None)
         rows += 1
     draft.tokens = rows
     assert rows == tokens
     assert draft.share(0, 100, Knobs()) == (0, "budget")
     empty = StepBuilder(0, budget=1000, cost=TOKENS_ONLY)
-    empty.keep_short(StepTimes(token_seconds=token_seconds * 0.999))
+    empty.limit_background(StepTimes(token_seconds=token_seconds * 0.999))
     assert empty.share(0, 100, Knobs()) == (max(tokens, LEAST_PREFILL), "budget")

@@ -120,7 +120,7 @@ def test_every_request_ends_once_with_the_length_that_only_the_runner_knew(overl
         assert group.prompt_tokens == sum(call.prompt_tokens for call in mine)
         assert not group.failed
     assert tally.gaps.count == sum(call.output_tokens - 1 for call in calls)
-    live.replicas[0].engine.check_books()
+    live.replicas[0].engine.check_consistency()
     backlog = live.replicas[0].backlog
     assert (backlog.open_requests, backlog.open_tokens, backlog.queued_requests, backlog.queued_tokens) == (
         0,

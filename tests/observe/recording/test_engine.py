@@ -98,7 +98,7 @@ def test_every_way_into_an_engine_is_recorded():
     """A new public method of the engine must be decided on: told to the tape, or one that only looks."""
     only_look = {
         "wake_at",
-        "check_books",
+        "check_consistency",
         "estimate_start",
         "save_cache",
         "retain",  # sessions are off while a trace is recorded

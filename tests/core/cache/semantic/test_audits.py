@@ -93,4 +93,4 @@ def test_there_is_room_for_so_many_and_newcomers_are_watched():
     assert [audits.refuted(number) for number in (0, 89, 90, 99)] == [False, False, True, True]
     for number in range(100, 200):
         audits.observe(number, wrong=False)
-    assert len(audits._standing) == len(audits._refuted) == 10
+    assert len(audits._tests) == len(audits._refuted) == 10
