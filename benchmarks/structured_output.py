@@ -1,4 +1,4 @@
-"""What structured output costs: masks, throughput with a schema on every row, and the TTFT of a new schema; and what
+"""Overhead of structured output: masks, throughput with a schema on every row, and the TTFT of a new schema; and what
 forced tokens gain.
 
 Everything runs in this process. Rounds alternate; ratios are medians of the rounds' ratios. A schema that no answer
