@@ -91,9 +91,9 @@ def main() -> None:
         "best_batch_sizes": best,
         "tried": tried,
         "ratios": ratios,
-        "bound": {**dataclasses.asdict(limits), "gain": limits.gain, "most": limits.max_rows},
+        "bound": {**dataclasses.asdict(limits), "gain": limits.gain, "most": limits.most},
         "step_seconds": costs,
-        "bound_at_step_seconds": {**dataclasses.asdict(timed), "gain": timed.gain, "most": timed.max_rows},
+        "bound_at_step_seconds": {**dataclasses.asdict(timed), "gain": timed.gain, "most": timed.most},
     }
     publish("continuous_batching", args, every, [continuous, static, padded], **results)
     for name, ratio in ratios.items():

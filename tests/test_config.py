@@ -162,7 +162,7 @@ def test_the_balanced_profile_is_the_defaults_and_all_name_the_same_options() ->
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_profile_sets_what_nobody_else_has_set(
+def test_a_profile_sets_options_that_are_not_set_elsewhere(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "serve.yaml"
@@ -175,7 +175,7 @@ def test_a_profile_sets_what_nobody_else_has_set(
     assert chosen.server.max_num_queued_reqs == PROFILES[profile]["max_num_queued_reqs"]
 
 
-def test_a_profile_is_told_in_full() -> None:
+def test_a_profile_is_printed_in_full() -> None:
     line = profile_line(options({"profile": "interactive", "max_num_seqs": 8}))
     assert line.startswith("interactive: ")
     assert "max-num-seqs 8 (profile default 32)" in line

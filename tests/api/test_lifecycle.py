@@ -55,7 +55,7 @@ def test_a_disconnect_frees_its_blocks(server, streamed):
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_disconnect_is_heard_behind_requests_that_wait_on_the_same_connection(server, streamed):
+def test_a_disconnect_is_detected_behind_pipelined_requests(server, streamed):
     host, port = server.url.removeprefix("http://").split(":")
     raw = json.dumps(LONG | {"stream": streamed}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
@@ -192,7 +192,7 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones():
         assert server.process.wait(60) == 0
 
 
-def test_after_the_drain_each_client_is_told():
+def test_after_the_drain_each_client_gets_an_error():
     with serving("--drain-timeout", "0.3") as server:
         connection = begin_stream(server.url, LONG)
         connection.recv(100)

@@ -25,7 +25,7 @@ def stream(server: Server) -> str:
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def test_an_answer_is_kept_over_a_restart_and_told_again(tmp_path):
+def test_a_cached_response_survives_a_restart(tmp_path):
     flags = ["--response-cache", "memory", "--response-cache", f"sqlite:{tmp_path / 'answers.db'}"]
     flags += ["--response-cache-timeout", "30"]  # a late lookup would be a miss
     flags += ["--price-per-million-prompt-tokens", "2", "--price-per-million-output-tokens", "10"]

@@ -96,7 +96,7 @@ def test_a_deadline_of_the_callers_is_a_408(server, stream):
     assert answer.json()["error"]["code"] in ("deadline_exceeded", "deadline_unreachable")
 
 
-def test_a_request_tells_its_class_its_wishes_and_its_cost(server):
+def test_a_request_shows_its_class_targets_and_cost(server):
     body = BODY | {"service_tier": "flex", "slo": {"ttft_ms": 750}, "request_id": "urgent"}
     assert server.post("/v1/completions", body).status_code == 200
     told = server.get("/v1/requests/cmpl-urgent").json()

@@ -257,7 +257,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         Quantizing(str(model), text(tmp_path))
 
 
-def test_a_full_disk_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 

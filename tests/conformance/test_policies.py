@@ -137,7 +137,7 @@ def test_every_room_policy_admits_all_requests_and_does_so_again(room, victims, 
 
 
 @pytest.mark.parametrize("make", ROOMS)
-def test_with_nobody_running_there_is_room_for_all_that_is_free(make):
+def test_with_nothing_running_all_free_blocks_fit(make):
     for tokens, free in itertools.product((1, 4, 5, 17, 40), range(1, 14)):
         fresh = -(-tokens // 4)
         candidate = Sequence(request("r", tokens), (0,), 48)

@@ -42,7 +42,7 @@ def test_an_idle_engine_wants_no_step():
     assert engine.wake_at(9.0) is None
 
 
-def test_untold_events_want_a_step():
+def test_pending_events_require_a_step():
     engine, _ = hashing_engine()
     engine.submit(request("a", ()), 0.0)
     assert engine.wake_at(0.0) == 0.0

@@ -300,7 +300,7 @@ def test_names_of_metrics_routes_variables_and_files_are_those_of_the_code(page:
         assert there.with_suffix(".py").is_file() or (there / "__main__.py").is_file(), script
 
 
-def test_the_limits_have_the_defaults_that_are_told():
+def test_documented_limits_have_the_real_defaults():
     table = re.findall(
         r"^\| `--([a-z-]+)` \| ([^|]+) \|", (ROOT / "docs/guide/serving.md").read_text(), re.MULTILINE
     )

@@ -153,7 +153,7 @@ def test_logprobs_and_prompt_logprobs(llm: LLM) -> None:
     assert [entry.token for entry in output.prompt_logprobs] == output.prompt_token_ids[1:]
 
 
-def test_structured_output_is_whole_or_told_as_cut(llm: LLM) -> None:
+def test_structured_output_is_complete_or_marked_as_cut(llm: LLM) -> None:
     schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 4}
     params = [
         SamplingParams(max_tokens=60, seed=1, structured_outputs={"json": schema}),  # type: ignore[arg-type]
@@ -268,7 +268,7 @@ def test_an_interrupt_in_the_middle_of_a_step_leaves_what_works(
     assert works(overlapping)
 
 
-def test_closing_twice_gives_back_no_file_of_somebody_elses(tmp_path: Path) -> None:
+def test_closing_twice_closes_no_reused_descriptor(tmp_path: Path) -> None:
     llm = LLM(
         "builtin",
         max_num_seqs=1,

@@ -76,7 +76,7 @@ def test_blocks_evicted_for_others_are_counted_and_those_reset_are_not(metrics):
     assert stats["layers"]["prefix"]["stores"]["device"] == {"entries": 5, "bytes": 5000, "evictions": 1}
 
 
-def test_what_no_cache_may_answer_and_what_failed_is_told_with_its_reason(metrics):
+def test_bypasses_and_failures_are_reported_with_their_reason(metrics):
     stats = told(
         metrics,
         LookedUp("a", Layer.EXACT, Lookup.BYPASS, 0.0, "no_store"),

@@ -86,7 +86,7 @@ def test_what_its_caller_gave_up_is_judged_by_what_was_due() -> None:
     assert verdicts(*answer(1.0, 1.5, FinishReason.CANCELLED)) == {"ttft": KEPT}
 
 
-def test_who_hoped_for_nothing_is_satisfied_with_an_answer() -> None:
+def test_a_finished_request_without_targets_counts_as_met() -> None:
     end = Finished("a", FinishReason.LENGTH, 40, 0, 0)
     assert verdicts((0.0, arrived(slo=NO_SLO)), (99.0, end)) == {"all": KEPT}
 

@@ -84,7 +84,7 @@ def test_one_that_runs_and_stands_still_says_why_until_it_goes_on() -> None:
     assert book.explain("a")["waits_because"] is None
 
 
-def test_position_counts_who_waits_ahead() -> None:
+def test_position_counts_waiting_requests_ahead() -> None:
     book, ranked = RequestBook(), RequestBook(by_priority=True)
     for watcher in (book, ranked):
         for number, priority in enumerate((5, 5, 0)):
@@ -129,7 +129,7 @@ def test_a_request_refused_at_the_door_is_explained() -> None:
     assert book.explain("unknown") is None
 
 
-def test_class_and_wishes_are_told() -> None:
+def test_class_and_targets_are_reported() -> None:
     book = RequestBook()
     book.fold(Arrived("a", 40, "acme", 3, service_class="flex", slo=Slo(1.0, None)), 10.0)
     told = book.explain("a")
@@ -138,7 +138,7 @@ def test_class_and_wishes_are_told() -> None:
     assert told["waits_because"] is None
 
 
-def test_who_was_turned_away_finds_out_why() -> None:
+def test_a_rejected_request_shows_the_reason() -> None:
     book = RequestBook()
     book.fold(TurnedAway("a", "acme", "flex", RejectReason.TENANT_LIMIT), 1.0)
     book.fold(Finished("a", FinishReason.REJECTED, 7, 0, 0, "enough"), 1.0)
@@ -156,7 +156,7 @@ def test_every_reason_has_words(reasons: type[StrEnum]) -> None:
     assert all(reason_text(reason) for reason in reasons)
 
 
-def test_what_came_from_a_lower_tier_and_what_was_rather_computed_is_told() -> None:
+def test_restored_and_recomputed_tokens_are_reported() -> None:
     book = RequestBook()
     book.fold(Arrived("a", 40, "t", 0), 0.0)
     book.fold(Moved(Tier.DEVICE, Tier.HOST, 1, 100, MoveReason.EVICTED), 0.5)

@@ -67,7 +67,7 @@ def test_an_account_adds_up_what_was_worked_on() -> None:
     assert book.tenants() == ["acme"]
 
 
-def test_who_was_never_here_has_used_nothing() -> None:
+def test_an_unknown_tenant_has_no_usage() -> None:
     assert UsageBook().account("nobody")["requests"] == 0
 
 

@@ -95,7 +95,7 @@ def test_every_feature_with_drafts(feature, way):
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_requests_that_are_cancelled_while_their_drafts_are_verified_disturb_nobody(overlap):
+def test_cancelling_requests_with_drafts_in_flight_affects_no_other_request(overlap):
     todo = random_requests(11, 40)
     plain = serve(todo)
     chance = random.Random(5)

@@ -91,7 +91,7 @@ def end_of(told, index=0):
     return ends[0].reason
 
 
-def test_each_sequence_of_a_call_is_told_under_its_own_index():
+def test_each_sequence_of_a_call_is_reported_under_its_own_index():
     async def run():
         async with serving() as service:
             told = await read_all(service.open([request("a", seed=1), request("b", seed=2)]))
@@ -137,7 +137,7 @@ def test_the_next_step_begins_when_a_first_token_has_been_read(rests):
     asyncio.run(run())
 
 
-def test_those_whom_nobody_waits_for_are_not_many(rests):
+def test_the_number_of_abandoned_calls_is_bounded(rests):
     async def run():
         async with serving() as service:
             gate = Gate(service)
@@ -152,7 +152,7 @@ def test_those_whom_nobody_waits_for_are_not_many(rests):
     asyncio.run(run())
 
 
-def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
+def test_an_arriving_call_pauses_only_background_work(monkeypatch):
     monkeypatch.setattr(service_file, "EXPECT_SECONDS", 3600.0)
 
     async def run():
@@ -174,7 +174,7 @@ def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
     asyncio.run(run())
 
 
-def test_the_engine_rests_for_nobody_beside_many_or_who_wants_only_the_end(rests):
+def test_the_engine_does_not_pause_for_many_calls_or_calls_without_streaming(rests):
     async def run():
         async with serving() as service:
             await read_all(service.open([request("a", 3)], interval=0))
@@ -238,7 +238,7 @@ def test_a_reader_is_woken_by_the_first_token_then_by_so_many_and_by_the_end():
     assert woken(Answer([request("a")], 0), *heard) == [10]
 
 
-def test_sequences_of_one_call_are_told_together_once_each_has_begun():
+def test_sequences_of_one_call_are_reported_together_once_each_has_started():
     pair = [request("a"), request("b")]
     both = [said(0), said(1)]
     assert woken(Answer(pair, 3), said(0), said(0), said(1), *both * 6, ended(0), said(1), ended(1)) == [
@@ -374,7 +374,7 @@ def test_close_all_tells_everybody():
     asyncio.run(run())
 
 
-def test_who_wants_no_tokens_hears_of_all_else():
+def test_a_call_without_tokens_gets_all_other_events():
     async def run():
         book, deaf = Book(), Book()
         async with serving(watchers=[book]) as service:
@@ -446,7 +446,7 @@ def test_what_was_noted_last_is_counted_before_the_end():
     asyncio.run(run())
 
 
-def test_what_is_noted_is_counted_a_moment_later_and_whenever_somebody_reads():
+def test_notes_are_counted_with_a_delay_and_at_each_read():
     async def run():
         book, broken = Book(), Book(broken=True)
         async with serving(watchers=[broken, book]) as service:

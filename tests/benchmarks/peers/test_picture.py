@@ -38,7 +38,7 @@ def test_what_is_no_race_is_refused(tmp_path):
         read(path)
 
 
-def test_all_is_told_beside_headrace(tmp_path):
+def test_all_results_are_relative_to_headrace(tmp_path):
     with pytest.raises(ValueError, match="not the first"):
         read(written(tmp_path, "openvino", "headrace"))
 

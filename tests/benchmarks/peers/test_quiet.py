@@ -41,7 +41,7 @@ def busy():
         process.kill()
 
 
-def test_what_others_take_is_told_and_what_the_target_takes_is_not(busy):
+def test_only_cpu_time_of_other_processes_is_reported(busy):
     stranger, own = Watched(Waiting()), Watched(Waiting(), [busy.pid])
     assert stranger.run([]) == own.run([]) == []
     assert stranger.facts()["own"] == 1

@@ -68,7 +68,7 @@ def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_pat
     assert output.with_suffix(".png").exists()
 
 
-def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_report_is_an_error_of_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--output .* cannot be written: is a directory"):
         run("throughput", *SMALL, "--output", str(tmp_path))
 

@@ -29,7 +29,7 @@ def run(*words: object) -> str:
     return result.output
 
 
-def test_a_trace_on_a_device_is_told_and_written(trace, tmp_path):
+def test_a_simulated_trace_is_reported_and_written(trace, tmp_path):
     out = tmp_path / "out" / "sim.json"
     shown = run("--trace", trace, "--slo-ttft", "0.5", "--output", out, "--replicas", "2")
     assert "llama-3.1-8b on 1 x H100-SXM" in shown
@@ -182,7 +182,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path, flag):
         run("--workload", "rate=5", "--requests", 3, flag, tmp_path / "file" / "x")
 
 
-def test_a_broken_trace_is_told_by_its_line(tmp_path):
+def test_a_broken_trace_error_names_its_line(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(TRACE + "3.5,1,many,3\n")
     with pytest.raises(ConfigError, match=r"t.csv:62: "):

@@ -46,7 +46,7 @@ def compiler():
         ({"json": {"type": "array"}, "whitespace_pattern": ""}, ["[1,2]"], ["[1, 2]"]),
     ],
 )
-def test_a_text_is_whole_when_it_is_all_that_is_asked_for(compiler, given, whole, not_whole):
+def test_a_text_is_complete_when_it_satisfies_the_whole_constraint(compiler, given, whole, not_whole):
     constraint = as_constraint(given)
     compiler.check(constraint)
     assert [compiler.is_complete(constraint, text) for text in whole] == [True] * len(whole)
@@ -238,7 +238,7 @@ def test_what_is_meant_to_take_long_is_bounded(compiler, given):
     assert time.monotonic() - began < 2 * module.COMPILE_SECONDS
 
 
-def test_compiling_goes_on_beside_and_who_waits_too_long_is_told(monkeypatch):
+def test_compilation_runs_in_the_background_and_a_wait_that_is_too_long_fails(monkeypatch):
     compiler = make(seconds=0.5)
     going = threading.Event()
     real = module.grammar

@@ -328,7 +328,7 @@ def test_gated_activation(level: str, activation: str, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
 @pytest.mark.parametrize("queries", [1, 40])
-def test_who_sees_a_broken_token_gets_no_number(level: str, dtype: torch.dtype, queries: int) -> None:
+def test_rows_that_attend_to_a_nan_token_are_nan(level: str, dtype: torch.dtype, queries: int) -> None:
     """It is not left out in silence. Of integers, which stay numbers, it does not reach who does not see it either."""
     kernels, start, broken = CppKernels(level), 40 - queries, 17
     batch, blocks = rows_of([start], [queries], 16, seed=1)

@@ -14,12 +14,12 @@ def test_compared() -> None:
     assert compare((1,), []) == Trials(0, mismatched=False)
 
 
-def test_a_new_source_is_believed() -> None:
+def test_a_new_source_starts_with_its_own_confidence() -> None:
     estimates = Acceptance().estimate("ngram", "t", "r", (0.1, 0.5, 0.9, 0.98))
     assert estimates == pytest.approx((0.1, 0.5, 0.9, 0.975), abs=0.05)
 
 
-def test_a_request_that_rejects_is_known_after_a_few_samples() -> None:
+def test_a_request_with_rejected_drafts_is_learned_after_a_few_trials() -> None:
     learned = Acceptance()
     for _ in range(4):
         learned.learn("ngram", "t", "bad", (0.9,), Trials(0, mismatched=True))

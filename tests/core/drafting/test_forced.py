@@ -99,7 +99,7 @@ def test_a_grammar_that_forces_nothing_leaves_its_row_to_the_other_drafter() -> 
     assert draft.source == "free"
 
 
-def test_the_end_of_a_request_is_told_to_both() -> None:
+def test_the_end_of_a_request_reaches_both_drafters() -> None:
     forced, free = Forced(a=(1,)), Source("free", (8,))
     first = ForcedTokenDrafter(forced, drafter(free))
     first.ended(Request("a", (1,)), [1, 2])

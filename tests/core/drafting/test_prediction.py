@@ -161,7 +161,7 @@ def test_a_cached_answer_is_a_source_of_its_own() -> None:
     assert (cached.tokens, cached.source) == ((3, 4), "cached")
 
 
-def test_after_a_long_rest_the_end_of_the_output_tells_the_place() -> None:
+def test_after_many_unseen_tokens_the_suffix_of_the_output_finds_the_position() -> None:
     text = list(range(100, 160))
     known = KnownText(text)
     output = list(range(1000, 1020))

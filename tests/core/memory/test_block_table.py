@@ -174,7 +174,7 @@ def test_what_a_request_asked_to_be_kept_outlives_what_came_later():
     assert cached(record, "other0-again") == [0]
 
 
-def test_what_somebody_waits_for_outlives_what_was_used_later():
+def test_blocks_of_a_waiting_request_outlive_later_used_ones():
     """One slot: while a long answer evicts block after block, the one who waits keeps its prefix."""
     engine, _ = hashing_engine(
         num_blocks=16, max_model_len=48, max_num_seqs=1, eviction=CostAwareEviction(16)

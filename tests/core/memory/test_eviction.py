@@ -235,7 +235,7 @@ def test_a_low_retention_ends_too():
         ([(80, None), (80, 5.0)], (80, None)),
     ],
 )
-def test_of_several_wishes_the_higher_and_longer_counts(asked, settled):
+def test_of_several_retentions_the_higher_and_longer_counts(asked, settled):
     block = Block(0)
     assert (block.retention, block.seconds) == (DEFAULT_RETENTION, None)
     for retention, seconds in asked:
@@ -253,7 +253,7 @@ def test_new_content_does_not_inherit_what_was_asked_for_the_old():
 # -- wanted --------------------------------------------------------------------------------------------
 
 
-def test_what_a_waiting_request_wants_outlives_what_nobody_waits_for():
+def test_blocks_of_a_waiting_request_are_evicted_last():
     pool, events = pool_of(3)
     wanted, other, newest = leave(pool, 1, 1), leave(pool, 2, 2), leave(pool, 3, 3)
     pool.want(keys_of(1, 1))

@@ -62,7 +62,7 @@ def taught(output_tokens: int, max_tokens: int) -> LengthPredictor:
     return lengths
 
 
-def test_who_would_push_others_out_later_does_not_fit_though_there_is_room_now():
+def test_a_request_that_would_cause_preemptions_later_does_not_fit_now():
     # Four with 8 tokens each will end with 22; a fifth fits into what is free now, but not at the peak.
     policy = Headroom(taught(14, 100), block_size=8, watermark=0)
     others = [running(f"r{i}", 8, 0, 100, 8) for i in range(4)]

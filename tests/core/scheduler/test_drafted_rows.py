@@ -159,7 +159,7 @@ def test_the_context_ends_inside_a_draft():
     assert len(record.tokens["r"]) == 11
 
 
-def test_a_draft_is_cut_where_blocks_end_and_preempts_nobody():
+def test_a_draft_is_cut_at_the_last_free_block_and_preempts_no_request():
     """Six blocks of four tokens: the first request holds four of them when both decode."""
     engine, _ = hashing_engine(
         drafter=Drafting(right(12)), num_blocks=7, block_size=4, max_model_len=24, prefix_caching=False
@@ -382,7 +382,7 @@ def test_events_say_what_was_expected_and_what_bounded_the_draft():
     assert not record.of(DraftedStep), "no times are known"
 
 
-def test_a_reason_to_verify_nothing_is_told_when_it_changes():
+def test_a_declined_draft_is_reported_when_its_reason_changes():
     drafter = Reasoned(lambda draft_row: ())
     engine, _ = hashing_engine(drafter=drafter)
     record = Record()

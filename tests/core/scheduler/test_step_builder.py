@@ -73,7 +73,7 @@ def test_what_steps_have_taken_says_what_a_prompt_adds():
     assert foreseeing(21, times).share(0, 1000, HALF) == (30, "budget")
 
 
-def test_a_step_that_nobody_notices_takes_what_fits():
+def test_a_background_step_takes_the_prefill_that_fits():
     times = StepTimes(StepCost(fixed_tokens=10.5), token_seconds=SMOOTH_SECONDS / 1000)
     assert foreseeing(1, times).share(0, 2000, HALF) == (988, "budget")
     assert foreseeing(1, times).share(0, 500, HALF) == (500, "whole")
@@ -83,7 +83,7 @@ def test_a_step_that_nobody_notices_takes_what_fits():
     ("token_seconds", "tokens"),
     [(BACKGROUND_SECONDS / 10, 10), (BACKGROUND_SECONDS, BACKGROUND_STRETCH), (1.0, BACKGROUND_STRETCH)],
 )
-def test_a_step_that_nobody_waits_for_is_short_and_never_empty(token_seconds, tokens):
+def test_a_background_step_is_short_and_never_empty(token_seconds, tokens):
     draft = StepBuilder(0, budget=1000, cost=TOKENS_ONLY)
     draft.limit_background(StepTimes(token_seconds=token_seconds * 0.999))
     rows = 0

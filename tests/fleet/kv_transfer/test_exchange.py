@@ -224,7 +224,7 @@ def test_another_version_of_the_protocol_is_refused(scene):
         thread.join(PATIENCE)
 
 
-def test_nothing_is_told_to_a_client_without_the_secret(scene):
+def test_a_client_without_the_secret_gets_no_data(scene):
     exporter = scene.exporter()
     wrong = {"proof": "0" * 64, "identity": IDENTITY, "nonce": "1"}
     for first in (wrong, {}, {"proof": None}, {"proof": "é\ud800"}):

@@ -206,7 +206,7 @@ def test_chunks_cut_anywhere_read_the_same(cut: int) -> None:
     assert (record.error, record.output_tokens, len(record.token_seconds)) == ("", 2, 2)
 
 
-def test_the_wire_says_whose_a_request_is_and_how_urgent() -> None:
+def test_requests_carry_tenant_and_priority() -> None:
     endpoint = Endpoint("http://host", "toy", api_key="secret")
     plain, told = Work("a", "hi", 1), Work("b", "hi", 1, tenant="acme", service_class="flex")
     assert endpoint.headers(plain) == {"Authorization": "Bearer secret"}

@@ -65,7 +65,7 @@ async def heard(connections: Connections, body: bytes = b"{}") -> tuple[int, lis
     return status, pieces
 
 
-def test_each_piece_is_told_and_the_connection_used_again() -> None:
+def test_each_chunk_is_reported_and_the_connection_is_reused() -> None:
     async def say(connections: Connections) -> list[tuple[int, list[tuple[int, bytes]]]]:
         return [await heard(connections, b"one"), await heard(connections, b"two")]
 

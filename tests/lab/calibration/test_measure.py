@@ -155,7 +155,7 @@ def test_requests_of_a_slow_model_do_not_wait_for_each_other():
     assert measured(OneByOne(1.010, 0.010, 0.0005), 1.0).request == pytest.approx(0.010)
 
 
-def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
+def test_it_adds_no_negative_times_and_reports_failures():
     assert measured(Answering(0.01, 0.009)) == FrontSeconds()
     with pytest.raises(RuntimeError, match="0: no"):
         measured(Answering(0.1, 0.01, error="no"))

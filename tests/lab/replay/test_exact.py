@@ -50,7 +50,7 @@ def test_random_lives_are_lived_again_event_by_event(tmp_path, monkeypatch):
     assert {("shared", True), (Evicted, EvictReason.RESET)} <= told
 
 
-def test_a_changed_life_is_told_by_its_first_difference(tmp_path, monkeypatch):
+def test_a_changed_history_is_reported_by_its_first_difference(tmp_path, monkeypatch):
     path = tmp_path / "trace.jsonl"
     _, compose = record_life(3, path, monkeypatch)
     lines = path.read_text().splitlines()
@@ -88,7 +88,7 @@ def deadlocked(path):
     return lambda settings, runner, drafter: stuck()  # no step ever reaches a runner
 
 
-def test_a_recorded_deadlock_shows_who_waits_and_why(tmp_path):
+def test_a_recorded_deadlock_shows_which_requests_wait_and_why(tmp_path):
     path = tmp_path / "trace.jsonl"
     compose = deadlocked(path)
     (scene,) = Replay(read_trace(path), compose).scenes()

@@ -129,7 +129,7 @@ def test_where_two_lives_part():
     assert "no further event" in lines[2]
 
 
-def test_the_board_keeps_who_waits_since_when_and_why():
+def test_the_board_shows_which_requests_wait_since_when_and_why():
     board = RequestStates()
     told = [
         (1.0, Arrived("a", 1, "x", 0)),

@@ -59,7 +59,7 @@ def test_words_of_the_prompt_are_shown_only_if_that_is_allowed():
     assert told["text"] == {"before": "Today: 2", "after": "6"}
 
 
-def test_what_another_tenant_has_sent_is_told_to_administrators_alone():
+def test_requests_of_another_tenant_are_shown_to_administrators_only():
     book, page = make()
     serve(book, "one", HEAD, 0, tenant="b")
     told = serve(book, "two", HEAD, 0)

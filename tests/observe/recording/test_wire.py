@@ -38,7 +38,7 @@ def as_is(request_id, tokens):
     return tokens
 
 
-def test_every_field_of_a_request_is_told_or_withheld():
+def test_every_field_of_a_request_is_recorded_or_withheld():
     """A new field must be decided on: what scheduling goes by is told, what says anything of the text is not."""
     assert {each.name for each in fields(Request)} == {*RECORDED, *WITHHELD}
     assert not set(RECORDED) & set(WITHHELD)
@@ -141,7 +141,7 @@ def test_the_rows_of_a_step_are_not_written():
     assert event_line(step._replace(work=work), as_is) == event_line(step, as_is)
 
 
-def test_infinite_times_and_wishes_are_plain_json():
+def test_infinite_times_and_targets_are_plain_json():
     told = plain({"arrived": -math.inf, "slo": Slo(1.0, None)})
     assert json.dumps(told, allow_nan=False) == '{"arrived": "-inf", "slo": [1.0, null]}'
     assert float(told["arrived"]) == -math.inf

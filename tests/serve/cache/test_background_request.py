@@ -90,7 +90,7 @@ async def test_interrupted_it_leaves_what_it_has_for_the_next_time():
 
 
 @on_a_loop
-async def test_who_asks_meanwhile_does_not_wait_for_idle_time():
+async def test_a_client_that_joins_background_work_does_not_wait_for_idle_time():
     async with house(**WHOLE) as h:
         ahead = BackgroundRequests(h.recall)
         warm = await ahead.open([h.question(400)])

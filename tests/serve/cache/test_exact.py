@@ -134,7 +134,7 @@ def test_what_a_further_store_has_comes_nearer(kinds, tmp_path, request):
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_a_clearing_is_heard_by_whoever_shares_the_store(kind, tmp_path, request):
+def test_an_invalidation_reaches_all_servers_of_a_shared_store(kind, tmp_path, request):
     def make(tell):
         return [tier("memory", tmp_path, request), tier(kind, tmp_path, request, tell)]
 
@@ -162,7 +162,7 @@ def test_a_clearing_is_heard_by_whoever_shares_the_store(kind, tmp_path, request
 
 
 @pytest.mark.parametrize("kind", ["redis", "memcached"])
-def test_a_clearing_is_heard_also_when_the_store_has_lost_the_earlier_ones(kind, tmp_path, request):
+def test_an_invalidation_is_seen_after_a_store_lost_earlier_ones(kind, tmp_path, request):
     tag = user_tag("default", kind)
     tagged = CacheDirectives(tags=(kind,))
 
@@ -202,7 +202,7 @@ async def forget_versions(kind, request):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_a_clearing_that_a_store_could_not_hear_is_told_it_later(kind, tmp_path, request, monkeypatch):
+def test_an_invalidation_during_a_store_outage_is_published_later(kind, tmp_path, request, monkeypatch):
     tag = user_tag("default", f"late {kind}")
 
     def make(tell):

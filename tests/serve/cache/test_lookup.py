@@ -169,7 +169,7 @@ def test_a_pool_serves_nothing_before_it_is_full_and_then_each_of_its_samples():
     asyncio.run(run())
 
 
-def test_who_asks_at_the_same_time_is_answered_by_one_computation():
+def test_simultaneous_equal_requests_are_coalesced():
     async def run():
         async with house() as h:
             gate = Gate(h.service)
@@ -252,7 +252,7 @@ def test_a_failure_is_the_first_callers_and_the_others_try_once_more():
     asyncio.run(run())
 
 
-def test_a_failure_is_told_to_all_when_the_second_attempt_fails_too():
+def test_a_failure_reaches_all_coalesced_requests_if_the_second_attempt_fails():
     async def run():
         async with house() as h:
             gate = Gate(h.service)
@@ -295,7 +295,7 @@ def test_the_sequences_of_a_call_are_found_one_by_one():
     asyncio.run(run())
 
 
-def test_wishes_are_obeyed():
+def test_cache_directives_are_obeyed():
     async def run():
         async with house() as h:
             with pytest.raises(NotCached):
@@ -323,7 +323,7 @@ def test_an_answer_ends_with_its_time_however_often_it_is_asked_for():
     asyncio.run(run())
 
 
-def test_a_stale_answer_serves_who_takes_it_while_a_new_one_is_computed():
+def test_a_stale_response_is_served_where_accepted_while_a_new_one_is_computed():
     async def run():
         async with house() as h:
             control = CacheDirectives(ttl=10.0, stale_while_revalidate=20.0)
@@ -481,7 +481,7 @@ def test_without_a_cache_everything_is_computed_and_nothing_is_said():
     asyncio.run(run())
 
 
-def test_a_stream_is_told_again_in_pieces():
+def test_a_cached_stream_is_replayed_in_chunks():
     async def run():
         async with house(max_model_len=256, num_blocks=128) as h:
             await h.answer(100)

@@ -116,7 +116,7 @@ def test_an_answer_that_ended_by_itself_serves_every_greater_length():
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "given_seed": 7, "seed": 7}])
-def test_who_comes_back_is_told_at_once_what_was_heard_and_the_rest_as_it_comes(sampling):
+def test_a_resumed_request_gets_its_known_tokens_at_once_and_the_rest_as_computed(sampling):
     async def run():
         async with house(partial=partial(), **WHOLE) as h:
             kept = await hang_up(h, **sampling)
@@ -248,7 +248,7 @@ def test_an_answer_is_as_old_as_what_it_was_taken_up_from():
     asyncio.run(run())
 
 
-def test_who_takes_nothing_old_does_not_join_what_goes_on_from_it():
+def test_a_request_with_max_age_does_not_join_a_resumed_older_answer():
     async def run():
         async with house(partial=partial(), **WHOLE) as h:
             await h.answer(20)

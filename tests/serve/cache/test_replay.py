@@ -46,7 +46,7 @@ def answer(interval):
     return Answer([Request("r", (1, 2, 3))], interval)
 
 
-def test_whoever_waits_for_the_end_is_told_all_at_once():
+def test_a_replay_without_streaming_is_sent_in_one_part():
     whole = answer(False)
     tell_whole(whole, 0, ENTRY)
     assert pieces(whole) == [100]
@@ -56,7 +56,7 @@ def test_whoever_waits_for_the_end_is_told_all_at_once():
     ("pace", "lengths"),
     [(Pace.IMMEDIATE, [TOKENS_AT_ONCE] * 3 + [4]), (Pace.ORIGINAL, [1, 60, 39])],
 )
-def test_a_stream_is_told_in_pieces_and_the_end_comes_with_the_last(pace, lengths):
+def test_a_replayed_stream_has_chunks_and_ends_with_the_last(pace, lengths):
     streamed = answer(True)
     asyncio.run(tell_paced(streamed, 0, ENTRY, pace))
     assert pieces(streamed) == lengths

@@ -47,7 +47,7 @@ def test_an_answer_is_read_before_it_is_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("why", [FinishReason.TIMEOUT, FinishReason.CANCELLED])
-def test_who_is_given_up_twice_is_told_once(why):
+def test_a_request_that_is_cancelled_twice_ends_once(why):
     async def run():
         async with house(max_model_len=2048, num_blocks=1024) as h:
             await h.answer(100)
@@ -87,7 +87,7 @@ def test_a_deadline_that_cannot_be_met_is_its_callers_alone():
     asyncio.run(run())
 
 
-def test_where_nobody_can_wait_longer_all_hear_that_it_is_too_late():
+def test_if_no_coalesced_request_can_wait_longer_all_miss_their_deadline():
     async def run():
         async with house(predictions=Hopeless()) as h:
             soon = h.service.now() + 60.0
@@ -101,7 +101,7 @@ def test_where_nobody_can_wait_longer_all_hear_that_it_is_too_late():
     asyncio.run(run())
 
 
-def test_a_failure_after_the_first_caller_has_left_is_nobodys():
+def test_a_failure_after_all_callers_left_is_dropped():
     async def run():
         async with house() as h:
             gate = Gate(h.service)
@@ -129,7 +129,7 @@ def test_a_second_attempt_whose_name_is_in_use_fails_alone():
     asyncio.run(run())
 
 
-def test_who_asks_after_a_clearing_does_not_join_what_was_begun_before_it():
+def test_a_request_after_an_invalidation_does_not_join_an_older_computation():
     async def run():
         async with house() as h:
             gate = Gate(h.service)
@@ -152,7 +152,7 @@ def test_who_asks_after_a_clearing_does_not_join_what_was_begun_before_it():
     asyncio.run(run())
 
 
-def test_a_look_up_that_was_begun_before_a_clearing_serves_nobody_who_asks_after_it():
+def test_a_lookup_started_before_an_invalidation_serves_no_later_request():
     class Slow(Level):
         def __init__(self):
             self.looking, self.go_on = asyncio.Event(), asyncio.Event()

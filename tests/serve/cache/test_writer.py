@@ -81,7 +81,7 @@ def test_what_ended_is_kept_within_a_moment(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_it_waits_for_those_who_are_answered_but_not_for_ever(monkeypatch):
+def test_it_waits_for_open_calls_for_a_bounded_time(monkeypatch):
     async def scenario():
         h = House()
         h.busy = True
@@ -104,7 +104,7 @@ def test_it_waits_for_those_who_are_answered_but_not_for_ever(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_one_is_kept_after_the_other_and_who_comes_is_seen_in_between(monkeypatch):
+def test_entries_are_written_one_by_one_and_arrivals_are_handled_in_between(monkeypatch):
     async def scenario():
         h = House()
         for name in (b"a", b"b", b"c"):
@@ -131,7 +131,7 @@ def test_one_is_kept_after_the_other_and_who_comes_is_seen_in_between(monkeypatc
     asyncio.run(scenario())
 
 
-def test_who_asks_for_it_meanwhile_has_it_kept_at_once(monkeypatch):
+def test_a_lookup_of_a_queued_entry_writes_it_at_once(monkeypatch):
     async def scenario():
         h = House()
         h.keeping.add(h.flight(b"a"))
@@ -205,7 +205,7 @@ def test_a_keeper_that_fails_costs_the_others_nothing():
     asyncio.run(scenario())
 
 
-def test_who_asks_again_at_once_is_served_what_has_not_been_written_yet():
+def test_a_repeated_request_is_served_an_entry_that_is_still_queued():
     async def run():
         async with recalling() as h:
             for words in ("miss", "hit; layer=exact; age=0"):

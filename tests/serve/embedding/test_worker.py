@@ -111,7 +111,7 @@ def test_an_input_that_fails_ends_its_own_call_only() -> None:
     asyncio.run(run())
 
 
-def test_each_call_is_told_once_with_what_was_computed() -> None:
+def test_each_call_is_reported_once_with_its_computed_tokens() -> None:
     async def run() -> None:
         book = Book()
         async with serving(watchers=[book]) as service:

@@ -138,7 +138,7 @@ def test_arguments_lag_behind_the_text_by_no_more_than_a_marker(name):
     assert lag <= never_told + 32
 
 
-def test_the_name_is_told_as_soon_as_the_arguments_begin():
+def test_the_name_is_sent_as_soon_as_the_arguments_begin():
     machine = Machine(TOOLS["hermes"], None)
     assert machine.push('<tool_call>{"name": "f", "arguments": ') == []
     assert machine.push("{") == [(Kind.NAME, "f"), (Kind.ARGUMENTS, "{")]

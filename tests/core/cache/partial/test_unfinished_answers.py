@@ -21,7 +21,7 @@ def test_the_longest_is_kept_and_of_equals_the_one_that_lives_longer():
     assert known(long, newer).find(KEY, TAGS, 60.0) == known(newer, long).find(KEY, TAGS, 60.0) == newer
 
 
-def test_it_is_found_in_its_time_and_by_those_who_take_it_so_old():
+def test_it_is_found_until_it_expires_and_within_max_age():
     one = beginning(20, 10.0, 100.0)
     assert known(one).find(KEY, TAGS, 99.0, max_age=90.0) == one
     assert known(one).find(KEY, TAGS, 99.0, max_age=80.0) is None

@@ -33,7 +33,7 @@ def test_one_tries_when_the_rest_is_over_and_success_lets_all_in():
     assert breaker.permits(OPEN_SECONDS)
 
 
-def test_a_try_that_is_never_heard_of_again_does_not_close_it_for_ever():
+def test_a_trial_without_a_result_does_not_block_it_for_ever():
     breaker = broken()
     assert breaker.permits(OPEN_SECONDS)
     assert breaker.permits(2 * OPEN_SECONDS)

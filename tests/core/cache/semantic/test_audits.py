@@ -62,7 +62,7 @@ def test_audits_count_for_their_own_alone():
     assert told == [audits.observe("c", wrong=True) for _ in range(10)]
 
 
-def test_who_was_wrong_is_remembered_however_many_others_there_are():
+def test_a_key_with_errors_is_kept_among_many_others():
     alone = Audits(0.01, 0.95, most=10)
     needed = 1
     while not alone.observe("a", wrong=True):

@@ -41,7 +41,7 @@ def started():
     made.stop()
 
 
-def test_it_proposes_what_it_was_told_to_keep(started):
+def test_it_proposes_stored_entries(started):
     assert verdict(started, "shoes red") == Decline(Doubt.NO_NEIGHBOUR)
     started.note(computed("shoes red"))
     settle(started)
@@ -132,7 +132,7 @@ def test_an_embedder_that_fails_costs_the_questions_at_hand():
     made.stop()
 
 
-def test_nobody_waits_for_a_question_that_was_given_up():
+def test_a_cancelled_query_delays_no_other():
     embedder = Words()
     made = librarian(embedder)
     made.start()

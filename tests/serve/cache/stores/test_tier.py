@@ -96,7 +96,7 @@ def test_what_is_damaged_is_deleted_and_a_miss(seal):
     asyncio.run(run())
 
 
-def test_a_value_that_somebody_else_wrote_is_not_believed():
+def test_a_value_written_by_another_program_is_rejected():
     async def run():
         bench, forger = Bench(seal=Seal(b"secret")), Bench(seal=Seal(b"guess"))
         forger.tier._store = bench.store

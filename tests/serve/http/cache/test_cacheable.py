@@ -202,7 +202,7 @@ def test_a_field_without_a_row_forbids_caching_where_it_is_set(house, spy, monke
         ({"samples": 8}, "only-if-cached", CacheDirectives(samples=8, only_if_cached=True)),
     ],
 )
-def test_wishes_and_header_together(house, spy, wishes, header, control):
+def test_body_fields_and_header_are_combined(house, spy, wishes, header, control):
     headers = {"Cache-Control": header} if header else {}
     body = CHAT | ({"response_cache": wishes} if wishes else {})
     house.client.post("/v1/chat/completions", json=body, headers=headers)
@@ -245,7 +245,7 @@ def test_a_hostile_header_is_read_to_its_end(text):
 
 
 @pytest.mark.parametrize("options", [{"recall": with_memory}, {}])
-def test_who_wants_nothing_computed_gets_504(house):
+def test_only_if_cached_without_an_entry_gets_504(house):
     answer = house.client.post("/v1/chat/completions", json=CHAT, headers={"Cache-Control": "only-if-cached"})
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "not_cached"

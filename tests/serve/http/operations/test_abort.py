@@ -43,7 +43,7 @@ def test_an_aborted_request_says_so(house, stream):
 
 @pytest.mark.parametrize("options", [{"recall": with_memory}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_who_joined_another_may_be_aborted_alone(house, stream):
+def test_a_coalesced_request_can_be_aborted_alone(house, stream):
     house.runner.gate.clear()
     shared = {"prompt": "x", "temperature": 0, "max_tokens": 50, "stream": stream}
     told = []

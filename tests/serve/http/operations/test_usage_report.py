@@ -13,7 +13,7 @@ RULES = Rules(tenants=Tenants({"acme": TenantTerms(limits=TenantLimits(requests_
 
 
 @pytest.mark.parametrize("options", [{"rules": RULES}])
-def test_usage_is_told_by_tenant(house):
+def test_usage_is_reported_by_tenant(house):
     for tenant in ("acme", "acme", "else"):
         house.client.post(PATH, json=BODY, headers={"X-Tenant-Id": tenant})
     quiet(house)

@@ -49,7 +49,7 @@ def test_a_stored_response_continues_the_session_of_the_previous_one():
     assert session_of_stored("resp_1", None, 60.0).turn.continues == ""
 
 
-def test_a_request_is_entered_where_somebody_listens():
+def test_a_request_is_entered_if_there_is_a_listener():
     request, sessions, seen = Request("r", (1, 2)), Told(), []
     PromptPolicy().submit(request, About(), session_of("s", None, releases=False))
     policy = PromptPolicy(enter=lambda *given: seen.append(given), sessions=sessions)
