@@ -109,7 +109,7 @@ def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({"block_size": 0}, "--block-size"),
         ({"dtype": "int3"}, "--dtype"),
@@ -122,8 +122,8 @@ def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.Monke
         ({"no_such": 1}, "no_such"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(given: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_wrong_value_is_refused_by_name(given: dict[str, object], reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         options(given)
 
 
@@ -219,7 +219,7 @@ def test_a_duration_may_have_a_unit(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         (
             {"kv_cache_memory_bytes": "2 gigs"},
@@ -232,8 +232,8 @@ def test_a_duration_may_have_a_unit(text: str, seconds: float) -> None:
         ({"scheduling_policy": "fairr"}, r"expected one of fair, .*did you mean fair\?"),
     ],
 )
-def test_an_error_says_which_forms_are_accepted(given: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_error_says_which_forms_are_accepted(given: dict[str, object], reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         options(given)
 
 

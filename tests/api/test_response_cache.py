@@ -32,9 +32,9 @@ def test_a_cached_response_survives_a_restart(tmp_path):
     with serving(*flags) as server:
         first, note = ask(server)
         assert note == "miss"
-        while (told := ask(server))[1] == "coalesced":  # it is being written
+        while (reported := ask(server))[1] == "coalesced":  # it is being written
             pass
-        assert told[0] == first
+        assert reported[0] == first
         assert stream(server) == first
         saved = server.get("/v1/cache/stats").json()["layers"]["exact"]
         assert (saved["hits"], saved["saved_output_tokens"]) == (2, 48)

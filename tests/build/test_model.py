@@ -103,14 +103,14 @@ def test_keys_of_other_rotations_are_not_taken_over() -> None:
     model.close(builtin)
     weights = dummy_weights(spec, torch.float32, "cpu")
 
-    def told(max_model_len: int = 256, **rope: Any) -> str:
+    def reported(max_model_len: int = 256, **rope: Any) -> str:
         ropes = tuple(replace(each, **rope) for each in spec.ropes)
         return kv_fingerprint(weights, replace(spec, ropes=ropes), max_model_len)
 
-    same = {told(), told(max_model_len=512)}
+    same = {reported(), reported(max_model_len=512)}
     assert len(same) == 1
-    others = [told(theta=5e5), told(kind="linear", factor=2.0)]
-    stretched = [told(length, kind="dynamic", factor=2.0) for length in (256, 512)]
+    others = [reported(theta=5e5), reported(kind="linear", factor=2.0)]
+    stretched = [reported(length, kind="dynamic", factor=2.0) for length in (256, 512)]
     assert len({*same, *others, *stretched}) == 5
 
 

@@ -38,8 +38,8 @@ def text(folder: Path, times: int = 40) -> Path:
 def variant(folder: Path, change: Change | None = None, **config: object) -> Path:
     """The built-in model with other tensors and another config."""
     shutil.copytree(BUILTIN, folder)
-    told = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(told))
+    reported = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(reported))
     tensors = load_file(folder / "model.safetensors")
     if change:
         change(tensors)

@@ -72,8 +72,8 @@ def test_shaped_and_sampled_tokens_and_their_scores_are_those_without_drafts(par
     got = [token for output in outputs for token in output.tokens[0]]
     assert got == said[: len(got)]
     assert len(got) == done
-    told = [score for output in outputs for score in output.logprobs[0]]
-    assert told == scores[:done]
+    reported = [score for output in outputs for score in output.logprobs[0]]
+    assert reported == scores[:done]
     counts = runner._sampling._sampler._penalties.counts
     assert int(counts.sum()) == done, "only accepted tokens are counted"
 

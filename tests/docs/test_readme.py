@@ -306,8 +306,8 @@ def test_documented_limits_have_the_real_defaults():
     )
     assert len(table) == 6
     shown = {"8 MiB": 8 << 20, "600 s": 600, "the model's": None}
-    for flag, told in table:
-        default = shown[told] if told in shown else int(told.replace(",", ""))
+    for flag, reported in table:
+        default = shown[reported] if reported in shown else int(reported.replace(",", ""))
         assert OPTIONS[flag.replace("-", "_")] == default, flag
 
 

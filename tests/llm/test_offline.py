@@ -188,7 +188,7 @@ def test_a_long_batch_leaves_nothing_behind(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "told"),
+    ("prompts", "reported"),
     [
         (["fine", []], r"prompts\[1\]: the prompt is empty"),
         ([[1] * 1024], "limit is 1023"),
@@ -196,8 +196,8 @@ def test_a_long_batch_leaves_nothing_behind(llm: LLM) -> None:
         ([[1 << 70]], "ids are 0 to"),
     ],
 )
-def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM, prompts: list, told: str) -> None:
-    with pytest.raises(InvalidParameter, match=told):
+def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM, prompts: list, reported: str) -> None:
+    with pytest.raises(InvalidParameter, match=reported):
         llm.generate(prompts, GREEDY, progress=False)
     assert llm.loaded.engine.wake_at(0.0) is None
     (fine,) = llm.generate("a", GREEDY, progress=False)

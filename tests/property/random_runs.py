@@ -209,9 +209,9 @@ def run(seed: int, *, drafts: bool = True) -> Record:
     engine.check_consistency()
     _check_ends(requests, disturbed, record, max_model_len)
     if drafter is not None and not record.of(DraftingFailed):
-        told = record.of(Verified)
-        assert sum(each.drafted for each in told) == drafter.drafted
-        assert sum(each.accepted for each in told) == drafter.accepted
+        reported = record.of(Verified)
+        assert sum(each.drafted for each in reported) == drafter.drafted
+        assert sum(each.accepted for each in reported) == drafter.accepted
         assert sorted(drafter.ends) == sorted(requests.keys() - _rejected(record))
     for request_id in requests:
         losses = [e for e in record.of(Preempted) if e.request_id == request_id and e.reason != "yield"]

@@ -67,7 +67,7 @@ class Ask(NamedTuple):
     max_tokens: int
     seed: int | None
     salt: str
-    wishes: CacheDirectives
+    directives: CacheDirectives
     stops: bool = False  # its first token ends it: only answers that stop are served to near questions
 
 
@@ -136,7 +136,7 @@ async def draft_row(
     )
     before = runner.computed_tokens
     answer = await recall.open(
-        [LookupRequest(request, call.wishes, turn=lambda: Turn(TURNS[call.prompt], b"context"))]
+        [LookupRequest(request, call.directives, turn=lambda: Turn(TURNS[call.prompt], b"context"))]
     )
     tokens = tuple(tokens_of(await read_all(answer)))
     recall.close(answer)

@@ -63,14 +63,14 @@ async def drawn(h, seed, samples=3):
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
-@pytest.mark.parametrize("told_again", [False, True])
-def test_a_wrong_sample_is_served_no_more_and_another_takes_its_place(wrong, told_again):
+@pytest.mark.parametrize("cached_again", [False, True])
+def test_a_wrong_sample_is_served_no_more_and_another_takes_its_place(wrong, cached_again):
     async def run():
         async with house() as h:
             for seed in (10, 11, 12):
                 await drawn(h, seed)
             name = f"r{wrong + 1}"
-            if told_again:
+            if cached_again:
                 assert (await drawn(h, wrong))[1] == truth(seed=10 + wrong)
                 name = f"r{h.asked}"
             await h.recall.bar(h.recall.served(name))

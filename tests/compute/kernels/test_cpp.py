@@ -367,8 +367,10 @@ CppKernels(sys.argv[1])
 names = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
 print(sum("libgomp" in name or "libomp" in name for name in names))
 """
-    told = subprocess.run([sys.executable, "-c", program, level], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "1"
+    reported = subprocess.run(
+        [sys.executable, "-c", program, level], capture_output=True, text=True, check=True
+    )
+    assert reported.stdout.strip() == "1"
 
 
 def test_without_the_extension_torch_computes(level: str, monkeypatch: pytest.MonkeyPatch) -> None:

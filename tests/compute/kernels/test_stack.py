@@ -252,7 +252,7 @@ def run(batch: Batch = MIXED, pages: Sequence[Pages] | None = None, **changed: A
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "told"),
+    ("changed", "error", "reported"),
     [
         ({"embedding": torch.zeros(VOCAB, HIDDEN + 1)}, ValueError, "24, 49"),
         ({"ropes": (torch.zeros(POSITIONS, 16),) * 2}, ValueError, "rotations"),
@@ -280,9 +280,9 @@ def run(batch: Batch = MIXED, pages: Sequence[Pages] | None = None, **changed: A
         ({"heads": HeadShape(3, 2, 16)}, ValueError, "3 heads for 2"),
     ],
 )
-def test_what_does_not_fit_is_refused(changed: dict[str, Any], error: type[Exception], told: str) -> None:
+def test_what_does_not_fit_is_refused(changed: dict[str, Any], error: type[Exception], reported: str) -> None:
     assert run().shape == (3, HIDDEN)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=reported):
         run(**changed)
 
 

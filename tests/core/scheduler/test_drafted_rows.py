@@ -41,7 +41,7 @@ class Drafting:
         self.propose = propose
         self.draft_rows: list[DraftRow] = []
         self.loads: list[StepLoad] = []
-        self.told: list[tuple[str, tuple[int, ...], int]] = []
+        self.reported: list[tuple[str, tuple[int, ...], int]] = []
         self.ends: list[tuple[str, int]] = []
         self.seconds: dict[str, float] = {}
         self.steps: list[tuple[int, int, float, bool]] = []
@@ -49,8 +49,8 @@ class Drafting:
     def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
         self.draft_rows += [each._replace(tokens=list(each.tokens)) for each in draft_rows]
         self.loads.append(load)
-        told = [self.propose(draft_row) for draft_row in draft_rows]
-        return [None if t is None else Proposal(tuple(t), (0.9,) * len(t), "test") for t in told]
+        reported = [self.propose(draft_row) for draft_row in draft_rows]
+        return [None if t is None else Proposal(tuple(t), (0.9,) * len(t), "test") for t in reported]
 
     def next_draft_step(self, request: Request) -> int:
         return 0
@@ -59,7 +59,7 @@ class Drafting:
         self.steps.append((rows, drawn, seconds, drafted))
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
-        self.told.append((request_id, proposal.tokens, accepted))
+        self.reported.append((request_id, proposal.tokens, accepted))
 
     def ended(self, request: Request, tokens: list[int]) -> None:
         self.ends.append((request.id, len(tokens)))
@@ -91,7 +91,7 @@ def test_right_drafts_come_out_at_once():
     assert [len(event.tokens) for event in record.of(Emitted)] == [1, 4, 4]
     assert rows(seen) == [[(5, 0)], [(4, 3)], [(4, 3)]]
     assert [event[:4] for event in record.of(Verified)] == [("r", "test", 3, 3)] * 2
-    assert [(name, accepted) for name, _, accepted in drafter.told] == [("r", 3)] * 2
+    assert [(name, accepted) for name, _, accepted in drafter.reported] == [("r", 3)] * 2
     assert drafter.ends == [("r", 14)]
     assert [event.computed_tokens for event in record.of(Stepped)] == [5, 4, 4]
     assert [event.decode_rows for event in record.of(Stepped)] == [0, 1, 1]
@@ -271,8 +271,8 @@ def test_step_times_see_drafted_positions():
     record = Record()
     engine.submit(request("r", 5, max_tokens=12), 0.0)
     step(engine, record, 4)
-    told = [(rows, drawn, drafted) for rows, drawn, _, drafted in drafter.steps]
-    assert told == [(1, 4, True), (1, 4, True)], "steps of decode rows only"
+    reported = [(rows, drawn, drafted) for rows, drawn, _, drafted in drafter.steps]
+    assert reported == [(1, 4, True), (1, 4, True)], "steps of decode rows only"
     drafts = [(1, 4, 5 + 6 + 7 + 8, True), (1, 4, 9 + 10 + 11 + 12, True)]
     assert seen == [(1, 5, 12, False), *drafts]
 
@@ -287,7 +287,7 @@ def test_with_overlap_a_step_with_drafts_is_committed_before_the_next_is_planned
     assert record.tokens["r"] == expected_tokens(request("r", 5).tokens, 0, 30, frozenset())
     # Its first token is not known when it is drafted for: the first of six is not verified, the others are.
     assert rows(seen)[1] == [(6, 5)]
-    assert all(told.accepted == told.drafted for told in record.of(Verified))
+    assert all(reported.accepted == reported.drafted for reported in record.of(Verified))
     assert len(seen) == 6
 
 
@@ -369,8 +369,10 @@ class Reasoned(Drafting):
     cut = "not_worth"
 
     def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
-        told = [self.propose(draft_row) for draft_row in draft_rows]
-        return [None if t is None else Proposal(tuple(t), (0.5,) * len(t), "test", self.cut) for t in told]
+        reported = [self.propose(draft_row) for draft_row in draft_rows]
+        return [
+            None if t is None else Proposal(tuple(t), (0.5,) * len(t), "test", self.cut) for t in reported
+        ]
 
 
 def test_events_say_what_was_expected_and_what_bounded_the_draft():

@@ -29,8 +29,8 @@ def test_background_work_pauses_while_requests_run_and_continues_afterwards():
     step(engine, record, 5)
     assert list(record.ends) == ["real"]
     assert len(record.tokens["idle"]) == before
-    (told,) = record.of(Skipped)
-    assert (told.request_id, told.reason) == ("idle", SkipReason.NOT_IDLE)
+    (reported,) = record.of(Skipped)
+    assert (reported.request_id, reported.reason) == ("idle", SkipReason.NOT_IDLE)
     drain(engine, record)
     assert admitted(record) == ["idle", "real"], "it kept its slot"
     assert not record.of(Preempted)

@@ -330,8 +330,8 @@ def test_each_prompt_position_is_scored_once_even_when_computed_twice(batched_to
     drain(engine, record)
     assert record.of(Preempted)
     scores = [e for e in record.of(PromptScored) if e.request_id == "b"]
-    told = [-entry.logprob for event in scores for entry in event.logprobs]
-    assert told == list(range(7))
+    reported = [-entry.logprob for event in scores for entry in event.logprobs]
+    assert reported == list(range(7))
     for event in scores:
         assert event.start == -event.logprobs[0].logprob
 
@@ -467,7 +467,7 @@ def test_a_step_tells_its_sizes():
     step(engine, record)
     engine.submit(request("b", 3), 0.0)
     step(engine, record)
-    told = record.of(Stepped)[1]
-    assert (told.decode_rows, told.prefill_rows, told.computed_tokens) == (1, 1, 4)
-    assert (told.running, told.waiting, told.blocks_held, told.blocks_total) == (2, 0, 3, 8)
-    assert (told.slots_allocated, told.slots_filled) == (12, 9)
+    reported = record.of(Stepped)[1]
+    assert (reported.decode_rows, reported.prefill_rows, reported.computed_tokens) == (1, 1, 4)
+    assert (reported.running, reported.waiting, reported.blocks_held, reported.blocks_total) == (2, 0, 3, 8)
+    assert (reported.slots_allocated, reported.slots_filled) == (12, 9)

@@ -197,9 +197,10 @@ def test_an_importer_refuses_an_exporter_that_does_not_know_the_secret(scene):
             with connection:
                 wire.send(connection, {"headrace_kv": wire.VERSION, "nonce": "1"})
                 wire.receive(connection)
-                told = IDENTITY | {"facts": {"slots": 1, "area": None}}
+                reported = IDENTITY | {"facts": {"slots": 1, "area": None}}
                 wire.send(
-                    connection, {"identity": told, "proof": wire.proof(b"guess", "exporter", "1", told)}
+                    connection,
+                    {"identity": reported, "proof": wire.proof(b"guess", "exporter", "1", reported)},
                 )
 
         thread = threading.Thread(target=lie)

@@ -71,8 +71,8 @@ class Answering:
         stalled = busy * self.stall / (longest - 1)
         times = [self.ttft]
         while len(times) < longest:
-            told = 1 if kind == "lone" else sum(each.max_tokens > len(times) for each in work)
-            times.append(times[-1] + self.step + stalled + self.event * told)
+            reported = 1 if kind == "lone" else sum(each.max_tokens > len(times) for each in work)
+            times.append(times[-1] + self.step + stalled + self.event * reported)
             if kind == "lone" and len(times) == 2:
                 times[-1] += self.wake
         return [

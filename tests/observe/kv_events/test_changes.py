@@ -21,7 +21,7 @@ def test_events_before_a_reset_are_not_published() -> None:
     assert changes.take() == [Cleared(), Stored(None, B, (2,))]
 
 
-def test_beyond_the_limit_a_reader_gets_an_empty_result() -> None:
+def test_beyond_the_limit_lost_changes_become_a_cleared_event() -> None:
     changes = Changes(3)
     for number in range(4):
         changes.stored(None, bytes([number]), [number], 0)

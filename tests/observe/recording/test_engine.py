@@ -105,11 +105,11 @@ def test_every_way_into_an_engine_is_recorded():
         "set_tenant_weights",  # `build.reload` does not call it while a trace is recorded
     }  # the last of them when all has happened
     ways = {name for name, value in vars(Engine).items() if callable(value) and not name.startswith("_")}
-    told = {name for name, value in vars(RecordedEngine).items() if callable(value)}
-    assert ways - told == only_look
+    reported = {name for name, value in vars(RecordedEngine).items() if callable(value)}
+    assert ways - reported == only_look
 
 
 def test_all_runner_outputs_are_recorded_or_withheld():
     # in shape; step numbers follow from the plans
-    told = {"tokens", "prompt_logprobs", "failures", "arrivals", "broken_off"}
-    assert {*StepOutput._fields} == {*told, "step", "logprobs"}
+    reported = {"tokens", "prompt_logprobs", "failures", "arrivals", "broken_off"}
+    assert {*StepOutput._fields} == {*reported, "step", "logprobs"}

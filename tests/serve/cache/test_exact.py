@@ -208,13 +208,13 @@ def test_an_invalidation_during_a_store_outage_is_published_later(kind, tmp_path
     def make(tell):
         return [tier("memory", tmp_path, request), tier(kind, tmp_path, request, tell)]
 
-    async def deaf(self, tag):
+    async def without_tokens(self, tag):
         raise OSError
 
     async def run():
         async with house(make) as one, house(make) as other, asyncio.timeout(60.0):
             with monkeypatch.context() as patch:
-                patch.setattr(type(one.recall._exact._tiers[1]._store), "clear", deaf)
+                patch.setattr(type(one.recall._exact._tiers[1]._store), "clear", without_tokens)
                 assert await one.recall.clear(tag) == {"memory": True, kind: False}
             await until_they_agree(one, other, tag)
 
@@ -341,8 +341,8 @@ def test_two_servers_on_one_file_answer_right_while_both_write(tmp_path, request
         async with house(make) as one, house(make) as other:
             for round_ in range(3):
                 for max_tokens in range(1, 20):
-                    told = await asyncio.gather(one.answer(max_tokens), other.answer(max_tokens))
-                    assert all(tokens == truth(max_tokens) for _, tokens in told)
-                    assert round_ == 0 or all(note.startswith("hit") for note, _ in told)
+                    reported = await asyncio.gather(one.answer(max_tokens), other.answer(max_tokens))
+                    assert all(tokens == truth(max_tokens) for _, tokens in reported)
+                    assert round_ == 0 or all(note.startswith("hit") for note, _ in reported)
 
     asyncio.run(run())

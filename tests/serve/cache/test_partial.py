@@ -49,8 +49,8 @@ def halted(h: House, after: int) -> Iterator[None]:
 async def hear(answer, count):
     heard = 0
     while heard < count:
-        told = await asyncio.wait_for(answer.read(), SOON)
-        heard += sum(len(event.tokens) for _, event in told if isinstance(event, Emitted))
+        reported = await asyncio.wait_for(answer.read(), SOON)
+        heard += sum(len(event.tokens) for _, event in reported if isinstance(event, Emitted))
     assert heard == count
 
 
@@ -105,10 +105,10 @@ def test_an_answer_that_ended_by_itself_serves_every_greater_length():
             assert note == "miss"
             before = h.runner.computed_tokens
             answer = await h.open(h.question(200, eos_token_ids=stop))
-            told = await read_all(answer)
-            assert tokens_of(told) == tokens
-            assert told[-1][1].reason is FinishReason.STOP
-            assert told[-1][1].stop_token in stop
+            reported = await read_all(answer)
+            assert tokens_of(reported) == tokens
+            assert reported[-1][1].reason is FinishReason.STOP
+            assert reported[-1][1].stop_token in stop
             assert h.runner.computed_tokens == before
             h.recall.close(answer)
 
@@ -125,9 +125,9 @@ def test_a_resumed_request_gets_its_known_tokens_at_once_and_the_rest_as_compute
             ((_, first),) = await answer.read()
             expected = truth(400, seed=sampling.get("seed", 0))
             assert list(first.tokens) == expected[:kept]
-            told = await read_all(answer)
-            assert [*first.tokens, *tokens_of(told)] == expected
-            assert told[-1][1].output_tokens == 400
+            reported = await read_all(answer)
+            assert [*first.tokens, *tokens_of(reported)] == expected
+            assert reported[-1][1].output_tokens == 400
             assert h.runner.computed_tokens - before <= 400 - kept + 8
             assert answer.note == "partial"
             h.recall.close(answer)
@@ -154,8 +154,8 @@ def test_nothing_is_taken_up_by_another_request(other):
             await hang_up(h)
             answer = await h.open(h.question(400, **other))
             assert answer.note.partition(";")[0] in ("miss", "bypass")
-            told = await read_all(answer)
-            assert tokens_of(told) == truth(
+            reported = await read_all(answer)
+            assert tokens_of(reported) == truth(
                 400, **{name: other[name] for name in ("prompt", "seed") if name in other}
             )
             h.recall.close(answer)

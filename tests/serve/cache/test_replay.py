@@ -26,11 +26,11 @@ ENTRY = Entry(
 
 
 def pieces(answer):
-    told = answer._unread
-    assert [type(event) for _, event in told] == [Emitted] * (len(told) - 1) + [Finished]
-    for _, event in told[:-1]:
+    reported = answer._unread
+    assert [type(event) for _, event in reported] == [Emitted] * (len(reported) - 1) + [Finished]
+    for _, event in reported[:-1]:
         assert tuple(score.token for score in event.logprobs) == event.tokens
-    end = told[-1][1]
+    end = reported[-1][1]
     assert (end.reason, end.stop_token, end.prompt_tokens, end.output_tokens) == (
         FinishReason.STOP,
         99,
@@ -38,8 +38,8 @@ def pieces(answer):
         100,
     )
     assert answer.cached_tokens == [3]
-    assert tuple(token for _, event in told[:-1] for token in event.tokens) == TOKENS
-    return [len(event.tokens) for _, event in told[:-1]]
+    assert tuple(token for _, event in reported[:-1] for token in event.tokens) == TOKENS
+    return [len(event.tokens) for _, event in reported[:-1]]
 
 
 def answer(interval):

@@ -53,11 +53,11 @@ def test_a_request_that_is_cancelled_twice_ends_once(why):
             await h.answer(100)
             gate = Gate(h.service)
             leader, follower = await h.open(), await h.open()
-            told_again = await h.open(h.question(100))
+            cached_again = await h.open(h.question(100))
             renewal = h.recall.renew(h.question(7))
             reader = await h.open(h.question(7, service_class=BACKGROUND.name))
             assert reader.note == "coalesced"
-            for answer in (follower, told_again, reader):
+            for answer in (follower, cached_again, reader):
                 h.recall.close(answer, why)
                 h.recall.close(answer)
                 assert end_of(await read_all(answer)) is why
@@ -101,7 +101,7 @@ def test_if_no_coalesced_request_can_wait_longer_all_miss_their_deadline():
     asyncio.run(run())
 
 
-def test_a_failure_after_all_callers_left_is_dropped():
+def test_a_failure_after_the_first_caller_left_does_not_reach_the_others():
     async def run():
         async with house() as h:
             gate = Gate(h.service)
@@ -206,10 +206,10 @@ def test_each_reader_hears_one_end_when_the_first_attempt_has_failed():
             h.runner.poison.add("r1")
             leader, follower = await h.open(), await h.open()
             gate.open.set()
-            told = await read_all(leader)
+            reported = await read_all(leader)
             h.recall.close(leader)
             h.recall.close(leader)
-            assert sum(isinstance(event, Finished) for _, event in told) == 1
+            assert sum(isinstance(event, Finished) for _, event in reported) == 1
             assert leader.exhausted
             assert tokens_of(await read_all(follower)) == truth()
 

@@ -17,7 +17,7 @@ from tests.serve.cache.test_lookup import truth
 from tests.serve.test_service import read_all, tokens_of
 
 
-class Told:
+class Reported:
     """A keeper."""
 
     def __init__(self):
@@ -170,8 +170,8 @@ def test_at_the_end_nothing_is_left(monkeypatch):
 
 def test_keepers_hear_of_what_is_kept_and_of_nothing_else():
     async def scenario():
-        told = Told()
-        h = House(told)
+        reported = Reported()
+        h = House(reported)
         wrong, cleared, right = (h.flight(name) for name in (b"a", b"b", b"c"))
         h.keeping.add(wrong)
         await h.exact.bar(wrong.ask.key)
@@ -179,12 +179,12 @@ def test_keepers_hear_of_what_is_kept_and_of_nothing_else():
         h.keeping.add(cleared)
         await h.exact.clear("*")
         await h.keeping.finish()
-        assert told.kept_keys == []
+        assert reported.kept_keys == []
         assert h.landed == [wrong, cleared]
         right.versions = h.exact.snapshot(right.ask)
         h.keeping.add(right)
         await h.keeping.finish()
-        assert told.kept_keys == [right.ask.key]
+        assert reported.kept_keys == [right.ask.key]
 
     asyncio.run(scenario())
 
@@ -195,11 +195,11 @@ def test_a_keeper_that_fails_costs_the_others_nothing():
             raise RuntimeError("no")
 
     async def scenario():
-        told = Told()
-        h = House(Failing(), told)
+        reported = Reported()
+        h = House(Failing(), reported)
         h.keeping.add(h.flight(b"a"))
         await h.keeping.finish()
-        assert told.kept_keys == [b"a" * 32]
+        assert reported.kept_keys == [b"a" * 32]
         assert await h.has(b"a")
 
     asyncio.run(scenario())

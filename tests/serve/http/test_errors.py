@@ -74,8 +74,8 @@ def test_each_end_is_an_answer_or_an_error(reason):
             FinishReason.FAILED: 500,
         }[reason]
     )
-    told = (FinishReason.REJECTED, FinishReason.UNREACHABLE)  # their messages are written for the caller
-    assert error is None or reason in told or "inside" not in str(error)
+    reported = (FinishReason.REJECTED, FinishReason.UNREACHABLE)  # their messages are written for the caller
+    assert error is None or reason in reported or "inside" not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,11 @@ def test_audits_count_for_their_own_alone():
     audits = Audits(0.01, 0.95, most=10)
     for _ in range(1000):
         assert not audits.observe("b", wrong=False)
-    told = [audits.observe("a", wrong=True) for _ in range(10)]
-    assert told.count(True) == 1, "it is told once"
+    reported = [audits.observe("a", wrong=True) for _ in range(10)]
+    assert reported.count(True) == 1, "it is told once"
     assert audits.refuted("a")
     assert not audits.refuted("b")
-    assert told == [audits.observe("c", wrong=True) for _ in range(10)]
+    assert reported == [audits.observe("c", wrong=True) for _ in range(10)]
 
 
 def test_a_key_with_errors_is_kept_among_many_others():

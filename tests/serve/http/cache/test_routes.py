@@ -168,8 +168,8 @@ def test_with_keys_a_tenant_cannot_invalidate_or_report_entries_of_another(house
 def test_an_answer_that_was_wrong_is_computed_from_then_on(house):
     post(house)
     hit = post(house)
-    told = house.client.post("/v1/cache/feedback", json={"id": hit.json()["id"]})
-    assert told.json() == {"id": hit.json()["id"], "deleted": 1}
+    reported = house.client.post("/v1/cache/feedback", json={"id": hit.json()["id"]})
+    assert reported.json() == {"id": hit.json()["id"], "deleted": 1}
     for _ in range(2):
         assert note(post(house)) == "miss"
     assert house.client.post("/v1/cache/feedback", json={"id": "chatcmpl-nobody"}).status_code == 404
@@ -201,7 +201,7 @@ def test_the_ledger_counts_tokens(house):
 def test_a_request_that_was_spared_can_be_explained(house):
     post(house)
     answer = post(house).json()
-    told = house.client.get(f"/v1/requests/{answer['id']}").json()
-    assert told["state"] == "finished"
-    assert told["finish"]["layer"] == "exact"
-    assert told["output_tokens"] == answer["usage"]["completion_tokens"]
+    reported = house.client.get(f"/v1/requests/{answer['id']}").json()
+    assert reported["state"] == "finished"
+    assert reported["finish"]["layer"] == "exact"
+    assert reported["output_tokens"] == answer["usage"]["completion_tokens"]

@@ -154,10 +154,11 @@ def test_prompt_logprobs_come_in_vllms_shape(house):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [({}, None), ({"service_tier": "auto"}, "default"), ({"service_tier": "flex"}, "flex")]
+    ("given", "reported"),
+    [({}, None), ({"service_tier": "auto"}, "default"), ({"service_tier": "flex"}, "flex")],
 )
-def test_the_service_tier_is_the_one_that_served_the_request(house, given, told):
-    assert ask(house, max_tokens=1, **given).json().get("service_tier") == told
+def test_the_service_tier_is_the_one_that_served_the_request(house, given, reported):
+    assert ask(house, max_tokens=1, **given).json().get("service_tier") == reported
 
 
 def test_a_template_too_long_to_compile_quickly_is_refused(house):
