@@ -43,7 +43,7 @@ def block_bytes() -> int:
 
 
 def check_greedy(device: str, kernels: str) -> None:
-    """Every way of cutting the work gives the CPU's text."""
+    """Every way of scheduling gives the text of the CPU."""
     wanted = texts("cpu", kernels="torch")
     for way, given in WAYS.items():
         if "kv_cache_memory_bytes" in given:  # room for one long sequence: most of the others must give way
@@ -56,7 +56,7 @@ def check_greedy(device: str, kernels: str) -> None:
 
 
 def check_seeds(device: str, kernels: str) -> None:
-    """A seeded answer does not depend on its neighbours."""
+    """A seeded answer does not depend on other requests of the batch."""
     llm = LLM("builtin", device=device, kernels=kernels, **SMALL)
     params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=7, max_tokens=32, ignore_eos=True)
     alone = llm.generate(PROMPTS[0], params, progress=False)[0].outputs[0].token_ids
