@@ -55,19 +55,21 @@ class DraftedRows:
         rows, draft_rows = [], []
         for row in due:
             sequence = step.sequences[row]
-            tokens, ahead = sequence.tokens, sequence.pending - 1  # drawn already, but not known
-            most = min(sequence.finish_length - len(tokens) - 1, budget + ahead)
+            tokens, in_flight = sequence.tokens, sequence.pending - 1  # drawn already, but not known
+            max_tokens = min(sequence.finish_length - len(tokens) - 1, budget + in_flight)
             if sequence.request.settings is not NO_SETTINGS:
-                most = ahead + sequence.request.settings.limit_drafted(most - ahead)
-            if most > ahead:
+                max_tokens = in_flight + sequence.request.settings.limit_drafted(max_tokens - in_flight)
+            if max_tokens > in_flight:
                 rows.append(row)
                 draft_rows.append(
-                    new_tuple(DraftRow, (sequence.request, tokens, most, ahead, sequence.tokens_per_step))
+                    new_tuple(
+                        DraftRow, (sequence.request, tokens, max_tokens, in_flight, sequence.tokens_per_step)
+                    )
                 )
         if not draft_rows:
             return
         if times is not None and not times.residuals.is_measured(len(step.rows)):
-            times = None  # a step without drafts is the measure of those with drafts
+            times = None  # steps with drafts can only be judged against measured steps without
         asked = set(rows)
         other_tokens_per_step = tuple(
             [each.tokens_per_step for row, each in enumerate(step.sequences) if row not in asked]
@@ -95,11 +97,11 @@ class DraftedRows:
                 seconds = times.verify_times(load.rows, load.contexts, step.tokens - load.tokens)
                 step.draft_times = DraftTimes(load.rows, seconds[0], seconds[step.tokens - load.tokens])
 
-    def _add(self, step: StepBuilder, row: int, proposal: Proposal, most: int) -> int:
+    def _add(self, step: StepBuilder, row: int, proposal: Proposal, max_tokens: int) -> int:
         """Add the part of a proposal that may be verified to a row; returns the number of drafted positions."""
         sequence = step.sequences[row]
         first = sequence.pending - 1
-        tokens = _before_end(sequence, proposal.tokens[:most])
+        tokens = _before_end(sequence, proposal.tokens[:max_tokens])
         count = self._room(step, row, len(tokens) - first)
         if count <= 0:
             self._decline(sequence.request.id, proposal)
@@ -152,7 +154,7 @@ class DraftedRows:
         self._drawn, self._accepted, self._expected = self._accepted, 0, 0.0
 
     def observed(self, step: StepBuilder, seconds: float) -> None:
-        """The step that was settled last took so many seconds."""
+        """Report to the drafter that the step that was settled last took ``seconds``."""
         rows = len(step.rows)
         if self._drafter is not None and step.decodes == rows:
             self._drafter.observed(rows, rows + self._drawn, seconds, bool(step.drafts))
