@@ -246,7 +246,7 @@ def test_a_longer_answer_than_asked_for_is_not_cut():
 
 
 def test_a_slow_encoder_is_a_miss_within_the_deadline_and_is_then_left_alone(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "REST_SECONDS", 3600.0)
+    monkeypatch.setattr(circuit_breaker, "OPEN_SECONDS", 3600.0)
 
     async def go():
         async with scene(deadline=0.02) as h:
