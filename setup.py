@@ -14,8 +14,8 @@ from setuptools.command.build_ext import build_ext
 
 COMPILE_ARGS = ["-std=c++17", "-O3", "-pthread", "-fno-math-errno", "-fvisibility=hidden", "-g0"]
 COMPILE_ARGS += ["-Wno-psabi", "-Wno-ignored-attributes"]
-# A tenth of a kernel's speed depends on where its loops lie among the processor's lines of code. It must not depend on
-# what is compiled before it.
+# A tenth of a kernel's speed depends on how its loops are aligned to cache lines. It must not depend on the code
+# that is compiled before it.
 COMPILE_ARGS += ["-falign-functions=64"]
 
 

@@ -32,7 +32,7 @@ ROOMY, NARROW = str(96 << 20), str(13 << 20)
 """Bytes of KV memory: for all sessions of a run, and for one session and a half."""
 
 
-class Seen(NamedTuple):
+class TurnResult(NamedTuple):
     """A turn: its prompt, and where it left the cached prefix."""
 
     prompt_tokens: int
@@ -69,7 +69,7 @@ class Client:
         self._http = httpx.Client(base_url=url, timeout=300.0, trust_env=False)
         self._sent = 0
 
-    def turn(self, session: AgentSession, tenant: str) -> Seen:
+    def turn(self, session: AgentSession, tenant: str) -> TurnResult:
         """Send the next turn of a session, and take its answer."""
         self._sent += 1
         id = f"turn-{self._sent}"
@@ -77,12 +77,14 @@ class Client:
         answer = self._http.post(session.path, json=session.body(), headers=headers)
         if answer.status_code != httpx.codes.OK:
             raise RuntimeError(answer.text)
-        told = self._http.get(f"/v1/requests/{id}", headers={"X-Tenant-Id": tenant}).json()
+        explained = self._http.get(f"/v1/requests/{id}", headers={"X-Tenant-Id": tenant}).json()
         session.answered(answer.json())
         normalized = answer.headers.get("X-Headrace-Normalized", "")
-        return Seen(told["prompt_tokens"], told["cached_tokens"], told["prefix"], normalized)
+        return TurnResult(
+            explained["prompt_tokens"], explained["cached_tokens"], explained["prefix"], normalized
+        )
 
-    def run(self, session: AgentSession, tenant: str, turns: int = TURNS) -> list[Seen]:
+    def run(self, session: AgentSession, tenant: str, turns: int = TURNS) -> list[TurnResult]:
         """The first turns of a session."""
         return [self.turn(session, tenant) for _ in range(turns)]
 
@@ -104,7 +106,7 @@ def serving(args: Any, *flags: str, memory: str = ROOMY) -> Iterator[Client]:
             yield Client(running.url)
 
 
-def share(turns: Sequence[Seen]) -> float:
+def share(turns: Sequence[TurnResult]) -> float:
     """The share of prompt tokens that were cached, from the second turn on."""
     later = turns[1:]
     return sum(turn.cached_tokens for turn in later) / sum(turn.prompt_tokens for turn in later)

@@ -1,8 +1,9 @@
-"""How near paged attention comes to the memory's speed: ``python -m benchmarks.attention``.
+"""Paged attention compared with the memory bandwidth: ``python -m benchmarks.attention``.
 
-One layer's attention over pages that lie in random order and in no cache: rows that decode, and one prompt. The bound
-of decoding is its keys and values (with their scales) over what the same threads read when they sum a large tensor;
-that of a prompt is a matrix product in bfloat16. Milliseconds are the least of `--rounds`.
+It measures the attention of one layer, for decode rows and for one prompt, over pages in random order that are in no
+CPU cache. The bound of decoding is the size of its keys and values (with their scales) over the bandwidth at which the
+same threads sum a large tensor. The bound of the prompt is a matrix product in bfloat16. Times are the minimum of
+``--rounds``.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def one_layer(shape: HeadShape) -> DecoderSpec:
     )
 
 
-def filled(spec: DecoderSpec, blocks: int, dtype: torch.dtype) -> Pages:
-    """Pages of that many blocks with something in them."""
+def random_pages(spec: DecoderSpec, blocks: int, dtype: torch.dtype) -> Pages:
+    """Pages of ``blocks`` blocks with random content."""
     pages = PagedKV(spec, blocks, BLOCK, dtype, CPU).layers[0]
     for part in (pages.keys, pages.values):
         part.random_(-127, 128)
@@ -84,8 +85,8 @@ def batch_of(length: int, context: int, tables: list[list[int]]) -> Batch:
     )
 
 
-def least(call: Callable[[], object], rounds: int) -> float:
-    """Seconds of the quickest of some calls."""
+def min_seconds(call: Callable[[], object], rounds: int) -> float:
+    """Seconds of the fastest of ``rounds`` calls."""
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -97,7 +98,7 @@ def least(call: Callable[[], object], rounds: int) -> float:
 def decode_seconds(
     kernels: Kernels, shape: HeadShape, pages: Pages, batch: int, context: int, rounds: int
 ) -> float:
-    """Of one call, in turn over all blocks, so that none is found in a cache."""
+    """Seconds of a call for one batch; calls use all blocks in turn, so that none is in a CPU cache."""
     blocks = list(range(len(pages.keys)))
     random.Random(0).shuffle(blocks)
     needed = -(-context // BLOCK)
@@ -111,15 +112,17 @@ def decode_seconds(
         for plan in plans:
             kernels.paged_attention(queries, pages, plan, shape.head_dim**-0.5, None)
 
-    return least(all_blocks, rounds) / len(plans)
+    return min_seconds(all_blocks, rounds) / len(plans)
 
 
 def prompt_seconds(kernels: Kernels, shape: HeadShape, pages: Pages, rounds: int) -> float:
-    """Of the attention of a whole prompt."""
+    """Seconds of the attention of a whole prompt."""
     batch = batch_of(PROMPT, PROMPT, [list(range(PROMPT // BLOCK))])
     plan = kernels.plan_attention(batch, None, torch.bfloat16)
     queries = torch.randn(PROMPT, shape.heads, shape.head_dim).to(torch.bfloat16)
-    return least(lambda: kernels.paged_attention(queries, pages, plan, shape.head_dim**-0.5, None), rounds)
+    return min_seconds(
+        lambda: kernels.paged_attention(queries, pages, plan, shape.head_dim**-0.5, None), rounds
+    )
 
 
 def main() -> None:
@@ -136,9 +139,9 @@ def main() -> None:
     args = parser.parse_args()
     kernels = select(args.kernels, CPU)
     large = torch.ones(1 << 27)
-    bandwidth = large.nbytes / least(lambda: large.sum(), 5)
+    bandwidth = large.nbytes / min_seconds(lambda: large.sum(), 5)
     matrix = torch.randn(2048, 2048).to(torch.bfloat16)
-    peak = 2 * 2048**3 / least(lambda: matrix @ matrix, 3)
+    peak = 2 * 2048**3 / min_seconds(lambda: matrix @ matrix, 3)
     say(
         f"kernels {kernels.name}, {torch.get_num_threads()} threads: memory is read at {bandwidth / 1e9:.1f} GB/s, "
         f"matrices of 2,048 are multiplied at {peak / 1e9:.0f} GFLOP/s"
@@ -147,7 +150,7 @@ def main() -> None:
     for name, dtype in product(args.shapes, args.dtypes):
         shape, spec = SHAPES[name], one_layer(SHAPES[name])
         size = bytes_per_block(spec, BLOCK, DTYPES[dtype])
-        pages = filled(spec, POOL_BYTES // size, DTYPES[dtype])
+        pages = random_pages(spec, POOL_BYTES // size, DTYPES[dtype])
         for context, batch in product(args.contexts, args.batches):
             read = batch * -(-context // BLOCK) * size
             if read > POOL_BYTES:

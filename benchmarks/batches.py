@@ -1,10 +1,12 @@
 """Batches on a server: ``python -m benchmarks.batches``.
 
-Two measurements. First a batch of ``--lines`` lines runs while the server is killed with SIGKILL ``--kills`` times at
-random moments and started again; afterwards every line must have exactly one result. Then interactive requests (Poisson
-arrivals, ``--rate`` per second) are answered in blocks of ``--block`` seconds, in turn beside a running batch and
-without one; which comes first changes from pair to pair. The ratio's interval (95 %) is that of pairs of blocks drawn
-again and again.
+Two measurements:
+
+1. A batch of ``--lines`` lines runs while the server is killed with SIGKILL ``--kills`` times at random moments and
+   restarted. Afterwards every line must have exactly one result.
+2. Interactive requests (Poisson arrivals, ``--rate`` per second) are sent in blocks of ``--block`` seconds, alternately
+   with a running batch and without one. The order alternates from pair to pair. The 95 % interval of the ratio is from
+   a bootstrap over pairs of blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 import httpx
 
 from benchmarks.stage import Server, arguments, publish, say, server
-from benchmarks.warming import Heard, percentile
+from benchmarks.warming import StreamedAnswer, percentile
 from benchmarks.warming_beside import Pair, ask, interval, make_block
 from headrace.lab.bench.connection import Connections
 
@@ -69,7 +71,7 @@ def make_lines(count: int, tokens: int, seed: int) -> bytes:
 
 
 class Client:
-    """The server's files and batches, seen from outside."""
+    """A client of the server's files and batches API."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=120.0, trust_env=False)
@@ -85,7 +87,7 @@ class Client:
         return str(self._http.post("/v1/batches", json=body).raise_for_status().json()["id"])
 
     def batch(self, id: str) -> dict[str, Any]:
-        """A batch as it stands."""
+        """The current state of a batch."""
         batch: dict[str, Any] = self._http.get(f"/v1/batches/{id}").raise_for_status().json()
         return batch
 
@@ -106,7 +108,7 @@ class Client:
 
 
 def run_killed(args: Namespace, folder: Path) -> dict[str, Any]:
-    """The batch that is killed and resumed; what it came to."""
+    """Run the batch, kill and restart the server, and count lost and repeated results."""
     rng = random.Random(args.seed)
     moments = sorted(rng.random() for _ in range(args.kills))
     id, began, killed = "", time.perf_counter(), []
@@ -140,7 +142,7 @@ def run_killed(args: Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-async def play(connections: Connections, args: Namespace, number: int, salt: str) -> list[Heard]:
+async def play(connections: Connections, args: Namespace, number: int, salt: str) -> list[StreamedAnswer]:
     """One block of interactive requests."""
     rng = random.Random(args.seed + number)
     texts = [sentence(rng) for _ in range(64)]
@@ -154,32 +156,32 @@ async def play(connections: Connections, args: Namespace, number: int, salt: str
         }
         await asyncio.sleep(max(0.0, begin + due.at - time.perf_counter()))
         tasks.append(asyncio.create_task(ask(connections, json.dumps(body).encode())))
-    heard = list(await asyncio.gather(*tasks))
+    answers = list(await asyncio.gather(*tasks))
     await asyncio.sleep(max(0.0, begin + args.block - time.perf_counter()))
-    return heard
+    return answers
 
 
-def measure_beside(running: Server, args: Namespace) -> tuple[list[Pair], int]:
-    """All pairs of blocks, and how many lines ran beside them."""
+def measure_interactive(running: Server, args: Namespace) -> tuple[list[Pair], int]:
+    """All pairs of blocks, and how many lines of batches ran in the loaded blocks."""
     client = Client(running.url)
     file = client.upload(make_lines(args.beside_lines, LONG_TOKENS, args.seed + 1))
     pairs, lines = [], 0
     for number in range(-1, args.pairs):  # the first pair warms up
-        heard: dict[bool, list[Heard]] = {}
-        for beside in (False, True) if number % 2 else (True, False):
-            id = client.begin(file) if beside else ""
-            while beside and client.batch(id)["request_counts"]["completed"] < 8:
+        answers: dict[bool, list[StreamedAnswer]] = {}
+        for with_batch in (False, True) if number % 2 else (True, False):
+            id = client.begin(file) if with_batch else ""
+            while with_batch and client.batch(id)["request_counts"]["completed"] < 8:
                 time.sleep(POLL_SECONDS)
-            heard[beside] = asyncio.run(_block(running.url, args, number, f"{number} {beside}"))
-            if beside:
+            answers[with_batch] = asyncio.run(_block(running.url, args, number, f"{number} {with_batch}"))
+            if with_batch:
                 lines += client.batch(id)["request_counts"]["completed"] if number >= 0 else 0
                 client.cancel(id)
         if number >= 0:
-            pairs.append(Pair(heard[False], heard[True]))
+            pairs.append(Pair(answers[False], answers[True]))
     return pairs, lines
 
 
-async def _block(url: str, args: Namespace, number: int, salt: str) -> list[Heard]:
+async def _block(url: str, args: Namespace, number: int, salt: str) -> list[StreamedAnswer]:
     connections = Connections(url)
     try:
         return await play(connections, args, number, salt)
@@ -188,27 +190,27 @@ async def _block(url: str, args: Namespace, number: int, salt: str) -> list[Hear
 
 
 def ratios(pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
-    """TTFT and duration beside the batch and without it."""
+    """TTFT and duration with a batch and without."""
     alone = [each for pair in pairs for each in pair.alone]
-    beside = [each for pair in pairs for each in pair.beside]
+    with_batch = [each for pair in pairs for each in pair.beside]
     say("               alone ms  beside ms    ratio      95 %")
     found: dict[str, Any] = {"requests": len(alone)}
     for name in ("ttft", "seconds"):
         for percent in (50, 90, 99):
 
-            def figure(heard: list[Heard], name: str = name, percent: int = percent) -> float:
-                return percentile([getattr(each, name) for each in heard], percent)
+            def figure(answers: list[StreamedAnswer], name: str = name, percent: int = percent) -> float:
+                return percentile([getattr(each, name) for each in answers], percent)
 
             low, high = interval(pairs, figure, seed)
-            without, having = figure(alone), figure(beside)
+            without, loaded = figure(alone), figure(with_batch)
             say(
-                f"{name:8} p{percent:<4} {without * 1e3:9.2f} {having * 1e3:10.2f} {having / without:8.3f}"
+                f"{name:8} p{percent:<4} {without * 1e3:9.2f} {loaded * 1e3:10.2f} {loaded / without:8.3f}"
                 f"  {low:.3f}-{high:.3f}"
             )
             found[f"{name}_p{percent}"] = {
                 "alone_seconds": without,
-                "beside_seconds": having,
-                "ratio": having / without,
+                "beside_seconds": loaded,
+                "ratio": loaded / without,
                 "interval": (low, high),
             }
     return found
@@ -231,7 +233,7 @@ def main() -> None:
             say(found["killed"])
         if args.pairs:
             with server(args, "--batch-path", f"{name}/beside") as running:
-                pairs, lines = measure_beside(running, args)
+                pairs, lines = measure_interactive(running, args)
             found["beside"] = ratios(pairs, args.seed) | {"pairs": len(pairs), "lines_beside": lines}
             say(f"{len(pairs)} pairs of blocks; {lines} lines of batches ran beside them")
     publish("batches", args, [], [], **found)

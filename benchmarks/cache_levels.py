@@ -1,15 +1,19 @@
-"""What each cache spares on a replay with repeats: ``python -m benchmarks.cache_levels --data FOLDER``.
+"""What each cache saves on a trace with repeats: ``python -m benchmarks.cache_levels --data FOLDER``.
 
-The trace has ``--requests`` chat requests under one system prompt, greedy: 30 % are asked again word for word, 15 % in
-other words, 5 % again with three times the length, the rest is new. A repeat comes at a random place after its first.
-New are questions of `prompts/*.jsonl`, answered with so many tokens, and first questions of pairs, answered with a
-sentence; a pair are two questions of one intent of `semantic/clinc150_train.json`. `--before` other questions of the
-intents have been asked before, unmeasured: a semantic cache of few entries promises nothing. All caches on, each alone,
-and off; a fresh server each, `--rounds` rounds in turn, every second in reverse order, and the times of a variant's
-rounds together. The semantic cache and that of partial answers stand behind the exact one, so they are shown beside
-it; the semantic one's judge is fitted and proved on half of the intents' questions, and all that is asked is of the
-other half. Texts are compared with those of no cache; what the semantic cache answers has another question's text by
-design and is told apart: it is wrong where no question of the intent got that text without caches.
+The trace has ``--requests`` greedy chat requests under one system prompt: 30 % are exact repeats, 15 % paraphrases, 5 %
+repeats with three times the length, and the rest are new. A repeat comes at a random position after its original.
+
+New requests are prompts of ``prompts/*.jsonl``, answered with a fixed number of tokens, and the first queries of pairs,
+answered with one sentence. A pair is two queries of one intent of ``semantic/clinc150_train.json``. ``--before`` other
+queries of the intents are sent before, unmeasured, because a semantic cache with few entries serves nothing.
+
+Variants are: all caches on, each alone, and all off. Each has a fresh server per round. The order of variants is
+reversed in every second round, and the times of all rounds of a variant are pooled. The semantic cache and the cache of
+partial answers need the exact cache, so they are shown together with it. The semantic cache is calibrated on half of
+the queries of the intents, and the trace uses the other half.
+
+Texts are compared with those of the server without caches. A semantic hit has the text of another query by design, so
+it is counted separately: it is wrong if no query of its intent got that text without caches.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ SYSTEM = (
 ) * 2
 SHORT, LONG = 32, 96
 PRICES = (0.5, 1.5)
-"""Of a million prompt tokens and of a million generated ones, in any currency."""
+"""Price of a million prompt tokens and of a million generated tokens, in any currency."""
 
 MEMORY = ("--response-cache", "memory")
 NO_PARTIAL = ("--resume-cache-bytes", "0", "--output-index-bytes", "0")
@@ -49,7 +53,7 @@ NO_PREFIX = ("--no-enable-prefix-caching",)
 
 
 class Ask(NamedTuple):
-    """One request; ``kind`` is new, exact, paraphrase or longer, ``intent`` that of a question which has one."""
+    """One request; ``kind`` is new, exact, paraphrase or longer, ``intent`` is empty if its query has none."""
 
     text: str
     kind: str
@@ -58,7 +62,7 @@ class Ask(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back, after how long, and what the caches said of it."""
+    """The text, its duration, and the response header of the caches."""
 
     text: str
     seconds: float
@@ -66,7 +70,7 @@ class Answer(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """One variant's run."""
+    """The result of one run of a variant."""
 
     computed_tokens: float
     generated_tokens: float
@@ -76,7 +80,7 @@ class Figures(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Of what was computed, per million requests' worth of currency units."""
+        """The cost of the computed tokens at `PRICES`."""
         prompt = self.computed_tokens - self.generated_tokens
         return (prompt * PRICES[0] + self.generated_tokens * PRICES[1]) / 1e6
 
@@ -84,7 +88,7 @@ class Figures(NamedTuple):
 def make_trace(
     data: Path, intents: Stream, requests: int, before: int, seed: int
 ) -> tuple[list[Ask], list[Ask]]:
-    """What is asked before, and the requests in their order; the same for the same seed."""
+    """The requests sent before, and the trace in order; equal for equal seeds."""
     rng = random.Random(seed)
     exact, alike, longer = round(0.3 * requests), round(0.15 * requests), round(0.05 * requests)
     questions = defaultdict(set)
@@ -98,15 +102,15 @@ def make_trace(
         for line in path.read_text(encoding="utf-8").splitlines():
             said = json.loads(line)
             others.append(said.get("question") or said.get("prompt") or said["turns"][0])
-    fresh = [Ask(text, "new") for text in rng.sample(others, requests - exact - 2 * alike - longer)]
-    placed = [(rng.random(), ask) for ask in fresh]
+    new = [Ask(text, "new") for text in rng.sample(others, requests - exact - 2 * alike - longer)]
+    placed = [(rng.random(), ask) for ask in new]
     placed += [(rng.random(), Ask(first, "new", intent)) for intent, (first, _) in pairs.items()]
     after = {ask: at for at, ask in placed}
     placed += [
         (rng.uniform(after[Ask(first, "new", intent)], 1.0), Ask(second, "paraphrase", intent))
         for intent, (first, second) in pairs.items()
     ]
-    for kind, count, among in (("exact", exact, list(after)), ("longer", longer, fresh)):
+    for kind, count, among in (("exact", exact, list(after)), ("longer", longer, new)):
         for ask in rng.choices(among, k=count):
             again = ask._replace(kind=kind, max_tokens=LONG if kind == "longer" else SHORT)
             placed.append((rng.uniform(after[ask], 1.0), again))
@@ -116,7 +120,7 @@ def make_trace(
 
 
 def replay(earlier: list[Ask], trace: list[Ask], args: Namespace, flags: tuple[str, ...]) -> Figures:
-    """A fresh server's figures for the trace, after what was asked earlier."""
+    """Send the earlier requests and the trace to a fresh server, and measure the trace."""
     with server(args, "--dtype", args.dtype, *flags) as running:
         known = asyncio.run(_ask_all(running, earlier, math.inf))
         _settle(running)
@@ -131,14 +135,14 @@ def replay(earlier: list[Ask], trace: list[Ask], args: Namespace, flags: tuple[s
 
 
 def _settle(running: Server) -> None:
-    """Until the semantic cache has taken note of what was asked."""
+    """Wait until the semantic cache has indexed all responses."""
     known = -1.0
     while known != (known := running.metrics().get("response_cache_entries", 0.0)):
         time.sleep(1.0)
 
 
 async def _ask_all(running: Server, trace: list[Ask], rate: float) -> list[Answer]:
-    """In the trace's order: so many a second at random times (Poisson), or without a rate four at once."""
+    """Send the trace with Poisson arrivals at ``rate`` per second; without a rate, four requests at a time."""
     rng = random.Random(1)
     few = asyncio.Semaphore(4 if rate == math.inf else len(trace))
 
@@ -220,17 +224,19 @@ def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tup
     right = defaultdict(set)
     for ask, answer in zip(earlier + trace, rounds["off"][0].before + truth, strict=True):
         right[ask.intent or ask.text].add(answer.text)
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, runs in rounds.items():
-        middle = sorted(runs, key=lambda figures: figures.seconds)[len(runs) // 2]
-        notes = [answer.note for answer in middle.answers]
-        near = [note.startswith("hit; layer=semantic") for note in notes]
+        median_run = sorted(runs, key=lambda figures: figures.seconds)[len(runs) // 2]
+        notes = [answer.note for answer in median_run.answers]
+        semantic_hits = [note.startswith("hit; layer=semantic") for note in notes]
         same = [
-            a.text == b.text for a, b, other in zip(middle.answers, truth, near, strict=True) if not other
+            a.text == b.text
+            for a, b, other in zip(median_run.answers, truth, semantic_hits, strict=True)
+            if not other
         ]
         wrong = sum(
             other and a.text not in right[ask.intent or ask.text]
-            for ask, a, other in zip(trace, middle.answers, near, strict=True)
+            for ask, a, other in zip(trace, median_run.answers, semantic_hits, strict=True)
         )
         seconds = statistics.median(run.seconds for run in runs)
         times = [answer.seconds for run in runs for answer in run.answers]
@@ -238,25 +244,25 @@ def measure(args: Namespace, earlier: list[Ask], trace: list[Ask], semantic: tup
         p50, p99 = percentiles[49], percentiles[98]
         hits = sum(note.startswith(("hit; layer=exact", "coalesced")) for note in notes)
         say(
-            f"{name:15} {middle.computed_tokens:9.0f} {middle.generated_tokens:10.0f} {middle.cost:7.4f} "
+            f"{name:15} {median_run.computed_tokens:9.0f} {median_run.generated_tokens:10.0f} {median_run.cost:7.4f} "
             f"{p50 * 1e3:9.1f} {p99 * 1e3:9.1f} {seconds:8.1f} {hits:5} "
-            f"{notes.count('partial'):8} {sum(near):5} {wrong:6}  {sum(same)}/{len(same)}"
+            f"{notes.count('partial'):8} {sum(semantic_hits):5} {wrong:6}  {sum(same)}/{len(same)}"
         )
-        told[name] = {
-            "computed_tokens": middle.computed_tokens,
-            "generated_tokens": middle.generated_tokens,
-            "cost": middle.cost,
+        results[name] = {
+            "computed_tokens": median_run.computed_tokens,
+            "generated_tokens": median_run.generated_tokens,
+            "cost": median_run.cost,
             "p50_seconds": p50,
             "p99_seconds": p99,
             "seconds": [run.seconds for run in runs],
             "hits": hits,
             "partial": notes.count("partial"),
-            "near": sum(near),
+            "near": sum(semantic_hits),
             "wrong": wrong,
             "same_texts": sum(same),
             "compared_texts": len(same),
         }
-    publish("cache_levels", args, [], [], requests=kinds, caches=told)
+    publish("cache_levels", args, [], [], requests=kinds, caches=results)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""What the order of eviction is worth: a trace replayed through the block pool alone, one request after the other.
+"""Hits of eviction policies: a trace replayed through the block pool alone, one request after the other.
 
-Every block of the trace is one block of the pool. Hits are counted in blocks and given as a share of those of a pool
-that never evicts; beside them what evicting with knowledge of the whole trace would reach (Belady's rule), which is
-the bound of every policy that serves requests in the order of their arrival, and the bound of those that know how
-blocks fare in the mean but not what will become of a single one.
+Every block of the trace is one block of the pool. Hits are counted in blocks, as a share of the hits in a pool that
+never evicts. Two bounds are shown with the policies:
 
-A second table puts tiers below a small pool: what is found where, and how many blocks are carried for it.
+- Belady's rule, which knows the whole trace: the bound of every policy that serves requests in order of arrival.
+- The best policy that knows mean reuse rates by age and number of uses, but not the future of a single block.
+
+A second table puts lower tiers below a small pool: hits by tier, and copied blocks.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ from headrace.lab.workload.call import Call
 from headrace.lab.workload.traces import MOONCAKE_BLOCK, read_trace
 
 CONTEXT_TOKENS = 13_000
-"""At which a token's attention costs as much as its linear layers: a dense model of 8 billion parameters."""
+"""The context at which a token's attention costs as much as its linear layers, for a dense model of 8 billion
+parameters."""
 
 SIZE = 2
-"""Tokens that stand for a block of the trace: both for a full one, one for the part at the end of a prompt."""
+"""Tokens that represent a block of the trace; a partly filled last block has one of them."""
 
 TIERS = ((5, 20, 0), (5, 10, 50), (16, 25, 0), (25, 25, 0))
 """Sizes of device, host and disk, in % of the trace's unique blocks."""
 
 AGES = (0, 5, 10, 20, 40, 60, 90, 120, 180, 240, 300, 400, 500, 700, 900, 1200, 1800)
-"""Seconds since a block was used, and"""
+"""Lower bounds of groups of blocks by seconds since the last use."""
 
 USES = (1, 2, 3, 6, 21)
-"""how often it has been: where the groups begin whose blocks are taken for alike, full and partly filled ones apart."""
+"""Lower bounds of groups by number of uses. Full and partly filled blocks have separate groups."""
 
 Prompt = tuple[int, ...]
 ROOT = root_key("", "")
@@ -70,20 +72,20 @@ def keys_of(tokens: Prompt) -> list[bytes]:
     return keys[1:]
 
 
-def replay(todo: Iterable[Prompt], num_blocks: int, policy: EvictionPolicy) -> int:
-    """Blocks found in a pool, whole or in part."""
+def replay(trace: Iterable[Prompt], num_blocks: int, policy: EvictionPolicy) -> int:
+    """Blocks found in a pool, completely or in part."""
     pool = BlockPool(num_blocks, SIZE, policy, lambda event: None)
     hits = 0
-    for tokens in todo:
+    for tokens in trace:
         keys = keys_of(tokens)
         hit = pool.match(ROOT, keys, tokens, len(tokens))
         hits += len(hit.blocks) + (hit.copied > 0)
-        _leave(pool, _take(pool, hit, tokens), len(hit.blocks), keys, tokens)
+        _release(pool, _allocate(pool, hit, tokens), len(hit.blocks), keys, tokens)
     return hits
 
 
-class Carried(NamedTuple):
-    """Blocks found on the device and below it, and blocks copied down to the host and on to the disk."""
+class TierCounts(NamedTuple):
+    """Blocks found on the device and below it, and blocks copied to the host and to the disk."""
 
     device: int
     below: int
@@ -91,18 +93,18 @@ class Carried(NamedTuple):
     to_disk: int
 
 
-def replay_tiers(todo: Iterable[Prompt], device: int, host: int, disk: int) -> Carried:
-    """The same over tiers from which everything is fetched, at once."""
+def replay_tiers(trace: Iterable[Prompt], device: int, host: int, disk: int) -> TierCounts:
+    """As `replay`, with lower tiers from which every block is fetched at once."""
     moved = Counter[Tier]()
 
-    def tell(event: Event) -> None:
+    def count_moves(event: Event) -> None:
         if isinstance(event, Moved):
             moved[event.target] += (
                 event.blocks if event.target is not Tier.HOST or event.source is Tier.DEVICE else 0
             )
 
     def tier(which: Tier, size: int) -> LowerTier:
-        return LowerTier(which, size, worth(size))
+        return LowerTier(which, size, cost_aware(size))
 
     lower = LowerTiers(
         tier(Tier.HOST, host),
@@ -110,53 +112,53 @@ def replay_tiers(todo: Iterable[Prompt], device: int, host: int, disk: int) -> C
         AlwaysRestore(),
         block_size=SIZE,
         block_bytes=0,
-        tell=tell,
+        emit=count_moves,
     )
-    pool = BlockPool(device, SIZE, worth(device), tell, lower)
+    pool = BlockPool(device, SIZE, cost_aware(device), count_moves, lower)
     found = below = 0
-    for tokens in todo:
+    for tokens in trace:
         keys = keys_of(tokens)
         hit = pool.match(ROOT, keys, tokens, len(tokens))
         while not hit.is_ready and lower.fetch(hit.below):
-            _arrive(lower)
+            _finish_copies(lower)
             hit = pool.match(ROOT, keys, tokens, len(tokens))
         if not hit.is_ready:
             hit = pool.match(ROOT, keys, tokens, len(tokens), may_wait=False)
         found += len(hit.blocks) + (hit.copied > 0)
         below += len(hit.below)
         lower.hold(hit.below)
-        table = _take(pool, hit, tokens)
-        pool.bring_up(hit, table[len(hit.blocks) : hit.full])
-        _leave(pool, table, hit.full, keys, tokens)
-        _arrive(lower)
-    return Carried(found, below, moved[Tier.HOST], moved[Tier.DISK])
+        table = _allocate(pool, hit, tokens)
+        pool.promote(hit, table[len(hit.blocks) : hit.full])
+        _release(pool, table, hit.full, keys, tokens)
+        _finish_copies(lower)
+    return TierCounts(found, below, moved[Tier.HOST], moved[Tier.DISK])
 
 
-def _arrive(lower: LowerTiers) -> None:
-    """A disk that is never behind."""
+def _finish_copies(lower: LowerTiers) -> None:
+    """Complete all copies to and from the disk at once."""
     lower.arrived(Arrival(move, True) for move in lower.take_moves() if Tier.DISK in move[2:])
 
 
-def _take(pool: BlockPool, hit: PrefixHit, tokens: Prompt) -> list[int]:
+def _allocate(pool: BlockPool, hit: PrefixHit, tokens: Prompt) -> list[int]:
     pool.share(hit.blocks)
     return [*hit.blocks, *pool.allocate(-(-len(tokens) // SIZE) - len(hit.blocks))]
 
 
-def _leave(pool: BlockPool, table: list[int], done: int, keys: list[bytes], tokens: Prompt) -> None:
-    """Compute the blocks from ``done`` on and leave all of them to the cache."""
+def _release(pool: BlockPool, table: list[int], done: int, keys: list[bytes], tokens: Prompt) -> None:
+    """Register the blocks from ``done`` on, and release all to the prefix cache."""
     for i in range(done, len(table)):
         pool.register(table[i], keys[i - 1] if i else ROOT, tokens[i * SIZE : (i + 1) * SIZE])
     pool.release(table)
 
 
-def worth(size: int) -> CostAwareEviction:
-    """The policy for a tier of so many blocks."""
+def cost_aware(size: int) -> CostAwareEviction:
+    """The server's policy for a tier of ``size`` blocks."""
     return CostAwareEviction(size, CONTEXT_TOKENS / MOONCAKE_BLOCK)
 
 
-def foreseen(todo: list[Prompt], num_blocks: int) -> int:
-    """Blocks found when that block goes which is needed again last."""
-    chains = [tuple(dict.fromkeys(tokens)) for tokens in todo]
+def belady_hits(trace: list[Prompt], num_blocks: int) -> int:
+    """Hits if the block whose next use is the latest is evicted (Belady)."""
+    chains = [tuple(dict.fromkeys(tokens)) for tokens in trace]
     following: list[dict[int, float]] = []
     next_use: dict[int, float] = {}
     for number in range(len(chains) - 1, -1, -1):
@@ -178,12 +180,12 @@ def foreseen(todo: list[Prompt], num_blocks: int) -> int:
     return hits
 
 
-def likely(calls: list[Call], num_blocks: int) -> int:
-    """Blocks found when at every moment those are there that are asked for most often, by the mean of their group.
+def best_causal_hits(calls: list[Call], num_blocks: int) -> int:
+    """Hits if the pool always holds the blocks with the highest mean reuse rate of their group.
 
-    Means are of the whole trace, and what was given up may be there again: no order that goes by age and use and cannot
-    see the future finds more (Panigrahy et al., A New Upper Bound on Cache Hit Probability for Non-Anticipative Caching
-    Policies, 2022).
+    Rates are means over the whole trace, and evicted blocks may come back without cost. No policy that knows age and
+    number of uses, but not the future, has more hits (Panigrahy et al., A New Upper Bound on Cache Hit
+    Probability for Non-Anticipative Caching Policies, 2022).
     """
     blocks = np.array([span.stream for call in calls for span in call.content])
     times = np.array([call.arrival for call in calls for _ in call.content])
@@ -229,20 +231,20 @@ def main() -> None:
     )
     args = parser.parse_args()
     calls = list(read_trace(args.trace))
-    todo = prompts(calls)
-    unique = len({block for tokens in todo for block in tokens})
-    everything = replay(todo, 2 * unique, LeastRecentlyUsed())
-    print(f"{len(todo)} requests, {unique} unique blocks, {everything} hits in a pool that never evicts")
+    trace = prompts(calls)
+    unique = len({block for tokens in trace for block in tokens})
+    everything = replay(trace, 2 * unique, LeastRecentlyUsed())
+    print(f"{len(trace)} requests, {unique} unique blocks, {everything} hits in a pool that never evicts")
     print(
-        f"{'pool':>6} {'blocks':>8} {'LRU':>8} {'worth':>8} {'likely':>8} {'foreseen':>9}   share of those hits"
+        f"{'pool':>6} {'blocks':>8} {'LRU':>8} {'cost':>8} {'causal':>8} {'Belady':>8}   share of those hits"
     )
     for percent in args.shares.split(","):
         size = int(unique * float(percent) / 100)
         found = [
-            replay(todo, size, LeastRecentlyUsed()),
-            replay(todo, size, worth(size)),
-            likely(calls, size),
-            foreseen(todo, size),
+            replay(trace, size, LeastRecentlyUsed()),
+            replay(trace, size, cost_aware(size)),
+            best_causal_hits(calls, size),
+            belady_hits(trace, size),
         ]
         shown = " ".join(f"{hits / everything:>8.3f}" for hits in found)
         print(f"{percent + ' %':>6} {size:>8} {shown}", flush=True)
@@ -251,7 +253,7 @@ def main() -> None:
     )
     for shares in TIERS:
         sizes = [int(unique * share / 100) for share in shares]
-        carried = replay_tiers(todo, *sizes)
+        carried = replay_tiers(trace, *sizes)
         named = " ".join(f"{share:>4} %" for share in shares)
         found_all = (carried.device + carried.below) / everything
         print(

@@ -1,8 +1,8 @@
-"""Continuous against static batching where answer lengths vary much.
+"""Continuous compared with static batching, for output lengths that vary.
 
-First each static batcher is run over several batch sizes, to give it the one that suits it best; then
-continuous batching and the two winners are compared in alternating rounds. KV waste is of the continuous run.
-What the workload itself allows is told in steps, and in seconds at what a decode step costs here by its rows.
+Each static batcher first runs with several batch sizes, to find its best one. Then continuous batching and the two best
+static batchers run in alternating rounds. KV waste is that of the continuous run. The bound of the workload is printed
+in steps, and in seconds by the measured cost of a decode step per number of rows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from headrace.lab.workload.bound import bound
 from headrace.lab.workload.dataset import Dataset
 
 COST_TOKENS = 128
-"""Answers of this length, all alike, tell what a decode step costs."""
+"""Length of the equal outputs with which the cost of a decode step is measured."""
 
 
-def step_costs(engine: Target, most: int, rounds: int) -> dict[int, float]:
-    """Seconds of a decode step by its rows, 1 to ``most`` by doubling: the median of ``rounds``."""
+def step_costs(engine: Target, max_rows: int, rounds: int) -> dict[int, float]:
+    """Seconds of a decode step by its rows, 1 to ``max_rows`` by doubling: the median of ``rounds``."""
     costs = {}
-    for rows in [2**n for n in range(most.bit_length()) if 2**n <= most]:
+    for rows in [2**n for n in range(max_rows.bit_length()) if 2**n <= max_rows]:
         work = [Work(f"cost-{i}", (5, 6, 7, 8 + i), COST_TOKENS, ignore_eos=True) for i in range(rows)]
         engine.run(work)
         costs[rows] = median([engine.run(work)[0].tpot or 0.0 for _ in range(rounds)])
@@ -87,7 +87,7 @@ def main() -> None:
         for run in (static, padded)
     }
     every = [run for runs in result.rounds for run in runs]
-    told = {
+    results = {
         "best_batch_sizes": best,
         "tried": tried,
         "ratios": ratios,
@@ -95,7 +95,7 @@ def main() -> None:
         "step_seconds": costs,
         "bound_at_step_seconds": {**dataclasses.asdict(timed), "gain": timed.gain, "most": timed.most},
     }
-    publish("continuous_batching", args, every, [continuous, static, padded], **told)
+    publish("continuous_batching", args, every, [continuous, static, padded], **results)
     for name, ratio in ratios.items():
         say(f"{name}: {ratio:.2f}x")
     say(f"bound of the workload in steps: refilling {limits.gain:.2f}x, any scheduler {limits.most:.2f}x")

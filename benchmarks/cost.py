@@ -36,7 +36,7 @@ def microseconds(fold: Fold, steps: Sequence[tuple[Stepped, float]]) -> float:
 
 
 def folds(rows: int) -> tuple[tuple[str, ...], dict[str, Fold]]:
-    """The ids of open requests, and what is measured: the ledger and the work of a step, and its tokens."""
+    """Request ids, and the folds to measure: the ledger, the work of a step, and its tokens."""
     ledger = CostLedger(Pricing(1.0), lambda: COEFFICIENTS)
     work = WorkMeter(MetricsPage(), ledger, ModelWork(1, 1, 1, 1, 1), lambda: 0.0, slots=rows)
     ids = tuple(f"chatcmpl-{number:024x}" for number in range(rows))
@@ -58,7 +58,7 @@ def overhead() -> None:
     for rows in (1, 16, 64, 256):
         ids, measured = folds(rows)
         plan = tuple(Row(slot, 1000, 1, (), True) for slot in range(rows))
-        taken: dict[str, list[float]] = {name: [] for name in measured}
+        samples: dict[str, list[float]] = {name: [] for name in measured}
         now = 0.0
         for _ in range(ROUNDS):
             steps = []
@@ -67,8 +67,8 @@ def overhead() -> None:
                 now += 0.01
                 steps.append((Stepped(0, rows, 0, rows, rows, 0, 1, 2, 1, 1, work), now))
             for name, fold in measured.items():
-                taken[name].append(microseconds(fold, steps))
-        best = {name: median(values) for name, values in taken.items()}
+                samples[name].append(microseconds(fold, steps))
+        best = {name: median(values) for name, values in samples.items()}
         print(
             f"{rows:4}  {best['ledger']:14.1f}  {best['ledger'] / rows:13.2f}"
             f"  {best['work']:12.1f}  {best['tokens']:14.1f}"
@@ -104,7 +104,7 @@ def conservation(requests: int) -> None:
 
 
 def main() -> None:
-    """Run what the command line names."""
+    """Run the measurement that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("overhead", "conservation"))
     parser.add_argument("--requests", type=int, default=100_000)

@@ -3,8 +3,8 @@
 - ``requests``: random requests in mixed batches, with each proposer and without drafts. Tokens, ends, usage and
   log-probabilities must be equal, greedy and seeded.
 - ``distribution``: tokens sampled at drafted positions, compared with the target's distribution by a chi-square test.
-- ``lives``: random histories of the core (cancellations, failures, preemptions, grammars) with a proposer that lies and
-  without. Finished shards are kept in the output file, so an interrupted run continues.
+- ``lives``: random histories of the core (cancellations, failures, preemptions, grammars) with a drafter that also
+  proposes wrong tokens, and without. Finished shards are kept in the output file, so an interrupted run continues.
 
 The C++ kernels compute a position to the same bits in any batch, so outputs are equal without a tolerance. ``--kernels
 torch`` does not, and a near-tie may be decided the other way.
@@ -50,7 +50,7 @@ CONFIGS: dict[str, dict[str, Any] | None] = {
     "all, adaptive": {"method": list(SINGLE)} | DRAFT_MODEL,
     "lies": None,
 }
-"""And an EAGLE-3 head, whose folder the options name, or a random one."""
+"""Configurations of speculative decoding. There is also one with an EAGLE-3 head: of a folder, or random."""
 SHAPES: dict[str, dict[str, float]] = {
     "plain": {},
     "top_p": {"top_p": 0.9},
@@ -61,11 +61,11 @@ SHAPES: dict[str, dict[str, float]] = {
 
 TEMPERATURES = (0.7, 1.0, 1.5)
 FIRST_SEED = 10**9
-TOGETHER = 2000
-"""Requests that are queued together."""
+QUEUED = 2000
+"""Number of requests that are queued together."""
 
 SHARD = 500
-"""Histories of a shard."""
+"""Number of histories per shard."""
 
 
 def loaded_model(args: argparse.Namespace, speculation: dict[str, Any] | None, **given: Any) -> Loaded:
@@ -90,7 +90,7 @@ def loaded_model(args: argparse.Namespace, speculation: dict[str, Any] | None, *
 # -- requests --------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
+class Comparison(NamedTuple):
     """Requests of one proposer whose output differs, with both outputs, and what was drafted and accepted."""
 
     different: list[str]
@@ -150,8 +150,8 @@ def with_texts(requests: Sequence[Request], plain: Run, vocab_size: int, seed: i
     ]
 
 
-def differences(plain: Run, drafted: Run) -> Found:
-    """What is not equal in two runs of the same requests."""
+def differences(plain: Run, drafted: Run) -> Comparison:
+    """Count what differs between two runs of the same requests."""
     different, error = [], 0.0
     for name, answer in plain.answers.items():
         other = drafted.answers[name]
@@ -160,13 +160,13 @@ def differences(plain: Run, drafted: Run) -> Found:
                 f"{name}: {_without_numbers(answer)} without drafts, {_without_numbers(other)} with them"
             )
             continue
-        for mine, yours in ((answer.logprobs, other.logprobs), (answer.prompt, other.prompt)):
-            for one, two in zip(mine, yours, strict=True):
+        for first_value, second_value in ((answer.logprobs, other.logprobs), (answer.prompt, other.prompt)):
+            for one, two in zip(first_value, second_value, strict=True):
                 if math.isfinite(one.logprob):
                     error = max(error, abs(one.logprob - two.logprob))
     verified = [event for event in drafted.events if isinstance(event, Verified)]
     counts = sum(each.drafted for each in verified), sum(each.accepted for each in verified)
-    return Found(different, *counts, error)
+    return Comparison(different, *counts, error)
 
 
 def _without_numbers(answer: Answer) -> tuple[object, ...]:
@@ -183,7 +183,7 @@ def measure_requests(args: argparse.Namespace) -> dict[str, Any]:
         models = {name: loaded_model(args, config) for name, config in configs.items()}
     encode, vocab_size = plain_model.tokenizer.encode, plain_model.spec.vocab_size
     texts = [encode(path.read_text(encoding="utf-8")) for path in sorted(TEXTS.glob("*.md"))]
-    totals = {name: Found([], 0, 0, 0.0) for name in models}
+    totals = {name: Comparison([], 0, 0, 0.0) for name in models}
     earlier: list[Request] = []
     for seed in range(args.seed, args.seed + -(-args.requests // args.together)):
         requests = random_requests(plain_model, texts, seed, args.together, earlier)
@@ -201,7 +201,7 @@ def measure_requests(args: argparse.Namespace) -> dict[str, Any]:
                 drafted_rows._drafter = liar(plain, seed, vocab_size)
             drafted = drive(model.engine, with_texts(requests, plain, vocab_size, seed), now)
             found, total = differences(plain, drafted), totals[name]
-            totals[name] = Found(
+            totals[name] = Comparison(
                 total.different + found.different,
                 total.drafted + found.drafted,
                 total.accepted + found.accepted,
@@ -264,8 +264,8 @@ def measure_distribution(args: argparse.Namespace) -> dict[str, Any]:
         for name, shape in SHAPES.items():
             params = SamplingParams(temperature=temperature, max_tokens=3, ignore_eos=True, **shape)  # type: ignore[arg-type]
             drawn: Counter[tuple[int, ...]] = Counter()
-            for first in range(0, args.draws, TOGETHER):
-                seeds = range(FIRST_SEED + first, FIRST_SEED + min(args.draws, first + TOGETHER))
+            for first in range(0, args.draws, QUEUED):
+                seeds = range(FIRST_SEED + first, FIRST_SEED + min(args.draws, first + QUEUED))
                 requests = [
                     Request(f"d{seed}", prompt, params, seed=seed, prediction=likeliest) for seed in seeds
                 ]

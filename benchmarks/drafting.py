@@ -3,7 +3,7 @@
 - ``unpredictable``: random text (a high temperature) and predictions of other random text; all proposers that need no
   model are on. Automatic lengths must not be slower than drafting off.
 - ``forced``: drafts that are right with probability ``--acceptance``.
-- ``edits``: the prediction is the answer with 5 % of its tokens replaced, left out or put in.
+- ``edits``: the prediction is the answer with 5 % of its tokens replaced, deleted or inserted.
 - ``chats``: stories by the built-in model, drafted by its draft model.
 - ``mixed``: a third of the requests are edits, the others unpredictable.
 - ``extraction``: sentences of the prompt are quoted, with a few words between them; drafts by ``ngram``.
@@ -13,7 +13,7 @@ Texts of the last two kinds are not the model's own: see `benchmarks.scripted_te
 With ``--shape`` the model and its draft model have the sizes of published models: see `benchmarks.widened`.
 
 The engine without drafts and the engine with drafts live as long as the script. In each round they compute the same
-requests, in turns of a few steps, each with a clock that stands still meanwhile. The figures are medians of the rounds'
+requests, in turns of a few steps, each with a clock that is paused meanwhile. The figures are medians of the rounds'
 ratios, with the quartiles beside them. With ``--control`` neither engine drafts: what differs from 1 then is the error
 of the comparison. On a busy machine use ``--clock cpu``: everything is then computed by one thread, and its CPU time is
 the time, for the engine too.
@@ -47,16 +47,16 @@ from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance
 
 PROMPT_TOKENS = 32
-HOT = 50.0
+RANDOM_TEMPERATURE = 50.0
 """The temperature of unpredictable text."""
 
-TURN = 16
+TURN_STEPS = 16
 """Steps of an engine before the other one has its turn: what disturbs the machine for longer disturbs both. The weights
 of a small model and of its draft model leave the caches meanwhile, so with short turns a draft model looks slow.
 """
 
-EDITED = 0.05
-"""Share of an answer's tokens that a prediction has otherwise."""
+EDITED_SHARE = 0.05
+"""Share of an answer's tokens that are edited in a prediction."""
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "unpredictable": {"method": ["prediction", "ngram", "suffix"]},
@@ -91,8 +91,8 @@ HEROES = (
 Answers = dict[tuple[int, ...], tuple[int, ...]]
 
 
-class Ran(NamedTuple):
-    """What a batch took, and what came out."""
+class BatchResult(NamedTuple):
+    """Time and answers of a batch."""
 
     seconds: float
     answers: Answers
@@ -105,7 +105,7 @@ class Ran(NamedTuple):
 
 
 class Running:
-    """A batch on the engine alone, without text. Its clock stands still while another engine has its turn."""
+    """A batch on the engine alone, without text. Its clock is paused while another engine has its turn."""
 
     def __init__(self, llm: LLM, requests: Sequence[Request], clock: Callable[[], float]) -> None:
         self._engine = llm.loaded.engine
@@ -123,8 +123,8 @@ class Running:
         for each in requests:
             self._engine.submit(each, 0.0)
 
-    def go_on(self, steps: int) -> None:
-        """Run so many steps, or until all requests have finished."""
+    def run_steps(self, steps: int) -> None:
+        """Run ``steps`` steps, or until all requests have finished."""
         began = self._clock() - self.seconds
         for _ in range(steps):
             if not self.left:
@@ -147,29 +147,29 @@ class Running:
             elif isinstance(event, Finished):
                 self.left -= 1
 
-    def ran(self) -> Ran:
-        """What it took, once all requests have finished."""
+    def result(self) -> BatchResult:
+        """The result, after all requests have finished."""
         found = {each.tokens: tuple(self._answers[each.id]) for each in self._requests}
         gaps = sorted(gap / tokens for tokens, gap in self._came for _ in range(tokens))
         gap, tokens = gaps[int(0.99 * len(gaps))], sum(map(len, found.values()))
-        return Ran(self.seconds, found, tokens, self._steps, self._drafted, self._accepted, gap)
+        return BatchResult(self.seconds, found, tokens, self._steps, self._drafted, self._accepted, gap)
 
 
 def run(
     llms: Sequence[LLM],
     requests: Sequence[Request],
     clock: Callable[[], float] = time.monotonic,
-    turn: int = TURN,
-) -> list[Ran]:
+    turn: int = TURN_STEPS,
+) -> list[BatchResult]:
     """Run the requests on each engine; they take turns of ``turn`` steps."""
     running = [Running(llm, requests, clock) for llm in llms]
     while any(each.left for each in running):
         for each in running:
-            each.go_on(turn)
-    return [each.ran() for each in running]
+            each.run_steps(turn)
+    return [each.result() for each in running]
 
 
-class Maker:
+class RequestMaker:
     """Makes the requests of a kind of text for a batch size.
 
     Ids never repeat. Nor do seeds, in other batch sizes either: a hot request draws the same text with the same seed,
@@ -210,7 +210,9 @@ class Maker:
         for at, prompt in enumerate(prompts):
             random_text = self._kind == "unpredictable" or (self._kind == "mixed" and at % 3)
             params = SamplingParams(
-                temperature=HOT if random_text else 0.0, max_tokens=self._length, ignore_eos=True
+                temperature=RANDOM_TEMPERATURE if random_text else 0.0,
+                max_tokens=self._length,
+                ignore_eos=True,
             )
             answer = () if known is None else known[prompt]
             prediction: tuple[int, ...] = ()
@@ -234,10 +236,10 @@ class Maker:
         return Request(name, tuple(encode(item.prompt)), params)
 
     def edited(self, answer: Sequence[int]) -> tuple[int, ...]:
-        """The answer with some tokens replaced, left out or put in."""
+        """The answer with some tokens replaced, deleted or inserted."""
         rng, text = self._random, list[int]()
         for token in answer:
-            way = rng.random() / EDITED
+            way = rng.random() / EDITED_SHARE
             if way >= 1:
                 text.append(token)
             elif way < 1 / 3:
@@ -263,14 +265,16 @@ def main() -> None:
     parser.add_argument(
         "--config", type=json.loads, default=None, help="in place of the --speculative-config of the kind"
     )
-    parser.add_argument("--turn", type=int, default=TURN, help="steps of a turn; take many for a draft model")
+    parser.add_argument(
+        "--turn", type=int, default=TURN_STEPS, help="steps of a turn; take many for a draft model"
+    )
     parser.add_argument("--control", action="store_true", help="drafts in neither engine")
     args = parser.parse_args()
     if args.clock == "cpu":
         os.environ["OMP_NUM_THREADS"] = "1"
     found = []
     with ExitStack() as stack:
-        plain, drafting = opened(stack, args)
+        plain, drafting = open_engines(stack, args)
         scripts = [Script(llm.loaded.runner) for llm in (plain, drafting) if args.kind in SCRIPTED]
         for batch in args.batches:
             row = measure(plain, drafting, args, batch, scripts)
@@ -290,7 +294,7 @@ def main() -> None:
     )
 
 
-def opened(stack: ExitStack, args: Any) -> list[LLM]:
+def open_engines(stack: ExitStack, args: Any) -> list[LLM]:
     """The engine without drafts and the engine with drafts."""
     model, config = args.model, dict(args.config or CONFIGS[args.kind])
     if args.shape:
@@ -309,7 +313,7 @@ def opened(stack: ExitStack, args: Any) -> list[LLM]:
 def measure(plain: LLM, drafting: LLM, args: Any, batch: int, scripts: Sequence[Script]) -> dict[str, float]:
     """The ratios of one batch size."""
     clock = CLOCKS[args.clock]
-    maker = Maker(plain, args.kind, args.output_len, args.seed, batch, scripts)
+    maker = RequestMaker(plain, args.kind, args.output_len, args.seed, batch, scripts)
     prompts = maker.prompts(batch)
     answers = run([plain], maker.requests(prompts, None, 0), clock)[0].answers
     if args.kind == "forced":

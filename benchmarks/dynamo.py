@@ -1,4 +1,4 @@
-"""Two Headrace workers behind NVIDIA Dynamo: routing by KV events compared with round robin, and a worker that dies.
+"""Two Headrace workers behind NVIDIA Dynamo: routing by KV events compared with round robin, and a killed worker.
 
 The requests are a part of a trace whose prompts share prefixes (``--trace``, Mooncake's JSON lines), or begin with one
 of ``--prefixes`` system prompts of 1,500 tokens. Each mode gets a new frontend and new workers, so both begin with
@@ -150,7 +150,7 @@ def fleet(mode: str, args: argparse.Namespace) -> Iterator[Fleet]:
 
 
 def report(name: str, records: Sequence[Record]) -> None:
-    """One line of figures."""
+    """Print one line of results."""
     failed = [each for each in records if each.error]
     whole = [each for each in records if not each.error]
     prompt, cached = sum(each.prompt_tokens for each in whole), sum(each.cached_tokens for each in whole)
@@ -166,7 +166,7 @@ def report(name: str, records: Sequence[Record]) -> None:
 
 
 def routing(args: argparse.Namespace, work: Sequence[Work]) -> None:
-    """Each mode in turn, on fleets of their own."""
+    """Run each mode in turn, each on its own fleet."""
     for turn in range(args.rounds):
         for mode in ("round-robin", "kv") if turn % 2 == 0 else ("kv", "round-robin"):
             with fleet(mode, args) as running:
@@ -174,7 +174,7 @@ def routing(args: argparse.Namespace, work: Sequence[Work]) -> None:
 
 
 def killed(args: argparse.Namespace, work: Sequence[Work]) -> None:
-    """A worker ends when a third of the requests has been answered."""
+    """End a worker when a third of the requests has been answered."""
     for _ in range(args.rounds):
         with fleet("kv", args) as running:
             target = ServerTarget("kv", Endpoint(running.url, "builtin"))
@@ -194,7 +194,7 @@ def killed(args: argparse.Namespace, work: Sequence[Work]) -> None:
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the measurement."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

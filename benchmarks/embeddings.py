@@ -1,4 +1,4 @@
-"""Embeddings: texts per second against transformers, and what they cost streams that decode meanwhile.
+"""Embeddings: texts per second compared with transformers, and their effect on streams that decode meanwhile.
 
 The encoder has the shape of all-MiniLM-L6-v2 and random weights in float32. Texts are random tokens whose number is
 drawn from a lognormal distribution between 4 and 256. Both sides get tokens, sort them by length and pool the mean:
@@ -64,7 +64,7 @@ def write_model(folder: Path) -> Any:
 
 
 def padded(model: Any, texts: list[tuple[int, ...]]) -> np.ndarray:
-    """Vectors by transformers."""
+    """Vectors computed by transformers."""
     import torch
 
     order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
@@ -86,7 +86,7 @@ def padded(model: Any, texts: list[tuple[int, ...]]) -> np.ndarray:
 
 
 def packed(model: Any, texts: list[tuple[int, ...]]) -> np.ndarray:
-    """Vectors by Headrace, in the batches that its server makes."""
+    """Vectors computed by Headrace, in the batches of its server."""
     from headrace.compute.encoder.models import run
 
     queue: InputQueue[str] = InputQueue()
@@ -140,7 +140,7 @@ def throughput(count: int, rounds: int) -> None:
 
 
 class Gaps:
-    """A watcher that notes the times between the steps that emit tokens of a request."""
+    """A watcher that records the time between the steps that emit tokens of a request."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

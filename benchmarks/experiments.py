@@ -1,11 +1,11 @@
-"""Experiments whose truth is known: how often they report what is not there, and how soon they find what is.
+"""False alarms and power of experiments whose true effect is known.
 
-`simulated`: 200 experiments of each design without a difference, looked at every pair or second, and 100 with one.
-By time: windows of a load that drifts (autocorrelation 0.8, spread 15 %), noise of 5 %. By request and by tenant: 8
-tenants that differ, ten requests a second of sizes that differ, a load that drifts, noise of 30 %.
+``simulated``: 200 experiments of each design without a difference, evaluated after every pair or second, and 100 with a
+difference. By time: windows of a load that drifts (autocorrelation 0.8, spread 15 %), with 5 % noise. By request and by
+tenant: 8 tenants that differ, ten requests per second of different sizes, a load that drifts, with 30 % noise.
 
-`live`: a server with the built-in model and clients that send request after request. The setting under test does
-nothing by itself; its treatment makes each step longer by a planted share.
+``live``: a server with the built-in model, and clients that send one request after the other. The setting under test
+has no effect; the treatment makes each step longer by a planted share.
 
     python -m benchmarks.experiments simulated [--runs 200]
     python -m benchmarks.experiments live [--seconds 150]      # less than 8 minutes
@@ -43,15 +43,15 @@ CLIENTS = 8
 ANSWER = "output_tokens_per_second"
 
 
-class Found(NamedTuple):
-    """How one experiment ended: its status, what was measured until then, and the seconds it took."""
+class Outcome(NamedTuple):
+    """The result of one experiment: its status, number of measurements, and duration in seconds."""
 
     status: Status
     count: int
     seconds: float
 
 
-def by_time(seed: int, effect: float) -> Found:
+def by_time(seed: int, effect: float) -> Outcome:
     """One switchback experiment; ``effect`` is the logarithm of the true change."""
     rng, load = random.Random(seed), 0.0
     longest = PAIRS * 2 * (WINDOW + BURN_IN) + 1.0
@@ -70,10 +70,10 @@ def by_time(seed: int, effect: float) -> Found:
     while experiment.status is Status.RUNNING:
         now = experiment.due
         experiment.advance(now)
-    return Found(experiment.status, len(experiment.pairs), now)
+    return Outcome(experiment.status, len(experiment.pairs), now)
 
 
-def by_unit(unit: str, seed: int, effect: float) -> Found:
+def by_unit(unit: str, seed: int, effect: float) -> Outcome:
     """One experiment by request, or by tenant with periods of ten seconds."""
     rng, load, number, now = random.Random(seed), 0.0, 0, 0.0
     tenants = [rng.gauss(0, 0.5) for _ in range(8)]
@@ -95,12 +95,12 @@ def by_unit(unit: str, seed: int, effect: float) -> Found:
             seen = load + rng.gauss(0, 0.1)
             experiment.add(Unit(f"t{tenant}", treated, {"e2e_mean_seconds": value}, (size, seen)))
         experiment.advance(now)
-    return Found(experiment.status, experiment.effect.count, now)
+    return Outcome(experiment.status, experiment.effect.count, now)
 
 
 def simulated(runs: int) -> None:
     """Print false alarms, power and time to decision of each design."""
-    designs: dict[str, Callable[[int, float], Found]] = {
+    designs: dict[str, Callable[[int, float], Outcome]] = {
         "time": by_time,
         "request": lambda seed, effect: by_unit("request", seed, effect),
         "tenant": lambda seed, effect: by_unit("tenant", seed, effect),
@@ -128,8 +128,8 @@ SLOW: dict[int, float] = {}
 """By value of ``max_running``: the share by which each step is longer."""
 
 
-def plant() -> None:
-    """Make the steps of the engine longer where the setting has a planted value."""
+def plant_slowdown() -> None:
+    """Slow down the steps of the engine while the setting has a planted value."""
     step = Engine.step
 
     def slowed(self: Engine, now: float) -> list[Event]:
@@ -178,7 +178,7 @@ def planted(seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
 
 async def live(seconds: float) -> None:
     """Serve the built-in model in this process, with clients, and run the experiments."""
-    plant()
+    plant_slowdown()
     app, running = build_app(options({"model": "builtin", "max_num_seqs": 64, "access_log": False}))
     transport = httpx.ASGITransport(app=app)
     async with running, httpx.AsyncClient(transport=transport, base_url="http://live", timeout=60.0) as api:
@@ -201,7 +201,7 @@ async def live(seconds: float) -> None:
 
 
 def main() -> None:
-    """Run what the command line names."""
+    """Run the measurement that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

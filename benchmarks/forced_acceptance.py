@@ -13,7 +13,7 @@ bound that is reached, whatever the acceptance happened to be.
 
 ``--shape`` and ``--draft-shape`` take the sizes of published models with random weights. The draft model then computes
 its drafts, with the vocabulary of the target, and their tokens are replaced by those that are right as often as
-``--acceptance`` says. The automatic length goes on learning from round to round.
+``--acceptance`` says. The automatic length continues to learn from round to round.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from headrace.build.drafting import proposer_of
 from headrace.compute.drafting.draft_model import DraftModel
 from headrace.config.objects.speculation import QUANTIZATIONS
 from headrace.core.drafting.acceptance import Acceptance
-from headrace.core.drafting.costly_sources import USUAL
+from headrace.core.drafting.costly_sources import INITIAL_CONFIDENCE
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal
+from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal
 from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance, expected_tokens
 
@@ -65,15 +65,15 @@ def run(llm: LLM, prompts: list[tuple[int, ...]], length: int, drafter: Drafter 
     params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
     requests = [Request(f"{name}-{at}", prompt, params) for at, prompt in enumerate(prompts)]
     running = Running(llm, requests, time.perf_counter)
-    running.go_on(1)  # the prompts
+    running.run_steps(1)  # the prompts
     prefill, times = running.seconds, list[float]()
     while running.left:
         before = running.seconds
-        running.go_on(1)
+        running.run_steps(1)
         times.append(running.seconds - before)
     decoded = len(prompts) * (length - 1)
     tokens = decoded / len(prompts) / len(times)
-    answers = running.ran().answers
+    answers = running.result().answers
     return Decoded(statistics.median(times), tokens, decoded / (running.seconds - prefill), answers)
 
 
@@ -86,21 +86,23 @@ class Replaced(ForcedAcceptance):
         self.model = model
         self.passes = 0
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
         """The forced tokens in place of the model's; it goes on from them."""
-        asks = [ask._replace(most=min(ask.most, self.most)) for ask in asks]
-        forced, found = super().propose(asks), list[Proposal | None]()
-        computed = self.model.propose(asks)
+        draft_rows = [
+            draft_row._replace(max_tokens=min(draft_row.max_tokens, self.most)) for draft_row in draft_rows
+        ]
+        forced, found = super().propose(draft_rows), list[Proposal | None]()
+        computed = self.model.propose(draft_rows)
         self.seconds = self.model.seconds
         self.passes += max((len(each.tokens) for each in computed if each), default=0)
-        for ask, one, other in zip(asks, forced, computed, strict=True):
-            state = self.model.pages._followed.get(ask.request.id)
+        for draft_row, one, other in zip(draft_rows, forced, computed, strict=True):
+            state = self.model.pages._followed.get(draft_row.request.id)
             if one is None or other is None or state is None:
                 found.append(None)
                 continue
             count = min(len(one.tokens), len(other.tokens))
             state.drafted = one.tokens[: len(state.drafted)]
-            found.append(Proposal(one.tokens[:count], (USUAL,) * count, self.name))
+            found.append(Proposal(one.tokens[:count], (INITIAL_CONFIDENCE,) * count, self.name))
         return found
 
 
@@ -125,7 +127,7 @@ class ForcedLLM(LLM):
         self.drafts = self.loaded.engine.scheduler.drafter
 
 
-def opened(args: argparse.Namespace, folder: Path) -> ForcedLLM:
+def open_engines(args: argparse.Namespace, folder: Path) -> ForcedLLM:
     """The model of the options, with its draft model if they name one."""
     given: dict[str, Any] = {"load_format": args.load_format, "device": args.device}
     if args.shape is None:
@@ -193,7 +195,7 @@ def _compared(
 
 
 def shown(row: dict[str, float]) -> str:
-    """The figures of a length in words."""
+    """The figures of a length as text."""
     milli = {name: f"{1000 * row[name]:.2f} ms" for name in ("plain_seconds", "step_seconds", "pass_seconds")}
     said = f"{row['speedup']:.2f}x with {row['tokens_per_step']:.2f} tokens a step; a step takes"
     said += f" {milli['plain_seconds']} without drafts and {milli['step_seconds']} with, a drafting pass"
@@ -221,7 +223,7 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=96)
     args = parser.parse_args()
     rng, found = random.Random(args.seed), []
-    with tempfile.TemporaryDirectory() as folder, opened(args, Path(folder)) as llm:
+    with tempfile.TemporaryDirectory() as folder, open_engines(args, Path(folder)) as llm:
         words = range(100, min(2000, llm.loaded.tokenizer.vocab_size))
         for batch in args.batches:
             prompts = [tuple(rng.choices(words, k=PROMPT_TOKENS)) for _ in range(batch)]

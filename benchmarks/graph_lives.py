@@ -1,8 +1,8 @@
-"""Random lives of an engine whose decode steps are graphs, on the fake device of the tests, against the simple engine.
+"""Random histories of an engine whose decode steps are CUDA graphs, compared with the simple engine.
 
-Requests arrive, are cancelled, preempted and drafted for, with steps in flight. The tokens must be the same, and a
-replay must do nothing that a CUDA graph cannot do; one life in ``--traced`` is compared operation by operation. No GPU
-is used. ``--output`` keeps what has been lived, so an interrupted run continues.
+It runs on the fake device of the tests, without a GPU. Requests arrive, are cancelled, preempted and drafted for, with
+steps in flight. The tokens must be equal, and a replay must not do anything that a CUDA graph cannot do. One history in
+``--traced`` is compared operation by operation. ``--output`` stores what was finished, so an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.compute.fakes import BLOCK
 from tests.compute.graphs.lives import compare
 
 SHARD = 100
-"""Lives between two writes of the output."""
+"""Number of histories between two writes of the output."""
 
 
-def live(first: int, count: int, traced: int) -> Counter[str]:
-    """Live some lives; the sums of what happened in them. A difference is printed and counted."""
+def run_histories(first: int, count: int, traced: int) -> Counter[str]:
+    """Run histories, and return the sums of their events; a difference is printed and counted."""
     sums: Counter[str] = Counter()
     for seed in range(first, first + count):
         sums["lives"] += 1
@@ -50,7 +50,7 @@ def live(first: int, count: int, traced: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Live until ``--lives`` lives are done or the time is over."""
+    """Run until ``--lives`` histories are done or the time is over."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,7 +64,7 @@ def main() -> None:
     began = time.monotonic()
     sums = Counter(json.loads(args.output.read_text()) if args.output.exists() else {})
     while sums["lives"] < args.lives and time.monotonic() - began < args.seconds:
-        sums += live(sums["lives"], min(SHARD, args.lives - sums["lives"]), args.traced)
+        sums += run_histories(sums["lives"], min(SHARD, args.lives - sums["lives"]), args.traced)
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(sums, indent=1) + "\n")
     print(json.dumps({"different": 0} | sums))

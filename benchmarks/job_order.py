@@ -1,7 +1,7 @@
-"""What job order gains over arrival order: many questions about some documents, in no order, in a small pool of blocks.
+"""Job order compared with arrival order: many questions about several documents, shuffled, in a small block pool.
 
-Both orders run on engines of the same options in alternating rounds. The pool holds a few documents at a time, so that
-arrival order computes each of them again and again.
+Both orders run on engines with the same options, in alternating rounds. The pool holds a few documents at a time, so
+arrival order computes each document again and again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK_TOKENS = 16
 
 
 class InJobOrder:
-    """A target that is given its work in job order, as `headrace.LLM` gives it to its engine."""
+    """A target that receives its work in job order, as `headrace.LLM` submits it to its engine."""
 
     def __init__(self, inner: Target) -> None:
         self.name = inner.name

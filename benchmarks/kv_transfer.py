@@ -1,9 +1,9 @@
-"""KV blocks between servers: speed of shared memory, prefill and decode on two servers, and peers killed in a transfer.
+"""KV transfer between servers: shared memory, separate prefill and decode servers, and peers killed in a transfer.
 
 - ``speed``: GB/s from one process to another, by size of a block.
 - ``serving``: TTFT and inter-token latency of one prefill and one decode server, compared with one server and with two
-  servers that each do both, at several rates. The client does what a proxy does: it asks the prefill server first, or
-  both at once.
+  servers that each do both, at several rates. The client acts as a proxy: it sends a request to the prefill server
+  first, or to both at once.
 - ``kills``: a peer is killed while its blocks are pulled: wrong tokens, requests that ended twice or never.
 
 All processes share the cores of one machine.
@@ -51,7 +51,7 @@ IDENTITY = {"connector": CONNECTOR}
 
 
 def key(number: int) -> bytes:
-    """A block's name in ``speed``."""
+    """The key of a block in ``speed``."""
     return number.to_bytes(32, "little")
 
 
@@ -114,7 +114,7 @@ def speed(args: argparse.Namespace) -> None:
 
 
 class Answer(NamedTuple):
-    """What a client saw of one request, in seconds."""
+    """One request as measured by its client, in seconds."""
 
     first: float
     gaps: list[float]
@@ -122,11 +122,11 @@ class Answer(NamedTuple):
 
 
 SEPARATE = ("P+D", "P+D at once")
-"""A prefill and a decode server; the first is asked first, or both at once."""
+"""A prefill and a decode server; requests go to the prefill server first, or to both at once."""
 
 
 class Server:
-    """A server process with the built-in model; ``url`` answers once it is ready."""
+    """A server process with the built-in model; ``url`` is its address once it is ready."""
 
     def __init__(self, folder: Path, *given: str) -> None:
         self._log = folder / f"{secrets.token_hex(4)}.log"
@@ -169,7 +169,7 @@ class Server:
 
 @contextmanager
 def servers(which: str, args: argparse.Namespace) -> Iterator[list[Server]]:
-    """``1``, ``2``: so many servers that do both; `SEPARATE`: a prefill and a decode server."""
+    """``1``, ``2``: number of servers that do both; `SEPARATE`: a prefill and a decode server."""
     common = ["--dtype", args.dtype, "--kv-cache-memory-bytes", "512MiB", "--max-model-len", "4096"]
     with tempfile.TemporaryDirectory() as folder:
         started: list[Server] = []
@@ -198,7 +198,7 @@ def servers(which: str, args: argparse.Namespace) -> Iterator[list[Server]]:
 
 
 async def compute_prompt(client: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """A prompt is computed for another server: the fields of its request."""
+    """Compute a prompt for another server; returns the fields for its request."""
     once = {"max_tokens": 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
     kept = {name: value for name, value in body.items() if name != "stream_options"}
     async with client.post(f"{url}/v1/completions", json=kept | once) as answer:
@@ -392,7 +392,7 @@ def kills(args: argparse.Namespace) -> None:
             twice += sum(count > 1 for count in ends.values())
             cut += bool(some) and bool(none)
             came, failed = came + some, failed + none
-            puller.engine.check_books()
+            puller.engine.check_consistency()
             assert puller.engine.scheduler.pool.num_free == puller.engine.scheduler.pool.num_blocks
     print(
         "| kills | within a transfer | blocks pulled | blocks failed | requests | wrong | not ended | ended twice |"

@@ -1,7 +1,7 @@
-"""A long prompt among decoding streams: their inter-token latency with chunked prefill, without, and alone.
+"""Inter-token latency of decoding streams during the prefill of a long prompt: chunked, not chunked, and undisturbed.
 
-Only the gaps count that lie between the long prompt's arrival and its first token: over a whole run, its
-one very long step without chunks would hide behind the 99th percentile.
+Only gaps between the arrival of the long prompt and its first token count. Over a whole run, the one very long step
+without chunks would not show in the 99th percentile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model in parts: bytes between ranks per decode step against the formula, memory per rank, speed; and lost ranks.
+"""A model on several ranks: bytes between ranks per decode step compared with the formula, memory, speed, lost ranks.
 
 ``--kills N`` kills a rank N times under load instead, and prints how long it took until the next token; with ``--disk``
 over a disk tier, whose blocks must be found again each time. All ranks share the CPU of one machine here, so more ranks
@@ -152,8 +152,8 @@ def measure(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
         model.close(loaded)
 
 
-class Lives:
-    """What has become of the requests of `kill`. ``right`` are the tokens of each prompt, by its number."""
+class RequestOutcomes:
+    """The outcomes of the requests of `kill`. ``right`` are the expected tokens of each prompt, by its number."""
 
     def __init__(self, right: Mapping[str, list[int]]) -> None:
         self.ended: dict[str, FinishReason] = {}
@@ -186,7 +186,7 @@ class Lives:
 
 def serve(
     loaded: model.Loaded,
-    lives: Lives,
+    outcomes: RequestOutcomes,
     name: str,
     prompts: Sequence[tuple[int, ...]],
     tokens: int,
@@ -196,19 +196,19 @@ def serve(
     """Serve a request with each prompt; after ``kill_at`` tokens lose a rank, and return seconds to the next token."""
     submit(loaded, name, prompts, tokens)
     engine, pool = loaded.engine, loaded.engine.scheduler.pool
-    until, failed, kill_at = len(lives.ended) + len(prompts), lives.failed, lives.emitted + kill_at
+    until, failed, kill_at = len(outcomes.ended) + len(prompts), outcomes.failed, outcomes.emitted + kill_at
     killed_at = seconds = 0.0
-    while len(lives.ended) < until or engine.wake_at(0.0) is not None:
-        lost, emitted = lives.failed > failed, lives.emitted
+    while len(outcomes.ended) < until or engine.wake_at(0.0) is not None:
+        lost, emitted = outcomes.failed > failed, outcomes.emitted
         if not lost:
-            lives.fetched = 0
-        lives.step(loaded)
-        if lost and not seconds and lives.emitted > emitted:
+            outcomes.fetched = 0
+        outcomes.step(loaded)
+        if lost and not seconds and outcomes.emitted > emitted:
             seconds = time.monotonic() - killed_at
-        if not killed_at and lives.emitted >= kill_at:
+        if not killed_at and outcomes.emitted >= kill_at:
             kill_one()
             killed_at = time.monotonic()
-    engine.check_books()
+    engine.check_consistency()
     assert pool.num_free == pool.num_blocks, "a block is lost"
     return seconds
 
@@ -226,22 +226,22 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     def kill_one() -> None:
         os.kill(rng.choice(started[0].ids), rng.choice((signal.SIGKILL, signal.SIGTERM)))
 
-    whole, teacher = load(args, (1, 1)), Lives({})
+    whole, teacher = load(args, (1, 1)), RequestOutcomes({})
     prompts = random_prompts(whole, 2 * args.rows, PROMPT_TOKENS if args.disk else 64)
     serve(whole, teacher, "right", prompts, args.tokens)
     model.close(whole)
-    lives = Lives({name.split()[1]: tokens for name, tokens in teacher.tokens.items()})
+    outcomes = RequestOutcomes({name.split()[1]: tokens for name, tokens in teacher.tokens.items()})
     computing.open_others = start
     seconds, fetched = list[float](), list[int]()
     with tempfile.TemporaryDirectory() as folder:
         loaded = load(args, sizes, folder if args.disk else "")
         try:
             for name in ("first", "second"):  # they bring the blocks to the disk
-                serve(loaded, lives, name, prompts, args.tokens)
+                serve(loaded, outcomes, name, prompts, args.tokens)
             for number in range(args.kills):
                 due = rng.randrange(1, args.rows * args.tokens)
-                seconds.append(serve(loaded, lives, str(number), prompts, args.tokens, due, kill_one))
-                fetched.append(lives.fetched)
+                seconds.append(serve(loaded, outcomes, str(number), prompts, args.tokens, due, kill_one))
+                fetched.append(outcomes.fetched)
                 print(
                     f"kill {number}: {seconds[-1]:.2f} s, {fetched[-1]} blocks fetched",
                     file=sys.stderr,
@@ -252,8 +252,8 @@ def kill(args: argparse.Namespace, sizes: tuple[int, int]) -> None:
     seconds.sort()
     at_99 = seconds[min(len(seconds) - 1, math.ceil(0.99 * len(seconds)) - 1)]
     print(
-        f"{args.kills} ranks killed under load: {len(lives.ended):,} requests, each ended once; "
-        f"{lives.failed:,} failed, {lives.wrong:,} had other tokens than in one process; no block leaked"
+        f"{args.kills} ranks killed under load: {len(outcomes.ended):,} requests, each ended once; "
+        f"{outcomes.failed:,} failed, {outcomes.wrong:,} had other tokens than in one process; no block leaked"
     )
     print(
         f"seconds to the next token: median {statistics.median(seconds):.2f}, p99 {at_99:.2f}, "

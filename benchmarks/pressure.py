@@ -1,13 +1,12 @@
-"""What a cache that is too small costs: the same requests over pools of less and less memory, in virtual time.
+"""The cost of a KV cache that is too small: the same requests over pools of less and less memory, in virtual time.
 
-All requests come at once and may answer longer than they do, so requests that run outgrow the pool and some must give
-way. Three machines: one without a tier below the device, which computes lost tokens again; one whose host memory is as
-fast as its bus, which fetches them; one whose host is slow, where computing is quicker and is chosen. The engine is the
-real one, only its runner is simulated (`headrace.lab.simulate`).
+All requests arrive at once and may produce longer outputs than they do, so running requests outgrow the pool and some
+are preempted. There are three machines: one without a tier below the device, which recomputes lost tokens; one with
+fast host memory, from which they are restored; one with slow host memory, where recomputing is faster and is chosen.
+The engine is the real one; only its runner is simulated (`headrace.lab.simulate`).
 
-A smaller pool holds fewer requests, and fewer rows per step make fewer tokens per second, whoever schedules them. So
-each rate is given as a share of that of an uncontended run with as many slots as requests ran on average, and of one
-with all slots.
+A smaller pool holds fewer requests, and fewer rows per step produce fewer tokens per second with any scheduler. So each
+rate is given as a share of an uncontended run with as many slots as requests ran on average, and of one with all slots.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from headrace.lab.simulate.runner import EOS_IDS, SimulatedRunner
 
 HOST_BYTES = 64 << 30
 SLOW_BYTES_PER_SECOND = 1e8
-"""Of the third machine's host memory: as over a network."""
+"""Bandwidth of the third machine's host memory, as over a network."""
 
 POOLS = (100, 75, 60, 50, 40)
 """Sizes of the pool, in % of what all requests that may run at once need at their average length."""
@@ -39,12 +38,12 @@ COLUMNS = (
     *(("pool", 6), ("machine", 10), ("of as many", 10), ("of all", 7), ("running", 8), ("preempted", 10)),
     *(("most", 5), ("lost", 9), ("computed", 9), ("swapped", 8), ("restored", 9), ("unfinished", 10)),
 )
-"""What is shown: the rate as a share of the two uncontended ones, requests running on average, preemptions in all
-and of one request, tokens lost by them and computed, blocks carried down and up, requests that did not end well."""
+"""Columns: rate as a share of the two uncontended ones, mean running requests, preemptions in total and the maximum per
+request, tokens lost by them and computed, blocks swapped out and restored, unfinished requests."""
 
 
-class Life(NamedTuple):
-    """What one run was like; rates in tokens per second."""
+class RunResult(NamedTuple):
+    """The result of one run; rates in tokens per second."""
 
     rate: float
     preempted: int
@@ -60,7 +59,7 @@ class Life(NamedTuple):
 def requests(
     count: int, prompt: int, longest: int, seed: int
 ) -> tuple[list[Request], dict[str, tuple[int, ...]]]:
-    """Requests that may answer ``longest`` tokens, and how long each does: half of that on average."""
+    """Requests of at most ``longest`` output tokens, and the real length of each: half of that on average."""
     rng = random.Random(seed)
     todo, answers = [], {}
     for i in range(count):
@@ -73,10 +72,10 @@ def requests(
     return todo, answers
 
 
-def live(
+def simulate(
     machine: Machine, num_blocks: int, host_bytes: int, slots: int, args: argparse.Namespace, seed: int
-) -> Life:
-    """All requests at once, until the last has ended; ``slots`` of them run at a time."""
+) -> RunResult:
+    """Run all requests, ``slots`` at a time, until the last has finished."""
     todo, answers = requests(args.num_prompts, args.input_len, args.output_len, seed)
     plans = SchedulerOptions(max_num_seqs=slots, scheduling_policy=args.scheduling_policy)
     cache = CacheOptions(kv_offload_bytes=host_bytes)
@@ -92,31 +91,31 @@ def live(
         overlap=resolve_overlap(plans, machine.kind),
         tiers=lower_tiers(cache, machine),
     )
-    told: list[Event] = []
+    events: list[Event] = []
     now = 0.0
     for request in todo:
         engine.submit(request, now)
     while (due := engine.wake_at(now)) is not None:
         now = max(now, due)
-        told += engine.step(now)
+        events += engine.step(now)
         now = max(now, runner.time)
-    engine.check_books()
-    return judge(told, now, todo)
+    engine.check_consistency()
+    return summarize(events, now, todo)
 
 
-def judge(told: list[Event], seconds: float, todo: list[Request]) -> Life:
+def summarize(events: list[Event], seconds: float, todo: list[Request]) -> RunResult:
     """The figures of a run from its events."""
-    ends = [event for event in told if isinstance(event, Finished)]
-    steps = [event for event in told if isinstance(event, Stepped)]
-    times = Counter(event.request_id for event in told if isinstance(event, Preempted))
-    return Life(
+    ends = [event for event in events if isinstance(event, Finished)]
+    steps = [event for event in events if isinstance(event, Stepped)]
+    times = Counter(event.request_id for event in events if isinstance(event, Preempted))
+    return RunResult(
         sum(end.output_tokens for end in ends) / seconds,
         times.total(),
         max(times.values(), default=0),
-        sum(event.lost_tokens for event in told if isinstance(event, Preempted)),
+        sum(event.lost_tokens for event in events if isinstance(event, Preempted)),
         sum(event.computed_tokens for event in steps),
-        sum(e.blocks for e in told if isinstance(e, Moved) and e.reason is MoveReason.EVICTED),
-        sum(e.blocks for e in told if isinstance(e, Moved) and e.reason is MoveReason.RESTORED),
+        sum(e.blocks for e in events if isinstance(e, Moved) and e.reason is MoveReason.EVICTED),
+        sum(e.blocks for e in events if isinstance(e, Moved) and e.reason is MoveReason.RESTORED),
         sum(event.running for event in steps) / len(steps),
         len(todo) - sum(end.reason is FinishReason.STOP for end in ends),
     )
@@ -146,32 +145,36 @@ def main() -> None:
     slots, seeds = args.max_num_seqs, range(args.rounds)
     needed = slots * (args.input_len + args.output_len // 2) // cache.block_size
 
-    def ample(running: int, seed: int) -> float:
-        return live(fast, 4 * needed, 0, running, args, seed).rate
+    def uncontended_rate(running: int, seed: int) -> float:
+        return simulate(fast, 4 * needed, 0, running, args, seed).rate
 
-    whole = [ample(slots, seed) for seed in seeds]
+    whole = [uncontended_rate(slots, seed) for seed in seeds]
     print(
         f"{fast.name}: {args.num_prompts} requests, {slots} at once; {median(whole):,.0f} tokens/s in ample memory"
     )
     print(" ".join(f"{name:>{width}}" for name, width in COLUMNS))
     for percent in POOLS:
         for name, (machine, host_bytes) in machines.items():
-            lives = [live(machine, needed * percent // 100, host_bytes, slots, args, seed) for seed in seeds]
-            rates = [one.rate for one in lives]
-            as_many = [ample(round(one.running), seed) for one, seed in zip(lives, seeds, strict=True)]
+            results = [
+                simulate(machine, needed * percent // 100, host_bytes, slots, args, seed) for seed in seeds
+            ]
+            rates = [one.rate for one in results]
+            as_many = [
+                uncontended_rate(round(one.running), seed) for one, seed in zip(results, seeds, strict=True)
+            ]
             figures = (
                 f"{percent} %",
                 name,
                 f"{_share(rates, as_many):.3f}",
                 f"{_share(rates, whole):.3f}",
-                f"{median(one.running for one in lives):.1f}",
-                median(one.preempted for one in lives),
-                max(one.most for one in lives),
-                median(one.lost_tokens for one in lives),
-                median(one.computed_tokens for one in lives),
-                median(one.swapped_out for one in lives),
-                median(one.restored for one in lives),
-                sum(one.unfinished for one in lives),
+                f"{median(one.running for one in results):.1f}",
+                median(one.preempted for one in results),
+                max(one.most for one in results),
+                median(one.lost_tokens for one in results),
+                median(one.computed_tokens for one in results),
+                median(one.swapped_out for one in results),
+                median(one.restored for one in results),
+                sum(one.unfinished for one in results),
             )
             line = zip(figures, COLUMNS, strict=True)
             print(" ".join(f"{figure:>{width}}" for figure, (_, width) in line), flush=True)

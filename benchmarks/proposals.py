@@ -1,8 +1,8 @@
-"""What the index of past outputs costs and foretells: ``python -m benchmarks.proposals --data FOLDER``.
+"""The index of past outputs: its cost and its tokens per step: ``python -m benchmarks.proposals --data FOLDER``.
 
-Each file of ``FOLDER`` (``*.jsonl``) is a stream of texts. Every text is "generated" once, in order: at each step the
-index proposes up to eight tokens, as many as are right are kept and one more is drawn, and at the end the text is
-taken in. Tokens per step is what a verifier would gain at best; the second pass meets each text a second time.
+Each file of ``FOLDER`` (``*.jsonl``) is a sequence of texts. Every text is "generated" once, in order. At each step the
+index proposes up to eight tokens; the correct ones and one more token are accepted. At its end the text is indexed.
+Tokens per step is the upper bound of what a verifier gains. The second pass generates each text a second time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a recording costs the engine's thread, and how large it is: decoding without a model, with and without a tape.
+"""Overhead of ``--record-trace`` on the engine's thread, and size of the trace: decoding without a model.
 
-Rounds alternate. Times are CPU times of the engine's thread, so that the writer's are told apart.
+Rounds with and without recording alternate. Times are CPU times of the engine's thread, separate from those of the
+writer thread.
 """
 
 from __future__ import annotations
@@ -58,18 +59,18 @@ def main() -> None:
     args = parser.parse_args()
     say("rows   engine µs/step: plain, recorded   writer µs/step   bytes/token: plain, gz")
     for rows in args.rows:
-        plain, taped, small = [], [], []
+        plain, recorded, small = [], [], []
         for _ in range(args.rounds):
             plain.append(_measure(rows, args.steps, None))
-            taped.append(_measure(rows, args.steps, "trace.jsonl"))
+            recorded.append(_measure(rows, args.steps, "trace.jsonl"))
             small.append(_measure(rows, args.steps, "trace.jsonl.gz"))
         say(
-            f"{rows:4}   {_middle(plain, 'engine'):22.1f}, {_middle(taped, 'engine'):8.1f}"
-            f"   {_middle(taped, 'writer'):14.1f}   {_middle(taped, 'size'):17.1f}, {_middle(small, 'size'):.1f}"
+            f"{rows:4}   {_median(plain, 'engine'):22.1f}, {_median(recorded, 'engine'):8.1f}"
+            f"   {_median(recorded, 'writer'):14.1f}   {_median(recorded, 'size'):17.1f}, {_median(small, 'size'):.1f}"
         )
 
 
-def _middle(costs: list[Cost], name: str) -> float:
+def _median(costs: list[Cost], name: str) -> float:
     return median(getattr(cost, name) for cost in costs)
 
 

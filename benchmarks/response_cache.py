@@ -1,8 +1,7 @@
-"""What an answer costs that need not be computed: hits over HTTP, misses, and a crowd that asks the same at once.
+"""Latency of cached responses over HTTP, overhead of a miss, and many identical requests at once.
 
-Each case has its own server process on loopback; the client is one process that writes bytes to a socket, so that
-what it costs itself is little. ``no cache`` and ``miss`` take turns, round by round, and their difference is what
-looking costs who finds nothing.
+Each case has its own server process on loopback. The client writes bytes to a socket, so that its own time is small.
+The cases ``no cache`` and ``miss`` alternate by round; their difference is the overhead of a lookup that finds nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SETTLE_SECONDS = 10.0
 
 
 class Connection:
-    """One connection that is kept alive, without a client library's own time."""
+    """One keep-alive connection without the overhead of a client library."""
 
     def __init__(self, url: str) -> None:
         host, port = url.removeprefix("http://").split(":")
@@ -57,15 +56,15 @@ class Connection:
         return time.perf_counter() - began, got
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 
 def body(prompt: str, tokens: int, **more: Any) -> bytes:
     """A request for ``tokens`` tokens, always the same ones."""
     messages = [{"role": "user", "content": prompt}]
-    asked = {"messages": messages, "temperature": 0, "max_tokens": tokens, "min_tokens": tokens} | more
-    return json.dumps(asked).encode()
+    request = {"messages": messages, "temperature": 0, "max_tokens": tokens, "min_tokens": tokens} | more
+    return json.dumps(request).encode()
 
 
 def sequence(running: Server, bodies: Iterator[bytes], count: int, wanted: bytes) -> list[float]:
@@ -80,12 +79,12 @@ def sequence(running: Server, bodies: Iterator[bytes], count: int, wanted: bytes
     return seconds
 
 
-def settle(running: Server, asked: bytes) -> None:
-    """Until the answer is told again: it has been written, and a shared store's clearings have been heard of."""
+def wait_until_cached(running: Server, request: bytes) -> None:
+    """Wait until the response is served from the cache, so that it was written and invalidations were synchronized."""
     connection = Connection(running.url)
     until = time.monotonic() + SETTLE_SECONDS
-    while b"hit; layer=exact" not in connection.post(asked)[1]:
-        assert time.monotonic() < until, "the answer is not kept"
+    while b"hit; layer=exact" not in connection.post(request)[1]:
+        assert time.monotonic() < until, "the response is not cached"
         time.sleep(0.1)
     connection.close()
 
@@ -100,16 +99,14 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-async def exchange(url: str, asked: bytes, count: int) -> list[bytes]:
+async def exchange(url: str, request: bytes, count: int) -> list[bytes]:
     """``count`` answers over one connection, without their headers."""
     host, port = url.removeprefix("http://").split(":")
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(asked)}\r\n\r\n".encode()
-    )
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(request)}\r\n\r\n".encode()
     reader, writer = await asyncio.open_connection(host, int(port))
     answers = []
     for _ in range(count):
-        writer.write(head + asked)
+        writer.write(head + request)
         headers = await reader.readuntil(b"\r\n\r\n")
         assert b"200 OK" in headers, headers
         length = int(headers.lower().split(b"content-length:")[1].split(b"\r\n")[0])
@@ -118,19 +115,19 @@ async def exchange(url: str, asked: bytes, count: int) -> list[bytes]:
     return answers
 
 
-async def saturate(running: Server, asked: bytes, count: int, connections: int) -> float:
+async def saturate(running: Server, request: bytes, count: int, connections: int) -> float:
     """Calls per second when ``connections`` ask as fast as they are answered."""
     began = time.perf_counter()
-    await asyncio.gather(*(exchange(running.url, asked, count // connections) for _ in range(connections)))
+    await asyncio.gather(*(exchange(running.url, request, count // connections) for _ in range(connections)))
     return count / (time.perf_counter() - began)
 
 
 async def crowd(running: Server, size: int, tokens: int) -> dict[str, float]:
     """``size`` clients ask the same at once; how often it was computed, and how long the last one waited."""
     before = running.metrics().get("generation_tokens_total", 0.0)
-    asked = body("What do a thousand people ask at once?", tokens)
+    request = body("What do a thousand people ask at once?", tokens)
     began = time.perf_counter()
-    answers = await asyncio.gather(*(exchange(running.url, asked, 1) for _ in range(size)))
+    answers = await asyncio.gather(*(exchange(running.url, request, 1) for _ in range(size)))
     seconds = time.perf_counter() - began
     texts = {json.loads(answer)["choices"][0]["message"]["content"] for (answer,) in answers}
     assert len(texts) == 1, texts
@@ -176,7 +173,7 @@ def main() -> None:
 
     def hits(name: str, *flags: str) -> None:
         with server(args, *flags) as running:
-            settle(running, repeated)
+            wait_until_cached(running, repeated)
             if name == "hit, memory":
                 rows["computed"] = percentiles(
                     [s for _ in range(args.rounds) for s in sequence(running, fresh(args.tokens), 5, b"miss")]
@@ -247,8 +244,8 @@ def show(rows: dict[str, dict[str, float]]) -> None:
     )
     crowded = rows["crowd"]
     say(
-        f"{crowded['clients']:.0f} clients asked the same at once: computed {crowded['computed']:.2f} times, "
-        f"all answered after {crowded['seconds']:.2f} s"
+        f"{crowded['clients']:.0f} clients sent the same request at once: computed {crowded['computed']:.2f} times, "
+        f"all served after {crowded['seconds']:.2f} s"
     )
 
 

@@ -1,4 +1,4 @@
-"""Hits and wrong hits of the semantic cache, against simpler rules, on labelled questions it was not fitted to.
+"""Hits and wrong hits of the semantic cache, compared with simpler rules, on labelled queries not used for fitting.
 
     python -m benchmarks.semantic_cache --data FOLDER
 
@@ -8,10 +8,10 @@ shuffled once per seed and played from an empty cache; figures are medians over 
 
     judge           calibrated score, certified on rows of the first half that it was not fitted on
     cosine          a fixed threshold, the loosest whose share of wrong hits on the first half is within the bound
-    cosine, told    the loosest threshold with no larger a share of wrong hits *on the second half* than the judge:
-                    nobody could choose it beforehand
+    cosine, told    the loosest threshold with no larger a share of wrong hits *on the second half* than the judge;
+                    it cannot be chosen in advance
     per entry       the rule of arXiv:2502.03771, its delta tuned on the first half as the cosine is
-    per entry, own  the same with the bound as its delta, which is a promise about errors per request
+    per entry, own  the same with the bound as its delta, which bounds errors per request
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DELTAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 
 
 class Line(NamedTuple):
-    """One rule under one bound on one half that nothing was fitted to."""
+    """One rule under one error bound, on the half that was not used for fitting."""
 
     max_error: float
     rule: str
@@ -55,12 +55,12 @@ def compare_stream(
     known, new = (PlayedStream(embed_stream(half, embed)) for half in (first, second))
     on_known = [play_rule(known, FixedCosine(cosine)) for cosine in COSINES]
     on_new = [play_rule(new, FixedCosine(cosine)) for cosine in COSINES]
-    learnt = [play_rule(known, PerEntry(delta, seed)) for delta in DELTAS]
+    fitted = [play_rule(known, PerEntry(delta, seed)) for delta in DELTAS]
     nothing = Outcome(len(new), 0, 0)
     lines = []
     for bound in bounds:
         judged = _judged(calibration, bound, confidence, new.play, len(new))
-        tuned = pick(learnt, bound)
+        tuned = pick(fitted, bound)
         lines += [
             Line(bound, "judge", judged),
             Line(bound, "cosine", _chosen(on_new, pick(on_known, bound), len(new))),
@@ -158,7 +158,7 @@ def show(name: str, rounds: Sequence[Sequence[Line]], confidence: float) -> None
 
 
 def _remembering(sentences: Sentences) -> Embed:
-    """Each text is embedded once, however many rules ask for it."""
+    """Embed each text once for all rules."""
     known: dict[str, bytes | None] = {}
 
     def embed(texts: Sequence[str]) -> list[bytes | None]:

@@ -97,13 +97,13 @@ def ask(running: Server, text: str, tokens: int) -> Answer:
     answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False)
     seconds = time.perf_counter() - began
     answer.raise_for_status()
-    after, told = running.metrics(), answer.json()
+    after, results = running.metrics(), answer.json()
     drafted, accepted = (
         int(after.get(name, 0.0) - before.get(name, 0.0))
         for name in ("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total")
     )
-    text = told["choices"][0]["message"]["content"]
-    return Answer(text, told["usage"]["completion_tokens"], seconds, accepted, drafted - accepted)
+    text = results["choices"][0]["message"]["content"]
+    return Answer(text, results["usage"]["completion_tokens"], seconds, accepted, drafted - accepted)
 
 
 def main() -> None:
@@ -126,12 +126,12 @@ def main() -> None:
             ask(drafting, pair.first, args.max_tokens)
             time.sleep(0.02)  # the response is cached after it has been sent
             order = (plain, drafting) if number % 2 else (drafting, plain)
-            told = {running.url: ask(running, pair.second, args.max_tokens) for running in order}
-            without, having = told[plain.url], told[drafting.url]
-            different += without.text != having.text
+            results = {running.url: ask(running, pair.second, args.max_tokens) for running in order}
+            without, with_drafts = results[plain.url], results[drafting.url]
+            different += without.text != with_drafts.text
             plain_answers.append(without)
-            drafted_answers.append(having)
-            ratios.append(without.seconds / having.seconds)
+            drafted_answers.append(with_drafts)
+            ratios.append(without.seconds / with_drafts.seconds)
     found = {
         "pairs": len(pairs),
         "different_texts": different,

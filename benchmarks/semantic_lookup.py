@@ -1,10 +1,10 @@
-"""What a look-up in the semantic cache costs: its parts in process, and whole hits over HTTP.
+"""Time of a lookup in the semantic cache: its parts in process, and whole hits over HTTP.
 
     python -m benchmarks.semantic_lookup [--entries 100000] [--rounds 200]
 
-A server with the draft model answers some short questions, is stopped, gets entries with random vectors into the same
-partition, and is started again; then each question is asked once more in other words. The parts are those of one
-look-up against as many entries, on one thread.
+A server with the draft model answers some short questions and is stopped. Entries with random vectors are added to the
+same partition, and the server is restarted. Then each question is sent again in other words. The parts are those of one
+lookup among as many entries, on one thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headrace.serve.cache.semantic.row_store import RowStore
 THRESHOLD = 0.9
 BY_COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))
 STOPS = list(range(200))
-"""The first token ends an answer: what is measured is the cache, and only whole answers are kept for near questions."""
+"""The first token ends an answer, because only complete answers are cached for similar requests."""
 
 PLACES = (
     "Paris",
@@ -58,11 +58,11 @@ PLACES = (
 KINDS = ("airport", "harbour", "old town")
 QUESTIONS = [f"What is the best way to reach the {kind} of {place}?" for place in PLACES for kind in KINDS]
 OTHERS = ("What would be", "Which is", "So what is")
-"""Openings that ask the same."""
+"""Openings with the same meaning."""
 
 
 def calibration(encoder: str) -> Calibration:
-    """One that goes by the cosine alone: the speed of a look-up does not depend on what the judge has learnt."""
+    """A calibration that uses the cosine alone, because the time of a lookup does not depend on the score."""
     tallies = (Tally(THRESHOLD, 3000, 0),)
     return Calibration(encoder, (Stratum(0, BY_COSINE, tallies, tallies, 10_000, 10_000),))
 
@@ -81,12 +81,12 @@ def fill(template: Row, entries: int) -> Iterator[Row]:
             )
 
 
-def seconds_of(deed: Callable[[], object], rounds: int) -> list[float]:
+def seconds_of(call: Callable[[], object], rounds: int) -> list[float]:
     """Seconds of each round, after some that are not counted."""
     taken = []
     for number in range(rounds + 10):
         began = time.perf_counter()
-        deed()
+        call()
         if number >= 10:
             taken.append(time.perf_counter() - began)
     return taken
@@ -116,7 +116,7 @@ def parts(sentences: Sentences, entries: int, rounds: int) -> None:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """A server whose answers are kept in ``folder``; its URL."""
+    """A server whose responses are cached in ``folder``; yields its URL."""
     command = [sys.executable, "-m", "headrace", "serve", "builtin-draft", "--port", "0"]
     command += ["--response-cache", "memory", "--response-cache", f"sqlite:{folder / 'answers'}"]
     command += ["--semantic-cache", "serve", "--semantic-calibration", str(folder / "calibration.json")]
@@ -132,7 +132,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def ask(client: Connection, question: str) -> tuple[float, str]:
-    """Seconds of one call, and what the caches said."""
+    """Seconds of one call, and the response header of the caches."""
     body: dict[str, Any] = {"model": "builtin-draft", "messages": [{"role": "user", "content": question}]}
     body |= {"temperature": 0, "stop_token_ids": STOPS}
     seconds, answer = client.post(json.dumps(body).encode())
@@ -143,13 +143,13 @@ def ask(client: Connection, question: str) -> tuple[float, str]:
 
 
 def over_http(sentences: Sentences, entries: int) -> None:
-    """Whole calls whose answer a near question had."""
+    """Whole calls that are served with the response of a similar request."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "calibration.json").write_text(calibration(sentences.name).to_text())
         with serving(folder) as url, closing(Connection(url)) as client:
             computed = [ask(client, question)[0] for question in QUESTIONS]
-            time.sleep(1.0)  # keeping is in the background
+            time.sleep(1.0)  # responses are cached in the background
         with closing(sqlite3.connect(folder / "answers.semantic")) as connection:
             [partition] = connection.execute("SELECT DISTINCT partition FROM rows").fetchone()
         shelf = RowStore(folder / "answers.semantic", sentences.name)

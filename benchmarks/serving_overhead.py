@@ -1,8 +1,8 @@
-"""What serving costs: output tokens per second over HTTP, streaming, against the engine alone.
+"""Overhead of serving: output tokens per second over HTTP streaming, compared with the engine alone.
 
-Both run the same requests, ``--streams`` at once. The client has its own process; on a small machine it
-takes its share of the cores, which the figure then contains. Rounds that do not count use all of the pools' memory
-once: the server keeps prompts and would go on to memory that the system has to clear first.
+Both run the same requests, ``--streams`` at once. The client has its own process; on a small machine it uses a share of
+the cores, which the result includes. Warm-up rounds use all of the pools' memory once, because the server caches
+prompts and would otherwise continue into memory that the system has to clear first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a shared system prompt costs the second caller: TTFT of a chat over HTTP, one request after the other.
+"""TTFT of chats that share a system prompt, over HTTP, one request after the other.
 
-Each round has another system prompt of rules, so that its first request is cold; the others, each with its own
-short question, find its blocks.
+Each round has a new system prompt of rules, so its first request is cold. The others have a short question of their own
+and find the cached blocks.
 """
 
 from __future__ import annotations

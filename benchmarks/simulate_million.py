@@ -53,15 +53,19 @@ def main() -> None:
     digests = set()
     for _ in range(args.repeat):
         began, cpu = time.perf_counter(), time.process_time()
-        told = simulate(args)
+        results = simulate(args)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-        summary = told.summary
-        told_twice = {"summary": dataclasses.asdict(summary), "facts": told.facts, "timeline": told.timeline}
-        digests.add(hashlib.sha256(json.dumps(report.plain(told_twice)).encode()).hexdigest())
+        summary = results.summary
+        results_twice = {
+            "summary": dataclasses.asdict(summary),
+            "facts": results.facts,
+            "timeline": results.timeline,
+        }
+        digests.add(hashlib.sha256(json.dumps(report.plain(results_twice)).encode()).hexdigest())
         per_token = 1e6 * cpu / max(1, summary.output_tokens)
         say(
             f"{summary.requests:,} requests, {summary.prompt_tokens:,} + {summary.output_tokens:,} tokens,"
-            f" {told.facts['steps']:,} steps of {told.facts['batch_rows_mean']:.0f} rows;"
+            f" {results.facts['steps']:,} steps of {results.facts['batch_rows_mean']:.0f} rows;"
             f" {summary.seconds:,.0f} virtual seconds"
         )
         say(
@@ -72,13 +76,13 @@ def main() -> None:
     if args.repeat > 1:
         say("equal to the last bit" if len(digests) == 1 else "DIFFERENT RUNS")
     settings = {name: str(value) for name, value in vars(args).items()}
-    told_json = {
+    results_json = {
         "minutes": seconds / 60,
         "digest": min(digests),
         "equal": len(digests) == 1,
-        "facts": dict(told.facts),
+        "facts": dict(results.facts),
     }
-    report.write(args.output, report.document([report.Run("million", (), summary)], settings, told_json))
+    report.write(args.output, report.document([report.Run("million", (), summary)], settings, results_json))
     say(f"written: {args.output}")
 
 

@@ -1,8 +1,8 @@
-"""Load on a real server for minutes, with clients that vanish and requests that make no sense.
+"""Load on a real server for minutes, with clients that disconnect and malformed requests.
 
-At the end nothing may be left behind: every request had exactly one end, no request runs or waits, no KV
-block is held, the server's counts agree with the clients', and memory is flat. Loopback only, bounded in
-time and in number; exits with 1 and says why if anything is left.
+At the end nothing may be left over: every request had exactly one end, no request runs or waits, no KV block is held,
+the server's counts equal those of the clients, and memory does not grow. It uses loopback only, and is bounded in time
+and number. It exits with 1 and names what is left over, if anything is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MALFORMED: tuple[bytes, ...] = (
     b'{"model": "MODEL", "prompt": [1, "a"]}',
     b'{"model": "MODEL", "prompt": [999999999]}',
 )
-"""Bodies that must be answered with 4xx and harm nobody."""
+"""Malformed bodies; they must get a 4xx response and must not affect other requests."""
 
 
 @dataclass
@@ -76,9 +76,9 @@ class Soak:
         body = rng.choice(MALFORMED).replace(b"MODEL", self._model.encode())
         headers = {"Content-Type": "application/json"}
         async with self._session.post(self._url, data=body, headers=headers) as response:
-            told = await response.text()
-            bad = not 400 <= response.status < 500 or "error" not in told
-            self.tally.end("refused", f"{body!r} got {response.status} {told[:200]}" if bad else "")
+            status = await response.text()
+            bad = not 400 <= response.status < 500 or "error" not in status
+            self.tally.end("refused", f"{body!r} got {response.status} {status[:200]}" if bad else "")
 
     async def _request(self, rng: random.Random, vanish: bool) -> None:
         length = min(400, int(rng.lognormvariate(3.0, 1.0)) + 1)
@@ -135,8 +135,8 @@ async def soak(running: Server, args: Any) -> Tally:
         return run.tally
 
 
-def judge(tally: Tally, idle: dict[str, float], growth: float, args: Any) -> list[str]:
-    """What is not as it must be; empty when all is well."""
+def problems(tally: Tally, idle: dict[str, float], growth: float, args: Any) -> list[str]:
+    """The problems found; empty if there are none."""
     wrong = list(tally.wrong)
     gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     wrong += [f"{name} is {idle[name]} when idle" for name in gauges if idle[name]]
@@ -174,7 +174,7 @@ def main() -> None:
     settled = [size for _, size in tally.resident[len(tally.resident) // 4 :]]
     half = len(settled) // 2
     growth = median(settled[half:]) / median(settled[:half]) - 1.0 if half else 0.0
-    wrong = judge(tally, idle, growth, args)
+    wrong = problems(tally, idle, growth, args)
     publish(
         "soak", args, [], [], ends=tally.ends, resident=tally.resident, growth=growth, wrong=wrong, idle=idle
     )

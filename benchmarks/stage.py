@@ -1,4 +1,4 @@
-"""What the scripts share: the model's flags, targets by their spec, and a real server in its own process."""
+"""Shared code of the scripts: the model's options, targets by their spec, and a server in its own process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ say = Console(soft_wrap=True, highlight=False).print
 
 
 def arguments(about: str, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser with the flags that all scripts have; ``defaults`` change theirs."""
+    """A parser with the options of all scripts; ``defaults`` replace their default values."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -61,7 +61,7 @@ def publish(
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A ``headrace serve`` that answers at ``url``."""
+    """A process of ``headrace serve`` at ``url``."""
 
     url: str
     pid: int

@@ -1,4 +1,4 @@
-"""Structured output against judges: generated schemas, schemas as people post them, and a published test suite.
+"""Structured output validated: generated schemas, typical schemas of API clients, and a published test suite.
 
 Each schema is compiled with the built-in model's tokenizer, and refused ones are counted by their reason. For the
 others tokens are drawn at random from what the grammar allows. Every text that comes to its end must be JSON that
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 @dataclass
 class Findings:
-    """What became of a set of schemas."""
+    """The results of a set of schemas."""
 
     schemas: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -91,7 +91,7 @@ class Findings:
 
 
 class Fuzz:
-    """Draws answers to schemas and judges them."""
+    """Generates answers to schemas and validates them."""
 
     def __init__(self, compiler: Compiler, tokenizer: Tokenizer, seed: int) -> None:
         self._compiler = compiler

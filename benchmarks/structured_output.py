@@ -1,4 +1,4 @@
-"""What structured output costs: masks, throughput with a schema on every row, and the TTFT of a new schema; and what
+"""Overhead of structured output: masks, throughput with a schema on every row, and the TTFT of a new schema; and what
 forced tokens gain.
 
 Everything runs in this process. Rounds alternate; ratios are medians of the rounds' ratios. A schema that no answer
@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.stage import arguments, say
 from headrace import LLM, SamplingParams
 from headrace.compute.grammar.compiler import Compiler
-from headrace.core.constraint import Constraint, json_constraint, settled
-from headrace.core.drafting.forced import ForcedFirst
+from headrace.core.constraint import Constraint, as_constraint, json_constraint
+from headrace.core.drafting.forced import ForcedTokenDrafter
 from headrace.core.events import Event, Stepped
 
 Schema = dict[str, Any]
@@ -138,7 +138,7 @@ def counted(llm: LLM, params: SamplingParams, rows: int, base: int, forced: bool
 
     with (
         patch.object(engine, "step", watched),
-        nullcontext() if forced else patch.object(ForcedFirst, "idle", True),
+        nullcontext() if forced else patch.object(ForcedTokenDrafter, "idle", True),
     ):
         began = time.perf_counter()
         outputs = llm.generate(prompts, params, progress=False)
@@ -156,7 +156,7 @@ def show_forced(llm: LLM, rows: int, rounds: int, output_len: int) -> None:
     for name, asked in loads:
         for count in (1, rows):
             params = SamplingParams(
-                max_tokens=output_len, temperature=1.0, seed=7, structured_outputs=settled(asked)
+                max_tokens=output_len, temperature=1.0, seed=7, structured_outputs=as_constraint(asked)
             )
             pairs = []
             for number in range(rounds + 1):

@@ -1,8 +1,8 @@
-"""One of two servers ends under load, as a spot machine does, and a successor takes its folders over.
+"""One of two servers ends under load, as a spot instance does, and a successor takes over its folders.
 
-Clients ask the server of their prompt's prefix, and repeat a failed request at the next server. A batch runs on the
-first server meanwhile. When a third of the requests has been answered, the first server gets ``--signal``, and its
-successor starts at once: it waits for the folders of the disk tier and of the batches.
+Clients send each request to the server of its prompt's prefix, and repeat a failed request at the next server. A batch
+runs on the first server meanwhile. When a third of the requests has been answered, the first server gets ``--signal``,
+and its successor starts at once: it waits for the folders of the disk tier and of the batches.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def run(args: Namespace, folder: Path) -> None:
 
 
 def report(args: Namespace, clients: Clients, url: str, results: Counter[str]) -> None:
-    """What was lost, repeated and found."""
+    """Print lost and repeated requests, and prefix hits at the successor."""
     firsts: dict[int, Reply] = {}
     for reply in clients.replies:
         if reply.url == url:

@@ -1,10 +1,11 @@
-"""What warming gives after a restart: ``python -m benchmarks.warming --data FOLDER``.
+"""Cache warming after a restart: ``python -m benchmarks.warming --data FOLDER``.
 
-Restart: a server records the history of `--recorded` chat requests, of which the k-th most asked comes 1/k as often as
-the first (`--questions` different ones from `prompts/*.jsonl`, greedy). It ends, and what it kept in memory with it.
-Another one answers `--requests` further ones from the same distribution, cold, and with its history warmed first. What
-the history has not seen is computed in either case.
-What others notice of a warmer is measured by `benchmarks/warming_beside.py`.
+A server records the history of ``--recorded`` greedy chat requests over ``--questions`` different prompts of
+``prompts/*.jsonl``; the k-th most frequent one occurs 1/k as often as the first. It ends, and its response cache in
+memory is lost. A second server receives ``--requests`` more requests of the same distribution, once cold and once after
+warming from the history. Requests that are not in the history are computed in both cases.
+
+`benchmarks/warming_beside.py` measures the effect of warming on other requests.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ OUTPUT = 32
 NEVER = ("--warm-seconds-per-hour", "0")
 
 
-class Heard(NamedTuple):
-    """One streamed answer: seconds to its first part and to its end, and what the caches said."""
+class StreamedAnswer(NamedTuple):
+    """One streamed answer: seconds to its first chunk and to its end, and the response header of the caches."""
 
     ttft: float
     seconds: float
@@ -48,7 +49,7 @@ def read_texts(data: Path, seed: int) -> list[str]:
 
 
 def drawn(texts: list[str], count: int, seed: int) -> list[str]:
-    """``count`` of them, the k-th 1/k as often as the first."""
+    """``count`` texts drawn at random, the k-th 1/k as often as the first."""
     weights = [1.0 / rank for rank in range(1, len(texts) + 1)]
     return random.Random(seed).choices(texts, weights, k=count)
 
@@ -58,7 +59,7 @@ def body(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": OUTPUT}
 
 
-async def ask(client: httpx.AsyncClient, text: str, **more: Any) -> Heard:
+async def ask(client: httpx.AsyncClient, text: str, **more: Any) -> StreamedAnswer:
     """Stream one answer; ``more`` are fields of its body."""
     begin = time.perf_counter()
     ttft = 0.0
@@ -69,24 +70,24 @@ async def ask(client: httpx.AsyncClient, text: str, **more: Any) -> Heard:
         async for line in response.aiter_lines():
             if not ttft and line.startswith("data:"):
                 ttft = time.perf_counter() - begin
-    return Heard(ttft, time.perf_counter() - begin, response.headers.get("X-Headrace-Cache", ""))
+    return StreamedAnswer(ttft, time.perf_counter() - begin, response.headers.get("X-Headrace-Cache", ""))
 
 
-async def closed(running: Server, texts: list[str], concurrency: int) -> list[Heard]:
-    """So many at once, one after the other."""
+async def closed(running: Server, texts: list[str], concurrency: int) -> list[StreamedAnswer]:
+    """Send all texts, ``concurrency`` at a time."""
     line: Iterator[str] = iter(texts)
-    heard: list[Heard] = []
+    answers: list[StreamedAnswer] = []
 
     async def work(client: httpx.AsyncClient) -> None:
-        heard.extend([await ask(client, text) for text in line])
+        answers.extend([await ask(client, text) for text in line])
 
     async with httpx.AsyncClient(base_url=running.url, timeout=120.0, trust_env=False) as client:
         await asyncio.gather(*(work(client) for _ in range(concurrency)))
-    return heard
+    return answers
 
 
-def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dict[str, list[Heard]]:
-    """What the first requests after a restart meet, cold and warmed."""
+def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dict[str, list[StreamedAnswer]]:
+    """Measure the first requests after a restart, cold and warmed."""
     asked = texts[: args.questions]
     history = folder / f"history-{round_}.db"
     remembering = ("--history-file", str(history), "--record-history")
@@ -107,7 +108,7 @@ def restart(args: Namespace, texts: list[str], folder: Path, round_: int) -> dic
 
 
 def percentile(values: list[float], percent: int) -> float:
-    """Linear between neighbours."""
+    """The percentile, by linear interpolation."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
@@ -127,7 +128,7 @@ def main() -> None:
         f"first {args.requests} requests after a restart, {args.questions} questions, medians of {args.rounds} rounds"
     )
     say("           hit rate   TTFT mean ms   TTFT p99 ms")
-    told = {}
+    results = {}
     for name in ("cold", "warmed"):
         runs = [found[name] for found in restarts]
         hits = statistics.median(
@@ -136,8 +137,8 @@ def main() -> None:
         mean = statistics.median(statistics.mean(each.ttft for each in run) for run in runs)
         p99 = statistics.median(percentile([each.ttft for each in run], 99) for run in runs)
         say(f"{name:10} {hits:9.1%} {mean * 1e3:14.1f} {p99 * 1e3:13.1f}")
-        told[name] = {"hit_rate": hits, "ttft_mean_seconds": mean, "ttft_p99_seconds": p99}
-    publish("warming", args, [], [], **told)
+        results[name] = {"hit_rate": hits, "ttft_mean_seconds": mean, "ttft_p99_seconds": p99}
+    publish("warming", args, [], [], **results)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""What others notice of a warmer: ``python -m benchmarks.warming_beside --data FOLDER``.
+"""Latency of other requests during cache warming: ``python -m benchmarks.warming_beside --data FOLDER``.
 
-One server answers the same requests at the same times (Poisson, ``--rate`` per second) in blocks of ``--block``
-seconds, in turn beside a warmer that has work all the while and takes every moment for quiet, and alone; which comes
-first changes from pair to pair. No cache knows the requests. They come from the load generator's lean client, since
-what a client computes on the server's cores is slower beside a warmer, too. A figure is of all blocks of a kind
-together, and a ratio's interval (95 %) is that of pairs of blocks drawn again and again, so that no single hesitation
-decides it.
+One server receives the same requests at the same times (Poisson, ``--rate`` per second) in blocks of ``--block``
+seconds, alternately with a warmer that always has work and considers the server idle, and without one. The order
+alternates from pair to pair. No cache holds the requests. The load generator's client is used because it takes little
+CPU time: what a client computes on the server's cores is also slower during warming. Each figure pools all blocks of a
+kind. The 95 % interval of a ratio is from a bootstrap over pairs of blocks.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from typing import Any, NamedTuple
 import httpx
 
 from benchmarks.stage import Server, arguments, publish, say, server
-from benchmarks.warming import Heard, body, percentile, read_texts
+from benchmarks.warming import StreamedAnswer, body, percentile, read_texts
 from headrace.lab.bench.connection import Connections
 
 ALWAYS = ("--response-cache", "memory", "--warm-below-rate", "1000000", "--warm-seconds-per-hour", "3600")
 JOB_TOKENS = 256
-"""Of a warm answer: long ones, so that few need to be read and rendered while others are timed."""
+"""Length of a warmed answer: long, so that few prompts are rendered while other requests are timed."""
 
 DRAWS = 2000
 
 
-class Due(NamedTuple):
-    """A request of a block, and when it comes (seconds from the block's beginning)."""
+class ScheduledRequest(NamedTuple):
+    """A request of a block, and its arrival in seconds from the beginning of the block."""
 
     at: float
     text: str
@@ -42,21 +41,21 @@ class Due(NamedTuple):
 class Pair(NamedTuple):
     """Two blocks of the same requests."""
 
-    alone: list[Heard]
-    beside: list[Heard]
+    alone: list[StreamedAnswer]
+    beside: list[StreamedAnswer]
 
 
-def make_block(texts: Sequence[str], rate: float, seconds: float, seed: int) -> list[Due]:
+def make_block(texts: Sequence[str], rate: float, seconds: float, seed: int) -> list[ScheduledRequest]:
     """A block's requests, the same for the same seed."""
     rng = random.Random(seed)
     block, at = [], rng.expovariate(rate)
     while at < seconds:
-        block.append(Due(at, rng.choice(texts)))
+        block.append(ScheduledRequest(at, rng.choice(texts)))
         at += rng.expovariate(rate)
     return block
 
 
-async def ask(connections: Connections, raw: bytes) -> Heard:
+async def ask(connections: Connections, raw: bytes) -> StreamedAnswer:
     """Stream one answer."""
     begin, first = time.perf_counter(), list[float]()
 
@@ -67,10 +66,12 @@ async def ask(connections: Connections, raw: bytes) -> Heard:
     status = await connections.post("/v1/chat/completions", {}, raw, told)
     if status != 200:
         raise RuntimeError(f"HTTP {status}")
-    return Heard(first[0] - begin, time.perf_counter() - begin, "")
+    return StreamedAnswer(first[0] - begin, time.perf_counter() - begin, "")
 
 
-async def play(connections: Connections, block: Sequence[Due], seconds: float, salt: str) -> list[Heard]:
+async def send_block(
+    connections: Connections, block: Sequence[ScheduledRequest], seconds: float, salt: str
+) -> list[StreamedAnswer]:
     """Ask when it is due, however long answers take; ``salt`` parts this block's prompts from those of others."""
     more = {"stream": True, "cache_salt": salt, "response_cache": {"no_store": True}}
     bodies = [json.dumps(body(due.text) | more).encode() for due in block]
@@ -78,13 +79,13 @@ async def play(connections: Connections, block: Sequence[Due], seconds: float, s
     for due, raw in zip(block, bodies, strict=True):
         await asyncio.sleep(max(0.0, begin + due.at - time.perf_counter()))
         tasks.append(asyncio.create_task(ask(connections, raw)))
-    heard = list(await asyncio.gather(*tasks))
+    answers = list(await asyncio.gather(*tasks))
     await asyncio.sleep(max(0.0, begin + seconds - time.perf_counter()))
-    return heard
+    return answers
 
 
 class Warmer:
-    """The server's, from outside: it has work when it is given some, and none when that has been done."""
+    """The warmer of the server, controlled over its API."""
 
     def __init__(self, client: httpx.AsyncClient, texts: Sequence[str]) -> None:
         self._client = client
@@ -92,7 +93,7 @@ class Warmer:
         self._given = 0
 
     async def give(self, jobs: int) -> None:
-        """So many questions that it has not had before."""
+        """Give it ``jobs`` new questions."""
         bodies = []
         for number in range(self._given, self._given + jobs):
             text = f"{number}: {self._texts[number % len(self._texts)]}"
@@ -106,7 +107,7 @@ class Warmer:
         return state
 
     async def rest(self) -> None:
-        """Wait until all has been done."""
+        """Wait until all are done."""
         while (state := await self.state())["waiting"] or state["running"]:
             await asyncio.sleep(0.2)
 
@@ -122,13 +123,13 @@ async def measure(running: Server, args: Namespace, texts: Sequence[str]) -> tup
         jobs = 4 * args.batch
         for number in range(-1, args.pairs):  # the first pair warms up
             block = make_block(ours, args.rate, args.block, args.seed + number)
-            heard: dict[bool, list[Heard]] = {}
+            answers: dict[bool, list[StreamedAnswer]] = {}
             for warming in (False, True) if number % 2 else (True, False):
                 done = (await warmer.state())["computed"]
                 if warming:
                     await warmer.give(jobs)
                     await asyncio.sleep(0.3)
-                heard[warming] = await play(connections, block, args.block, f"{number} {warming}")
+                answers[warming] = await send_block(connections, block, args.block, f"{number} {warming}")
                 state = await warmer.state()
                 if warming and number >= 0:
                     computed += state["computed"] - done
@@ -137,13 +138,15 @@ async def measure(running: Server, args: Namespace, texts: Sequence[str]) -> tup
                     jobs *= 2
                 await warmer.rest()
             if number >= 0:
-                pairs.append(Pair(heard[False], heard[True]))
+                pairs.append(Pair(answers[False], answers[True]))
     connections.close()
     return pairs, computed, idle
 
 
-def interval(pairs: Sequence[Pair], figure: Callable[[list[Heard]], float], seed: int) -> tuple[float, float]:
-    """Between what values the ratio of a figure, beside the warmer over alone, lies in 95 % of draws of pairs."""
+def interval(
+    pairs: Sequence[Pair], figure: Callable[[list[StreamedAnswer]], float], seed: int
+) -> tuple[float, float]:
+    """The 95 % bootstrap interval of a figure's ratio, with the warmer to without."""
     rng = random.Random(seed)
     ratios = []
     for _ in range(DRAWS):
@@ -179,8 +182,8 @@ def main() -> None:
     for name in ("ttft", "seconds"):
         for percent in (50, 90, 99):
 
-            def figure(heard: list[Heard], name: str = name, percent: int = percent) -> float:
-                return percentile([getattr(each, name) for each in heard], percent)
+            def figure(answers: list[StreamedAnswer], name: str = name, percent: int = percent) -> float:
+                return percentile([getattr(each, name) for each in answers], percent)
 
             low, high = interval(pairs, figure, args.seed)
             without, having = figure(alone), figure(beside)

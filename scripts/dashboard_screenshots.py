@@ -1,4 +1,4 @@
-"""Take the pictures of the dashboard anew: ``python scripts/dashboard_screenshots.py``.
+"""Take the screenshots of the dashboard: ``python scripts/dashboard_screenshots.py``.
 
 It starts a server with the built-in model, loads it with requests of three tenants, runs an experiment and a trial of
 the tuner, and pictures every page with headless Chromium through selenium and Pillow (extra

@@ -1,7 +1,7 @@
 """Figures of a model on a GPU, beside the limit of the device and what the static model expects: for `gpu_check`.
 
-Weights are random: speed depends on shapes. Each figure is kept in a file as soon as it is taken, so a run that ends
-early is continued by the next one. vLLM is measured by the clients that measure Headrace, on the same requests.
+Weights are random: speed depends on shapes. Each figure is written to a file at once, so an interrupted
+run is continued by the next one. vLLM is measured by the same clients on the same requests as Headrace.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUILTIN = ModelShape("builtin", 3, 256, 4, 2, 64, 768, 4096, tied_embeddings=Tru
 
 
 class Way(NamedTuple):
-    """How a model is run: options of `LLM`, and what the static model is told of them."""
+    """How a model is run: options of `LLM`, and the matching parameters of the static model."""
 
     options: dict[str, Any]
     kernels: Kernels = GRAPHS
@@ -64,7 +64,7 @@ class Sizes(NamedTuple):
 
 ON_GPU = Sizes((1, 8, 64, 256), (128, 1024, 8192), 64, (2048, 8192), (32, 128, 256), (512, 128))
 ON_CPU = Sizes((1, 3), (24,), 2, (40,), (2,), (16, 4))
-"""Small enough to try the script."""
+"""Sizes that are small enough to test the script."""
 
 TARGETS = {
     "llama-3.1-8b, bf16": {1: 240, 64: 9_300, 256: 17_800},
@@ -83,7 +83,7 @@ VLLM = "clients of vLLM, "
 
 
 class Figures:
-    """Figures by name, kept in a file; no new one is begun after ``seconds``."""
+    """Figures by name, stored in a file; no new one is started after ``seconds``."""
 
     def __init__(self, file: Path, seconds: float) -> None:
         self._file = file
@@ -222,7 +222,7 @@ def measure_kernels(name: str, way: str, device: str, folder: Path) -> None:
 
 
 def _prompts(count: int, length: int) -> list[list[int]]:
-    """Random prompts, which have not been seen before."""
+    """New random prompts."""
     drawn = random.SystemRandom()
     return [[drawn.randrange(3, 4000) for _ in range(length)] for _ in range(count)]
 

@@ -33,7 +33,7 @@ def texts(device: str, **given: object) -> list[list[int]]:
     """The tokens that answer each prompt."""
     llm = LLM("builtin", device=device, **{**SMALL, **given})
     outputs = llm.generate(PROMPTS, GREEDY, progress=False)
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -43,7 +43,7 @@ def block_bytes() -> int:
 
 
 def check_greedy(device: str, kernels: str) -> None:
-    """Every way of cutting the work gives the CPU's text."""
+    """Every way of scheduling gives the text of the CPU."""
     wanted = texts("cpu", kernels="torch")
     for way, given in WAYS.items():
         if "kv_cache_memory_bytes" in given:  # room for one long sequence: most of the others must give way
@@ -56,7 +56,7 @@ def check_greedy(device: str, kernels: str) -> None:
 
 
 def check_seeds(device: str, kernels: str) -> None:
-    """A seeded answer does not depend on its neighbours."""
+    """A seeded answer does not depend on other requests of the batch."""
     llm = LLM("builtin", device=device, kernels=kernels, **SMALL)
     params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=7, max_tokens=32, ignore_eos=True)
     alone = llm.generate(PROMPTS[0], params, progress=False)[0].outputs[0].token_ids
@@ -96,7 +96,7 @@ def check_graphs(device: str) -> None:
                     raise SystemExit("FAILED: graphs were not recorded")
             params = [MIXED[number % len(MIXED)] for number in range(len(PROMPTS))]
             outputs = llm.generate(PROMPTS, params, progress=False)
-            llm.loaded.engine.check_books()
+            llm.loaded.engine.check_consistency()
             found.append([output.outputs[0].token_ids for output in outputs])
         equal = sum(a == b for a, b in zip(*found, strict=True))
         print(

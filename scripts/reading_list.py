@@ -1,4 +1,4 @@
-"""Counts the lines of the files in ARCHITECTURE.md's reading list again: ``python scripts/reading_list.py``."""
+"""Update the line counts of the reading list in ARCHITECTURE.md: ``python scripts/reading_list.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write `docs/reference/` from the code, so that it cannot tell another story: ``python scripts/reference.py``."""
+"""Generate `docs/reference/` from the code, so that the two cannot differ: ``python scripts/reference.py``."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def http_page() -> str:
 
 
 class _Measured:
-    """Stands for sources of resources that this machine may not have."""
+    """A placeholder for resource sources that this machine may not have."""
 
     measurable = measures_energy = True
 

@@ -1,4 +1,4 @@
-"""Take the pictures of `docs/images/screenshots/` anew: ``python scripts/screenshots.py``.
+"""Take the screenshots in `docs/images/screenshots/`: ``python scripts/screenshots.py``.
 
 It starts a server with the built-in model, pictures its API page with headless Chromium (``chromium`` on the path), and
 draws what commands print as SVG. Run it when a page, a start-up line or a table changes.

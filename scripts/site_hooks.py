@@ -1,4 +1,4 @@
-"""What mkdocs cannot do by itself: pages from files of the repository, and links from pages to source files.
+"""Hooks for mkdocs: pages from files of the repository, and links from pages to source files.
 
 A page with the line ``<!-- include: ../FILE.md -->`` shows that file. A link that leaves `docs/` leads to a page
 of the site that shows the source file, or the files of a folder with the first line of what each says of itself.

@@ -1,4 +1,4 @@
-"""Take the pictures of the step-by-step pages and the chat anew: ``python scripts/step_screenshots.py``.
+"""Take the screenshots of the step-by-step pages and the chat: ``python scripts/step_screenshots.py``.
 
 It starts a server with the built-in model and moves headless Chromium through its pages with selenium (extra ``test``;
 Debian's ``chromium`` and ``chromium-driver``). Run it when one of these pages changes.

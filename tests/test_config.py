@@ -109,7 +109,7 @@ def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({"block_size": 0}, "--block-size"),
         ({"dtype": "int3"}, "--dtype"),
@@ -122,8 +122,8 @@ def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.Monke
         ({"no_such": 1}, "no_such"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(given: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_wrong_value_is_refused_by_name(given: dict[str, object], reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         options(given)
 
 
@@ -162,7 +162,7 @@ def test_the_balanced_profile_is_the_defaults_and_all_name_the_same_options() ->
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_profile_sets_what_nobody_else_has_set(
+def test_a_profile_sets_options_that_are_not_set_elsewhere(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "serve.yaml"
@@ -175,7 +175,7 @@ def test_a_profile_sets_what_nobody_else_has_set(
     assert chosen.server.max_num_queued_reqs == PROFILES[profile]["max_num_queued_reqs"]
 
 
-def test_a_profile_is_told_in_full() -> None:
+def test_a_profile_is_printed_in_full() -> None:
     line = profile_line(options({"profile": "interactive", "max_num_seqs": 8}))
     assert line.startswith("interactive: ")
     assert "max-num-seqs 8 (profile default 32)" in line
@@ -219,7 +219,7 @@ def test_a_duration_may_have_a_unit(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         (
             {"kv_cache_memory_bytes": "2 gigs"},
@@ -232,8 +232,8 @@ def test_a_duration_may_have_a_unit(text: str, seconds: float) -> None:
         ({"scheduling_policy": "fairr"}, r"expected one of fair, .*did you mean fair\?"),
     ],
 )
-def test_an_error_says_which_forms_are_accepted(given: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_error_says_which_forms_are_accepted(given: dict[str, object], reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         options(given)
 
 

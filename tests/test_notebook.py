@@ -81,12 +81,12 @@ def test_names_of_scheduling_policies_are_policies() -> None:
 
 
 def test_wrong_names_are_reported(trace: Trace, tmp_path: Path) -> None:
-    for given, told in (
+    for given, reported in (
         ({"max_num_seq": 3}, "did you mean max_num_seqs"),
         ({"device": "abacus"}, "device: "),
         ({"queue_order": "shortst"}, "did you mean shortest"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reported):
             simulate(trace, {"one": {}}, **given)
     with pytest.raises(ConfigError, match="got the text 'fcfs'"):
         simulate(trace, "fcfs")

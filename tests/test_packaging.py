@@ -96,8 +96,8 @@ def test_an_editable_install_is_imported(python: Path, tmp_path: Path) -> None:
 def test_a_type_checker_accepts_right_options_and_refuses_wrong_ones(python: Path, tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     assert "Success: no issues found" in check(python, USER_FILE, tmp_path)
-    told = check(python, WRONG_FILE, tmp_path)
-    assert 'Unexpected keyword argument "max_num_seq" for "LLM"' in told
-    assert 'Argument "max_num_seqs" to "LLM" has incompatible type "str"; expected "int"' in told
-    assert 'Argument "dtype" to "LLM" has incompatible type' in told
-    assert '"RequestOutput" has no attribute "text"' in told
+    reported = check(python, WRONG_FILE, tmp_path)
+    assert 'Unexpected keyword argument "max_num_seq" for "LLM"' in reported
+    assert 'Argument "max_num_seqs" to "LLM" has incompatible type "str"; expected "int"' in reported
+    assert 'Argument "dtype" to "LLM" has incompatible type' in reported
+    assert '"RequestOutput" has no attribute "text"' in reported

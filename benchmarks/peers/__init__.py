@@ -1,1 +1,1 @@
-"""A race against other engines: the same weights, the same requests, the same client and cores."""
+"""Comparison with other engines on the same weights, requests, client and cores."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers install PEER…``, ``… race`` and ``… picture``; ``--help`` says what they take."""
+"""``python -m benchmarks.peers install PEER…``, ``… race`` and ``… picture``; ``--help`` lists their options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.peers.workloads import NAMES, workload
 
 
 def command_line() -> argparse.ArgumentParser:
-    """What may be said."""
+    """The command line parser."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers",
         description=__doc__,
@@ -72,7 +72,7 @@ def _usable() -> int:
 
 
 def main() -> None:
-    """Reads the command line and does it."""
+    """Read the command line and run the command."""
     parser = command_line()
     args = parser.parse_args()
     places = Places(args.home.expanduser())

@@ -1,7 +1,7 @@
-"""Who races, each with the settings that its own documentation gives for throughput on a CPU.
+"""The contenders, each with the settings that its documentation recommends for throughput on a CPU.
 
-A contender says what it needs on disk for a precision, the command that serves it, and what its requests carry
-beside the workload's. What each precision means is told in `MEANING`, and printed with every race.
+A contender defines the files that it needs for a precision, the command that serves it, and the additional fields of
+its requests. `MEANING` describes each precision, and is printed with every race.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "llama.cpp": "Q4_0 (blocks of 32; output matrix Q6_K), activations Q8_0; KV f16",
     },
 }
-"""What a precision is to each contender; one that is not named does not have it."""
+"""Meaning of a precision for each contender; a contender that is not listed does not support it."""
 
 BATCHED_TOKENS = 2048
 """Tokens of a step at most, for those that ask: prompts of 2,048 in one go, as llama.cpp's own default has it."""
@@ -44,7 +44,7 @@ BATCHED_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a server must hold: ``rows`` requests at once of at most ``longest`` tokens, on ``threads`` cores."""
+    """The required capacity: ``rows`` concurrent requests of at most ``longest`` tokens, on ``threads`` cores."""
 
     rows: int
     longest: int
@@ -53,7 +53,7 @@ class Demand:
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values of all rows at their longest, and a tenth over for pages that are partly filled."""
+        """Bytes of keys and values of all rows at maximum length, plus a tenth for partly filled pages."""
         return int(1.1 * self.rows * self.longest * self.kv_token_bytes) + (64 << 20)
 
 

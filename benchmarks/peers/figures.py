@@ -1,4 +1,4 @@
-"""The figures of a race, from what the client saw; seconds and tokens as in `headrace.lab.bench.stats`."""
+"""The metrics of a race, from the client's records; seconds and tokens as in `headrace.lab.bench.stats`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.lab.bench.stats import median
 def decode_rate(records: Sequence[Record]) -> float:
     """Tokens per second while every request decodes: from the last first token to the first last token.
 
-    NaN where no such time was: a request had ended before another began to answer. A part of an answer counts as
-    many tokens as the parts of its answer carry in the mean.
+    NaN if there is no such time, because a request ended before another got its first token. A chunk counts as many
+    tokens as the chunks of its answer have on average.
     """
     whole = [record for record in records if not record.error and record.token_seconds]
     if not whole or len(whole) < len(records):
@@ -64,7 +64,7 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
     ),
     "long": (_OUTPUT, _TTFT, _ITL_TAIL),
 }
-"""What each workload is judged by, the first first."""
+"""The metrics of each workload, the main one first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""A server as thin as one can be around an engine that has none: ``POST /v1/completions`` as a stream of tokens.
+"""A minimal server for an engine that has none: ``POST /v1/completions`` as a stream of tokens.
 
 Standard library only, since it runs in the peers' environments. A thread reads the request; the engine's own thread
-writes each token straight into the socket, so that between an engine and its client lies as little as possible.
-Only what `headrace.lab.bench.client` sends is understood: token ids, greedy, exactly ``max_tokens`` long.
+writes each token to the socket, so that little overhead is between the engine and its client.
+Only requests of `headrace.lab.bench.client` are supported: token ids, greedy, exactly ``max_tokens`` long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 
 class Stream:
-    """One request's answer on its way out. The engine's thread calls `put` and then `end`, nobody else does."""
+    """The streamed answer of one request. Only the engine's thread calls `put`, and then `end`."""
 
     def __init__(self, request: BaseHTTPRequestHandler) -> None:
         self._out = request.wfile
@@ -23,12 +23,12 @@ class Stream:
         self.ended = threading.Event()
 
     def put(self, tokens: Sequence[int]) -> None:
-        """Sends tokens; a client that has gone is not told."""
+        """Send tokens; a disconnected client is ignored."""
         self._tokens += len(tokens)
         self._send(_event({"choices": [{"index": 0, "text": "", "token_ids": list(tokens)}]}))
 
     def end(self, prompt_tokens: int) -> None:
-        """Sends why it ended and what it used, and lets the connection go."""
+        """Send finish reason and usage, and close the connection."""
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": self._tokens}
         last = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": usage}
         self._send(_event(last) + b"data: [DONE]\n\n")
@@ -46,7 +46,7 @@ def _event(told: dict[str, Any]) -> bytes:
 
 
 class Engine(Protocol):
-    """What is put behind the front."""
+    """The engine behind the server."""
 
     def submit(self, prompt: Sequence[int], max_tokens: int, stream: Stream) -> None:
         """Takes a request from any thread; its answer goes to ``stream``."""
@@ -60,7 +60,7 @@ def serve(engine: Engine, name: str, port: int) -> None:
         disable_nagle_algorithm = True  # else a small write waits for the answer to the one before
 
         def do_GET(self) -> None:
-            """``/health`` and ``/v1/models``, for whoever waits and whoever asks."""
+            """``/health`` and ``/v1/models``."""
             body = json.dumps({"object": "list", "data": [{"id": name, "object": "model"}]}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -79,7 +79,7 @@ def serve(engine: Engine, name: str, port: int) -> None:
             stream.ended.wait()
 
         def log_message(self, *_: object) -> None:
-            """Says nothing: a line a request would be time taken from the engine."""
+            """Do not log: a line per request would take time from the engine."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True

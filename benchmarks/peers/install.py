@@ -69,7 +69,7 @@ class NotInstalled(RuntimeError):
 
 
 def version(places: Places, contender: str) -> str:
-    """What races under a contender's name, for the report.
+    """The version of a contender, for the report.
 
     Raises:
         NotInstalled: it is not there.

@@ -1,4 +1,4 @@
-"""One picture of several races: how fast each contender was beside Headrace, a group of bars to each race."""
+"""One chart of several races: the speed of each contender relative to Headrace, one group of bars per race."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the peers, their environments and the models that are raced lie on this machine."""
+"""Paths of the peers, their environments and the models on this machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How much of the machine others took while a target ran: a disturbed round says nothing about who is faster.
+"""CPU time of other processes while a target ran: a disturbed round must not be used for comparisons.
 
-Threads that wait for each other by spinning lose far more than the share that is taken from them, and not every engine
-loses alike. Read from Linux's own accounts (``/proc``).
+Threads that wait for each other by spinning lose far more than the share of time taken from them, and engines differ in
+this. The times are read from ``/proc``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMIT_PERCENT = 8.0
 
 
 class Watched:
-    """A target that tells how much others took during its last run; ``pids`` are its processes beside this one."""
+    """A target that reports the CPU time of other processes in its last run; ``pids`` are further own processes."""
 
     def __init__(self, target: Target, pids: Sequence[int] = ()) -> None:
         self.name = target.name
@@ -53,12 +53,12 @@ class Watched:
 
 
 def undisturbed(rounds: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:
-    """The rounds in which others took less than `LIMIT_PERCENT` from every target."""
+    """The rounds in which other processes took less than `LIMIT_PERCENT` from every target."""
     return [runs for runs in rounds if all(run.facts.get(FOREIGN, 0.0) < LIMIT_PERCENT for run in runs)]
 
 
 def _busy_seconds(processors: Collection[int]) -> float:
-    """What these processors have worked since the start of the machine, and what its host took from them."""
+    """Busy seconds of these processors since boot, including time stolen by the host."""
     wanted = {f"cpu{number}" for number in processors}
     busy = 0
     for line in STAT.read_text(encoding="ascii").splitlines():
@@ -70,7 +70,7 @@ def _busy_seconds(processors: Collection[int]) -> float:
 
 
 def _process_seconds(pid: int) -> float:
-    """What all threads of a process have used; nothing of one that has ended."""
+    """CPU seconds of all threads of a process; 0 after it has ended."""
     try:
         told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     except OSError:

@@ -1,4 +1,4 @@
-"""One race: contenders started, checked against each other, and run in alternating rounds over one workload."""
+"""One race: start the contenders, compare their outputs, and run them in alternating rounds on one workload."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROBE_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What is raced: a model of a shape at a precision, a workload, who takes part, on how many cores."""
+    """The settings of a race: model shape, precision, workload, contenders, and number of cores."""
 
     model: str
     precision: str
@@ -91,7 +91,7 @@ def run(race: Race, output: Path) -> int:
 
 
 def table(rows: Sequence[ReplicaLoad], figures: Sequence[Figure], title: str) -> Table:
-    """Medians over rounds, and in brackets how many times as fast as the first contender."""
+    """Medians over rounds, and in brackets the ratio to the first contender."""
     shown = Table(title=title, title_justify="left", header_style="bold")
     shown.add_column("")
     for figure in figures:
@@ -122,7 +122,7 @@ def _target(name: str, race: Race, folder: Path, demand: Demand) -> Target:
 
 
 def _agreement(targets: Sequence[Target]) -> dict[str, int]:
-    """How many greedy tokens each server has in common with the first before they part: the weights are the same."""
+    """The number of leading greedy tokens that each server has in common with the first; the weights are equal."""
     probe = Work("probe", tuple(range(300, 332)), PROBE_TOKENS, ignore_eos=True)
     told: dict[str, list[int]] = {}
     for target in targets:
@@ -140,7 +140,7 @@ def _agreement(targets: Sequence[Target]) -> dict[str, int]:
 
 
 def _warming(load: Workload) -> list[Work]:
-    """A few short requests: first uses, connections and compiled kernels are not the subject."""
+    """Short warm-up requests, so that connections and compiled kernels are not measured."""
     short = workload("decode", load.concurrency).draw(-1)
     return [Work(f"warm{i}", each.prompt, 8, ignore_eos=True) for i, each in enumerate(short)]
 

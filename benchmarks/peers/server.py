@@ -1,7 +1,6 @@
-"""A contender's server: started once, asked only in its turn, and stopped by the kernel while others have theirs.
+"""A contender's server: started once, and stopped with SIGSTOP while other contenders run.
 
-Between its turns a server's processes get SIGSTOP, so that it cannot take a core however its threads wait: OpenMP's
-spin, and a scheduler's loop may poll.
+So it cannot use a core between its turns, even if its threads wait by spinning (OpenMP) or polling.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class StoppedServer:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Lets the server run."""
+        """Let the server run within this context."""
         self._signal(signal.SIGCONT)
         try:
             yield
@@ -93,7 +92,7 @@ def start(
     """Starts ``command``, waits until ``ready`` answers 200, and stops it.
 
     Raises:
-        RuntimeError: it ended, or was not ready in time; the message ends with what it said.
+        RuntimeError: it ended, or was not ready in time; the message ends with the end of its log.
     """
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+b") as log:
@@ -113,7 +112,9 @@ def start(
             log.seek(0)
             said = log.read()[-3000:].decode(errors="replace")
             raise RuntimeError(f"{name} was not ready: {said}")
-        except BaseException:  # an interrupt too: of a session of its own, nobody else would end it
+        except (
+            BaseException
+        ):  # on an interrupt too: it has a session of its own, so no signal of the terminal ends it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -141,7 +142,7 @@ def first_tokens(endpoint: Endpoint, work: Work) -> list[int]:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
+    """A free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

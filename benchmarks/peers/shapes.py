@@ -1,6 +1,6 @@
-"""The shapes that are raced: those of models that people serve, told as their ``config.json`` tells them.
+"""The shapes of published models, as in their ``config.json``.
 
-Speed depends on shapes and not on what the numbers say, so the weights are random (`benchmarks.peers.weights`).
+Speed depends on shapes and not on values, so the weights are random (`benchmarks.peers.weights`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ PACKAGED: Mapping[str, Shape] = {
 """The built-in model and its draft model, whose weights are real: what is drafted needs real text."""
 
 CONSTANT = 2**-5
-"""What one added dimension of a widened model's hidden state always is."""
+"""Constant value of one added dimension of a widened model's hidden state."""
 
 
 def widened(own: Shape, size: Shape, suffix: str = "") -> Shape:

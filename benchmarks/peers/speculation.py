@@ -3,10 +3,10 @@
 ``python -m benchmarks.peers.speculation --home FOLDER --shape smollm2-135m``. The weights are those of the built-in
 model and its draft model, because drafts of random weights would all be wrong. With ``--shape`` both have the sizes of
 published models (`benchmarks.widened`). Each engine is served without drafts, with drafts from the text (prompt lookup,
-n-grams), and with the draft model; those that race are stopped while another one has its turn.
+n-grams), and with the draft model; servers are stopped while another one runs.
 
 - ``chats``: stories that the model writes.
-- ``again``: the same question is asked again in a chat, so that the prompt has the answer.
+- ``again``: the same question is repeated in a chat, so that the prompt contains the answer.
 
 The answers are greedy and exactly ``--output-len`` tokens long. Some peers can only return an answer as a whole, so
 Headrace sends its tokens in large parts. A figure is the median over rounds, with the slowest and

@@ -1,4 +1,4 @@
-"""A vocabulary of any size that every engine reads: byte-level BPE whose ids all have a text of their own.
+"""A vocabulary of any size for all engines: byte-level BPE in which every id has its own text.
 
 Requests are token ids and answers are only counted, so words need no meaning. They need a text: a server that
 streams text sends nothing for a token without one, and such tokens could not be timed. Ids below `WORDS` (the end

@@ -1,4 +1,4 @@
-"""What is raced: requests of token ids with set lengths, drawn anew for every round so that no cache knows them.
+"""Workloads of a race: requests of token ids with fixed lengths, new in every round so that no cache has them.
 
 Lengths stay those of the workload's seed; only the ids change from round to round.
 """

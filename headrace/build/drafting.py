@@ -11,7 +11,7 @@ from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.forced import ForcedFirst, ForcedTokens
+from headrace.core.drafting.forced import ForcedTokenDrafter, ForcedTokens
 from headrace.core.drafting.ngram import NgramProposer
 from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
@@ -63,7 +63,7 @@ def make_drafter(
         ConfigError: the configuration is invalid.
     """
     asked = _budgeted(plans, model)
-    return asked if forced is None else ForcedFirst(forced, asked)
+    return asked if forced is None else ForcedTokenDrafter(forced, asked)
 
 
 def _budgeted(plans: SchedulerOptions, model: ModelDrafts | None) -> Drafter | None:
@@ -97,6 +97,6 @@ def make_simulated_drafter(plans: SchedulerOptions, forced: ForcedAcceptance) ->
 def proposer_of(drafter: Drafter | None, kind: type[ProposerT]) -> ProposerT | None:
     """The drafter's proposer of this class, if it has one."""
     asked = drafter.inner if isinstance(drafter, RecordedDrafter) else drafter
-    asked = asked.others if isinstance(asked, ForcedFirst) else asked
+    asked = asked.fallback if isinstance(asked, ForcedTokenDrafter) else asked
     proposers = asked.proposers if isinstance(asked, BudgetedDrafter) else ()
     return next((each for each in proposers if isinstance(each, kind)), None)

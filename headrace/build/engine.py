@@ -33,7 +33,7 @@ from headrace.core.prediction.memory_peak import AlwaysFits, Headroom, RoomPolic
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.order import PATIENCE
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.holds import UntilCompiled
@@ -126,7 +126,7 @@ def make_engine(
     pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
     scheduler = Scheduler(
         pool,
-        FairQueue(shares, _line(plans, cache, pool)) if fair else single_file(),
+        FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),
         make_order(plans, predictions, lambda: engine.knobs),
         make_admission(plans),
         make_victims(plans, cost, classes),
@@ -177,7 +177,7 @@ def _lower_tiers(
         RestoreIfFaster(times, block_size, sizes.block_bytes, links),
         block_size=block_size,
         block_bytes=sizes.block_bytes,
-        tell=tell,
+        emit=tell,
         peers=PeerBlocks(tier(Tier.PEER, PEER_BLOCKS), peers) if peers is not None else None,
     )
 

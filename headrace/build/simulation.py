@@ -17,7 +17,7 @@ from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_ov
 from headrace.build.policies import check_policies
 from headrace.build.tenants import read_tenants
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
-from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.proposal import DraftRow
 from headrace.core.engine import Engine
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
@@ -264,9 +264,9 @@ def _forced(
 ) -> ForcedAcceptance:
     """Drafts of one replica; drafting a token takes a share of the time of a decode step."""
 
-    def seconds(asks: Sequence[DraftAsk]) -> float:
-        contexts = sum(len(ask.tokens) for ask in asks)
-        work = StepWork(len(asks), len(asks), contexts, contexts, len(asks))
+    def seconds(draft_rows: Sequence[DraftRow]) -> float:
+        contexts = sum(len(draft_row.tokens) for draft_row in draft_rows)
+        work = StepWork(len(draft_rows), len(draft_rows), contexts, contexts, len(draft_rows))
         return speculation.cost * device.seconds(work)
 
     return ForcedAcceptance(

@@ -41,7 +41,7 @@ from headrace.compute.sampling.step_sampling import StepSampling
 from headrace.compute.slots import Rows, Slots
 from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
-from headrace.core.capacity import most_logits
+from headrace.core.capacity import max_logit_rows
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan
 
 LESS_MEMORY = (
@@ -118,7 +118,7 @@ class LocalRunner:
             self._slots,
             self.seconds,
             vocab_size=vocab_size,
-            most_logits=most_logits(max_num_seqs),  # as sized at start-up
+            max_logit_rows=max_logit_rows(max_num_seqs),  # as sized at start-up
             matchers=matchers,
             append=self._append,
             graphs=graphs is not None,

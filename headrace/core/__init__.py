@@ -12,7 +12,7 @@ Read in this order:
 - `embedding`: inputs of embedding models, and which are computed together. `embedding_events`: their events.
 - `peers`: other servers that hold blocks, and what happened with them.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
-- `scheduler`: what a step computes. `queueing`, `tenancy`: who is next. `memory`: paged KV memory.
+- `scheduler`: what a step computes. `queueing`, `tenancy`: which request is next. `memory`: paged KV memory.
 - `prediction`: step times and output lengths. `cache`: decisions of the response caches.
 - `drafting`: which tokens speculative decoding proposes, and how many of them it verifies.
 """

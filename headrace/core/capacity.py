@@ -7,13 +7,13 @@ from headrace.core.request import Request
 _SAMPLER_COPIES = 4
 """Float32 copies of the logits that sampling may hold at once (shaped rows, probabilities, sorted candidates)."""
 
-LEAST_LOGITS = 32
-"""Rows of logits that a step may make at once at least: a single sequence with drafts has several."""
+MIN_LOGIT_ROWS = 32
+"""Minimum of the rows of logits that a step may compute at once, because one sequence with drafts has several."""
 
 
-def most_logits(max_num_seqs: int) -> int:
-    """Rows of logits that a step makes at once. More are made in parts, for each of which the head is read again."""
-    return max(max_num_seqs, LEAST_LOGITS)
+def max_logit_rows(max_num_seqs: int) -> int:
+    """Maximum rows of logits that a step computes at once. More are computed in parts, each of which reads the head."""
+    return max(max_num_seqs, MIN_LOGIT_ROWS)
 
 
 def blocks_needed(tokens: int, block_size: int) -> int:
@@ -37,11 +37,11 @@ def activation_bytes(
     them, in float32. Without sequences (0) there are none.
     """
     per_token = (8 * hidden_size + 3 * intermediate_size) * itemsize
-    logits = min(most_logits(max_num_seqs), max_num_batched_tokens) if max_num_seqs else 0
+    logits = min(max_logit_rows(max_num_seqs), max_num_batched_tokens) if max_num_seqs else 0
     return max_num_batched_tokens * per_token + logits * (1 + _SAMPLER_COPIES) * vocab_size * 4
 
 
-def why_never(request: Request, max_model_len: int, num_blocks: int, block_size: int) -> str:
+def why_unservable(request: Request, max_model_len: int, num_blocks: int, block_size: int) -> str:
     """Why a request could never be served, even alone; empty if it can be."""
     prompt = len(request.tokens)
     if not prompt:

@@ -113,7 +113,7 @@ ANY_OBJECT = '{"type":"object"}'
 """The schema of ``json_object``: any JSON object."""
 
 
-def settled(value: object) -> Constraint:
+def as_constraint(value: object) -> Constraint:
     """A constraint as it is, or made from vLLM's ``structured_outputs`` object.
 
     The object has exactly one of ``json`` (a schema, or its JSON text), ``json_object`` (true), ``regex``, ``choice``,

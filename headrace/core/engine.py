@@ -81,12 +81,12 @@ class Engine:
             try:
                 output = self.runner.collect()
             except RunnerLost as error:
-                self._lose(str(error))
+                self._fail_in_flight(str(error))
                 self.scheduler.fail_running(str(error))
                 self.scheduler.pages.lost()
                 return self.take_events()
             except Exception as error:
-                self._lose(str(error))
+                self._fail_in_flight(str(error))
                 raise
             self.scheduler.commit(self._in_flight.popleft(), output)
             if self.scheduler.num_running:  # called again at once: the time between is that step's
@@ -96,7 +96,7 @@ class Engine:
             self._launched = now
         return self.take_events()
 
-    def _lose(self, why: str) -> None:
+    def _fail_in_flight(self, why: str) -> None:
         """Fail the requests of all plans in flight, because the oldest plan failed and the later ones build on it."""
         for _ in range(len(self._in_flight) - 1):
             with suppress(Exception):
@@ -156,6 +156,6 @@ class Engine:
         if self.shares is not None:
             self.shares.set_weights(weights)
 
-    def check_books(self) -> None:
+    def check_consistency(self) -> None:
         """Raise AssertionError unless all counts agree."""
-        self.scheduler.check_books()
+        self.scheduler.check_consistency()

@@ -120,7 +120,7 @@ class Level(Protocol):
     def facts(self) -> Mapping[str, StoreFacts]: ...
 
 
-class Keeper(Protocol):
+class CacheListener(Protocol):
     """Listens to the response caches; every method must return at once.
 
     ``kept``: a complete response was stored. ``broken_off``: a response ended before it was complete. ``cleared``:

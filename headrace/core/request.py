@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, settled
+from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, as_constraint
 from headrace.core.request_settings import NO_SETTINGS, RequestSettings
 
 
@@ -47,10 +47,10 @@ class InvalidParameter(ValueError):
         self.param = param
 
 
-MOST = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 """The largest count that a parameter may ask for."""
 
-LEAST_REPETITION_PENALTY = 1e-6
+MIN_REPETITION_PENALTY = 1e-6
 """The lower bound: a smaller divisor may take a logit out of the range of single precision."""
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -76,7 +76,7 @@ def _integers(param: str, values: object) -> tuple[int, ...]:
 
 def _constraint(value: object) -> Constraint:
     try:
-        return settled(value)
+        return as_constraint(value)
     except UnusableConstraint as error:
         raise InvalidParameter("structured_outputs", f"structured_outputs: {error}") from None
 
@@ -87,8 +87,8 @@ def _require(param: str, value: float, low: float, high: float, shown: str) -> N
 
 
 def _require_count(param: str, value: int | None, low: int) -> None:
-    if value is not None and not low <= value <= MOST:
-        bound = f"at least {low}" if value < low else f"at most {MOST}"
+    if value is not None and not low <= value <= MAX_COUNT:
+        bound = f"at least {low}" if value < low else f"at most {MAX_COUNT}"
         raise InvalidParameter(param, f"{param} must be {bound}, got {value}")
 
 
@@ -101,7 +101,7 @@ class SamplingParams:
     none). Penalties follow OpenAI (presence, frequency: output tokens only) and CTRL (repetition: prompt and output,
     arXiv:1909.05858). ``bad_words`` are token sequences that must not be completed. ``max_tokens`` None means: up to
     the maximum context length. ``structured_outputs`` constrains the text: a `Constraint`, or an object such as
-    ``{"json": schema}`` (see `core.constraint.settled`).
+    ``{"json": schema}`` (see `core.constraint.as_constraint`).
 
     Raises:
         InvalidParameter: a field is outside its range; the error names it.
@@ -130,14 +130,14 @@ class SamplingParams:
     structured_outputs: Constraint | None = None
 
     def __post_init__(self) -> None:
-        self._settle_types()
+        self._normalize_types()
         _require("temperature", self.temperature, 0.0, 100.0, "between 0 and 100")
         _require("top_p", self.top_p, math.ulp(0.0), 1.0, "above 0 and at most 1")
         _require("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
         _require(
             "repetition_penalty",
             self.repetition_penalty,
-            LEAST_REPETITION_PENALTY,
+            MIN_REPETITION_PENALTY,
             1e6,
             "between 0.000001 and 1000000",
         )
@@ -167,7 +167,7 @@ class SamplingParams:
             )
             raise InvalidParameter("ignore_eos", message)
 
-    def _settle_types(self) -> None:
+    def _normalize_types(self) -> None:
         """Reject wrong types by name; convert lists, a single stop string and a mapping of biases to tuples."""
         for param in _NUMBERS:
             _require_type(param, getattr(self, param), (int, float), "a number")

@@ -35,12 +35,12 @@ class RequestSettings:
         """Whether this method of drafting may propose tokens."""
         return self.draft_method in (ALL_METHODS, method)
 
-    def most_drafted(self, most: int) -> int:
-        """``most`` tokens, or fewer if fewer may be drafted in a step."""
+    def limit_drafted(self, count: int) -> int:
+        """``count``, limited to the tokens that may be drafted in a step."""
         if self.draft_method == NO_METHOD:
             return 0
-        return most if self.draft_tokens is None else min(most, self.draft_tokens)
+        return count if self.draft_tokens is None else min(count, self.draft_tokens)
 
 
 NO_SETTINGS = RequestSettings()
-"""Everything as the server is configured."""
+"""No setting of its own: the server's configuration applies."""

@@ -55,11 +55,12 @@ class Sequence:
     __slots__ = (
         "accepted",
         "account",
+        "announced",
         "awaited_key",
+        "batch_rank",
         "cached_tokens",
         "computed",
-        "drafts_from",
-        "ends",
+        "end_tokens",
         "epoch",
         "finish_length",
         "inquiry",
@@ -68,14 +69,13 @@ class Sequence:
         "late",
         "latest_start",
         "look_up_at",
+        "next_draft_step",
         "overtakes",
         "passes",
         "pending",
-        "place",
         "planned",
         "predicted_length",
         "preemptions",
-        "promised",
         "prompt_seconds",
         "prompt_tokens",
         "rank",
@@ -100,7 +100,7 @@ class Sequence:
     def __init__(self, request: Request, rank: Rank, max_model_len: int) -> None:
         self.request = request
         self.rank = rank
-        self.place = rank  # order among running sequences: the lowest gets blocks first
+        self.batch_rank = rank  # order among running sequences: the lowest gets blocks first
         self.tpot_seconds = math.inf  # its TPOT target
         self.predicted_length = 0  # predicted final length
         self.started = math.nan  # when it was first admitted
@@ -117,9 +117,9 @@ class Sequence:
             max_model_len if asked is None else min(self.prompt_tokens + asked, max_model_len)
         )
         params = request.params
-        self.ends = frozenset(params.stop_token_ids)  # tokens that end the answer
+        self.end_tokens = frozenset(params.stop_token_ids)  # tokens that end the answer
         if not params.ignore_eos:
-            self.ends |= request.eos_token_ids
+            self.end_tokens |= request.eos_token_ids
         self.status = Status.WAITING
         self.slot = -1
         self.table: list[int] = []
@@ -128,12 +128,12 @@ class Sequence:
         self.pending = 0
         self.epoch = 0  # grows at preemption and finish, which makes launched rows stale
         self.accepted = 0  # drafted tokens of its output
-        self.drafts_from = 0  # the first step at which it is drafted for
+        self.next_draft_step = 0  # the first step at which it is drafted for
         self.last_step = -1  # the last step that had a row of this sequence
         self.root = root_key(request.salt, request.adapter)
         self.keys: list[bytes] = []  # chained keys of the full blocks of `tokens`, computed on demand
         self.registered = 0  # full blocks of the table that are in the prefix cache
-        self.promised = 0  # full blocks of the prompt that it announced to compute
+        self.announced = 0  # full blocks of the prompt that it announced to compute
         self.wanted = 0  # full blocks that the pool should retain while it waits
         self.restore_by = math.inf  # how long it waits for blocks from disk and peers
         self.look_up_at = -math.inf  # while it waits for them, when it is looked up in any case
@@ -153,7 +153,7 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def pace(self) -> float:
+    def tokens_per_step(self) -> float:
         """Tokens of its output per step that drew some; 1 without accepted drafts."""
         steps = self.output_tokens - self.accepted
         return self.output_tokens / steps if self.accepted and steps > 0 else 1.0
@@ -178,7 +178,7 @@ class Sequence:
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the last confirmed token ended the answer, and why."""
-        if self.tokens[-1] in self.ends:
+        if self.tokens[-1] in self.end_tokens:
             return FinishReason.STOP
         if len(self.tokens) >= self.finish_length:
             return FinishReason.LENGTH

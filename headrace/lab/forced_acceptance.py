@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headrace.core.drafting.costly_sources import USUAL
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.costly_sources import INITIAL_CONFIDENCE
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.request import Request
 
-Cost = Callable[[Sequence[DraftAsk]], float]
+Cost = Callable[[Sequence[DraftRow]], float]
 """Seconds that drafting one token for each of some rows takes."""
 
 
@@ -101,33 +101,38 @@ class ForcedAcceptance:
         self._random = random.Random(seed)
         self._key = key
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
         """One proposal per request; None where the output has ended or is unknown."""
-        proposals = [self._propose(ask) for ask in asks]
+        proposals = [self._propose(draft_row) for draft_row in draft_rows]
         if self.cost is not None:
             counts = [len(each.tokens) if each else 0 for each in proposals]
             for at in range(max(counts, default=0)):
-                drafting = [ask for ask, count in zip(asks, counts, strict=True) if count > at]
+                drafting = [
+                    draft_row for draft_row, count in zip(draft_rows, counts, strict=True) if count > at
+                ]
                 self.seconds += self.cost(drafting)
         return proposals
 
     def ended(self, request: Request, tokens: list[int]) -> None:
         """Does nothing: the proposer keeps no state per request."""
 
-    def _propose(self, ask: DraftAsk) -> Proposal | None:
-        prompt = ask.request.tokens
-        answer = self._answers.get(self._key(ask.request))
-        begun = len(ask.tokens) - len(prompt)
+    def _propose(self, draft_row: DraftRow) -> Proposal | None:
+        prompt = draft_row.request.tokens
+        answer = self._answers.get(self._key(draft_row.request))
+        begun = len(draft_row.tokens) - len(prompt)
         if answer is None:
             return None
-        most = min(self.most + ask.ahead, ask.most)
+        most = min(self.most + draft_row.in_flight, draft_row.max_tokens)
         true = answer[begun : begun + most]
         if not true:
             return None
-        rates = [self._rates[min(max(0, at - ask.ahead), len(self._rates) - 1)] for at in range(len(true))]
+        rates = [
+            self._rates[min(max(0, at - draft_row.in_flight), len(self._rates) - 1)]
+            for at in range(len(true))
+        ]
         tokens = [
-            token if at < ask.ahead or self._random.random() < rate else token ^ 1
+            token if at < draft_row.in_flight or self._random.random() < rate else token ^ 1
             for at, (token, rate) in enumerate(zip(true, rates, strict=True))
         ]
-        confidences = tuple(rates) if self.cost is None else (USUAL,) * len(tokens)
+        confidences = tuple(rates) if self.cost is None else (INITIAL_CONFIDENCE,) * len(tokens)
         return Proposal(tuple(tokens), confidences, self.name)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from headrace.build.model import Loaded
-from headrace.core.capacity import why_never
+from headrace.core.capacity import why_unservable
 from headrace.core.constraint import UnusableConstraint
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.prediction.output_lengths import LengthPredictor
@@ -204,7 +204,7 @@ class JobMaker:
                 "prompts", f"prompts[{index}] has the token id {wrong}; ids are 0 to {vocab_size - 1}"
             )
         ledger = self._loaded.ledger
-        problem = why_never(request, ledger.max_model_len, ledger.num_blocks, ledger.block_size)
+        problem = why_unservable(request, ledger.max_model_len, ledger.num_blocks, ledger.block_size)
         if problem:
             raise InvalidParameter("prompts", f"prompts[{index}]: {problem}")
 

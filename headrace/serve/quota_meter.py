@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.core.events import AdmitReason, Admitted, Event, Finished
 from headrace.core.request import Request
-from headrace.core.tenancy.quota import Hold, Limit, Quotas, Room, Shortage
+from headrace.core.tenancy.quota import Charge, Limit, Quotas, Room, Shortage
 from headrace.core.tenancy.tenants import EQUALS, Tenants
 
 UNSTATED_ANSWER_TOKENS = 512
@@ -22,7 +22,7 @@ class _Bill:
 
     __slots__ = ("hold", "open", "used")
 
-    def __init__(self, hold: Hold, sequences: int) -> None:
+    def __init__(self, hold: Charge, sequences: int) -> None:
         self.hold = hold
         self.open = sequences
         self.used = 0
@@ -56,11 +56,11 @@ class QuotaMeter:
         """Like `shortage`, for a call of ``tokens`` to another model than the served one."""
         return self._quotas.shortage(tenant, model, tokens, now)
 
-    def hold(self, tenant: str, model: str, tokens: int, now: float) -> Hold | None:
+    def hold(self, tenant: str, model: str, tokens: int, now: float) -> Charge | None:
         """Reserve the tokens of a call to another model until `settle`; None if the tenant has no limits."""
         return self._quotas.take(tenant, model, tokens, now)
 
-    def settle(self, hold: Hold, used: int, now: float) -> None:
+    def settle(self, hold: Charge, used: int, now: float) -> None:
         """Charge the ``used`` tokens of a call to another model that has ended."""
         self._quotas.settle(hold, used, now)
 

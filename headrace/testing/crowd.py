@@ -13,7 +13,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import EvictionPolicy, LeastRecentlyUsed
 from headrace.core.prediction.memory_peak import AlwaysFits, RoomPolicy
-from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.order import FirstComeFirstServed, OrderPolicy
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
@@ -28,7 +28,7 @@ NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_MODEL_LEN = 14, 4, 5, 48
 
 def one_queue(pool: BlockPool) -> FairQueue:
     """A single queue for all tenants; it needs no ``pool``."""
-    return single_file()
+    return single_queue()
 
 
 def serve_crowd(
@@ -63,9 +63,9 @@ def serve_crowd(
         engine.submit(each, now)
         now += 0.002
         record.fold(engine.step(now))
-        engine.check_books()
+        engine.check_consistency()
     drain(engine, record, now)
-    engine.check_books()
+    engine.check_consistency()
     return record
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.drafting.proposal import DraftRow, Proposal, StepLoad
 from headrace.core.request import Request
 from headrace.testing.hashing_runner import expected_tokens, grammar_of, seed_of
 
-Truth = Callable[[DraftAsk, int], Sequence[int]]
+Truth = Callable[[DraftRow, int], Sequence[int]]
 """Returns the right tokens after those of an ask, as far as they are known, and at most the given number."""
 
 MOST = 8
@@ -20,10 +20,10 @@ IMPOSSIBLE = (-1, -2, -3, 1 << 40)
 """Token ids that no vocabulary has."""
 
 
-def hashed_truth(ask: DraftAsk, count: int) -> Sequence[int]:
+def hashed_truth(draft_row: DraftRow, count: int) -> Sequence[int]:
     """The next tokens of a `HashingRunner`, ignoring the end of the output."""
-    request, params = ask.request, ask.request.params
-    done = len(ask.tokens) - len(request.tokens)
+    request, params = draft_row.request, draft_row.request.params
+    done = len(draft_row.tokens) - len(request.tokens)
     seed, grammar = seed_of(params, request.seed), grammar_of(params)
     return expected_tokens(request.tokens, seed, done + count, frozenset(), grammar)[done:]
 
@@ -50,32 +50,40 @@ class LyingDrafter:
         self._left = fails
         self._draft_seconds = draft_seconds
 
-    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
         """See `Drafter.draft`; a proposal may be longer than asked for."""
         if self._left is not None:
-            self._left -= len(asks)
+            self._left -= len(draft_rows)
             if self._left <= 0:
                 raise RuntimeError("the drafter is out of order")
-        assert all(ask.most > 0 for ask in asks), "the drafter was asked for a draft of no tokens"
-        self.seconds = {ask.request.id: self._draft_seconds for ask in asks} if self._draft_seconds else {}
-        return [self._propose(ask) for ask in asks]
+        assert all(draft_row.max_tokens > 0 for draft_row in draft_rows), (
+            "the drafter was asked for a draft of no tokens"
+        )
+        self.seconds = (
+            {draft_row.request.id: self._draft_seconds for draft_row in draft_rows}
+            if self._draft_seconds
+            else {}
+        )
+        return [self._propose(draft_row) for draft_row in draft_rows]
 
-    def _propose(self, ask: DraftAsk) -> Proposal | None:
+    def _propose(self, draft_row: DraftRow) -> Proposal | None:
         rng, way = self._rng, self._rng.random()
         if way < 0.15:
             return None
         if way < 0.3:
             tokens = [rng.randrange(self._vocab_size) for _ in range(rng.randint(0, MOST))]
         else:
-            tokens = list(self._truth(ask, rng.randint(1, MOST if way < 0.85 else ask.most + MOST)))
+            tokens = list(
+                self._truth(draft_row, rng.randint(1, MOST if way < 0.85 else draft_row.max_tokens + MOST))
+            )
         if 0.4 < way < 0.65 and tokens:  # one wrong token among right ones
             tokens[rng.randrange(len(tokens))] = rng.randrange(self._vocab_size)
         elif 0.65 < way < 0.7 and tokens:
             tokens[rng.randrange(len(tokens))] = rng.choice(IMPOSSIBLE)
         return Proposal(tuple(tokens), (0.5,) * len(tokens), "lies")
 
-    def asked_from(self, request: Request) -> int:
-        """See `Drafter.asked_from`: it may be asked at every step."""
+    def next_draft_step(self, request: Request) -> int:
+        """See `Drafter.next_draft_step`: it may be asked at every step."""
         return 0
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:

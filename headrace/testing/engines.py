@@ -19,7 +19,7 @@ from headrace.core.plan import Tier
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import AlwaysFits, RoomPolicy
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.order import FirstComeFirstServed, OrderPolicy
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous
 from headrace.core.scheduler.holds import HoldPolicy
@@ -69,7 +69,7 @@ def hashing_engine(
     pool = BlockPool(num_blocks, block_size, eviction, events.append, lower)
     scheduler = Scheduler(
         pool,
-        single_file() if queue is None else queue,  # an empty queue is false
+        single_queue() if queue is None else queue,  # an empty queue is false
         order or FirstComeFirstServed(),
         admission or Continuous(),
         victims or LastRanked(),
@@ -113,7 +113,7 @@ def _lower_tiers(
         restore,
         block_size=block_size,
         block_bytes=1000,
-        tell=events.append,
+        emit=events.append,
         peers=PeerBlocks(tier(Tier.PEER, PEER_BLOCKS), peers) if peers else None,
     )
 

@@ -85,8 +85,10 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """What the pages have written to the console since the last call, and what the browser refused to load."""
-        told = [entry["message"] for entry in self.driver.get_log("browser")]
-        return [each for each in told if not any(f"status of {status}" in each for status in self.refusals)]
+        reported = [entry["message"] for entry in self.driver.get_log("browser")]
+        return [
+            each for each in reported if not any(f"status of {status}" in each for status in self.refusals)
+        ]
 
     def barriers(self) -> list[str]:
         """What axe finds on the page; no answer without node, which installs it."""

@@ -139,9 +139,9 @@ def test_the_async_client(scripted):
 
 
 def test_raw_events_come_in_order(client):
-    told = [event.type for event in client.messages.create(messages=QUESTION, stream=True, **ASKED)]
-    assert (told[0], told[-2:]) == ("message_start", ["message_delta", "message_stop"])
-    assert told.count("content_block_start") == told.count("content_block_stop") == 4
+    reported = [event.type for event in client.messages.create(messages=QUESTION, stream=True, **ASKED)]
+    assert (reported[0], reported[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    assert reported.count("content_block_start") == reported.count("content_block_stop") == 4
 
 
 def test_the_built_in_model_answers_and_streams(builtin):

@@ -27,7 +27,7 @@ def ask(server: Server, topic: object) -> tuple[str, str]:
     return answer.json()["choices"][0]["text"], answer.headers["X-Headrace-Cache"]
 
 
-def told_again(server: Server, topic: object, seconds: float = 30.0) -> None:
+def cached_again(server: Server, topic: object, seconds: float = 30.0) -> None:
     """Asks until the answer comes from a store, and has cost no token: it may be in the middle of being kept."""
     until = time.monotonic() + seconds
     while True:
@@ -102,15 +102,15 @@ def test_two_servers_on_one_file_and_one_of_them_is_killed(tmp_path):
     flags = ["--response-cache", f"sqlite:{tmp_path / 'answers.db'}", "--response-cache-timeout", "30"]
     with serving(*flags) as one, serving(*flags) as other, ThreadPoolExecutor(8) as callers:
         topics = [topic for topic in range(12) for _ in range(2)]
-        told = list(callers.map(ask, [one, other] * 12, topics))
-        texts = [text for text, _ in told]
+        reported = list(callers.map(ask, [one, other] * 12, topics))
+        texts = [text for text, _ in reported]
         assert texts[::2] == texts[1::2]
         one.process.kill()
         one.process.wait()
         again = list(callers.map(ask, [other] * 12, range(12)))
         assert [text for text, _ in again] == texts[::2]
         for topic in range(12):
-            told_again(other, topic)
+            cached_again(other, topic)
         computed = other.metric("generation_tokens_total")
         assert all(ask(other, topic)[1].startswith("hit") for topic in range(12))
         assert other.metric("generation_tokens_total") == computed

@@ -34,8 +34,8 @@ def complete(server: Server, body: dict, headers: dict) -> dict:
 
 
 def test_nothing_that_was_computed_for_one_tenant_serves_another(shared):
-    def cached(told: dict) -> int:
-        return told["usage"]["prompt_tokens_details"]["cached_tokens"]
+    def cached(reported: dict) -> int:
+        return reported["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     first = complete(shared, REPEATABLE, ACME)
     assert "hit" in complete(shared, REPEATABLE, ACME)["cache"]
@@ -48,8 +48,8 @@ def test_nothing_that_was_computed_for_one_tenant_serves_another(shared):
 
 @pytest.mark.parametrize("claim", [{"X-Tenant-Id": "acme"}, {}])
 def test_a_key_cannot_claim_to_be_another_tenant(shared, claim):
-    told = complete(shared, {"prompt": "Hello", "max_tokens": 2, "user": "acme"}, GLOBEX | claim)
-    shown = shared.get(f"/v1/requests/{told['id']}", headers=GLOBEX).json()
+    reported = complete(shared, {"prompt": "Hello", "max_tokens": 2, "user": "acme"}, GLOBEX | claim)
+    shown = shared.get(f"/v1/requests/{reported['id']}", headers=GLOBEX).json()
     assert shown["tenant"] == "globex"
 
 
@@ -155,10 +155,10 @@ def test_code_in_a_model_folder_is_not_run(tmp_path):
     for name in ("modeling_own", "configuration_own", "tokenization_own", "__init__", "setup"):
         (folder / f"{name}.py").write_text(code)
     for file in ("config.json", "tokenizer_config.json"):
-        told = json.loads((folder / file).read_text())
+        reported = json.loads((folder / file).read_text())
         classes = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
         classes["AutoTokenizer"] = ["tokenization_own.Own", None]
-        (folder / file).write_text(json.dumps(told | {"auto_map": classes}))
+        (folder / file).write_text(json.dumps(reported | {"auto_map": classes}))
     with serving(str(folder)) as server:
         assert server.post("/v1/completions", {"prompt": "Hello", "max_tokens": 1}).status_code == 200
     assert not mark.exists()

@@ -55,7 +55,7 @@ def test_a_disconnect_frees_its_blocks(server, streamed):
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_disconnect_is_heard_behind_requests_that_wait_on_the_same_connection(server, streamed):
+def test_a_disconnect_is_detected_behind_pipelined_requests(server, streamed):
     host, port = server.url.removeprefix("http://").split(":")
     raw = json.dumps(LONG | {"stream": streamed}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
@@ -76,10 +76,10 @@ def test_each_request_can_be_explained(server):
         {"prompt": "Once", "max_tokens": 3, "metadata": {"trace": "7"}, "request_id": "mine"},
     ).json()
     assert answer["id"] == "cmpl-mine"
-    told = server.get("/v1/requests/cmpl-mine").json()
-    assert told["state"] == "finished"
-    assert told["output_tokens"] == answer["usage"]["completion_tokens"]
-    assert told["metadata"] == {"trace": "7"}
+    reported = server.get("/v1/requests/cmpl-mine").json()
+    assert reported["state"] == "finished"
+    assert reported["output_tokens"] == answer["usage"]["completion_tokens"]
+    assert reported["metadata"] == {"trace": "7"}
     both = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 3, "n": 2}).json()
     assert len(server.get(f"/v1/requests/{both['id']}").json()["sequences"]) == 2
 
@@ -130,9 +130,9 @@ def test_a_request_is_shown_only_to_its_key(strict_server):
     body = {"prompt": "x", "max_tokens": 1, "request_id": "shown"}
     strict_server.post("/v1/completions", body, headers=KEY)  # on a busy machine its deadline may come first
     path = "/v1/requests/cmpl-shown"
-    told = strict_server.get(path, headers=KEY)
-    assert told.status_code == 200
-    assert "alpha" not in told.text
+    reported = strict_server.get(path, headers=KEY)
+    assert reported.status_code == 200
+    assert "alpha" not in reported.text
     assert strict_server.get(path, headers={"Authorization": "Bearer beta"}).status_code == 404
 
 
@@ -192,7 +192,7 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones():
         assert server.process.wait(60) == 0
 
 
-def test_after_the_drain_each_client_is_told():
+def test_after_the_drain_each_client_gets_an_error():
     with serving("--drain-timeout", "0.3") as server:
         connection = begin_stream(server.url, LONG)
         connection.recv(100)

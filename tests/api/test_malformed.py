@@ -230,7 +230,7 @@ def test_an_unknown_model_is_not_found(client):
         assert answer.json()["error"]["param"] == "model"
 
 
-def test_context_length_is_told_with_numbers(client):
+def test_the_context_length_error_has_numbers(client):
     limit = client.get("/v1/models").json()["data"][0]["max_model_len"]
     error = client.post(TEXT, json={"prompt": [1] * 10, "max_tokens": limit}).json()["error"]
     assert str(limit) in error["message"]

@@ -80,9 +80,9 @@ def test_the_prompt_is_computed_on_one_server_and_the_answer_on_the_other() -> N
             assert cached == (answer["usage"]["prompt_tokens"] - 1) // 16 * 16
             alone = (await client.post("http://prefill/v1/completions", json=BODY)).json()
             assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
-            told = (await client.get("http://decode/v1/requests/cmpl-a")).json()["history"]
-            assert {"peers_asked", "moved"} <= {entry["event"] for entry in told}
-            (asked,) = [entry for entry in told if entry["event"] == "peers_asked"]
+            reported = (await client.get("http://decode/v1/requests/cmpl-a")).json()["history"]
+            assert {"peers_asked", "moved"} <= {entry["event"] for entry in reported}
+            (asked,) = [entry for entry in reported if entry["event"] == "peers_asked"]
             assert asked["held_tokens"] == cached
             metrics = (await client.get("http://decode/metrics")).text
             assert f'kv_transfer_blocks_total{{model_name="builtin"}} {cached // 16}.0' in metrics

@@ -25,16 +25,16 @@ def stream(server: Server) -> str:
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def test_an_answer_is_kept_over_a_restart_and_told_again(tmp_path):
+def test_a_cached_response_survives_a_restart(tmp_path):
     flags = ["--response-cache", "memory", "--response-cache", f"sqlite:{tmp_path / 'answers.db'}"]
     flags += ["--response-cache-timeout", "30"]  # a late lookup would be a miss
     flags += ["--price-per-million-prompt-tokens", "2", "--price-per-million-output-tokens", "10"]
     with serving(*flags) as server:
         first, note = ask(server)
         assert note == "miss"
-        while (told := ask(server))[1] == "coalesced":  # it is being written
+        while (reported := ask(server))[1] == "coalesced":  # it is being written
             pass
-        assert told[0] == first
+        assert reported[0] == first
         assert stream(server) == first
         saved = server.get("/v1/cache/stats").json()["layers"]["exact"]
         assert (saved["hits"], saved["saved_output_tokens"]) == (2, 48)

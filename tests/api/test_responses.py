@@ -84,9 +84,9 @@ def test_a_tool_loop_over_a_stored_response(client, scripted):
         model="fox", input=outputs(first), previous_response_id=first.id, tools=TOOLS
     )
     assert second.output_text == "It is 21 degrees at noon."
-    told = scripted.script.prompts[-1]
-    assert "<think>I need both.</think>I look it up.<tool_call>" in told
-    assert '[tool get_weather] {"degrees": 21}' in told
+    reported = scripted.script.prompts[-1]
+    assert "<think>I need both.</think>I look it up.<tool_call>" in reported
+    assert '[tool get_weather] {"degrees": 21}' in reported
 
 
 def test_the_same_loop_without_a_store(client, scripted):

@@ -105,7 +105,7 @@ def test_n_streams_logprobs_and_penalties_go_with_it(server):
 
 
 @pytest.mark.parametrize("limit", [1, 4, 9])
-def test_what_is_cut_off_is_told_as_cut_off(server, limit):
+def test_a_cut_answer_is_reported_as_cut(server, limit):
     text, reason = said(
         server.post("/v1/completions", COMPLETION | {"guided_json": PERSON, "max_tokens": limit})
     )
@@ -184,7 +184,7 @@ def test_a_grammar_that_fails_while_it_generates_costs_its_own_request_alone(ser
     assert server.get("/health").status_code == 200
 
 
-def test_min_tokens_yields_to_the_end_of_the_grammar_and_other_conflicts_are_told(server):
+def test_min_tokens_yields_to_the_end_of_the_grammar_and_other_conflicts_are_errors(server):
     body = COMPLETION | {"guided_choice": ["yes", "no"], "min_tokens": 50}
     assert said(server.post("/v1/completions", body))[0] in ("yes", "no")
     response = server.post("/v1/completions", COMPLETION | {"guided_regex": "xy", "allowed_token_ids": [500]})

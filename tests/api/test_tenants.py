@@ -59,8 +59,8 @@ def test_a_tenant_beyond_its_requests_hears_when_to_come_again(shop):
     with pytest.raises(openai.RateLimitError):
         client.completions.create(model="builtin", **BODY)
     assert shop.post("/v1/completions", BODY, headers=key("gamma")).status_code == 200
-    (told,) = shop.get("/v1/usage", headers=key("alpha")).json()["data"]
-    assert (told["tenant"], told["requests"], told["refused"]) == ("acme", 2, {"tenant_limit": 2})
+    (reported,) = shop.get("/v1/usage", headers=key("alpha")).json()["data"]
+    assert (reported["tenant"], reported["requests"], reported["refused"]) == ("acme", 2, {"tenant_limit": 2})
 
 
 def test_tokens_are_charged_by_what_was_computed(shop):
@@ -96,13 +96,13 @@ def test_a_deadline_of_the_callers_is_a_408(server, stream):
     assert answer.json()["error"]["code"] in ("deadline_exceeded", "deadline_unreachable")
 
 
-def test_a_request_tells_its_class_its_wishes_and_its_cost(server):
+def test_a_request_shows_its_class_targets_and_cost(server):
     body = BODY | {"service_tier": "flex", "slo": {"ttft_ms": 750}, "request_id": "urgent"}
     assert server.post("/v1/completions", body).status_code == 200
-    told = server.get("/v1/requests/cmpl-urgent").json()
-    assert (told["service_class"], told["slo"]["ttft_seconds"]) == ("flex", 0.75)
-    assert told["cost"]["generated_tokens"] == 4
-    assert all(each["why"] for each in told["history"])
+    reported = server.get("/v1/requests/cmpl-urgent").json()
+    assert (reported["service_class"], reported["slo"]["ttft_seconds"]) == ("flex", 0.75)
+    assert reported["cost"]["generated_tokens"] == 4
+    assert all(each["why"] for each in reported["history"])
 
 
 def test_a_file_that_makes_no_sense_stops_the_server_at_the_start(tmp_path):

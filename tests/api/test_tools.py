@@ -60,9 +60,9 @@ def test_a_tool_loop(client, server):
     (choice,) = second.choices
     assert (choice.message.content, choice.finish_reason) == ("It is 21 degrees at noon.", "stop")
     assert choice.message.tool_calls is None
-    told = server.script.prompts[-1]
-    assert "<think>I need both.</think>I look it up.<tool_call>" in told
-    assert '[tool get_weather] {"degrees": 21}' in told
+    reported = server.script.prompts[-1]
+    assert "<think>I need both.</think>I look it up.<tool_call>" in reported
+    assert '[tool get_weather] {"degrees": 21}' in reported
 
 
 def test_a_stream_spells_the_calls_and_the_reasoning(client):
@@ -232,13 +232,13 @@ def test_a_demanded_call_follows_its_schema(forced, choice, names, parallel, tem
         seed=5,
         max_tokens=400,
     )
-    (told,) = answer.choices
-    calls = told.message.tool_calls
+    (reported,) = answer.choices
+    calls = reported.message.tool_calls
     assert calls
-    assert told.message.content is None
+    assert reported.message.content is None
     if not parallel or choice != "required":
-        assert (len(calls), told.finish_reason) == (1, "tool_calls")
-    for call in calls[: None if told.finish_reason == "tool_calls" else -1]:
+        assert (len(calls), reported.finish_reason) == (1, "tool_calls")
+    for call in calls[: None if reported.finish_reason == "tool_calls" else -1]:
         assert call.function.name in names
         jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
@@ -252,14 +252,14 @@ def test_with_a_response_format_an_answer_is_its_json_or_a_call(forced):
     kinds = set()
     for seed in range(40):
         answer = forced.chat.completions.create(seed=seed, temperature=2, parallel_tool_calls=False, **asked)
-        (told,) = answer.choices
-        kinds.add(told.finish_reason)
-        if told.finish_reason == "tool_calls":
-            (call,) = told.message.tool_calls
-            assert told.message.content is None
+        (reported,) = answer.choices
+        kinds.add(reported.finish_reason)
+        if reported.finish_reason == "tool_calls":
+            (call,) = reported.message.tool_calls
+            assert reported.message.content is None
             jsonschema.validate(json.loads(call.function.arguments), SCHEMAS["choose"])
         else:
-            jsonschema.validate(json.loads(told.message.content), SCHEMAS["book_table"])
+            jsonschema.validate(json.loads(reported.message.content), SCHEMAS["book_table"])
         if len(kinds) == 2:
             break
     assert kinds == {"stop", "tool_calls"}

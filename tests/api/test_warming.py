@@ -85,7 +85,7 @@ def test_the_most_wanted_answers_are_computed_anew_by_another_model_before_it_is
         assert new.metric("generation_tokens_total") == computed
 
 
-def test_who_hangs_up_and_comes_back_goes_on_where_he_left():
+def test_a_disconnected_client_resumes_where_its_answer_was_interrupted():
     with serving(*CACHED) as server:
         long = BODY | {"max_tokens": 2000, "ignore_eos": True}
         whole = httpx.post(server.url + "/v1/completions", json=long | {"cache_salt": "x"}, timeout=60).json()

@@ -42,13 +42,13 @@ def test_a_refusal_of_openais_api(change, found):
 
 
 def test_a_refusal_of_anthropics_api():
-    def told(message, **more):
+    def reported(message, **more):
         error = {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
         return refusal(error | more, MESSAGES)
 
-    assert told("Invalid type for 'max_tokens'.") == ""
-    assert told("Something is wrong.") == "no field is named"
-    assert told("max_tokens", type="oops") == "a refusal that is not in Anthropic's shape"
+    assert reported("Invalid type for 'max_tokens'.") == ""
+    assert reported("Something is wrong.") == "no field is named"
+    assert reported("max_tokens", type="oops") == "a refusal that is not in Anthropic's shape"
     assert refusal({"error": GOOD}, MESSAGES) == "a refusal that is not in Anthropic's shape"
 
 

@@ -16,7 +16,7 @@ def section(title: str) -> str:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_every_script_is_in_the_table_and_its_flags_and_files_are_as_told(path):
+def test_every_script_is_in_the_table_with_its_real_flags_and_files(path):
     source, named = path.read_text(), f"`{path.stem}`"
     assert f"| `python -m benchmarks.{path.stem}" in README
     takes = re.search(r"from benchmarks\.stage import .*\barguments\b", source)

@@ -14,8 +14,8 @@ from headrace.compute.drafting.draft_model import DraftModel
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import ConfigError, options
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.forced import ForcedFirst
-from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.forced import ForcedTokenDrafter
+from headrace.core.drafting.proposal import DraftRow
 from headrace.core.events import Emitted, Finished, Verified
 from headrace.core.request import Request, SamplingParams
 
@@ -37,8 +37,8 @@ def load(drafts: dict[str, Any] | None, **more: Any) -> model.Loaded:
 
 def drafter_of(loaded: model.Loaded) -> BudgetedDrafter:
     first = loaded.engine.scheduler._drafted._drafter
-    assert isinstance(first, ForcedFirst)
-    found = first.others
+    assert isinstance(first, ForcedTokenDrafter)
+    found = first.fallback
     assert isinstance(found, BudgetedDrafter)
     return found
 
@@ -62,7 +62,7 @@ def answers(loaded: model.Loaded, temperature: float) -> tuple[dict[str, list[in
             elif isinstance(event, Verified):
                 verified.append(event)
             left -= isinstance(event, Finished)
-    engine.check_books()
+    engine.check_consistency()
     return texts, verified
 
 
@@ -127,7 +127,7 @@ def test_a_draft_model_is_quantized_if_asked() -> None:
     proposer = proposer_of(drafter_of(small), DraftModel)
     assert proposer is not None
     proposer._least_confidence = 0.0
-    assert proposer.propose([DraftAsk(Request("r", (1,)), [1, 3, 900, 5], 3)])[0] is not None
+    assert proposer.propose([DraftRow(Request("r", (1,)), [1, 3, 900, 5], 3)])[0] is not None
     model.close(plain)
     model.close(small)
 

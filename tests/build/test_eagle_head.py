@@ -18,7 +18,7 @@ from headrace.compute.batch import Taps
 from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.kv import PagedKV
 from headrace.config import ConfigError, options
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.events import Event, Preempted
 from tests.build.test_draft_model import answers
 from tests.compute.drafting.heads import ATTENTION, MLP, tensors, write_head
@@ -51,9 +51,13 @@ def proposals_of(head: HeadDrafts) -> list[tuple[list[int], Proposal]]:
     """Fills with the known tokens of each ask and what is proposed."""
     found, propose = list[tuple[list[int], Proposal]](), head._propose
 
-    def noted(asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
-        proposals = propose(asks)
-        found.extend((list(ask.tokens), each) for ask, each in zip(asks, proposals, strict=True) if each)
+    def noted(draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
+        proposals = propose(draft_rows)
+        found.extend(
+            (list(draft_row.tokens), each)
+            for draft_row, each in zip(draft_rows, proposals, strict=True)
+            if each
+        )
         return proposals
 
     head._propose = noted  # type: ignore[method-assign]
@@ -169,11 +173,12 @@ def test_right_drafts_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     head = head_of(drafted)
     noted, propose = proposals_of(head), head._propose
 
-    def right(asks: Sequence[DraftAsk]) -> list[Proposal | None]:
-        propose(asks)
-        said = [len(ask.tokens) - len(ask.request.tokens) for ask in asks]
+    def right(draft_rows: Sequence[DraftRow]) -> list[Proposal | None]:
+        propose(draft_rows)
+        said = [len(draft_row.tokens) - len(draft_row.request.tokens) for draft_row in draft_rows]
         true = [
-            tuple(expected[ask.request.id][begin : begin + 3]) for ask, begin in zip(asks, said, strict=True)
+            tuple(expected[draft_row.request.id][begin : begin + 3])
+            for draft_row, begin in zip(draft_rows, said, strict=True)
         ]
         return [Proposal(each, (1.0,) * len(each), "eagle3") if each else None for each in true]
 

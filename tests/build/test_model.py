@@ -38,7 +38,7 @@ def test_what_cannot_fit_is_refused_before_it_is_loaded(
         model.load(options({"model": str(tmp_path), "load_format": "dummy"}))
 
 
-def test_warming_up_waits_for_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_does_not_wait_for_a_static_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = model.load(
         options(
             {
@@ -55,11 +55,13 @@ def test_warming_up_waits_for_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "time", clock)
     model.warm_up(loaded)
     assert loaded.engine.wake_at(0.0) is None
-    loaded.engine.check_books()
+    loaded.engine.check_consistency()
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("int8", 0.55, 0.7), ("int4", 0.45, 0.55)])
-def test_fewer_bits_are_counted_and_told_and_part_the_caches(name: str, least: float, most: float) -> None:
+def test_quantization_is_counted_reported_and_part_of_cache_keys(
+    name: str, least: float, most: float
+) -> None:
     small = {"max_model_len": 256, "kv_cache_memory_bytes": 16 << 20}
     plain, quantized = (
         model.load(options(small | chosen)) for chosen in ({}, {"quantization": name, "seed": 0})
@@ -74,7 +76,7 @@ def test_fewer_bits_are_counted_and_told_and_part_the_caches(name: str, least: f
         model.close(each)
 
 
-def test_few_bits_that_are_only_stored_are_told(tmp_path: Path) -> None:
+def test_storage_only_quantization_is_reported(tmp_path: Path) -> None:
     fp8 = {"quant_method": "fp8", "weight_block_size": [20, 20]}
     write(tmp_path, fp8, in_fp8("weight_scale_inv", 20, 20))
     builtin = resolve_folder("builtin")
@@ -101,14 +103,14 @@ def test_keys_of_other_rotations_are_not_taken_over() -> None:
     model.close(builtin)
     weights = dummy_weights(spec, torch.float32, "cpu")
 
-    def told(max_model_len: int = 256, **rope: Any) -> str:
+    def reported(max_model_len: int = 256, **rope: Any) -> str:
         ropes = tuple(replace(each, **rope) for each in spec.ropes)
         return kv_fingerprint(weights, replace(spec, ropes=ropes), max_model_len)
 
-    same = {told(), told(max_model_len=512)}
+    same = {reported(), reported(max_model_len=512)}
     assert len(same) == 1
-    others = [told(theta=5e5), told(kind="linear", factor=2.0)]
-    stretched = [told(length, kind="dynamic", factor=2.0) for length in (256, 512)]
+    others = [reported(theta=5e5), reported(kind="linear", factor=2.0)]
+    stretched = [reported(length, kind="dynamic", factor=2.0) for length in (256, 512)]
     assert len({*same, *others, *stretched}) == 5
 
 

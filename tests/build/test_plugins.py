@@ -91,7 +91,7 @@ def test_a_class_gets_what_its_constructor_asks_for():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         (
             "shortst",
@@ -112,8 +112,8 @@ def test_a_class_gets_what_its_constructor_asks_for():
         ("my_policies:Fails", "the constructor failed: OSError: no disk"),
     ],
 )
-def test_faults_are_named(name, told):
-    with pytest.raises(ConfigError, match=told) as raised:
+def test_faults_are_named(name, reported):
+    with pytest.raises(ConfigError, match=reported) as raised:
         make_plugin(ORDER, name, seconds=len)
     assert "\n" not in str(raised.value)
 

@@ -38,8 +38,8 @@ def text(folder: Path, times: int = 40) -> Path:
 def variant(folder: Path, change: Change | None = None, **config: object) -> Path:
     """The built-in model with other tensors and another config."""
     shutil.copytree(BUILTIN, folder)
-    told = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps(told))
+    reported = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(reported))
     tensors = load_file(folder / "model.safetensors")
     if change:
         change(tensors)
@@ -257,7 +257,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         Quantizing(str(model), text(tmp_path))
 
 
-def test_a_full_disk_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 

@@ -78,9 +78,9 @@ def test_a_device_is_never_busy_for_longer_than_the_run_lasts():
     machine = roofline_machine(Replica(LLAMA, H100), CacheOptions(), plans, 4096)
     fleet = make_fleet(plans, CacheOptions(), machine)
     fleet.run(from_calls([Call(0.0, 10, 1)], Synthesis()))
-    told = outcome(fleet.tally, {}, [replica.runner.busy_seconds for replica in fleet.replicas])
-    assert told.facts["device_busy_percent"] == pytest.approx(100.0, abs=1.0)
-    assert told.facts["device_busy_percent"] <= 100.0
+    reported = outcome(fleet.tally, {}, [replica.runner.busy_seconds for replica in fleet.replicas])
+    assert reported.facts["device_busy_percent"] == pytest.approx(100.0, abs=1.0)
+    assert reported.facts["device_busy_percent"] <= 100.0
 
 
 def test_a_fleet_has_the_engine_that_a_server_would_have():
@@ -91,8 +91,8 @@ def test_a_fleet_has_the_engine_that_a_server_would_have():
     assert engine.knobs.batched_tokens == 1024, "a CPU's default"
     assert engine.scheduler.max_model_len == 4096
     fleet.run(from_calls([Call(0.0, 50, 5), Call(0.0, 60, 6)], Synthesis()))
-    told = outcome(fleet.tally, {})
-    assert (told.summary.requests, told.summary.output_tokens) == (2, 11)
+    reported = outcome(fleet.tally, {})
+    assert (reported.summary.requests, reported.summary.output_tokens) == (2, 11)
     assert all(replica.runner.busy_seconds for replica in fleet.replicas), "both had work"
 
 

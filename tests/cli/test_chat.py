@@ -59,14 +59,14 @@ def test_commands_are_not_sent(server: FakeServer) -> None:
     assert [message["role"] for message in server.bodies[1]["messages"]] == ["system", "user"]
 
 
-def test_a_refused_turn_is_told_and_taken_back(server: FakeServer) -> None:
+def test_a_refused_turn_is_reported_and_removed(server: FakeServer) -> None:
     code, out, err = talk(server, "refuse\nfine\n")
     assert (code, out) == (1, "you said: fine\n")
     assert err.strip() == "no such thing [here]"
     assert [message["content"] for message in server.bodies[1]["messages"]] == ["fine"]
 
 
-def test_an_error_in_the_stream_is_told(server: FakeServer) -> None:
+def test_an_error_in_the_stream_is_reported(server: FakeServer) -> None:
     code, out, err = talk(server, "break\n")
     assert code == 1
     assert "you said: break" in out
@@ -78,7 +78,7 @@ def test_answers_cannot_steer_the_terminal(server: FakeServer) -> None:
     assert out == "you said: a[2Jb [bold]ü😀\u200d👩\n"
 
 
-def test_a_missing_server_is_told_with_what_to_do() -> None:
+def test_a_missing_server_is_an_error_with_a_remedy() -> None:
     result = CliRunner().invoke(app, ["--url", "http://127.0.0.1:9"], input="x\n")
     assert result.exit_code == 1
     assert "no server answers at http://127.0.0.1:9" in result.stderr

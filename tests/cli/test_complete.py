@@ -47,7 +47,7 @@ def test_a_prompt_that_is_no_text_is_one_line(server: FakeServer, monkeypatch: p
         assert ended.value.code == 1
 
 
-def test_a_missing_server_is_told_with_what_to_do() -> None:
+def test_a_missing_server_is_an_error_with_a_remedy() -> None:
     result = CliRunner().invoke(app, ["x", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 1
     assert "headrace serve" in result.stderr

@@ -13,7 +13,7 @@ def test_an_address_as_openai_clients_write_it_is_one_of_a_server(url: str) -> N
         assert str(client.base_url) == "http://h:1"
 
 
-def test_an_answer_that_is_no_object_is_told() -> None:
+def test_an_answer_that_is_no_object_is_an_error() -> None:
     for text in ("<html>", "[]"):
         transport = httpx.MockTransport(lambda _, text=text: httpx.Response(200, text=text))
         with (

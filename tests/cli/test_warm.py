@@ -109,7 +109,7 @@ def test_nothing_to_warm_is_an_error():
     assert "nothing to warm" in str(CliRunner().invoke(app, []).exception)
 
 
-def test_a_missing_server_is_told_with_what_to_do():
+def test_a_missing_server_is_an_error_with_a_remedy():
     result = CliRunner().invoke(app, ["--from-history", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 1
     assert "headrace serve" in result.stderr

@@ -56,11 +56,11 @@ class FakeDecoder:
         self.calls: list[Batch] = []
         self.spoil: dict[int, float] = {}  # last token of a prefix -> value that fills its logits
         self.explode = False
-        self.most_logits = 0  # rows of them that were asked for at once
+        self.max_logit_rows = 0  # rows of them that were asked for at once
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """What `hidden` gives are logits already."""
-        self.most_logits = max(self.most_logits, len(hidden))
+        self.max_logit_rows = max(self.max_logit_rows, len(hidden))
         return hidden.clone()
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:

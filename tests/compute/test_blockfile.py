@@ -33,7 +33,7 @@ def test_every_slot_gives_back_what_was_written_to_it_last(tmp_path: Path) -> No
     file.close()
 
 
-def test_nobody_else_may_read_what_people_wrote(tmp_path: Path) -> None:
+def test_block_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     BlockFile(tmp_path / "deep" / "blocks", 1, BYTES).close()
     assert (tmp_path / "deep").stat().st_mode & 0o077 == 0
     assert (tmp_path / "deep" / "blocks").stat().st_mode & 0o077 == 0

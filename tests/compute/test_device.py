@@ -151,8 +151,8 @@ while (after_apart := len(os.listdir("/proc/self/task"))) > before and time.mono
 numbers.repeat(1 << 12).exp()
 print(before, after_apart, len(os.listdir("/proc/self/task")))
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    before, after_apart, after_here = map(int, told.stdout.split())
+    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, after_apart, after_here = map(int, reported.stdout.split())
     assert (after_apart, after_here) == (before, before + 2)
 
 
@@ -179,8 +179,8 @@ while (after := count()) > before and time.monotonic() < patience:
 compute()
 print(before, after, count(), torch.get_num_threads())
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    before, after, with_team, threads = map(int, told.stdout.split())
+    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, after, with_team, threads = map(int, reported.stdout.split())
     assert (after, with_team, threads) == (before, before + 2, 3)
 
 

@@ -204,7 +204,7 @@ def test_tiers_that_could_hold_nothing_are_refused(options: dict[str, object], m
         ledger(**options)
 
 
-def test_what_the_process_takes_in_all_is_told_where_it_is_known() -> None:
+def test_total_process_memory_is_reported_where_known() -> None:
     made = replace(ledger(kv_cache_memory_bytes=GIB), process_bytes=GIB)
     assert made.total_bytes == 3 * GIB + ACTIVATIONS
     assert made.describe()[-1].startswith("memory       3.")

@@ -97,7 +97,7 @@ def test_a_block_of_the_device_is_saved_as_it_was_in_its_turn(tmp_path: Path) ->
     mover.close()
 
 
-def test_a_damaged_block_is_told_and_nothing_is_raised(tmp_path: Path) -> None:
+def test_a_damaged_block_is_reported_without_an_exception(tmp_path: Path) -> None:
     kv = numbered()
     mover = on_disk(kv, tmp_path)
     mover.move([down(1, 0), Move(0, 3, HOST, DISK)])
@@ -110,7 +110,7 @@ def test_a_damaged_block_is_told_and_nothing_is_raised(tmp_path: Path) -> None:
     mover.close()
 
 
-def test_a_disk_that_is_full_is_told_and_nothing_is_raised(
+def test_a_full_disk_is_reported_without_an_exception(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kv = numbered()

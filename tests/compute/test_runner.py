@@ -17,13 +17,13 @@ class Reached:
     """A `ClearedAhead` that only listens."""
 
     def __init__(self) -> None:
-        self.told: list[int | str] = []
+        self.reported: list[int | str] = []
 
     def begin(self, blocks: int) -> None:
-        self.told.append(blocks)
+        self.reported.append(blocks)
 
     def rest(self) -> None:
-        self.told.append("rest")
+        self.reported.append("rest")
 
 
 def make(
@@ -167,7 +167,7 @@ def test_what_clears_ahead_hears_of_the_highest_block_before_it_is_written() -> 
         StepPlan(1, (shared,), (), (row(3, 0, 9, (20,)),)),
         StepPlan(2, (), (), (row(0, 8, 1, (4,)),)),
     )
-    assert ahead.told == [31, "rest", 51, "rest", 51, "rest"]
+    assert ahead.reported == [31, "rest", 51, "rest", 51, "rest"]
 
 
 def test_what_clears_ahead_hears_of_rest_when_nothing_that_was_launched_is_left() -> None:
@@ -177,14 +177,14 @@ def test_what_clears_ahead_hears_of_rest_when_nothing_that_was_launched_is_left(
     runner.launch(first, 0.0)
     runner.launch(StepPlan(1, (), (), (row(0, 8, 1, (4,)),)), 0.0)
     runner.collect()
-    assert "rest" not in ahead.told
+    assert "rest" not in ahead.reported
     runner.collect()
-    assert ahead.told == [31, 31, "rest"]
+    assert ahead.reported == [31, 31, "rest"]
     decoder.explode = True
     runner.launch(StepPlan(2, (), (), (row(0, 9, 1, (4,)),)), 0.0)
     with pytest.raises(RuntimeError):
         runner.collect()
-    assert ahead.told[-1] == "rest"
+    assert ahead.reported[-1] == "rest"
 
 
 def test_logits_only_where_wanted() -> None:
@@ -370,11 +370,11 @@ def test_prompt_logprobs_score_the_following_token(chunks: list[int]) -> None:
 
 
 def test_no_more_logits_are_made_at_once_than_start_up_reckons_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "LEAST_LOGITS", 2)
+    monkeypatch.setattr(capacity, "MIN_LOGIT_ROWS", 2)
     runner, decoder, _ = make(max_num_seqs=3)
     (output,) = run(runner, plans_alone(entry(0, PROMPT, prompt_logprobs=1), [9], 1)[0])
     assert len(output.prompt_logprobs[0]) == len(PROMPT) - 1
-    assert decoder.most_logits == 3
+    assert decoder.max_logit_rows == 3
 
 
 def test_seconds_are_summed_by_phase() -> None:

@@ -72,8 +72,8 @@ def test_shaped_and_sampled_tokens_and_their_scores_are_those_without_drafts(par
     got = [token for output in outputs for token in output.tokens[0]]
     assert got == said[: len(got)]
     assert len(got) == done
-    told = [score for output in outputs for score in output.logprobs[0]]
-    assert told == scores[:done]
+    reported = [score for output in outputs for score in output.logprobs[0]]
+    assert reported == scores[:done]
     counts = runner._sampling._sampler._penalties.counts
     assert int(counts.sum()) == done, "only accepted tokens are counted"
 
@@ -124,7 +124,7 @@ def test_what_raises_behind_a_draft_ends_the_drafts_there(monkeypatch: pytest.Mo
 
 def test_many_drafts_are_sampled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory has been set aside for as many logits as there are slots."""
-    monkeypatch.setattr(capacity, "LEAST_LOGITS", 2)
+    monkeypatch.setattr(capacity, "MIN_LOGIT_ROWS", 2)
     runner, decoder, _ = make(max_num_seqs=3)
     entries = tuple(
         entry(slot, PROMPT[slot:], blocks(slot), logprobs=slot, presence_penalty=0.01) for slot in range(3)
@@ -137,7 +137,7 @@ def test_many_drafts_are_sampled_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     (output,) = run(runner, StepPlan(0, entries, (), rows))
     assert [list(tokens) for tokens in output.tokens] == [said[slot][: 3 + slot] for slot in range(3)]
     assert [len(output.logprobs[slot]) for slot in range(3)] == [3, 4, 5]
-    assert decoder.most_logits <= 3
+    assert decoder.max_logit_rows <= 3
 
 
 def test_the_head_is_read_once_for_the_drafts_of_one_row() -> None:
@@ -146,7 +146,7 @@ def test_the_head_is_read_once_for_the_drafts_of_one_row() -> None:
     plan = StepPlan(0, (entry(0, PROMPT, blocks(0)),), (), (drafting(0, 0, 9, *said[:7]),))
     (output,) = run(runner, plan)
     assert list(output.tokens[0]) == said
-    assert decoder.most_logits == 8
+    assert decoder.max_logit_rows == 8
 
 
 def test_prompt_scores_and_drafts_in_one_row() -> None:

@@ -82,8 +82,8 @@ def test_some_other_file_is_not_used(tmp_path: Path, content: bytes) -> None:
 def test_a_list_that_lies_is_not_used(tmp_path: Path) -> None:
     file = written(tmp_path)
     header, _, body = file.read_bytes()[:-4].partition(b"\n")
-    told = json.loads(header)
-    file.write_bytes(sealed(json.dumps({**told, "blocks": 2}).encode() + b"\n" + body))
+    reported = json.loads(header)
+    file.write_bytes(sealed(json.dumps({**reported, "blocks": 2}).encode() + b"\n" + body))
     with pytest.raises(NotUsable, match="length"):
         read(file)
     token = len(body) - 8

@@ -168,7 +168,7 @@ def live(**given) -> Record:
         engine.submit(each, now)
     for _ in range(2):  # the second time some of it is found again
         now = drain(engine, record, now)
-        engine.check_books()
+        engine.check_consistency()
     return record
 
 
@@ -200,7 +200,7 @@ def test_an_admission_that_fails_costs_the_one_that_was_to_be_admitted(answer, o
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("answer", [Raises(), None, "soon", math.nan, -math.inf, math.inf], ids=repr)
-def test_who_is_not_admitted_nor_told_when_fails_in_place_of_waiting_for_ever(answer, overlap):
+def test_a_request_that_is_never_admitted_fails_instead_of_waiting_for_ever(answer, overlap):
     check(live(admission=Unready(answer), overlap=overlap), {"bad"}, "admission")
 
 
@@ -230,7 +230,7 @@ def test_no_victim_costs_the_one_that_needed_it(answer, overlap):
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("host_blocks", [0, 8])
 @pytest.mark.parametrize("answer", [Raises(), None, "low", math.nan], ids=repr)
-def test_content_that_no_policy_ranks_goes_first_and_costs_nobody_an_answer(answer, host_blocks, overlap):
+def test_unranked_content_is_evicted_first_and_fails_no_request(answer, host_blocks, overlap):
     record = live(eviction=Eviction(answer), host_blocks=host_blocks, overlap=overlap)
     check(record, set(), "")
     unranked = [each for each in record.of(Evicted) if each.reason is EvictReason.UNRANKED]
@@ -251,13 +251,13 @@ def restored(overlap: int, restore, disk_blocks: int = 0) -> Record:
     for name, tokens in (("once", (7,) * 30), ("other", (8,) * 40), ("bad", (7,) * 30), ("again", (8,) * 40)):
         engine.submit(request(name, tokens), now)
         now = drain(engine, record, now)
-        engine.check_books()
+        engine.check_consistency()
     return record
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("answer", [Raises(), None, "all", 99, -1, 0.5], ids=repr)
-def test_a_restore_that_fails_costs_the_one_whose_blocks_it_was_asked_for(answer, overlap):
+def test_a_failing_restore_policy_fails_only_the_request_it_was_called_for(answer, overlap):
     record = restored(overlap, Restore(answer))
     assert {each: end.reason for each, (end,) in record.ends.items()} == {
         "once": FinishReason.LENGTH,
@@ -270,7 +270,7 @@ def test_a_restore_that_fails_costs_the_one_whose_blocks_it_was_asked_for(answer
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_where_nobody_can_say_what_pays_nothing_is_brought_down(overlap):
+def test_if_the_restore_policy_fails_nothing_is_demoted(overlap):
     record = restored(overlap, Tight(), disk_blocks=20)
     assert all(end.reason is FinishReason.LENGTH for (end,) in record.ends.values())
     assert record.tokens["bad"] == record.tokens["once"]

@@ -19,7 +19,7 @@ from headrace.core.prediction.memory_peak import AlwaysFits, Headroom
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed, ShortestFirst
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.admission import Continuous, StaticBatch
@@ -51,7 +51,7 @@ ORDERS = [
     lambda: ShortestFirst(lambda each: len(each.tokens) * 0.01),
 ]
 QUEUES = [  # over the pool that they serve
-    lambda pool: single_file(),
+    lambda pool: single_queue(),
     lambda pool: FairQueue(ShareLedger(CLASSES, {"a": 2.0}), TenantQueue),
     lambda pool: FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
     lambda pool: FairQueue(ShareLedger(CLASSES, {}), lambda: TenantQueue(LastOfWindow(), max_passes=3)),
@@ -137,7 +137,7 @@ def test_every_room_policy_admits_all_requests_and_does_so_again(room, victims, 
 
 
 @pytest.mark.parametrize("make", ROOMS)
-def test_with_nobody_running_there_is_room_for_all_that_is_free(make):
+def test_with_nothing_running_all_free_blocks_fit(make):
     for tokens, free in itertools.product((1, 4, 5, 17, 40), range(1, 14)):
         fresh = -(-tokens // 4)
         candidate = Sequence(request("r", tokens), (0,), 48)
@@ -189,12 +189,12 @@ def test_over_any_tiers_everybody_gets_the_right_text(make, restore, overlap):
         restore(),
         block_size=4,
         block_bytes=1000,
-        tell=events.append,
+        emit=events.append,
     )
     pool = BlockPool(14, 4, make(), events.append, lower)
     scheduler = Scheduler(
         pool,
-        single_file(),
+        single_queue(),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
@@ -208,5 +208,5 @@ def test_over_any_tiers_everybody_gets_the_right_text(make, restore, overlap):
     for each in make_crowd():
         engine.submit(each, 0.0)
     drain(engine, record, 0.0)
-    engine.check_books()
+    engine.check_consistency()
     check_outputs(record)

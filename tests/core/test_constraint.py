@@ -5,19 +5,19 @@ from headrace.core.constraint import (
     Constraint,
     ConstraintKind,
     UnusableConstraint,
-    settled,
+    as_constraint,
 )
 from headrace.core.request import InvalidParameter, SamplingParams
 
 
 def test_an_object_becomes_the_constraint_that_it_names():
-    assert settled({"json": {"b": 1, "a": 2}}) == Constraint(ConstraintKind.JSON, '{"b":1,"a":2}')
-    assert settled({"json": '{"a": 2}'}) == Constraint(ConstraintKind.JSON, '{"a": 2}')
-    assert settled({"json_object": True}).source == '{"type":"object"}'
-    assert settled({"regex": "a+", "json": None, "json_object": False}).kind is ConstraintKind.REGEX
-    assert settled({"choice": ["ja", "nein"]}).source == '["ja","nein"]'
-    assert settled({"grammar": 'start: "a"'}).kind is ConstraintKind.GRAMMAR
-    assert settled({"json": {}, "whitespace_pattern": " ?"}).whitespace == " ?"
+    assert as_constraint({"json": {"b": 1, "a": 2}}) == Constraint(ConstraintKind.JSON, '{"b":1,"a":2}')
+    assert as_constraint({"json": '{"a": 2}'}) == Constraint(ConstraintKind.JSON, '{"a": 2}')
+    assert as_constraint({"json_object": True}).source == '{"type":"object"}'
+    assert as_constraint({"regex": "a+", "json": None, "json_object": False}).kind is ConstraintKind.REGEX
+    assert as_constraint({"choice": ["ja", "nein"]}).source == '["ja","nein"]'
+    assert as_constraint({"grammar": 'start: "a"'}).kind is ConstraintKind.GRAMMAR
+    assert as_constraint({"json": {}, "whitespace_pattern": " ?"}).whitespace == " ?"
 
 
 @pytest.mark.parametrize(
@@ -42,21 +42,21 @@ def test_an_object_becomes_the_constraint_that_it_names():
 )
 def test_what_is_no_constraint_is_refused_with_the_reason(given, why):
     with pytest.raises(UnusableConstraint, match=why):
-        settled(given)
+        as_constraint(given)
     with pytest.raises(InvalidParameter, match=why) as error:
         SamplingParams(structured_outputs=given)
     assert error.value.param == "structured_outputs"
 
 
 def test_the_digest_knows_everything():
-    one = settled({"json": {"a": 1, "b": 2}})
+    one = as_constraint({"json": {"a": 1, "b": 2}})
     others = [
         {"json": {"b": 2, "a": 1}},
         {"regex": '{"a":1,"b":2}'},
         {"json": {"a": 1, "b": 2}, "whitespace_pattern": ""},
     ]
-    assert len({one.digest, *(settled(other).digest for other in others)}) == 4
-    assert settled({"json": {"a": 1, "b": 2}}).digest == one.digest
+    assert len({one.digest, *(as_constraint(other).digest for other in others)}) == 4
+    assert as_constraint({"json": {"a": 1, "b": 2}}).digest == one.digest
 
 
 def test_an_answer_cannot_go_on_past_the_end_of_its_grammar():

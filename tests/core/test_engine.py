@@ -42,7 +42,7 @@ def test_an_idle_engine_wants_no_step():
     assert engine.wake_at(9.0) is None
 
 
-def test_untold_events_want_a_step():
+def test_pending_events_require_a_step():
     engine, _ = hashing_engine()
     engine.submit(request("a", ()), 0.0)
     assert engine.wake_at(0.0) == 0.0
@@ -118,10 +118,10 @@ def test_a_step_that_is_lost_ends_its_requests_and_no_later_one(overlap, lost):
     with pytest.raises(RuntimeError, match="out of memory"):
         drain(engine, record)
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert [end.reason for name in "ab" for end in record.ends[name]] == [FinishReason.FAILED] * 2
     assert record.ends["a"][0].message == "out of memory"
     engine.submit(request("c", max_tokens=9), 1.0)
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert [end.reason for end in record.ends["c"]] == [FinishReason.LENGTH]

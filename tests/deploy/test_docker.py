@@ -90,7 +90,7 @@ def answering(status: int) -> Iterator[str]:
             self.send_response(status)
             self.end_headers()
 
-        def log_message(self, *told: object) -> None: ...
+        def log_message(self, *reported: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever)

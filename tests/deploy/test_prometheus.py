@@ -111,7 +111,7 @@ def test_the_load_shows_on_the_dashboard(prometheus: Prometheus, title: str) -> 
     assert all(max(first_numbers(prometheus, query)) > 0 for query in queries)
 
 
-def test_tenants_and_layers_are_told_apart(prometheus: Prometheus) -> None:
+def test_tenants_and_layers_have_separate_series(prometheus: Prometheus) -> None:
     tenants = prometheus.query(f"max_over_time(headrace:tenant_service_tokens_total[{WINDOW}])")
     assert {"acme", "globex", "initech"} <= {each["metric"]["tenant"] for each in tenants}
     layers = prometheus.query(f"max_over_time(headrace:response_cache_hits_total[{WINDOW}]) > 0")

@@ -46,10 +46,10 @@ def run(*command: str) -> str:
 
 def test_openai_chat(running):
     text = run("examples/openai_chat.py", running.url + "/v1")
-    told = re.search(r"\[builtin: (\d+) prompt \+ (\d+) output tokens\]$", text.strip())
-    assert told
-    assert int(told[1]) > 0
-    assert len(text[: told.start()].split()) > 5
+    reported = re.search(r"\[builtin: (\d+) prompt \+ (\d+) output tokens\]$", text.strip())
+    assert reported
+    assert int(reported[1]) > 0
+    assert len(text[: reported.start()].split()) > 5
 
 
 def test_structured_output(running):
@@ -146,8 +146,8 @@ def test_fastapi_mount():
         assert "prompt +" in run("examples/openai_chat.py", f"{url}/llm/v1")
     finally:
         process.send_signal(signal.SIGINT)
-        told, _ = process.communicate(timeout=60)
-    assert "Application shutdown complete" in told
+        reported, _ = process.communicate(timeout=60)
+    assert "Application shutdown complete" in reported
 
 
 def test_batch(running, tmp_path):
@@ -155,10 +155,10 @@ def test_batch(running, tmp_path):
     command = ["-m", "headrace", "run-batch", "-i", "examples/batch.jsonl", "-o", str(results)]
     assert "4 of 4 lines done: 4 succeeded" in run(*command, "--url", running.url)
     first = results.read_text()
-    told = [json.loads(line) for line in first.splitlines()]
+    reported = [json.loads(line) for line in first.splitlines()]
     asked = [json.loads(line)["custom_id"] for line in (EXAMPLES / "batch.jsonl").read_text().splitlines()]
-    assert sorted(each["custom_id"] for each in told) == sorted(asked)
-    assert all(each["response"]["status_code"] == 200 for each in told)
+    assert sorted(each["custom_id"] for each in reported) == sorted(asked)
+    assert all(each["response"]["status_code"] == 200 for each in reported)
     assert "4 done before" in run(*command, "--url", running.url)
     assert results.read_text() == first
 

@@ -74,9 +74,9 @@ def test_its_own_tests_pass(folder: Path) -> None:
 
 
 def test_it_is_simulated_and_compared(folder: Path) -> None:
-    told = run(folder, "-m", *command("headrace simulate"))
-    assert "my_policy:ShortPromptsFirst" in told
-    assert re.search(r"requests \(failed\) .*60 \(0\).*60 \(0\)", told)
+    reported = run(folder, "-m", *command("headrace simulate"))
+    assert "my_policy:ShortPromptsFirst" in reported
+    assert re.search(r"requests \(failed\) .*60 \(0\).*60 \(0\)", reported)
 
 
 def test_it_is_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +93,8 @@ def test_it_is_given_to_llm_as_a_class(folder: Path) -> None:
 
 
 def test_the_workload_is_benchmarked(folder: Path) -> None:
-    told = run(folder, "-m", *command("headrace bench"), "--output", str(folder / "bench.json"))
-    assert re.search(r"requests.*8 \(0\)", told)
+    reported = run(folder, "-m", *command("headrace bench"), "--output", str(folder / "bench.json"))
+    assert re.search(r"requests.*8 \(0\)", reported)
 
 
 def test_a_notebook_gets_rows(folder: Path) -> None:

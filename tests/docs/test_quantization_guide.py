@@ -26,8 +26,8 @@ def test_bounds_and_amounts_are_those_of_the_code() -> None:
     assert f"grew by more than {quality.MOST_PERPLEXITY:.0%}".replace("%", " %") in TEXT
     assert f"more than {quality.MOST_DIVERGENCE:g} nats" in TEXT
     assert f"{quantizing.WINDOWS} windows of {quantizing.WINDOW} are used" in TEXT
-    for told in (TEXT, " ".join((quantize.__doc__ or "").split())):
-        assert f"that fifth is less than {quantizing.LEAST_TOKENS:,} tokens" in told
+    for reported in (TEXT, " ".join((quantize.__doc__ or "").split())):
+        assert f"that fifth is less than {quantizing.LEAST_TOKENS:,} tokens" in reported
     assert quantizing.HELD_OUT == 5
     assert "shorter windows, five at least" in TEXT
     assert "on a fifth of the text" in TEXT

@@ -300,14 +300,14 @@ def test_names_of_metrics_routes_variables_and_files_are_those_of_the_code(page:
         assert there.with_suffix(".py").is_file() or (there / "__main__.py").is_file(), script
 
 
-def test_the_limits_have_the_defaults_that_are_told():
+def test_documented_limits_have_the_real_defaults():
     table = re.findall(
         r"^\| `--([a-z-]+)` \| ([^|]+) \|", (ROOT / "docs/guide/serving.md").read_text(), re.MULTILINE
     )
     assert len(table) == 6
     shown = {"8 MiB": 8 << 20, "600 s": 600, "the model's": None}
-    for flag, told in table:
-        default = shown[told] if told in shown else int(told.replace(",", ""))
+    for flag, reported in table:
+        default = shown[reported] if reported in shown else int(reported.replace(",", ""))
         assert OPTIONS[flag.replace("-", "_")] == default, flag
 
 

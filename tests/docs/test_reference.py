@@ -35,13 +35,13 @@ def test_page_is_up_to_date(name: str) -> None:
 def test_every_route_and_metric_is_on_its_page() -> None:
     http = (ROOT / "docs/reference/http.md").read_text()
     assert all(each.path in http for each in OPERATIONS)
-    told = (ROOT / "docs/reference/metrics.md").read_text()
+    reported = (ROOT / "docs/reference/metrics.md").read_text()
     sheet = MetricsPage()
     Metrics(sheet)
     Goodput(sheet)
     served = re.findall(r"^# TYPE headrace:(\w+)", sheet.render().decode(), flags=re.MULTILINE)
     assert served
-    assert all(name in told for name in served)
+    assert all(name in reported for name in served)
 
 
 def test_every_page_of_the_folder_is_generated() -> None:
@@ -78,5 +78,5 @@ def test_the_guide_shows_what_profiles_set() -> None:
     guide = (ROOT / "docs" / "guide" / "scheduling.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `--([a-z-]+)` \|(.+)\|$", guide, re.MULTILINE)
     shown = {flag.replace("-", "_"): [cell.split()[0] for cell in cells.split("|")] for flag, cells in rows}
-    told = {name: [str(profile[name]) for profile in PROFILES.values()] for name in PROFILES["balanced"]}
-    assert {name: cells for name, cells in shown.items() if name in told} == told
+    reported = {name: [str(profile[name]) for profile in PROFILES.values()] for name in PROFILES["balanced"]}
+    assert {name: cells for name, cells in shown.items() if name in reported} == reported

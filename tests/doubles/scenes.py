@@ -15,7 +15,7 @@ def step(engine: Engine, record: Record, count: int = 1, now: float = 0.0) -> No
     """Make ``count`` steps and check the books after each."""
     for _ in range(count):
         record.fold(engine.step(now))
-        engine.check_books()
+        engine.check_consistency()
 
 
 def admitted(record: Record) -> list[str]:

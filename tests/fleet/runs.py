@@ -73,7 +73,7 @@ def answers(loaded: model.Loaded) -> Answers:
             elif isinstance(event, Finished):
                 assert event.reason is FinishReason.LENGTH, event.message
                 left -= 1
-    loaded.engine.check_books()
+    loaded.engine.check_consistency()
     return {name: (tuple(known), tuple(scores[name])) for name, known in tokens.items()}
 
 

@@ -212,7 +212,7 @@ def lose_rank(loaded: Loaded) -> None:
     while not ends:
         ends = [each for each in loaded.engine.step(time.monotonic()) if isinstance(each, Finished)]
     assert [each.reason for each in ends] == [FinishReason.FAILED]
-    loaded.engine.check_books()
+    loaded.engine.check_consistency()
 
 
 def test_dummy_weights_are_the_same_in_parts(tmp_path: Path) -> None:

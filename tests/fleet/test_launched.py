@@ -121,7 +121,7 @@ def test_two_launched_ranks_give_the_tokens_of_one_process_and_survive_a_loss(
             failed = [event for event in ended if event.reason is FinishReason.FAILED]
             assert failed
             assert all(event.message.startswith(LOST_PREFIX) for event in failed)
-            loaded.engine.check_books()
+            loaded.engine.check_consistency()
             assert answers(loaded) == whole
             assert len(started) == 2
         finally:

@@ -99,7 +99,7 @@ def test_a_lost_rank_fails_what_runs_and_nothing_else(
     assert 1 <= len(failed) <= 4
     assert all(event.message.startswith(LOST_PREFIX + "rank 1 ") for event in failed)
     assert all(event.reason is FinishReason.LENGTH for event in ended.values() if event not in failed)
-    engine.check_books()
+    engine.check_consistency()
     assert answers(loaded) == answers_of(folder)
 
 

@@ -3,7 +3,7 @@ import pytest
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.proposal import DraftRow
 from headrace.core.events import Verified
 from headrace.core.request import Request
 from headrace.lab import forced_acceptance
@@ -39,23 +39,23 @@ def test_the_given_share_is_accepted_and_the_answers_stay():
 def test_unknown_prompts_and_ended_answers_get_no_drafts():
     forced = ForcedAcceptance({(1, 2): [5, 6]}, 1.0, 4)
     known, unknown = Request("a", (1, 2)), Request("b", (1, 3))
-    (draft,) = forced.propose([DraftAsk(known, [1, 2, 5], 4)])
+    (draft,) = forced.propose([DraftRow(known, [1, 2, 5], 4)])
     assert draft is not None
     assert draft.tokens == (6,)
-    assert forced.propose([DraftAsk(known, [1, 2, 5, 6], 4), DraftAsk(unknown, [1, 3], 4)]) == [None, None]
+    assert forced.propose([DraftRow(known, [1, 2, 5, 6], 4), DraftRow(unknown, [1, 3], 4)]) == [None, None]
 
 
 def test_rates_by_position_and_the_time_of_each_pass():
     answers = {"a": range(100, 200), "b": range(300, 303)}
     passes: list[int] = []
 
-    def cost(asks: list[DraftAsk]) -> float:
-        passes.append(len(asks))
+    def cost(draft_rows: list[DraftRow]) -> float:
+        passes.append(len(draft_rows))
         return 0.5
 
     forced = ForcedAcceptance(answers, (1.0, 0.0), 4, key=lambda request: request.id, cost=cost)
-    asks = [DraftAsk(Request(name, (1, 2)), [1, 2], 8) for name in "ab"]
-    first, second = forced.propose(asks)
+    draft_rows = [DraftRow(Request(name, (1, 2)), [1, 2], 8) for name in "ab"]
+    first, second = forced.propose(draft_rows)
     assert first is not None
     assert second is not None
     assert first.tokens[0] == 100

@@ -42,7 +42,7 @@ async def idle(llm: AsyncLLM) -> None:
     async with asyncio.timeout(60):
         while llm._service.open_requests():
             await asyncio.sleep(0.005)
-    await llm._service.between_steps(llm.loaded.engine.check_books)
+    await llm._service.between_steps(llm.loaded.engine.check_consistency)
 
 
 class Ends:

@@ -153,7 +153,7 @@ def test_logprobs_and_prompt_logprobs(llm: LLM) -> None:
     assert [entry.token for entry in output.prompt_logprobs] == output.prompt_token_ids[1:]
 
 
-def test_structured_output_is_whole_or_told_as_cut(llm: LLM) -> None:
+def test_structured_output_is_complete_or_marked_as_cut(llm: LLM) -> None:
     schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 4}
     params = [
         SamplingParams(max_tokens=60, seed=1, structured_outputs={"json": schema}),  # type: ignore[arg-type]
@@ -183,12 +183,12 @@ def test_a_long_batch_leaves_nothing_behind(llm: LLM) -> None:
     params = [SamplingParams(temperature=1.0, max_tokens=1 + i % 17) for i in range(40)]
     outputs = llm.generate(prompts, params, progress=False)
     assert all(len(o.outputs[0].token_ids) <= p.max_tokens for o, p in zip(outputs, params, strict=True))
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
     assert llm.loaded.engine.wake_at(0.0) is None
 
 
 @pytest.mark.parametrize(
-    ("prompts", "told"),
+    ("prompts", "reported"),
     [
         (["fine", []], r"prompts\[1\]: the prompt is empty"),
         ([[1] * 1024], "limit is 1023"),
@@ -196,8 +196,8 @@ def test_a_long_batch_leaves_nothing_behind(llm: LLM) -> None:
         ([[1 << 70]], "ids are 0 to"),
     ],
 )
-def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM, prompts: list, told: str) -> None:
-    with pytest.raises(InvalidParameter, match=told):
+def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM, prompts: list, reported: str) -> None:
+    with pytest.raises(InvalidParameter, match=reported):
         llm.generate(prompts, GREEDY, progress=False)
     assert llm.loaded.engine.wake_at(0.0) is None
     (fine,) = llm.generate("a", GREEDY, progress=False)
@@ -243,7 +243,7 @@ def overlapping(request: pytest.FixtureRequest) -> LLM:
 
 
 def works(llm: LLM) -> bool:
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
     outputs = llm.generate(["Once upon a time", "Hello"], GREEDY, progress=False)
     return all(len(output.outputs[0].token_ids) == 12 for output in outputs)
 
@@ -268,7 +268,7 @@ def test_an_interrupt_in_the_middle_of_a_step_leaves_what_works(
     assert works(overlapping)
 
 
-def test_closing_twice_gives_back_no_file_of_somebody_elses(tmp_path: Path) -> None:
+def test_closing_twice_closes_no_reused_descriptor(tmp_path: Path) -> None:
     llm = LLM(
         "builtin",
         max_num_seqs=1,

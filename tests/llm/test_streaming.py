@@ -75,7 +75,7 @@ def test_leaving_the_loop_ends_the_requests(llm: LLM) -> None:
     assert llm._jobs == {}
     llm.generate("a", GREEDY, progress=False)
     assert llm.loaded.engine.wake_at(0.0) is None
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
 
 
 def test_streams_and_calls_interleave(llm: LLM) -> None:
@@ -111,7 +111,7 @@ def test_an_interrupt_ends_the_stream_after_its_step(llm: LLM, monkeypatch: pyte
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     (output,) = llm.generate(PROMPTS[0], GREEDY, progress=False)
     assert len(output.outputs[0].token_ids) == 12
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
 
 
 def test_the_end_of_the_block_closes_it() -> None:

@@ -31,14 +31,14 @@ def metrics():
     return Metrics(MetricsPage(), prices=lambda: TokenPrices(2.0, 0.0, 10.0), cache_sizes=lambda: SIZES)
 
 
-def told(metrics, *events):
+def reported(metrics, *events):
     for event in events:
         metrics.fold(event, 1.0)
     return metrics.caches.stats()
 
 
 def test_each_layer_counts_what_it_spared_at_the_prices_given(metrics):
-    stats = told(
+    stats = reported(
         metrics,
         LookedUp("a", Layer.EXACT, Lookup.MISS, 0.25),
         LookedUp("b", Layer.EXACT, Lookup.HIT, 0.75),
@@ -58,7 +58,7 @@ def test_each_layer_counts_what_it_spared_at_the_prices_given(metrics):
 
 def test_a_shared_prefix_spares_its_tokens_once(metrics):
     arrivals = [Arrived(id, 100, "t", 0, 0.0) for id in "abc"]
-    stats = told(
+    stats = reported(
         metrics,
         *arrivals,
         Admitted("a", AdmitReason.NEW, 0, 100, 0.0),
@@ -72,12 +72,12 @@ def test_a_shared_prefix_spares_its_tokens_once(metrics):
 
 
 def test_blocks_evicted_for_others_are_counted_and_those_reset_are_not(metrics):
-    stats = told(metrics, Evicted((1,), EvictReason.ALLOCATION), Evicted((2,), EvictReason.RESET))
+    stats = reported(metrics, Evicted((1,), EvictReason.ALLOCATION), Evicted((2,), EvictReason.RESET))
     assert stats["layers"]["prefix"]["stores"]["device"] == {"entries": 5, "bytes": 5000, "evictions": 1}
 
 
-def test_what_no_cache_may_answer_and_what_failed_is_told_with_its_reason(metrics):
-    stats = told(
+def test_bypasses_and_failures_are_reported_with_their_reason(metrics):
+    stats = reported(
         metrics,
         LookedUp("a", Layer.EXACT, Lookup.BYPASS, 0.0, "no_store"),
         StoreFaulted("redis", Fault.SLOW),
@@ -88,7 +88,7 @@ def test_what_no_cache_may_answer_and_what_failed_is_told_with_its_reason(metric
 
 
 def test_audits_and_what_they_refute(metrics):
-    semantic = told(
+    semantic = reported(
         metrics,
         LookedUp("a", Layer.SEMANTIC, Lookup.MISS, 0.0, "audit"),
         Audited("a", Layer.SEMANTIC, True),
@@ -103,7 +103,7 @@ def test_audits_and_what_they_refute(metrics):
 def test_the_page_has_a_series_per_layer():
     sheet = MetricsPage()
     metrics = Metrics(sheet, cache_sizes=lambda: SIZES)
-    told(metrics, Spared("b", "t", Layer.EXACT, 1000, 100, 5.0), Evicted((1,), EvictReason.ALLOCATION))
+    reported(metrics, Spared("b", "t", Layer.EXACT, 1000, 100, 5.0), Evicted((1,), EvictReason.ALLOCATION))
     page = sheet.render().decode()
     assert 'headrace:response_cache_hits_total{layer="exact"} 1.0' in page
     assert 'headrace:response_cache_bytes{layer="exact"} 300.0' in page

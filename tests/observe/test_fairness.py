@@ -51,7 +51,7 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     assert window.index() == pytest.approx(1.0)
 
 
-def test_who_waits_no_more_is_forgotten() -> None:
+def test_a_tenant_without_waiting_requests_is_dropped() -> None:
     """Work is a fraction where answers are foretold by a mean: added and taken away again it must be nothing."""
     window = FairnessWindow()
     for tokens in (0.1, 0.2, 0.3):

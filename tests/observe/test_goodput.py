@@ -31,7 +31,7 @@ def arrived(name: str = "a", slo: Slo = SLO, tenant: str = "acme", of: str = "pr
     return Arrived(name, 40, tenant, 0, service_class=of, slo=slo)
 
 
-def told(*story: tuple[float, Event]) -> dict[str, float]:
+def reported(*story: tuple[float, Event]) -> dict[str, float]:
     sheet = MetricsPage()
     fold = Goodput(sheet)
     for now, event in story:
@@ -40,7 +40,7 @@ def told(*story: tuple[float, Event]) -> dict[str, float]:
 
 
 def verdicts(*story: tuple[float, Event]) -> dict[str, str]:
-    samples = told(*story)
+    samples = reported(*story)
     return {
         name.partition("slo=")[2].rstrip("}"): name.partition("_total")[0]
         for name in samples
@@ -86,7 +86,7 @@ def test_what_its_caller_gave_up_is_judged_by_what_was_due() -> None:
     assert verdicts(*answer(1.0, 1.5, FinishReason.CANCELLED)) == {"ttft": KEPT}
 
 
-def test_who_hoped_for_nothing_is_satisfied_with_an_answer() -> None:
+def test_a_finished_request_without_targets_counts_as_met() -> None:
     end = Finished("a", FinishReason.LENGTH, 40, 0, 0)
     assert verdicts((0.0, arrived(slo=NO_SLO)), (99.0, end)) == {"all": KEPT}
 
@@ -94,14 +94,16 @@ def test_who_hoped_for_nothing_is_satisfied_with_an_answer() -> None:
 def test_the_share_is_of_late() -> None:
     missed = [(0.0, arrived()), (0.1, Finished("a", FinishReason.FAILED, 40, 0, 0))]
     later = [(at + 600.0, event) for at, event in answer(1.0, 2.0)]
-    assert told(*missed)["goodput_share{class=priority}"] == 0.0
-    assert told(*missed, *answer(1.0, 2.0))["goodput_share{class=priority}"] == pytest.approx(0.5, abs=0.02)
-    assert told(*missed, *later)["goodput_share{class=priority}"] > 0.999
+    assert reported(*missed)["goodput_share{class=priority}"] == 0.0
+    assert reported(*missed, *answer(1.0, 2.0))["goodput_share{class=priority}"] == pytest.approx(
+        0.5, abs=0.02
+    )
+    assert reported(*missed, *later)["goodput_share{class=priority}"] > 0.999
 
 
 def test_a_refusal_at_the_gate_counts_against_its_class() -> None:
     away = TurnedAway("x", "acme", "flex", RejectReason.QUEUE_FULL)
-    samples = told((0.0, away), (0.0, Finished("x", FinishReason.REJECTED, 5, 0, 0)))
+    samples = reported((0.0, away), (0.0, Finished("x", FinishReason.REJECTED, 5, 0, 0)))
     assert samples["requests_turned_away_total{class=flex,reason=queue_full}"] == 1
     assert samples["slo_missed_total{class=flex,slo=all}"] == 1
     assert samples["goodput_share{class=flex}"] == 0.0
@@ -115,13 +117,13 @@ def test_classes_have_gauges_and_queue_times() -> None:
         (0.5, Admitted("b", AdmitReason.NEW, 0, 40)),
         (1.0, Preempted("b", PreemptReason.NO_BLOCKS, 40)),
     ]
-    samples = told(*story)
+    samples = reported(*story)
     assert samples["class_requests_running{class=priority}"] == 1
     assert samples["class_requests_waiting{class=flex}"] == 1
     assert samples["class_requests_running{class=flex}"] == 0
     assert samples["class_queue_time_seconds_sum{class=flex}"] == 0.5
     ends = [(2.0, Finished(name, FinishReason.CANCELLED, 40, 0, 0)) for name in ("a", "b")]
-    samples = told(*story, *ends)
+    samples = reported(*story, *ends)
     assert not any(value for name, value in samples.items() if name.startswith("class_requests"))
 
 
@@ -135,10 +137,10 @@ def served(shares: dict[str, int]) -> float:
         for tenant, tokens in shares.items():
             story.append((second + 0.5, Chunked(f"{tenant}0", 0, tokens, ChunkReason.WHOLE)))
         story.append((second + 1.5, STEP))
-    return told(*story)["tenant_fairness_jain"]
+    return reported(*story)["tenant_fairness_jain"]
 
 
 def test_the_index_of_tenants() -> None:
-    assert told((0.0, STEP))["tenant_fairness_jain"] == 1.0
+    assert reported((0.0, STEP))["tenant_fairness_jain"] == 1.0
     assert served({"a": 100, "b": 100}) == pytest.approx(1.0)
     assert served({"a": 190, "b": 10}) == pytest.approx(1 / (1 + 0.9**2), abs=0.01)

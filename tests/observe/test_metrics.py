@@ -50,7 +50,7 @@ def page(sheet: MetricsPage) -> dict[str, float]:
     return samples
 
 
-def told(prefix: str = "headrace", upto: int = len(STORY)) -> dict[str, float]:
+def reported(prefix: str = "headrace", upto: int = len(STORY)) -> dict[str, float]:
     sheet = MetricsPage(prefix, {"model_name": "toy"})
     metrics = Metrics(sheet, clock_offset=1000.0)
     for now, event in STORY[:upto]:
@@ -93,15 +93,15 @@ def told(prefix: str = "headrace", upto: int = len(STORY)) -> dict[str, float]:
     ],
 )
 def test_one_request_from_arrival_to_end(name: str, value: float) -> None:
-    assert told()[f"headrace:{name}"] == pytest.approx(value)
+    assert reported()[f"headrace:{name}"] == pytest.approx(value)
 
 
 def test_gauges_while_it_runs_and_while_it_waits_again() -> None:
-    running = told(upto=6)
+    running = reported(upto=6)
     assert (running["headrace:num_requests_running"], running["headrace:num_requests_waiting"]) == (1, 0)
     assert running["headrace:kv_cache_usage_perc"] == pytest.approx(0.3)
     assert running["headrace:kv_cache_waste_perc"] == pytest.approx(8 / 48)
-    waiting = told(upto=8)
+    waiting = reported(upto=8)
     assert (waiting["headrace:num_requests_running"], waiting["headrace:num_requests_waiting"]) == (0, 1)
 
 
@@ -134,9 +134,9 @@ def test_tenants_beyond_the_limit_share_one_label() -> None:
         metrics.fold(Admitted(str(number), AdmitReason.NEW, 0, 1), 0.5)
         metrics.fold(Chunked(str(number), 0, 1, ChunkReason.WHOLE), 0.5)
         metrics.fold(Emitted(str(number), (1,)), 1.0)
-    told = page(sheet)
+    reported = page(sheet)
     for kind in ("generated", "computed"):  # a tenant is told apart in all kinds or in none
-        series = {k: v for k, v in told.items() if "tenant_service" in k and f"kind={kind}" in k}
+        series = {k: v for k, v in reported.items() if "tenant_service" in k and f"kind={kind}" in k}
         name = "headrace:tenant_service_tokens_total{kind=%s,tenant=%s}"
         assert series == {
             name % (kind, "tenant-0"): 1,

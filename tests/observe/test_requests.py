@@ -39,11 +39,11 @@ def test_a_request_is_explained_from_arrival_to_end() -> None:
     book.fold(Chunked("a", 16, 24, ChunkReason.REST), 11.0)
     book.fold(Emitted("a", (1, 2)), 12.0)
     book.fold(Preempted("a", PreemptReason.NO_BLOCKS, 41), 13.0)
-    told = book.explain("a", now=14.0)
-    assert told is not None
-    assert (told["state"], told["position"], told["age_seconds"]) == ("waiting", 0, 4.0)
-    assert "chosen as the victim" in told["waits_because"]
-    assert told["cost"] == {
+    reported = book.explain("a", now=14.0)
+    assert reported is not None
+    assert (reported["state"], reported["position"], reported["age_seconds"]) == ("waiting", 0, 4.0)
+    assert "chosen as the victim" in reported["waits_because"]
+    assert reported["cost"] == {
         "computed_tokens": 25,
         "cached_tokens": 16,
         "generated_tokens": 2,
@@ -53,23 +53,23 @@ def test_a_request_is_explained_from_arrival_to_end() -> None:
     book.fold(Admitted("a", AdmitReason.RESUMED, 32, 42), 14.0)
     book.fold(Finished("a", FinishReason.STOP, 40, 2, 16, stop_token=2), 15.0)
 
-    told = book.explain("a")
-    assert told is not None
-    assert json.loads(json.dumps(told)) == told
-    assert told["waits_because"] is None
-    assert all(each.pop("why") for each in told["history"])
-    assert told["history"] == [
+    reported = book.explain("a")
+    assert reported is not None
+    assert json.loads(json.dumps(reported)) == reported
+    assert reported["waits_because"] is None
+    assert all(each.pop("why") for each in reported["history"])
+    assert reported["history"] == [
         {"seconds": 0.5, "event": "skipped", "reason": "no_slot"},
         {"seconds": 1.0, "event": "admitted", "reason": "new", "cached_tokens": 16},
         {"seconds": 1.0, "event": "chunked", "reason": "rest", "start": 16, "length": 24},
         {"seconds": 3.0, "event": "preempted", "reason": "no_blocks", "lost_tokens": 41},
         {"seconds": 4.0, "event": "admitted", "reason": "resumed", "cached_tokens": 32},
     ]
-    assert told["finish"] == {"seconds": 5.0, "reason": "stop", "message": "", "stop_token": 2}
-    assert (told["state"], told["position"], told["preemptions"]) == ("finished", None, 1)
-    assert (told["prompt_tokens"], told["output_tokens"], told["computed_tokens"]) == (40, 2, 24)
-    assert (told["cached_tokens"], told["cost"]["cached_tokens"]) == (16, 48)
-    assert (told["first_token_seconds"], told["tenant"], told["priority"]) == (2.0, "acme", 3)
+    assert reported["finish"] == {"seconds": 5.0, "reason": "stop", "message": "", "stop_token": 2}
+    assert (reported["state"], reported["position"], reported["preemptions"]) == ("finished", None, 1)
+    assert (reported["prompt_tokens"], reported["output_tokens"], reported["computed_tokens"]) == (40, 2, 24)
+    assert (reported["cached_tokens"], reported["cost"]["cached_tokens"]) == (16, 48)
+    assert (reported["first_token_seconds"], reported["tenant"], reported["priority"]) == (2.0, "acme", 3)
 
 
 def test_one_that_runs_and_stands_still_says_why_until_it_goes_on() -> None:
@@ -77,14 +77,14 @@ def test_one_that_runs_and_stands_still_says_why_until_it_goes_on() -> None:
     book.fold(Arrived("a", 40, "acme", 3, service_class="background"), 10.0)
     book.fold(Admitted("a", AdmitReason.NEW, 16, 40), 11.0)
     book.fold(Skipped("a", SkipReason.NOT_IDLE), 12.0)
-    told = book.explain("a")
-    assert (told["state"], told["position"]) == ("running", None)
-    assert told["waits_because"] == reason_text(SkipReason.NOT_IDLE)
+    reported = book.explain("a")
+    assert (reported["state"], reported["position"]) == ("running", None)
+    assert reported["waits_because"] == reason_text(SkipReason.NOT_IDLE)
     book.fold(Emitted("a", (1,)), 13.0)
     assert book.explain("a")["waits_because"] is None
 
 
-def test_position_counts_who_waits_ahead() -> None:
+def test_position_counts_waiting_requests_ahead() -> None:
     book, ranked = RequestBook(), RequestBook(by_priority=True)
     for watcher in (book, ranked):
         for number, priority in enumerate((5, 5, 0)):
@@ -114,39 +114,42 @@ def test_a_long_history_is_cut_and_says_so() -> None:
     book.fold(Arrived("a", 10_000, "t", 0), 0.0)
     for start in range(HISTORY + 10):
         book.fold(Chunked("a", start, 1, ChunkReason.BUDGET), 1.0)
-    told = book.explain("a")
-    assert told is not None
-    assert (len(told["history"]), told["history_dropped"]) == (HISTORY, 10)
-    assert told["computed_tokens"] == HISTORY + 10
+    reported = book.explain("a")
+    assert reported is not None
+    assert (len(reported["history"]), reported["history_dropped"]) == (HISTORY, 10)
+    assert reported["computed_tokens"] == HISTORY + 10
 
 
 def test_a_request_refused_at_the_door_is_explained() -> None:
     book = RequestBook()
     book.fold(Finished("x", FinishReason.REJECTED, 9, 0, 0, "prompt too long"), 1.0)
-    told = book.explain("x")
-    assert told is not None
-    assert told["finish"]["message"] == "prompt too long"
+    reported = book.explain("x")
+    assert reported is not None
+    assert reported["finish"]["message"] == "prompt too long"
     assert book.explain("unknown") is None
 
 
-def test_class_and_wishes_are_told() -> None:
+def test_class_and_targets_are_reported() -> None:
     book = RequestBook()
     book.fold(Arrived("a", 40, "acme", 3, service_class="flex", slo=Slo(1.0, None)), 10.0)
-    told = book.explain("a")
-    assert told is not None
-    assert (told["service_class"], told["slo"]) == ("flex", {"ttft_seconds": 1.0, "tpot_seconds": None})
-    assert told["waits_because"] is None
+    reported = book.explain("a")
+    assert reported is not None
+    assert (reported["service_class"], reported["slo"]) == (
+        "flex",
+        {"ttft_seconds": 1.0, "tpot_seconds": None},
+    )
+    assert reported["waits_because"] is None
 
 
-def test_who_was_turned_away_finds_out_why() -> None:
+def test_a_rejected_request_shows_the_reason() -> None:
     book = RequestBook()
     book.fold(TurnedAway("a", "acme", "flex", RejectReason.TENANT_LIMIT), 1.0)
     book.fold(Finished("a", FinishReason.REJECTED, 7, 0, 0, "enough"), 1.0)
-    told = book.explain("a")
-    assert told is not None
-    assert (told["tenant"], told["service_class"], told["prompt_tokens"]) == ("acme", "flex", 7)
-    assert told["history"][0]["event"] == "turned_away"
-    assert "exceeded a quota" in told["history"][0]["why"]
+    reported = book.explain("a")
+    assert reported is not None
+    assert (reported["tenant"], reported["service_class"], reported["prompt_tokens"]) == ("acme", "flex", 7)
+    assert reported["history"][0]["event"] == "turned_away"
+    assert "exceeded a quota" in reported["history"][0]["why"]
 
 
 @pytest.mark.parametrize(
@@ -156,15 +159,15 @@ def test_every_reason_has_words(reasons: type[StrEnum]) -> None:
     assert all(reason_text(reason) for reason in reasons)
 
 
-def test_what_came_from_a_lower_tier_and_what_was_rather_computed_is_told() -> None:
+def test_restored_and_recomputed_tokens_are_reported() -> None:
     book = RequestBook()
     book.fold(Arrived("a", 40, "t", 0), 0.0)
     book.fold(Moved(Tier.DEVICE, Tier.HOST, 1, 100, MoveReason.EVICTED), 0.5)
     book.fold(Moved(Tier.HOST, Tier.DEVICE, 2, 200, MoveReason.RESTORED, "a"), 1.0)
     book.fold(RestoreDeclined("a", 16), 1.0)
-    told = (book.explain("a") or {})["history"]
-    assert [(entry["event"], entry["reason"]) for entry in told] == [
+    reported = (book.explain("a") or {})["history"]
+    assert [(entry["event"], entry["reason"]) for entry in reported] == [
         ("moved", "restored"),
         ("not_restored", "quicker_to_compute"),
     ]
-    assert (told[0]["tier"], told[0]["blocks"], told[1]["tokens"]) == ("host", 2, 16)
+    assert (reported[0]["tier"], reported[0]["blocks"], reported[1]["tokens"]) == ("host", 2, 16)

@@ -28,10 +28,14 @@ def test_embeddings_have_their_own_counts() -> None:
     book.fold(Embedded("b", "acme", "rerank", 2, 20, 5, 0.1, FinishReason.CANCELLED), 0.0)
     rejected = RejectReason.TENANT_LIMIT
     book.fold(Embedded("c", "acme", "score", 9, 90, 0, 0.0, FinishReason.REJECTED, rejected), 0.0)
-    told = book.account("acme")
-    assert (told["embedding_requests"], told["embedding_inputs"], told["embedding_tokens"]) == (2, 5, 25)
-    assert told["refused"] == {"tenant_limit": 1}
-    assert told["requests"] == told["computed_tokens"] == 0
+    reported = book.account("acme")
+    assert (reported["embedding_requests"], reported["embedding_inputs"], reported["embedding_tokens"]) == (
+        2,
+        5,
+        25,
+    )
+    assert reported["refused"] == {"tenant_limit": 1}
+    assert reported["requests"] == reported["computed_tokens"] == 0
 
 
 def test_an_account_adds_up_what_was_worked_on() -> None:
@@ -47,8 +51,8 @@ def test_an_account_adds_up_what_was_worked_on() -> None:
     book.fold(TurnedAway("c", "acme", "default", RejectReason.QUEUE_FULL), 1.0)
     book.fold(Finished("c", FinishReason.REJECTED, 5, 0, 0), 1.0)
     book.fold(Spared("d", "acme", Layer.EXACT, 40, 5, 1.0), 1.0)
-    told = book.account("acme")
-    assert json.loads(json.dumps(told)) == {
+    reported = book.account("acme")
+    assert json.loads(json.dumps(reported)) == {
         "tenant": "acme",
         "requests": 2,
         "open_requests": 1,
@@ -67,7 +71,7 @@ def test_an_account_adds_up_what_was_worked_on() -> None:
     assert book.tenants() == ["acme"]
 
 
-def test_who_was_never_here_has_used_nothing() -> None:
+def test_an_unknown_tenant_has_no_usage() -> None:
     assert UsageBook().account("nobody")["requests"] == 0
 
 

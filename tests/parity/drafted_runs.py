@@ -17,8 +17,8 @@ from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.runner import LocalRunner
-from headrace.core.drafting.forced import ForcedFirst
-from headrace.core.drafting.proposal import DraftAsk, Drafter
+from headrace.core.drafting.forced import ForcedTokenDrafter
+from headrace.core.drafting.proposal import Drafter, DraftRow
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished, PromptScored
 from headrace.core.knobs import Knobs
@@ -26,7 +26,7 @@ from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.plan import TokenLogprob
 from headrace.core.prediction.memory_peak import AlwaysFits
-from headrace.core.queueing.fair_queue import single_file
+from headrace.core.queueing.fair_queue import single_queue
 from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admission import Continuous
@@ -164,7 +164,7 @@ def serve(
     events: list[Event] = []
     scheduler = Scheduler(
         BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append),
-        single_file(),
+        single_queue(),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
@@ -173,7 +173,7 @@ def serve(
         max_num_seqs=SEQS,
         max_model_len=MAX_LEN,
         prefix_caching=prefix_caching,
-        drafter=ForcedFirst(matchers.forced, drafter) if forced else drafter,
+        drafter=ForcedTokenDrafter(matchers.forced, drafter) if forced else drafter,
     )
     engine = Engine(scheduler, runner, events, Knobs(batched_tokens=batched_tokens), overlap)
     run = drive(engine, todo, between=between)
@@ -196,7 +196,7 @@ def drive(
         now += 1.0
         seen += engine.step(now)
         between(engine, now)
-    engine.check_books()
+    engine.check_consistency()
     return Run(_answers(seen), seen)
 
 
@@ -231,9 +231,9 @@ def without(run: Run, names: set[str]) -> Run:
 def liar(known: Run, seed: int, vocab_size: int = VOCAB) -> LyingDrafter:
     """A drafter that knows what is said without it, and behind the end of an answer says something."""
 
-    def truth(ask: DraftAsk, count: int) -> Sequence[int]:
-        said = len(ask.tokens) - len(ask.request.tokens)
-        return (*known.answers[ask.request.id].tokens, *range(count))[said : said + count]
+    def truth(draft_row: DraftRow, count: int) -> Sequence[int]:
+        said = len(draft_row.tokens) - len(draft_row.request.tokens)
+        return (*known.answers[draft_row.request.id].tokens, *range(count))[said : said + count]
 
     return LyingDrafter(truth, seed, vocab_size)
 

@@ -58,7 +58,7 @@ def texts(seed: int, **settings) -> Record:
         if i % 3 == 2:
             record.fold(engine.step(0.0))
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     return record
 
 

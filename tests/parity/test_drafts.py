@@ -43,9 +43,9 @@ def test_drafts_change_no_answer(way, pytestconfig):
         drafter = liar(plain, seed)
         drafted = serve(todo, drafter, **way)
         check_same(plain, drafted)
-        told = [event for event in drafted.events if isinstance(event, Verified)]
-        assert sum(event.drafted for event in told) == drafter.drafted > 100
-        assert sum(event.accepted for event in told) == drafter.accepted > 50
+        reported = [event for event in drafted.events if isinstance(event, Verified)]
+        assert sum(event.drafted for event in reported) == drafter.drafted > 100
+        assert sum(event.accepted for event in reported) == drafter.accepted > 50
         preemptions += sum(isinstance(event, Preempted) for event in drafted.events)
     assert bool(preemptions) == ("blocks" in way)
 
@@ -95,7 +95,7 @@ def test_every_feature_with_drafts(feature, way):
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_requests_that_are_cancelled_while_their_drafts_are_verified_disturb_nobody(overlap):
+def test_cancelling_requests_with_drafts_in_flight_affects_no_other_request(overlap):
     todo = random_requests(11, 40)
     plain = serve(todo)
     chance = random.Random(5)

@@ -62,9 +62,9 @@ def test_forced_drafts_change_no_answer_and_are_all_accepted(way):
     todo = fixed_requests(36)
     plain, forced = serve(todo, **way), serve(todo, forced=True, **way)
     check_same(plain, forced)
-    told = verified(forced)
-    assert sum(event.drafted for event in told) > 50
-    assert all(event.accepted == event.drafted for event in told)
+    reported = verified(forced)
+    assert sum(event.drafted for event in reported) > 50
+    assert all(event.accepted == event.drafted for event in reported)
     assert bool([event for event in forced.events if isinstance(event, Preempted)]) == ("blocks" in way)
 
 

@@ -45,7 +45,7 @@ from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.prediction.memory_peak import AlwaysFits
-from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
@@ -145,11 +145,11 @@ def run(
         AlwaysRestore(),
         block_size=BLOCK,
         block_bytes=size,
-        tell=events.append,
+        emit=events.append,
     )
     scheduler = Scheduler(
         BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append, lower if host_blocks else None),
-        single_file() if bell is None else FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
+        single_queue() if bell is None else FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
@@ -169,7 +169,7 @@ def run(
             break
     while engine.wake_at(0.0) is not None:  # collect what was still in flight
         seen.extend(engine.step(3000.0))
-    engine.check_books()
+    engine.check_consistency()
     runner.close()
     finished = [event for event in seen if isinstance(event, Finished)]
     assert sorted(event.request_id for event in finished) == sorted(request.id for request in todo)

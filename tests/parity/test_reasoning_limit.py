@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from headrace import SamplingParams
-from headrace.core.constraint import ANY_TEXT, ReasoningLimit, settled
+from headrace.core.constraint import ANY_TEXT, ReasoningLimit, as_constraint
 from headrace.core.events import Preempted
 from tests.parity.test_structured import STORY, answers, make
 
 LIMIT = ReasoningLimit(9, ("<think>",), ("</think>",), opened=True)
-NUMBER = replace(settled({"regex": "[0-9]{3}"}), after="</think>")
+NUMBER = replace(as_constraint({"regex": "[0-9]{3}"}), after="</think>")
 PARAMS = [
     SamplingParams(
         max_tokens=48 + number,

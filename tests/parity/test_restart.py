@@ -22,7 +22,7 @@ def live(folder: Path | None, **given: Any) -> tuple[list[str], int, tuple[str, 
     offload = {"kv_offload_path": str(folder), "kv_offload_disk_bytes": 64 << 20} if folder else {}
     llm = LLM(**offload, max_model_len=512, kv_cache_memory_bytes=16 << 20, max_num_seqs=4, **given)
     outputs = llm.generate(PROMPTS, GREEDY, progress=False)
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
     llm.close()
     cached = sum(output.metrics.cached_tokens for output in outputs)
     return [output.outputs[0].text for output in outputs], cached, llm.loaded.notes

@@ -30,7 +30,7 @@ def test_the_core_goes_on_with_what_was_answered(way):
         engine.submit(replace(each, answered=begun[each.id]), 0.0)
         record.fold(engine.step(0.0))
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     for each, known in begun.items():
         assert [*known, *record.tokens.get(each, [])] == whole.tokens[each]
         assert [end._replace(cached_tokens=0) for end in record.ends[each]] == [
@@ -75,7 +75,7 @@ def test_an_answer_that_is_known_to_its_end_computes_nothing(ended):
     assert (end.reason, end.output_tokens, end.stop_token) == (ended, 3, 5 if stop else None)
     assert runner.computed_tokens == 0
     assert not record.tokens
-    engine.check_books()
+    engine.check_consistency()
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

@@ -16,7 +16,7 @@ from headrace.core.plan import Tier
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import ENOUGH_STEPS, StepTimes
-from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import NO_SLO, FinishReason, Request, Retention, SamplingParams, Slo
@@ -57,7 +57,7 @@ class Compiling:
 
 
 QUEUES = [
-    single_file,
+    single_queue,
     lambda: FairQueue(ShareLedger(CLASSES, {"a": 3.0}), TenantQueue),
     lambda: FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
 ]
@@ -192,7 +192,7 @@ def run(seed: int, *, drafts: bool = True) -> Record:
                     prompt = following.choice(list(requests.values()))
                     peers.hold(prompt.tokens[: following.randint(0, 64)], block_size, prompt.salt)
             record.fold(engine.step(now))
-            engine.check_books()
+            engine.check_consistency()
         chance = rng.random()
         victim = rng.choice(list(requests))
         if chance < 0.15:
@@ -206,12 +206,12 @@ def run(seed: int, *, drafts: bool = True) -> Record:
     if peers is not None:
         peers.answer_all()
     drain(engine, record, now, max_steps=20_000)
-    engine.check_books()
+    engine.check_consistency()
     _check_ends(requests, disturbed, record, max_model_len)
     if drafter is not None and not record.of(DraftingFailed):
-        told = record.of(Verified)
-        assert sum(each.drafted for each in told) == drafter.drafted
-        assert sum(each.accepted for each in told) == drafter.accepted
+        reported = record.of(Verified)
+        assert sum(each.drafted for each in reported) == drafter.drafted
+        assert sum(each.accepted for each in reported) == drafter.accepted
         assert sorted(drafter.ends) == sorted(requests.keys() - _rejected(record))
     for request_id in requests:
         losses = [e for e in record.of(Preempted) if e.request_id == request_id and e.reason != "yield"]

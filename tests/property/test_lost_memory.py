@@ -75,7 +75,7 @@ def test_every_request_ends_once_and_right(overlap: int, host_blocks: int, disk_
             engine.submit(request, 0.0)
             record.fold(engine.step(0.0))
         drain(engine, record)
-        engine.check_books()
+        engine.check_consistency()
         for name, request in requests.items():
             (end,) = record.ends[name]
             if end.reason is FinishReason.FAILED:

@@ -91,7 +91,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def the_books_agree(self):
         if hasattr(self, "engine"):
-            self.engine.check_books()
+            self.engine.check_consistency()
 
     def teardown(self):
         if not hasattr(self, "engine"):
@@ -99,7 +99,7 @@ class Life(RuleBasedStateMachine):
         drain(self.engine, self.record, self.now, max_steps=5000)
         pool = self.engine.scheduler.pool
         assert pool.num_free == pool.num_blocks
-        assert not pool._promised
+        assert not pool._announced
         assert self.record.ends.keys() == self.requests.keys()
         for name, request in self.requests.items():
             (end,) = self.record.ends[name]

@@ -46,9 +46,9 @@ def test_drafts_change_no_life(pytestconfig):
 
 def test_random_lives_reach_every_corner():
     events = [event for seed in range(300) for event in run(seed).events]
-    told = {type(event) for event in events}
-    assert told >= {Admitted, Chunked, Evicted, Preempted, RestoreDeclined, Skipped, TransferFailed}
-    assert told >= {DraftingFailed, Verified, PeersAnswered, Pulled}
+    reported = {type(event) for event in events}
+    assert reported >= {Admitted, Chunked, Evicted, Preempted, RestoreDeclined, Skipped, TransferFailed}
+    assert reported >= {DraftingFailed, Verified, PeersAnswered, Pulled}
     assert {bool(event.failed) for event in events if isinstance(event, Pulled)} == {True, False}
     verified = [event for event in events if isinstance(event, Verified)]
     assert {event.drafted - event.accepted for event in verified} >= set(range(4)), "drafts of one kind only"

@@ -25,7 +25,7 @@ from headrace.core.cache.response.tags import TagVersions, tenant_tag, user_tag
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.proposal import DraftRow
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
@@ -67,7 +67,7 @@ class Ask(NamedTuple):
     max_tokens: int
     seed: int | None
     salt: str
-    wishes: CacheDirectives
+    directives: CacheDirectives
     stops: bool = False  # its first token ends it: only answers that stop are served to near questions
 
 
@@ -118,7 +118,7 @@ async def at_rest(desk: SearchThread) -> None:
     assert await asyncio.to_thread(done.wait, SECONDS)
 
 
-async def ask(
+async def draft_row(
     recall: CacheLookup, outputs: SuffixProposer, runner: Any, id: str, tenant: str, call: Ask
 ) -> Seen:
     params = SamplingParams(
@@ -136,14 +136,14 @@ async def ask(
     )
     before = runner.computed_tokens
     answer = await recall.open(
-        [LookupRequest(request, call.wishes, turn=lambda: Turn(TURNS[call.prompt], b"context"))]
+        [LookupRequest(request, call.directives, turn=lambda: Turn(TURNS[call.prompt], b"context"))]
     )
     tokens = tuple(tokens_of(await read_all(answer)))
     recall.close(answer)
     while recall.service.open_requests():
         await asyncio.sleep(0)
     await recall.settle()
-    (draft,) = outputs.propose([DraftAsk(request, [*prompt, *tokens[:3]], 4)])
+    (draft,) = outputs.propose([DraftRow(request, [*prompt, *tokens[:3]], 4)])
     proposed = draft.tokens if draft else ()
     spent = runner.computed_tokens - before
     return Seen(answer.note, tokens, answer.cached_tokens[0], spent, proposed)
@@ -185,7 +185,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
             if isinstance(step, Clear):
                 await recall.clear(user_tag(tenant, "a") if step.tag else tenant_tag(tenant))
             else:
-                what = await ask(recall, outputs, runner, f"r{number}", tenant, step)
+                what = await draft_row(recall, outputs, runner, f"r{number}", tenant, step)
                 seen += [what] if tenant == "me" else []
             await at_rest(desk)
     finally:

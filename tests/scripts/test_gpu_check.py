@@ -56,7 +56,7 @@ def test_the_time_of_a_graph_is_the_median_of_its_replays(monkeypatch: pytest.Mo
     assert graphs._replays is before
 
 
-def test_a_stage_that_fails_is_told_and_others_are_not_run_again(tmp_path: Path) -> None:
+def test_a_failing_stage_is_reported_and_others_are_not_repeated(tmp_path: Path) -> None:
     vllm = tmp_path / "python"
     vllm.write_text("#!/bin/sh\necho no such module\nexit 9\n")
     vllm.chmod(0o755)

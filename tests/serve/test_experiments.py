@@ -115,7 +115,7 @@ async def test_changes_are_made_and_the_file_follows(tmp_path):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 2, "experiments": []}', '{"version": 1}'])
-async def test_a_file_that_cannot_be_read_is_told_and_not_fatal(tmp_path, caplog, text):
+async def test_an_unreadable_file_is_reported_and_not_fatal(tmp_path, caplog, text):
     path = tmp_path / "experiments.json"
     path.write_text(text)
     task, conductor, _ = make(path)
@@ -127,7 +127,7 @@ async def test_a_file_that_cannot_be_read_is_told_and_not_fatal(tmp_path, caplog
 
 
 @pytest.mark.anyio
-async def test_a_full_disk_is_told_and_not_fatal(tmp_path, caplog, monkeypatch):
+async def test_a_full_disk_is_reported_and_not_fatal(tmp_path, caplog, monkeypatch):
     def full(path, text):
         raise OSError("no space left")
 

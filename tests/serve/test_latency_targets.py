@@ -12,7 +12,7 @@ from tests.serve.test_service import Gate, read_all
 STALE = CacheDirectives(ttl=10.0, stale_while_revalidate=20.0)
 
 
-def test_who_asks_beside_others_is_served_nothing_older_than_it_takes():
+def test_a_coalesced_request_is_served_nothing_older_than_its_max_age():
     async def run():
         async with house(levels=[Level()]) as h:
             await h.answer()
@@ -26,7 +26,7 @@ def test_who_asks_beside_others_is_served_nothing_older_than_it_takes():
     asyncio.run(run())
 
 
-def test_what_is_kept_serves_who_wants_nothing_computed_also_while_others_compute_it():
+def test_only_if_cached_is_served_a_stored_entry_while_another_request_recomputes_it():
     async def run():
         async with house(levels=[Level()]) as h:
             await h.answer()
@@ -63,14 +63,14 @@ async def drawn(h, seed, samples=3):
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
-@pytest.mark.parametrize("told_again", [False, True])
-def test_a_wrong_sample_is_served_no_more_and_another_takes_its_place(wrong, told_again):
+@pytest.mark.parametrize("cached_again", [False, True])
+def test_a_wrong_sample_is_served_no_more_and_another_takes_its_place(wrong, cached_again):
     async def run():
         async with house() as h:
             for seed in (10, 11, 12):
                 await drawn(h, seed)
             name = f"r{wrong + 1}"
-            if told_again:
+            if cached_again:
                 assert (await drawn(h, wrong))[1] == truth(seed=10 + wrong)
                 name = f"r{h.asked}"
             await h.recall.bar(h.recall.served(name))

@@ -49,7 +49,7 @@ def test_what_was_never_admitted_has_used_nothing() -> None:
     assert left(meter) == (8, 10_000, 9)
 
 
-def test_who_names_no_length_is_charged_a_guess_first_and_the_truth_in_the_end() -> None:
+def test_a_call_without_max_tokens_is_charged_an_estimate_and_corrected_at_its_end() -> None:
     meter = metered()
     meter.enter(requests("a", max_tokens=None), 0.0)
     assert left(meter)[1] == 10_000 - 3 - UNSTATED_ANSWER_TOKENS
@@ -66,7 +66,7 @@ def test_what_an_answer_is_known_to_begin_with_is_not_charged() -> None:
     assert left(meter)[1] == 10_000 - 2
 
 
-def test_requests_that_nobody_metered_are_not_its_business() -> None:
+def test_unmetered_requests_are_ignored() -> None:
     meter = metered()
     meter.fold(Admitted("x", AdmitReason.NEW, 0, 3), 0.5)
     end(meter, "x", 0, 4)

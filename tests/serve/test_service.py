@@ -75,29 +75,29 @@ async def serving(limits=None, watchers=(), stall_seconds=60.0, **engine):
 
 
 async def read_all(answer):
-    told = []
+    reported = []
     while not answer.exhausted:
-        told += await asyncio.wait_for(answer.read(), SOON)
-    return told
+        reported += await asyncio.wait_for(answer.read(), SOON)
+    return reported
 
 
-def tokens_of(told, index=0):
-    return [t for i, event in told if i == index and isinstance(event, Emitted) for t in event.tokens]
+def tokens_of(reported, index=0):
+    return [t for i, event in reported if i == index and isinstance(event, Emitted) for t in event.tokens]
 
 
-def end_of(told, index=0):
-    ends = [event for i, event in told if i == index and isinstance(event, Finished)]
+def end_of(reported, index=0):
+    ends = [event for i, event in reported if i == index and isinstance(event, Finished)]
     assert len(ends) == 1
     return ends[0].reason
 
 
-def test_each_sequence_of_a_call_is_told_under_its_own_index():
+def test_each_sequence_of_a_call_is_reported_under_its_own_index():
     async def run():
         async with serving() as service:
-            told = await read_all(service.open([request("a", seed=1), request("b", seed=2)]))
+            reported = await read_all(service.open([request("a", seed=1), request("b", seed=2)]))
             for index, seed in enumerate((1, 2)):
-                assert tokens_of(told, index) == expected_tokens((1, 2, 3), seed, 5, frozenset())
-                assert end_of(told, index) is FinishReason.LENGTH
+                assert tokens_of(reported, index) == expected_tokens((1, 2, 3), seed, 5, frozenset())
+                assert end_of(reported, index) is FinishReason.LENGTH
             assert service.open_requests() == 0
 
     asyncio.run(run())
@@ -137,7 +137,7 @@ def test_the_next_step_begins_when_a_first_token_has_been_read(rests):
     asyncio.run(run())
 
 
-def test_those_whom_nobody_waits_for_are_not_many(rests):
+def test_background_calls_do_not_keep_the_engine_from_pausing(rests):
     async def run():
         async with serving() as service:
             gate = Gate(service)
@@ -152,7 +152,7 @@ def test_those_whom_nobody_waits_for_are_not_many(rests):
     asyncio.run(run())
 
 
-def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
+def test_an_arriving_call_pauses_only_background_work(monkeypatch):
     monkeypatch.setattr(service_file, "EXPECT_SECONDS", 3600.0)
 
     async def run():
@@ -174,7 +174,7 @@ def test_a_call_at_the_door_stops_the_background_and_nobody_else(monkeypatch):
     asyncio.run(run())
 
 
-def test_the_engine_rests_for_nobody_beside_many_or_who_wants_only_the_end(rests):
+def test_the_engine_does_not_pause_for_many_calls_or_calls_without_streaming(rests):
     async def run():
         async with serving() as service:
             await read_all(service.open([request("a", 3)], interval=0))
@@ -193,8 +193,8 @@ def test_a_reader_that_wants_only_the_end_is_woken_once():
     async def run():
         async with serving() as service:
             answer = service.open([request("a", 20)], interval=0)
-            told = await asyncio.wait_for(answer.read(), SOON)
-            assert len(tokens_of(told)) == 20
+            reported = await asyncio.wait_for(answer.read(), SOON)
+            assert len(tokens_of(reported)) == 20
             assert answer.exhausted
 
     asyncio.run(run())
@@ -238,7 +238,7 @@ def test_a_reader_is_woken_by_the_first_token_then_by_so_many_and_by_the_end():
     assert woken(Answer([request("a")], 0), *heard) == [10]
 
 
-def test_sequences_of_one_call_are_told_together_once_each_has_begun():
+def test_sequences_of_one_call_are_reported_together_once_each_has_started():
     pair = [request("a"), request("b")]
     both = [said(0), said(1)]
     assert woken(Answer(pair, 3), said(0), said(0), said(1), *both * 6, ended(0), said(1), ended(1)) == [
@@ -312,7 +312,7 @@ def test_close_tells_the_reader_at_once_and_frees_the_engine():
             assert await service.drain(SOON)
             assert service.open_requests() == 0
             assert service.load().queued_requests == 0
-            await service.between_steps(service.engine.check_books)
+            await service.between_steps(service.engine.check_consistency)
             assert service.engine.scheduler.pool.num_free == service.engine.scheduler.pool.num_blocks
 
     asyncio.run(run())
@@ -336,9 +336,9 @@ def test_a_stop_string_ends_one_sequence_of_a_call():
             answer = service.open([request("a", 100), request("b", 10)])
             service.stop_sequence(answer, 0)
             gate.open.set()
-            told = await read_all(answer)
-            assert end_of(told, 0) is FinishReason.STOP
-            assert end_of(told, 1) is FinishReason.LENGTH
+            reported = await read_all(answer)
+            assert end_of(reported, 0) is FinishReason.STOP
+            assert end_of(reported, 1) is FinishReason.LENGTH
 
     asyncio.run(run())
 
@@ -388,15 +388,15 @@ def test_close_all_tells_everybody():
     asyncio.run(run())
 
 
-def test_who_wants_no_tokens_hears_of_all_else():
+def test_a_call_without_tokens_gets_all_other_events():
     async def run():
-        book, deaf = Book(), Book()
+        book, without_tokens = Book(), Book()
         async with serving(watchers=[book]) as service:
-            service.watch(deaf, tokens=False)
+            service.watch(without_tokens, tokens=False)
             await read_all(service.open([request("a")]))
             await asyncio.sleep(0.05)
-        assert deaf.events == [event for event in book.events if not isinstance(event, Emitted)]
-        assert any(isinstance(event, Finished) for event in deaf.events)
+        assert without_tokens.events == [event for event in book.events if not isinstance(event, Emitted)]
+        assert any(isinstance(event, Finished) for event in without_tokens.events)
 
     asyncio.run(run())
 
@@ -460,7 +460,7 @@ def test_what_was_noted_last_is_counted_before_the_end():
     asyncio.run(run())
 
 
-def test_what_is_noted_is_counted_a_moment_later_and_whenever_somebody_reads():
+def test_notes_are_counted_with_a_delay_and_at_each_read():
     async def run():
         book, broken = Book(), Book(broken=True)
         async with serving(watchers=[broken, book]) as service:
@@ -488,8 +488,8 @@ def test_health_names_a_stall_and_a_failure():
             assert "no step has progressed" in service.health().why
             gate.open.set()
             service.runner.pages.clear()
-            told = await read_all(service.open([request("b")]))
-            assert end_of(told) is FinishReason.FAILED
+            reported = await read_all(service.open([request("b")]))
+            assert end_of(reported) is FinishReason.FAILED
             assert service.health().why == "the engine failed"
 
     asyncio.run(run())

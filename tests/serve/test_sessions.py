@@ -12,10 +12,10 @@ class Pool:
     """Takes what the engine would be told."""
 
     def __init__(self):
-        self.told = []
+        self.reported = []
 
     def retain(self, keys, priority):
-        self.told.append((tuple(keys), priority))
+        self.reported.append((tuple(keys), priority))
 
 
 def make():
@@ -36,19 +36,19 @@ def test_a_newer_prompt_replaces_what_differs():
     sessions, pool = make()
     first, second = list(range(16)), [*range(8), *range(50, 62)]
     serve(sessions, "a", first, Turn("s"))
-    assert pool.told == []
+    assert pool.reported == []
     serve(sessions, "b", second, Turn("s"))
-    assert pool.told == [(keys(first)[2:], REPLACED_RETENTION)]
+    assert pool.reported == [(keys(first)[2:], REPLACED_RETENTION)]
 
 
 def test_a_session_ends_with_the_request_that_says_so_or_by_its_name():
     sessions, pool = make()
     serve(sessions, "a", range(8), Turn("s", releases=True))
-    assert pool.told == [(keys(range(8)), DEFAULT_RETENTION)]
+    assert pool.reported == [(keys(range(8)), DEFAULT_RETENTION)]
     serve(sessions, "b", range(8), Turn("s"))
     assert sessions.release("t", "s")
     assert not sessions.release("t", "s")
-    assert pool.told[1:] == pool.told[:1]
+    assert pool.reported[1:] == pool.reported[:1]
 
 
 def test_a_request_that_computed_nothing_changes_nothing():
@@ -56,10 +56,10 @@ def test_a_request_that_computed_nothing_changes_nothing():
     serve(sessions, "a", range(8), Turn("s"))
     serve(sessions, "b", range(50, 58), Turn("s"), output=0)
     sessions.fold(Finished("unknown", FinishReason.STOP, 8, 2, 0), 1.0)
-    assert pool.told == []
+    assert pool.reported == []
     sessions.enter(Request("c", tuple(range(8)), tenant="t"), Turn("s", releases=True))
     sessions.fold(Spared("c", "t", Layer.EXACT, 8, 2, 0.0), 1.0)
-    assert pool.told == [(keys(range(8)), DEFAULT_RETENTION)]
+    assert pool.reported == [(keys(range(8)), DEFAULT_RETENTION)]
 
 
 def test_the_number_of_followed_requests_is_bounded(monkeypatch):

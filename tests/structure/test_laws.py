@@ -194,7 +194,7 @@ def test_every_module_says_what_it_is(path):
     assert not tree.body or ast.get_docstring(tree), "no docstring at the head"
 
 
-def test_no_file_names_a_place_on_somebodys_machine():
+def test_no_file_names_a_path_of_one_machine():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("not a checkout")

@@ -67,7 +67,7 @@ def test_good_policies_pass():
 
 
 @pytest.mark.parametrize(
-    ("check", "policy", "error", "told"),
+    ("check", "policy", "error", "reported"),
     [
         (check_order, SameRank, ValueError, r"\(1.0,\) is not a tuple of numbers that ends in 0"),
         (check_order, LatestFirst, AssertionError, "ranks of equal requests, by arrival"),
@@ -80,6 +80,6 @@ def test_good_policies_pass():
         (check_eviction, RandomPriority, AssertionError, "another priority in a second call"),
     ],
 )
-def test_bad_policies_fail(check, policy, error, told):
-    with pytest.raises(error, match=told):
+def test_bad_policies_fail(check, policy, error, reported):
+    with pytest.raises(error, match=reported):
         check(policy)

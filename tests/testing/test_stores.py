@@ -40,7 +40,7 @@ def test_a_good_store_passes():
 
 
 @pytest.mark.parametrize(
-    ("kind", "error", "told"),
+    ("kind", "error", "reported"),
     [
         (Forgets, AssertionError, "a value of 3 bytes is not returned"),
         (ClearsAll, AssertionError, "wrong values after clear"),
@@ -48,8 +48,8 @@ def test_a_good_store_passes():
         (Miscounts, AssertionError, "bytes are not counted"),
     ],
 )
-def test_bad_stores_fail(kind, error, told):
-    with pytest.raises(error, match=told):
+def test_bad_stores_fail(kind, error, reported):
+    with pytest.raises(error, match=reported):
         check_store(maker(kind), ALONE)
 
 

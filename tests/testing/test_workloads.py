@@ -50,9 +50,9 @@ def test_built_in_workloads_pass(name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "reported"),
     [(TooFew, "19 requests drawn, expected 20"), (Twice, "the same id"), (Other, "draws other requests")],
 )
-def test_bad_workloads_fail(kind, told):
-    with pytest.raises(AssertionError, match=told):
+def test_bad_workloads_fail(kind, reported):
+    with pytest.raises(AssertionError, match=reported):
         check_workload(kind)

@@ -27,7 +27,7 @@ from headrace.core.cache.response.key import KEY_BYTES, Engine
 from headrace.core.cache.response.tags import TagVersions
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Layer, StoreFaulted
-from headrace.core.ports import Keeper, Store, Watcher
+from headrace.core.ports import CacheListener, Store, Watcher
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes.book import PrefixBook
 from headrace.serve.cache.exact import ExactCache
@@ -94,7 +94,7 @@ def make_recall(
         adapts_audit=tuning is not None and tuning.tuner == "on",
     )
     fingerprint = _fingerprint(loaded, persistent, options.response_cache_secret or "")
-    keepers: list[Keeper] = [near] if near else []
+    keepers: list[CacheListener] = [near] if near else []
     if history is not None:
         history.engine = fingerprint if persistent else secrets.token_bytes(KEY_BYTES)
         keepers.append(HistoryKeeper(history))

@@ -82,7 +82,7 @@ class OpenTransfer:
         except OSError as error:
             address = f"{config.kv_ip}:{config.kv_port}"
             raise ConfigError(f"{OPTION}: cannot listen at {address}: {error.strerror or error}") from error
-        pool.news.listeners.append(published)
+        pool.notifier.listeners.append(published)
 
     def sharing(self) -> KVSharing:
         """The KV transfers that requests may ask for."""

@@ -25,7 +25,7 @@ from headrace.compute.memory_plan import MemoryPlan, RankSize, plan_memory
 from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
 from headrace.compute.runner import LocalRunner
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
-from headrace.core.capacity import blocks_needed, most_logits
+from headrace.core.capacity import blocks_needed, max_logit_rows
 from headrace.core.knobs import Knobs
 from headrace.fleet.leader import Leader
 from headrace.fleet.setup import MemorySetup, dtype_name
@@ -140,7 +140,7 @@ def _step_bytes(computing: Computing, cache: CacheOptions, plans: SchedulerOptio
             block_size=cache.block_size,
             kv_dtype=computing.kv_dtype,
             max_model_len=computing.max_model_len,
-            max_num_seqs=most_logits(plans.max_num_seqs),
+            max_num_seqs=max_logit_rows(plans.max_num_seqs),
             max_num_batched_tokens=knobs.batched_tokens,
         )
     except torch.OutOfMemoryError as error:

@@ -48,5 +48,5 @@ def open_kv_events(loaded: Loaded, options: Options) -> Publisher | None:
         )
     except AddressFailed as failed:
         raise ConfigError(f"{OPTION}: {failed}") from failed
-    pool.news.listeners.append(changes)
+    pool.notifier.listeners.append(changes)
     return publisher

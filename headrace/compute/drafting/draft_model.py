@@ -22,7 +22,7 @@ from headrace.compute.drafting.forward import Decoder, Forward, Rows
 from headrace.compute.drafting.guarded import LEAST_CONFIDENCE, MOST, GuardedProposer
 from headrace.compute.kernels import Drafted
 from headrace.compute.kv import PagedKV
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.request import Request
 
 CATCH_UP_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -83,16 +83,16 @@ class DraftModel(GuardedProposer):
     def _release(self) -> None:
         self.pages.clear()
 
-    def _propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
-        proposals: list[Proposal | None] = [None] * len(asks)
-        lines = self._lines(asks)
+    def _propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
+        proposals: list[Proposal | None] = [None] * len(draft_rows)
+        lines = self._lines(draft_rows)
         if not lines:
             return proposals
         caught_up = [line for line in lines if line.most]
-        drafted = self._compute(asks, lines, caught_up)
+        drafted = self._compute(draft_rows, lines, caught_up)
         for line in lines:
             line.state.computed += line.length
-            self.pages.register(line.state, asks[line.place].tokens)
+            self.pages.register(line.state, draft_rows[line.place].tokens)
         if drafted is None:
             return proposals
         for at, (line, count) in enumerate(zip(caught_up, drafted.counts.tolist(), strict=True)):
@@ -104,11 +104,11 @@ class DraftModel(GuardedProposer):
                 proposals[line.place] = Proposal(tokens, confidences, self.name)
         return proposals
 
-    def _lines(self, asks: Sequence[DraftAsk]) -> list[_Line]:
+    def _lines(self, draft_rows: Sequence[DraftRow]) -> list[_Line]:
         """The rows to compute, those of one token first."""
-        asking = frozenset(ask.request.id for ask in asks)
+        asking = frozenset(draft_row.request.id for draft_row in draft_rows)
         found: list[tuple[int, Followed, int]] = []
-        for place, (request, tokens, most, ahead, _) in enumerate(asks):
+        for place, (request, tokens, most, ahead, _) in enumerate(draft_rows):
             # The last draft is never computed here, so its position may be the first one beyond the limit.
             most = min(most, self._most + ahead, self._max_model_len + 1 - len(tokens))
             if most < 1:
@@ -130,13 +130,13 @@ class DraftModel(GuardedProposer):
         return lines
 
     def _compute(
-        self, asks: Sequence[DraftAsk], lines: Sequence[_Line], caught_up: Sequence[_Line]
+        self, draft_rows: Sequence[DraftRow], lines: Sequence[_Line], caught_up: Sequence[_Line]
     ) -> Drafted | None:
         """Compute the new tokens of ``lines``, and continue those that are ``caught_up``."""
         lengths = np.array([line.length for line in lines], dtype=np.int64)
         tokens: list[int] = []
         for place, state, length, _ in lines:
-            tokens += asks[place].tokens[state.computed : state.computed + length]
+            tokens += draft_rows[place].tokens[state.computed : state.computed + length]
         width = -(-max(len(line.state.table) for line in lines) // COLUMNS) * COLUMNS
         rows = Rows(
             np.array(tokens, dtype=np.int32),

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.proposal import DraftRow, Proposal
 
 LEAST_CONFIDENCE = 0.3
 """A draft ends when the probability that all its tokens are accepted falls below this: a further pass does not pay."""
@@ -31,17 +31,17 @@ class GuardedProposer:
         self._enabled = True
         self.seconds = 0.0
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
         """See `Proposer.propose`; None also for rows whose tokens are not all computed yet."""
         if not self._enabled:
-            return [None] * len(asks)
+            return [None] * len(draft_rows)
         began = time.perf_counter()
         try:
             with torch.inference_mode():
-                return self._propose(asks)
+                return self._propose(draft_rows)
         except Exception as error:
             self._disable(error)
-            return [None] * len(asks)
+            return [None] * len(draft_rows)
         finally:
             self.seconds += time.perf_counter() - began
 
@@ -51,7 +51,7 @@ class GuardedProposer:
         self._release()
         self._warn(f"the {self.label} failed ({error}); requests continue without its drafts")
 
-    def _propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+    def _propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
         raise NotImplementedError
 
     def _release(self) -> None:

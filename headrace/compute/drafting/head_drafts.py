@@ -26,7 +26,7 @@ from headrace.compute.drafting.head import Head
 from headrace.compute.kv import PagedKV
 from headrace.compute.slots import Rows, Slots
 from headrace.core.capacity import blocks_needed
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.plan import Entry
 from headrace.core.request import Request
 
@@ -185,9 +185,13 @@ class HeadDrafts(GuardedProposer):
         tokens = self._slots.tokens_at(np.full(len(states), slot), positions)
         return _Line(slot, begin, len(states), states.clone(), tokens.tolist())
 
-    def _propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
-        proposals: list[Proposal | None] = [None] * len(asks)
-        lines = [line for place, ask in enumerate(asks) if (line := self._line(place, ask)) is not None]
+    def _propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
+        proposals: list[Proposal | None] = [None] * len(draft_rows)
+        lines = [
+            line
+            for place, draft_row in enumerate(draft_rows)
+            if (line := self._line(place, draft_row)) is not None
+        ]
         if not lines:
             return proposals
         lines.sort(key=lambda line: line.length)
@@ -204,19 +208,19 @@ class HeadDrafts(GuardedProposer):
                 proposals[line.place] = Proposal(tuple(tokens.tolist()), confidences, self.name)
         return proposals
 
-    def _line(self, place: int, ask: DraftAsk) -> _Line | None:
+    def _line(self, place: int, draft_row: DraftRow) -> _Line | None:
         """The row of an ask; None if the states of its last positions are missing."""
-        known = len(ask.tokens)
+        known = len(draft_row.tokens)
         # The last draft is never computed here, so its position may be the first one beyond the limit.
-        most = min(ask.most, self._most, self._max_model_len + 1 - known)
-        slot = self._slot_of.get(ask.request.id)
-        if slot is None or most < 1 or ask.ahead:
+        most = min(draft_row.max_tokens, self._most, self._max_model_len + 1 - known)
+        slot = self._slot_of.get(draft_row.request.id)
+        if slot is None or most < 1 or draft_row.in_flight:
             return None
         held = self._held[slot]
         length = known - 1 - held.begin
-        if held.owner != ask.request.id or not 0 < length <= held.count:
+        if held.owner != draft_row.request.id or not 0 < length <= held.count:
             return None
-        states, tokens = self._pending[slot, :length], ask.tokens[held.begin + 1 : known]
+        states, tokens = self._pending[slot, :length], draft_row.tokens[held.begin + 1 : known]
         return _Line(slot, held.begin, length, states, tokens, place, most)
 
     def _rows(self, lines: Sequence[_Line]) -> PassRows:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from headrace.compute.grammar.reasoning import SequenceMatcher
-from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.proposal import DraftRow
 
 LONGEST = 32
 """Maximum number of forced tokens published at once; a longer run continues later."""
@@ -66,7 +66,7 @@ class ForcedRuns:
         self._warm: set[_Run] = set()
 
     @property
-    def quiet(self) -> bool:
+    def idle(self) -> bool:
         """See `core.drafting.forced.ForcedTokens`."""
         return not self._warm
 
@@ -107,13 +107,13 @@ class ForcedRuns:
 
     # -- for the scheduler ---------------------------------------------------------------------------
 
-    def following(self, asks: Sequence[DraftAsk]) -> list[tuple[int, ...]]:
+    def forced_tokens(self, draft_rows: Sequence[DraftRow]) -> list[tuple[int, ...]]:
         """See `core.drafting.forced.ForcedTokens`."""
         with self._changed:
-            found = [(ask, self._runs.get(ask.request.id)) for ask in asks]
+            found = [(draft_row, self._runs.get(draft_row.request.id)) for draft_row in draft_rows]
             awaited = [
-                (run, len(ask.tokens) - len(ask.request.tokens))
-                for ask, run in found
+                (run, len(draft_row.tokens) - len(draft_row.request.tokens))
+                for draft_row, run in found
                 if run in self._warm and not run.late
             ]
             if not self._changed.wait_for(
@@ -122,8 +122,10 @@ class ForcedRuns:
                 for run, known in awaited:
                     run.late = run.drawn < known
             return [
-                () if run is None else run.after(ask.tokens, len(ask.tokens) - len(ask.request.tokens))
-                for ask, run in found
+                ()
+                if run is None
+                else run.after(draft_row.tokens, len(draft_row.tokens) - len(draft_row.request.tokens))
+                for draft_row, run in found
             ]
 
     def ended(self, request_id: str) -> None:

@@ -62,7 +62,9 @@ NONE = np.zeros(0, dtype=np.int64)
 
 
 class StepSampling:
-    """The sampling of all slots. At most ``most_logits`` rows of logits exist at once; ``append`` stores drawn tokens.
+    """The sampling of all slots. At most ``max_logit_rows`` rows of logits exist at once.
+
+    ``append`` stores drawn tokens.
 
     With ``graphs`` the counts of penalties stay where they are, so that graphs can read and write them. The time of
     computing logits is added to ``seconds["forward"]``.
@@ -75,7 +77,7 @@ class StepSampling:
         seconds: dict[str, float],
         *,
         vocab_size: int,
-        most_logits: int,
+        max_logit_rows: int,
         matchers: Matchers | None,
         append: Callable[[Ints, Ints, torch.Tensor], None],
         graphs: bool,
@@ -85,7 +87,7 @@ class StepSampling:
         self._slots = slots
         self._append = append
         self._vocab_size = vocab_size
-        self._most_logits = most_logits
+        self._most_logits = max_logit_rows
         self._matchers = matchers
         # A CPU finds the few tokens of a row's own sequence faster than it reads a whole row of counts.
         penalize = None if slots.device.type == "cpu" and not graphs else head.penalize

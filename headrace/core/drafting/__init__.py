@@ -1,12 +1,13 @@
 """Speculative decoding, the decisions: which tokens to propose, and how many of them to verify. Pure.
 
-- `proposal`: the values and ports: what a proposer is asked, what it proposes.
+- `proposal`: the values and ports: the rows to draft for, proposals, proposers and the drafter.
 - `characters`: tokens as a string that can be searched.
 - `ngram`: prompt lookup in the request's own text. `suffix`: past outputs of the tenant.
-- `known_text`: follows a text that the output probably repeats. `prediction`: the client's. `cached`: a cached answer.
+- `known_text`: a pointer into a text that the output probably repeats. `prediction`: the text that the client predicts.
+  `cached`: a cached answer.
 - `acceptance`: the learned probability that a draft is right.
-- `draft_budget`: how many drafted tokens of each row pay in a step.
-- `pace_trials`: whether drafting pays, by the measured tokens per second with and without.
-- `costly_sources`: when a draft model is asked.
-- `drafter`: all of it together, as the scheduler uses it. `forced`: what grammars force comes before it.
+- `draft_budget`: how many drafted tokens of each row to verify in a step.
+- `speed_trials`: whether drafting pays, from the measured tokens per second with and without it.
+- `costly_sources`: when to call a draft model, and for how many tokens.
+- `drafter`: the drafter that the scheduler calls. `forced`: a drafter in front of it, for tokens that a grammar forces.
 """

@@ -1,13 +1,13 @@
-"""Estimates of acceptance: the probability that a drafted token is right, learned from what was right before.
+"""Estimates of the acceptance rate: the probability that a drafted token is accepted, learned from earlier proposals.
 
 ```
  logit p  =  calibration[source][position][confidence]  +  tenant offset  +  request offset
-             how often such confidences were right         quick, forgets        quicker
+             acceptance rate of such confidences           adapts quickly        adapts faster
 ```
-Every proposal is compared with the tokens that came, whether it was verified or not. So a source is found again after
-the text has become predictable, at no cost on the device. The two offsets are means of normal distributions, updated
-as in a Kalman filter: they move far while little is known and less later, and a drift of their variance keeps them
-learning.
+Every proposal is compared with the tokens that followed, whether it was verified or not. So a source whose text has
+become predictable is used again, without having cost time on the device. The two offsets are means of normal
+distributions, updated as in a Kalman filter: they move far while little is known and less later. A drift is added to
+their variance, so that they never stop learning.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from operator import ne
 from typing import NamedTuple
 
 CONFIDENCES = (0.2, 0.4, 0.55, 0.7, 0.8, 0.87, 0.92, 0.96)
-"""Bounds between the classes of confidence that are calibrated together."""
+"""Bounds between the classes of confidence. All confidences of a class share one calibration."""
 
 POSITIONS = (1, 3, 7)
-"""Bounds between the classes of positions within a draft."""
+"""Bounds between the classes of positions within a draft, which also share one calibration each."""
 
 PRIOR_TRIALS = 6.0
-"""Trials that a source's own confidence is worth at the start."""
+"""Weight of a source's own confidence at the start, in trials."""
 
-MEMORY_TRIALS = 400.0
-"""Trials of a calibration class after which older ones count half."""
+DECAY_TRIALS = 400.0
+"""When a calibration class has this many trials, the weight of all of them is halved."""
 
-TENANTS = 4096
-"""Offsets of tenants kept, for all sources together."""
+MAX_TENANTS = 4096
+"""Maximum number of tenant offsets, of all sources together; the least recently used is dropped."""
 
 REQUEST_VARIANCE, REQUEST_DRIFT = 1.5, 0.02
 """Variance of a request's offset at the start, and what each trial adds to it."""
@@ -41,28 +41,35 @@ REQUEST_VARIANCE, REQUEST_DRIFT = 1.5, 0.02
 TENANT_VARIANCE, TENANT_DRIFT = 0.5, 0.0005
 """The same for a tenant."""
 
-REMEMBERED = 1024
-"""Lists of confidences whose classes are remembered, for each source."""
+MAX_CACHED = 1024
+"""Maximum number of cached lists of confidences per source, with their classes."""
 
-FARTHEST = 6.0
-"""Bound of an offset."""
+MAX_OFFSET = 6.0
+"""Largest absolute value of an offset."""
 
 
 class Trials(NamedTuple):
-    """What became of a proposal: its first ``right`` tokens were right, and the next one was ``wrong`` or is open."""
+    """Outcome of a proposal: the first ``matched`` tokens equal the output; ``mismatched``: the next one differs.
 
-    right: int
-    wrong: bool
+    If nothing is mismatched, the output has not reached the next token, or all tokens matched.
+    """
+
+    matched: int
+    mismatched: bool
 
 
-def compared(drafted: Sequence[int], came: Sequence[int]) -> Trials:
-    """Compare drafted tokens with those that came in their place."""
-    right = next(itertools.compress(itertools.count(), map(ne, drafted, came)), None)
-    return Trials(min(len(drafted), len(came)), wrong=False) if right is None else Trials(right, wrong=True)
+def compare(drafted: Sequence[int], actual: Sequence[int]) -> Trials:
+    """Compare drafted tokens with the output tokens at their positions."""
+    matched = next(itertools.compress(itertools.count(), map(ne, drafted, actual)), None)
+    return (
+        Trials(min(len(drafted), len(actual)), mismatched=False)
+        if matched is None
+        else Trials(matched, mismatched=True)
+    )
 
 
 class Acceptance:
-    """Learned acceptance of all sources.
+    """Learned acceptance rates of all sources.
 
     Requests and tenants are keys: the caller drops a request by `ended`, tenants are bounded.
     """
@@ -75,7 +82,7 @@ class Acceptance:
     def estimate(
         self, source: str, tenant: str, request_id: str, confidences: tuple[float, ...]
     ) -> tuple[float, ...]:
-        """The probability of each token to be right if all tokens before it are; ``confidences`` are the source's."""
+        """The probability that each token is accepted if all tokens before it are; ``confidences`` are the source's."""
         offset, exp = -self._offset(source, tenant, request_id), math.exp
         estimates: list[float] = []
         for cell, count in self._calibration(source).of(confidences):
@@ -86,26 +93,26 @@ class Acceptance:
         self, source: str, tenant: str, request_id: str, confidences: tuple[float, ...], trials: Trials
     ) -> None:
         """Learn from a proposal with these ``confidences``."""
-        right, wrong = trials
-        count = tried = right + wrong
+        matched, mismatched = trials
+        count = tried = matched + mismatched
         if not tried:
             return
         by_tenant, by_request = self._of_tenant(source, tenant), self._of_request(source, request_id)
         offset, exp = -(by_tenant.mean + by_request.mean), math.exp
-        surprise = information = 0.0
+        residual = information = 0.0
         for cell, run in self._calibration(source).of(confidences):
             p = 1 / (1 + exp(offset - cell.logit))
             each = run if run < tried else tried
-            hits = each if each < right else right
-            surprise += hits - each * p
+            hits = each if each < matched else matched
+            residual += hits - each * p
             information += each * p * (1 - p)
             cell.learn(each, hits)
             tried -= each
-            right -= hits
+            matched -= hits
             if not tried:
                 break
-        by_tenant.move(surprise, information, TENANT_DRIFT * count)
-        by_request.move(surprise, information, REQUEST_DRIFT * count)
+        by_tenant.update(residual, information, TENANT_DRIFT * count)
+        by_request.update(residual, information, REQUEST_DRIFT * count)
 
     def ended(self, request_id: str) -> None:
         """Drop what was learned about a request alone."""
@@ -135,7 +142,7 @@ class Acceptance:
         found = self._tenants.get(name)
         if found is None:
             found = self._tenants[name] = _Offset(TENANT_VARIANCE)
-            if len(self._tenants) > TENANTS:
+            if len(self._tenants) > MAX_TENANTS:
                 self._tenants.popitem(last=False)
         else:
             self._tenants.move_to_end(name)
@@ -151,60 +158,59 @@ class _Offset:
         self.mean = 0.0
         self.variance = variance
 
-    def move(self, surprise: float, information: float, drift: float) -> None:
-        """Trials turned out right more often than expected by ``surprise``; they carry this ``information``."""
+    def update(self, residual: float, information: float, drift: float) -> None:
+        """Update the mean by the ``residual`` (matches minus expected ones) and Fisher ``information`` of trials."""
         self.variance /= 1 + self.variance * information
-        self.mean = min(FARTHEST, max(-FARTHEST, self.mean + self.variance * surprise))
+        self.mean = min(MAX_OFFSET, max(-MAX_OFFSET, self.mean + self.variance * residual))
         self.variance += drift
 
 
 class _Calibration:
-    """How often a source was right, by its confidence and the position in the draft; kept as logits."""
+    """Acceptance rates of a source by its confidence and the position in the draft, as logits."""
 
     def __init__(self) -> None:
-        self._cells = [[_Cell(p) for p in _MIDDLES] for _ in range(len(POSITIONS) + 1)]
-
-        self._known: dict[tuple[float, ...], list[tuple[_Cell, int]]] = {}
+        self._cells = [[_Cell(p) for p in _MIDPOINTS] for _ in range(len(POSITIONS) + 1)]
+        self._cached: dict[tuple[float, ...], list[tuple[_Cell, int]]] = {}
 
     def of(self, confidences: tuple[float, ...]) -> list[tuple[_Cell, int]]:
-        """The cells of the positions in turn, each with the number of positions that it is for.
+        """The cells of the positions in order, each with the number of successive positions that it covers.
 
-        Most sources say the same few confidences again and again, so the cells of these are remembered.
+        Most sources repeat the same few lists of confidences, so the cells of each list are cached.
         """
-        runs = self._known.get(confidences)
+        runs = self._cached.get(confidences)
         if runs is None:
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
+            if len(self._cached) >= MAX_CACHED:
+                self._cached.clear()
             cells = [
                 self._cells[_position_class(position)][bisect_right(CONFIDENCES, confidence)]
                 for position, confidence in enumerate(confidences)
             ]
-            runs = self._known[confidences] = [
+            runs = self._cached[confidences] = [
                 (cell, len(list(run))) for cell, run in itertools.groupby(cells)
             ]
         return runs
 
 
 class _Cell:
-    __slots__ = ("logit", "right", "trials")
+    __slots__ = ("logit", "matched", "trials")
 
     def __init__(self, prior: float) -> None:
         self.trials = PRIOR_TRIALS
-        self.right = PRIOR_TRIALS * prior
+        self.matched = PRIOR_TRIALS * prior
         self.logit = math.log(prior / (1 - prior))
 
-    def learn(self, trials: int, right: int) -> None:
+    def learn(self, trials: int, matched: int) -> None:
         self.trials += trials
-        self.right += right
-        if self.trials > MEMORY_TRIALS:
+        self.matched += matched
+        if self.trials > DECAY_TRIALS:
             self.trials /= 2
-            self.right /= 2
-        wrong = self.trials - self.right
-        self.logit = math.log((self.right + 0.01) / (wrong + 0.01))
+            self.matched /= 2
+        mismatched = self.trials - self.matched
+        self.logit = math.log((self.matched + 0.01) / (mismatched + 0.01))
 
 
 _EDGES = (0.05, *CONFIDENCES, 0.99)
-_MIDDLES = tuple((low + high) / 2 for low, high in itertools.pairwise(_EDGES))
+_MIDPOINTS = tuple((low + high) / 2 for low, high in itertools.pairwise(_EDGES))
 _CLASSES = tuple(bisect_right(POSITIONS, position) for position in range(POSITIONS[-1] + 1))
 
 

@@ -1,4 +1,4 @@
-"""A cached answer as a draft: it may not be served, because its request was only similar, but it is often right."""
+"""A cached answer as a draft. It may not be served, because its request was only similar, but it is often accepted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headrace.core.request import Request
 
 
 class CachedAnswerProposer(PredictionProposer):
-    """Proposes the cached answer that the lookup has found (`Request.cached_answer`)."""
+    """Proposes the cached answer that the lookup found (`Request.cached_answer`)."""
 
     name = "cached"
 

@@ -1,4 +1,4 @@
-"""Tokens as a string, in which they are searched faster than in a list."""
+"""Tokens as a string, because a string is searched faster than a list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def characters(tokens: Sequence[int]) -> str:
-    """A character for each token. Ids beyond Unicode share characters: what is proposed is verified in any case."""
+    """One character per token. Ids beyond Unicode may share a character: a wrong proposal is only rejected."""
     try:
         return "".join(map(chr, tokens))
     except (ValueError, OverflowError):

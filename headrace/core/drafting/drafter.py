@@ -1,14 +1,14 @@
-"""Drafts for a step: asks the proposers, keeps the most promising proposal of each row, and cuts it to what pays.
+"""Drafts for a step: calls the proposers, keeps the best proposal of each row, and cuts it to the tokens that pay.
 
 ```
- asks ──► compare earlier proposals with what came ──► Acceptance
-      ──► free proposers ──► costly ones, where they promise more ──► best of each row ──► DraftBudget ──► drafts
+ rows ──► compare earlier proposals with the output ──► Acceptance
+      ──► free proposers ──► costly ones, where they pay ──► best proposal of each row ──► DraftBudget ──► drafts
 ```
 A proposer is free if its proposals cost next to nothing (a look-up in the text), and costly if they take time on the
-device (a draft model). A proposer that does not help a row rests: twice as long each time, up to a length at which all
-such questions together take `ASK_SHARE` of the steps' time. So it is asked at every step of a large model, and hardly
-ever at the steps of a small one with many rows. Long rests of all rows end at the same steps, because the first
-question of a step costs the most, and because few steps should be longer than others.
+device (a draft model). After a proposal that does not help, the proposer backs off from that row. The backoff doubles
+each time, up to a length at which all such calls take `PROPOSER_SHARE` of the steps' time. So a proposer is called at
+every step of a large model, and rarely at the steps of a small one with many rows. Long backoffs of all rows end at the
+same steps, because the first call of a step costs the most, and because few steps should be longer than others.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from headrace.core.drafting.acceptance import Acceptance, compared
+from headrace.core.drafting.acceptance import Acceptance, compare
 from headrace.core.drafting.costly_sources import CostlySource
-from headrace.core.drafting.draft_budget import Cut, DraftBudget, Offer
-from headrace.core.drafting.pace_trials import PaceTrials
-from headrace.core.drafting.proposal import CostlyProposer, DraftAsk, Proposal, Proposer, StepLoad
+from headrace.core.drafting.draft_budget import Candidate, Cut, DraftBudget
+from headrace.core.drafting.proposal import CostlyProposer, DraftRow, Proposal, Proposer, StepLoad
+from headrace.core.drafting.speed_trials import SpeedTrials
 from headrace.core.request import Request
 from headrace.core.request_settings import NO_SETTINGS
 
-CALL_SECONDS, ASK_SECONDS = 80e-6, 12e-6
-"""Time of the host to ask at all, and to ask one free proposer for one row and to judge its proposal. Code that runs
-once in dozens of steps finds cold caches, so both are twice what they are in a loop.
+CALL_SECONDS, ROW_SECONDS = 80e-6, 12e-6
+"""Host time of calling proposers at all, and of one free proposer for one row. Both are twice the time measured in a
+loop, because code that runs once in dozens of steps finds cold caches.
 """
 
-ASK_SHARE = 0.005
-"""Share of the steps' time that may be spent on proposers that do not help."""
+PROPOSER_SHARE = 0.005
+"""Share of the steps' time that calls of proposers that do not help may take."""
 
-LONGEST_REST = 511
-"""The most steps for which a proposer rests."""
+MAX_BACKOFF = 511
+"""Maximum backoff in steps."""
 
-LONG = 32
-"""The shortest rest that is lengthened, so that it ends together with others."""
+ALIGNED_BACKOFF = 32
+"""Backoffs of at least this many steps are lengthened so that they end together with others."""
 
-NOTICED, SELDOM = 0.05, 255
-"""Questions that take a larger share of a step than the first number are asked at one step in so many: the 99th
-percentile of the time between tokens should not be that of such steps.
+NOTICEABLE_SHARE, NOTICEABLE_BACKOFF = 0.05, 255
+"""If calls take a larger share of a step than the first number, backoffs may be as long as the second number of steps.
+Then fewer than 1 % of the steps have such calls, and the 99th percentile of the time between tokens is not affected.
 """
 
-UNKNOWN = Proposal((), (), "", Cut.TIMES_UNKNOWN)
-"""Says that step times are not known."""
+TIMES_UNKNOWN = Proposal((), (), "", Cut.TIMES_UNKNOWN)
+"""No drafts because step times are not known yet."""
 
 SLOWER = Proposal((), (), "", Cut.SLOWER)
-"""Says that steps with drafts have been slower than steps without."""
+"""No drafts because steps with drafts were slower than steps without."""
 
-USUAL_MEMORY = 16
-"""Answers of a proposer over which the rest that a new request begins with is averaged."""
+BACKOFF_WINDOW = 16
+"""Number of backoffs over which the first backoff of a new request is averaged."""
 
 
-class Estimated(NamedTuple):
-    """A proposal with its ``survivals`` (the chance that a token and all before it are right) and their sum."""
+class ScoredProposal(NamedTuple):
+    """A proposal with its ``survivals`` (probability that a token and all before it are accepted) and their sum."""
 
     proposal: Proposal
     survivals: tuple[float, ...]
@@ -68,15 +68,15 @@ class BudgetedDrafter:
     """A `core.drafting.proposal.Drafter` over several proposers.
 
     Args:
-        proposers: free ones, in the order in which equals are preferred.
-        acceptance: the estimates, learned here.
-        budget: chooses how much is verified.
-        costly: costly ones; each with the time of drafting one token for some rows, as a share of the target's time for
-            a step of these rows.
+        proposers: free proposers; of equally good proposals, the one of the first proposer wins.
+        acceptance: the estimates of the acceptance rate, which the drafter updates.
+        budget: chooses how many tokens are verified.
+        costly: costly proposers, each with the time of drafting one token for some rows, as a share of the target's
+            time for a step of these rows.
     """
 
     idle = False
-    """As `Drafter.idle`: a proposer may have something for any request."""
+    """As `Drafter.idle`: a proposer may have a proposal for any request."""
 
     def __init__(
         self,
@@ -92,180 +92,193 @@ class BudgetedDrafter:
         self._budget = budget
         self.seconds: dict[str, float] = {}
         """Time that the last `draft` has spent in costly proposers, by request."""
-        self._lives: dict[str, _Life] = {}
-        self._usual = {each.name: 0.0 for each in proposers}  # the mean length of rests
-        self._longest = 0  # the longest rest at this step
-        self._seldom = 0  # the longest rest of free proposers, if it is longer
-        self._trials = PaceTrials()
-        self._resting_until = 0  # the first step at which drafts may be faster than none
+        self._states: dict[str, _RequestState] = {}
+        self._mean_backoff = {each.name: 0.0 for each in proposers}  # the mean backoff, by proposer
+        self._max_backoff = 0  # the longest backoff at this step
+        self._min_max_backoff = 0  # the longest backoff of free proposers, if that is longer
+        self._trials = SpeedTrials()
+        self._backoff_until = 0  # the first step that may have drafts
 
-    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
-        """As `Drafter.draft`. An empty proposal says why nothing is verified of what was proposed."""
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
+        """As `Drafter.draft`. An empty proposal says why no token of a proposal is verified."""
         step = load.step
-        if (
-            load.times is None and self._budget.fixed is None
-        ):  # not even asked: that would lengthen what is measured
+        if load.times is None and self._budget.fixed is None:
+            # Not even called: that would lengthen the steps that are measured.
             self.seconds = {}
-            return [UNKNOWN] * len(asks)
-        if self._budget.fixed is None and (rest := self._trials.rest(load.rows)):
+            return [TIMES_UNKNOWN] * len(draft_rows)
+        if self._budget.fixed is None and (backoff := self._trials.steps_without_drafts(load.rows)):
             self.seconds = {}
-            self._resting_until = step + rest
-            return [None if self._trials.drafts_usually(load.rows) else SLOWER] * len(asks)
-        lives = [self._life(ask) for ask in asks]
-        self._longest = self._longest_rest(load)
+            self._backoff_until = step + backoff
+            return [None if self._trials.prefers_drafts(load.rows) else SLOWER] * len(draft_rows)
+        states = [self._state(draft_row) for draft_row in draft_rows]
+        self._max_backoff = self._compute_max_backoff(load)
         self.seconds = {}
-        best: list[Estimated | None] = [None] * len(asks)
+        best: list[ScoredProposal | None] = [None] * len(draft_rows)
         for proposer in self._free:
             name = proposer.name
-            due = [row for row in self._allowed(asks, lives, name) if lives[row].due(name, step)]
-            self._propose(proposer, due, asks, lives, best, step)
+            due = [row for row in self._allowed(draft_rows, states, name) if states[row].due(name, step)]
+            self._propose(proposer, due, draft_rows, states, best, step)
         for source in self._costly:
-            self._draft_costly(source, asks, lives, best, load)
-        return self._cut(asks, lives, best, load)
+            self._propose_costly(source, draft_rows, states, best, load)
+        return self._apply_budget(draft_rows, states, best, load)
 
-    def asked_from(self, request: Request) -> int:
-        """As `Drafter.asked_from`."""
-        life = self._lives.get(request.id)
-        if life is None:
-            return self._resting_until
-        rests = life.rests
-        steps = [rests[each.name].until if each.name in rests else 0 for each in self.proposers]
+    def next_draft_step(self, request: Request) -> int:
+        """As `Drafter.next_draft_step`."""
+        state = self._states.get(request.id)
+        if state is None:
+            return self._backoff_until
+        backoffs = state.backoffs
+        steps = [backoffs[each.name].until if each.name in backoffs else 0 for each in self.proposers]
         for at, source in enumerate(self._costly, len(self._free)):
-            steps[at] = max(steps[at], source.resting_until)
-        return max(self._resting_until, min(steps, default=0))
+            steps[at] = max(steps[at], source.backoff_until)
+        return max(self._backoff_until, min(steps, default=0))
 
-    def _draft_costly(
+    def _propose_costly(
         self,
         source: CostlySource,
-        asks: Sequence[DraftAsk],
-        lives: Sequence[_Life],
-        best: list[Estimated | None],
+        draft_rows: Sequence[DraftRow],
+        states: Sequence[_RequestState],
+        best: list[ScoredProposal | None],
         load: StepLoad,
     ) -> None:
-        """Ask a costly proposer for the rows, and as many tokens, as are worth its time."""
+        """Call a costly proposer for the rows and the number of tokens that pay."""
         name = source.proposer.name
-        allowed = self._allowed(asks, lives, name)
+        allowed = self._allowed(draft_rows, states, name)
         if not allowed:
             return
-        held = [each.expected if each else 0.0 for each in (best[row] for row in allowed)]
-        chosen = source.worth([asks[row] for row in allowed], held, load, self._budget.fixed, self._longest)
-        cut, rows = list(asks), []
-        for row, most in zip(allowed, chosen, strict=True):
-            if most:
+        other = [each.expected if each else 0.0 for each in (best[row] for row in allowed)]
+        chosen = source.choose(
+            [draft_rows[row] for row in allowed], other, load, self._budget.fixed, self._max_backoff
+        )
+        cut, rows = list(draft_rows), []
+        for row, max_tokens in zip(allowed, chosen, strict=True):
+            if max_tokens:
                 rows.append(row)
-                cut[row] = asks[row]._replace(most=min(asks[row].most, most))
+                cut[row] = draft_rows[row]._replace(max_tokens=min(draft_rows[row].max_tokens, max_tokens))
         if not rows:
             return
         before = source.proposer.seconds
-        self._propose(source.proposer, rows, cut, lives, best, load.step)
-        spent = source.proposer.seconds - before
-        source.spent([cut[row] for row in rows], spent, load.times)
-        self._charge([cut[row] for row in rows], spent)
+        self._propose(source.proposer, rows, cut, states, best, load.step)
+        seconds = source.proposer.seconds - before
+        source.observe_cost([cut[row] for row in rows], seconds, load.times)
+        self._charge([cut[row] for row in rows], seconds)
         for row in rows:
-            if (told := lives[row].open.get(name)) is not None:
-                source.proposed(told[1].confidences)
+            if (latest := states[row].pending.get(name)) is not None:
+                source.observe_confidences(latest[1].confidences)
 
-    def _charge(self, asks: Sequence[DraftAsk], seconds: float) -> None:
-        """Divide the time of a proposer among the requests that it drafted for, by the tokens that were asked for."""
-        each = seconds / sum(ask.most for ask in asks)
-        for ask in asks:
-            name = ask.request.id
-            self.seconds[name] = self.seconds.get(name, 0.0) + each * ask.most
+    def _charge(self, draft_rows: Sequence[DraftRow], seconds: float) -> None:
+        """Divide the time of a proposer among the requests that it drafted for, by the number of tokens requested."""
+        each = seconds / sum(draft_row.max_tokens for draft_row in draft_rows)
+        for draft_row in draft_rows:
+            name = draft_row.request.id
+            self.seconds[name] = self.seconds.get(name, 0.0) + each * draft_row.max_tokens
 
     @staticmethod
-    def _allowed(asks: Sequence[DraftAsk], lives: Sequence[_Life], method: str) -> list[int]:
-        """The rows whose requests may be drafted for by this method; it rests for ever for the others."""
+    def _allowed(draft_rows: Sequence[DraftRow], states: Sequence[_RequestState], method: str) -> list[int]:
+        """The rows whose requests allow this method; its backoff never ends for the others."""
         allowed = []
-        for row, ask in enumerate(asks):
-            if ask.request.settings is NO_SETTINGS or ask.request.settings.may_draft(method):
+        for row, draft_row in enumerate(draft_rows):
+            if draft_row.request.settings is NO_SETTINGS or draft_row.request.settings.may_draft(method):
                 allowed.append(row)
             else:
-                lives[row].rests[method] = FORBIDDEN
+                states[row].backoffs[method] = FORBIDDEN
         return allowed
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
         """As `Drafter.observed`."""
         if drafted and rows == 1 and any(source.probing for source in self._costly):
-            return  # a few tokens of a cold model say nothing about the pace of drafting
+            return  # the first tokens of a cold model do not show how fast drafting is
         self._trials.observed(rows, drawn, seconds, drafted)
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
-        """Nothing: `draft` and `ended` compare every proposal, verified or not, with the tokens that came."""
+        """Does nothing: `draft` and `ended` compare every proposal, verified or not, with the output."""
 
     def ended(self, request: Request, tokens: list[int]) -> None:
         """Learn from the last proposals of a request, and drop its state."""
-        life = self._lives.pop(request.id, None)
-        if life is not None:
-            life.settle(request, tokens, self._acceptance)
+        state = self._states.pop(request.id, None)
+        if state is not None:
+            state.learn(request, tokens, self._acceptance)
         self._acceptance.ended(request.id)
         for proposer in self.proposers:
             proposer.ended(request, tokens)
 
-    def _life(self, ask: DraftAsk) -> _Life:
-        life = self._lives.get(ask.request.id)
-        if life is None:
-            life = self._lives[ask.request.id] = _Life()
-        elif life.open:
-            life.settle(ask.request, ask.tokens, self._acceptance)
-        return life
+    def _state(self, draft_row: DraftRow) -> _RequestState:
+        state = self._states.get(draft_row.request.id)
+        if state is None:
+            state = self._states[draft_row.request.id] = _RequestState()
+        elif state.pending:
+            state.learn(draft_row.request, draft_row.tokens, self._acceptance)
+        return state
 
-    def _longest_rest(self, load: StepLoad) -> int:
-        """The rest of all rows at which asking takes `ASK_SHARE` of the time."""
+    def _compute_max_backoff(self, load: StepLoad) -> int:
+        """The backoff at which calls for all rows take `PROPOSER_SHARE` of the time."""
         if self._budget.fixed is not None:
             return 0
         assert load.times is not None
-        step = load.times.stairs(load.rows, load.contexts, 1)[0]
-        asking = CALL_SECONDS + ASK_SECONDS * load.rows * len(self._free)
-        self._seldom = SELDOM if asking > NOTICED * step else 0
-        return LONGEST_REST if asking > LONGEST_REST * ASK_SHARE * step else int(asking / (ASK_SHARE * step))
+        step = load.times.verify_times(load.rows, load.contexts, 1)[0]
+        calling = CALL_SECONDS + ROW_SECONDS * load.rows * len(self._free)
+        self._min_max_backoff = NOTICEABLE_BACKOFF if calling > NOTICEABLE_SHARE * step else 0
+        return (
+            MAX_BACKOFF
+            if calling > MAX_BACKOFF * PROPOSER_SHARE * step
+            else int(calling / (PROPOSER_SHARE * step))
+        )
 
     def _propose(
         self,
         proposer: Proposer,
         rows: Sequence[int],
-        asks: Sequence[DraftAsk],
-        lives: Sequence[_Life],
-        best: list[Estimated | None],
+        draft_rows: Sequence[DraftRow],
+        states: Sequence[_RequestState],
+        best: list[ScoredProposal | None],
         step: int,
     ) -> None:
-        """Ask ``proposer`` for ``rows``; a proposal that promises more tokens than the best one replaces it."""
+        """Call ``proposer`` for ``rows``; a proposal with more expected tokens than the best one replaces it."""
         if not rows:
             return
         name = proposer.name
-        for row, proposal in zip(rows, proposer.propose([asks[row] for row in rows]), strict=True):
+        for row, proposal in zip(rows, proposer.propose([draft_rows[row] for row in rows]), strict=True):
             if proposal is None or not proposal.tokens:
-                self._rest(lives[row], name, step)
+                self._back_off(states[row], name, step)
                 continue
-            ask, request = asks[row], asks[row].request
+            draft_row, request = draft_rows[row], draft_rows[row].request
             estimates = self._acceptance.estimate(name, request.tenant, request.id, proposal.confidences)
             survivals = tuple(accumulate(estimates, mul))
-            lives[row].open[name] = (len(ask.tokens), proposal)
-            expected = sum(survivals[ask.ahead :])
-            held = best[row]
-            if held is not None and expected <= held.expected:
-                self._rest(lives[row], name, step)
+            states[row].pending[name] = (len(draft_row.tokens), proposal)
+            expected = sum(survivals[draft_row.in_flight :])
+            other = best[row]
+            if other is not None and expected <= other.expected:
+                self._back_off(states[row], name, step)
                 continue
-            if held is not None:
-                self._rest(lives[row], held.proposal.source, step)
-            best[row] = Estimated(Proposal(proposal.tokens, estimates, name), survivals, expected)
+            if other is not None:
+                self._back_off(states[row], other.proposal.source, step)
+            best[row] = ScoredProposal(Proposal(proposal.tokens, estimates, name), survivals, expected)
 
-    def _cut(
+    def _apply_budget(
         self,
-        asks: Sequence[DraftAsk],
-        lives: Sequence[_Life],
-        best: Sequence[Estimated | None],
+        draft_rows: Sequence[DraftRow],
+        states: Sequence[_RequestState],
+        best: Sequence[ScoredProposal | None],
         load: StepLoad,
     ) -> list[Proposal | None]:
         if not any(best):
-            return [None] * len(asks)
-        offers = []
-        for ask, each in zip(asks, best, strict=True):
-            target = ask.request.slo.tpot_seconds
+            return [None] * len(draft_rows)
+        candidates = []
+        for draft_row, each in zip(draft_rows, best, strict=True):
+            target = draft_row.request.slo.tpot_seconds
             survivals = () if each is None else each.survivals
-            offers.append(Offer(survivals, len(ask.tokens), ask.ahead, target or float("inf"), ask.pace))
+            candidates.append(
+                Candidate(
+                    survivals,
+                    len(draft_row.tokens),
+                    draft_row.in_flight,
+                    target or float("inf"),
+                    draft_row.tokens_per_step,
+                )
+            )
         drafts: list[Proposal | None] = []
         probing = [source.proposer.name for source in self._costly if source.probing]
-        for life, each, choice in zip(lives, best, self._budget.choose(offers, load), strict=True):
+        for state, each, choice in zip(states, best, self._budget.choose(candidates, load), strict=True):
             if each is None:
                 drafts.append(None)
                 continue
@@ -274,69 +287,69 @@ class BudgetedDrafter:
             if source in probing and choice.cut is Cut.NOT_WORTH:
                 count = len(tokens)
             if count:
-                self._helped(life, source)
+                self._reset_backoff(state, source)
             elif choice.cut in (Cut.NOT_WORTH, Cut.OTHERS):
-                self._rest(life, source, load.step)
+                self._back_off(state, source, load.step)
             drafts.append(Proposal(tokens[:count], estimates[:count], source, choice.cut))
         return drafts
 
-    def _rest(self, life: _Life, source: str, step: int) -> None:
-        """A source did not help: it rests for twice as long as the last time, or as is usual at the first time."""
-        usual = self._usual.get(source)
-        if usual is None:  # a costly one rests for all rows together
+    def _back_off(self, state: _RequestState, source: str, step: int) -> None:
+        """Back off after a proposal that did not help: twice as long as last time; the first time, by the mean."""
+        mean = self._mean_backoff.get(source)
+        if mean is None:  # a costly source backs off for all rows together
             return
-        last = life.rests.get(source)
-        longest = max(self._longest, self._seldom)
-        length = min(longest, int(usual) if last is None else max(0, 2 * last.length + 1))
+        last = state.backoffs.get(source)
+        longest = max(self._max_backoff, self._min_max_backoff)
+        length = min(longest, int(mean) if last is None else max(0, 2 * last.length + 1))
         end = step + 1 + length
-        if length >= LONG:
+        if length >= ALIGNED_BACKOFF:
             end += -end % (1 << length.bit_length())
-        life.rests[source] = Rest(end, length)
-        self._usual[source] = usual + (length - usual) / USUAL_MEMORY
+        state.backoffs[source] = Backoff(end, length)
+        self._mean_backoff[source] = mean + (length - mean) / BACKOFF_WINDOW
 
-    def _helped(self, life: _Life, source: str) -> None:
-        if source in self._usual:
-            life.rests[source] = HELPED
-            self._usual[source] -= self._usual[source] / USUAL_MEMORY
+    def _reset_backoff(self, state: _RequestState, source: str) -> None:
+        if source in self._mean_backoff:
+            state.backoffs[source] = NO_BACKOFF
+            self._mean_backoff[source] -= self._mean_backoff[source] / BACKOFF_WINDOW
 
 
-class Rest(NamedTuple):
-    """A source is not asked before the step ``until``, after a rest of ``length`` steps."""
+class Backoff(NamedTuple):
+    """A source is not called before the step ``until``; the backoff has ``length`` steps."""
 
     until: int
     length: int
 
 
-HELPED = Rest(0, -1)
-"""After a useful proposal: the next one that does not help is followed by no rest, and only then rests grow."""
+NO_BACKOFF = Backoff(0, -1)
+"""After a useful proposal. The backoff after the next useless one has 0 steps, and only then backoffs grow."""
 
 
-FORBIDDEN = Rest(sys.maxsize, 0)
-"""The request may not be drafted for by the source."""
+FORBIDDEN = Backoff(sys.maxsize, 0)
+"""The request does not allow this source."""
 
 
-class _Life:
-    """A request while it is drafted for."""
+class _RequestState:
+    """The drafter's state of one request."""
 
-    __slots__ = ("open", "rests")
+    __slots__ = ("backoffs", "pending")
 
     def __init__(self) -> None:
-        # By source: known tokens at its last proposal, and that.
-        self.open: dict[str, tuple[int, Proposal]] = {}
-        self.rests: dict[str, Rest] = {}
+        # By source: the last proposal, and the number of tokens known when it was made.
+        self.pending: dict[str, tuple[int, Proposal]] = {}
+        self.backoffs: dict[str, Backoff] = {}
 
     def due(self, source: str, step: int) -> bool:
-        """Whether a source is asked at this step."""
-        rest = self.rests.get(source)
-        return rest is None or rest.until <= step
+        """Whether a source is called at this step."""
+        backoff = self.backoffs.get(source)
+        return backoff is None or backoff.until <= step
 
-    def settle(self, request: Request, tokens: list[int], acceptance: Acceptance) -> None:
-        """Compare the last proposal of each source with the tokens that came in its place."""
+    def learn(self, request: Request, tokens: list[int], acceptance: Acceptance) -> None:
+        """Compare the last proposal of each source with the output at its positions."""
         count = len(tokens)
-        for source, (start, proposal) in tuple(self.open.items()):
+        for source, (start, proposal) in tuple(self.pending.items()):
             if count <= start:
                 continue
-            del self.open[source]
+            del self.pending[source]
             drafted = proposal.tokens
-            trials = compared(drafted, tokens[start : start + len(drafted)])
+            trials = compare(drafted, tokens[start : start + len(drafted)])
             acceptance.learn(source, request.tenant, request.id, proposal.confidences, trials)

@@ -1,35 +1,37 @@
-"""The client's prediction as a draft: the OpenAI field ``prediction``."""
+"""Predicted outputs: the text of the OpenAI field ``prediction`` as a draft."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.core.drafting.known_text import LONGEST, Continuation, KnownText
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.known_text import MAX_MATCH, Continuation, KnownText
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.request import Request
 
 
 class PredictionProposer:
-    """Proposes the text that the client predicts (`Request.prediction`), found again after each edit.
+    """Proposes the text that the client predicts (`Request.prediction`), and finds its position again after each edit.
 
-    ``most`` is the longest proposal in tokens.
+    ``max_tokens`` is the maximum length of a proposal.
     """
 
     name = "prediction"
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
         self._texts: dict[str, KnownText] = {}
-        self._confidences = tuple((2 * agreed + 1) / (2 * agreed + 2) for agreed in range(LONGEST + most + 1))
+        self._confidences = tuple(
+            (2 * matched + 1) / (2 * matched + 2) for matched in range(MAX_MATCH + max_tokens + 1)
+        )
 
     @property
     def nbytes(self) -> int:
-        """Memory of the texts and their indexes."""
+        """Memory of the texts of all requests."""
         return sum(text.nbytes for text in self._texts.values())
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
         """As `core.drafting.proposal.Proposer.propose`."""
-        return [self._propose(ask) for ask in asks]
+        return [self._propose(draft_row) for draft_row in draft_rows]
 
     def ended(self, request: Request, tokens: list[int]) -> None:
         """Drop the text of a request."""
@@ -38,19 +40,21 @@ class PredictionProposer:
     def _text(self, request: Request) -> tuple[int, ...]:
         return request.prediction
 
-    def _propose(self, ask: DraftAsk) -> Proposal | None:
-        text = self._text(ask.request)
+    def _propose(self, draft_row: DraftRow) -> Proposal | None:
+        text = self._text(draft_row.request)
         if not text:
             return None
-        start = len(ask.request.tokens)
-        known = self._texts.get(ask.request.id)
-        if known is None or known.seen > len(ask.tokens) - start:
-            known = self._texts[ask.request.id] = KnownText(text)
-        found = known.follow(ask.tokens, start)
-        return None if found is None else self._slice(text, found, min(self._most, ask.most))
+        start = len(draft_row.request.tokens)
+        known = self._texts.get(draft_row.request.id)
+        if known is None or known.seen > len(draft_row.tokens) - start:
+            known = self._texts[draft_row.request.id] = KnownText(text)
+        found = known.advance(draft_row.tokens, start)
+        return (
+            None if found is None else self._slice(text, found, min(self._max_tokens, draft_row.max_tokens))
+        )
 
-    def _slice(self, text: tuple[int, ...], found: Continuation, most: int) -> Proposal | None:
-        tokens = text[found.place : found.place + most]
+    def _slice(self, text: tuple[int, ...], found: Continuation, max_tokens: int) -> Proposal | None:
+        tokens = text[found.position : found.position + max_tokens]
         if not tokens:
             return None
-        return Proposal(tokens, self._confidences[found.agreed : found.agreed + len(tokens)], self.name)
+        return Proposal(tokens, self._confidences[found.matched : found.matched + len(tokens)], self.name)

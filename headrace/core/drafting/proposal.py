@@ -1,4 +1,4 @@
-"""Proposals of tokens to verify, as values, and the ports of those who make and choose them.
+"""Proposals of tokens to verify, and the protocols of proposers, which make them, and of the drafter, which chooses.
 
 ```
  known tokens  ... the quick brown | fox jumps over         <- drafted positions of the row
@@ -18,18 +18,19 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request
 
 
-class DraftAsk(NamedTuple):
-    """A sequence that decodes: all its known ``tokens``, prompt first (read only), and the ``most`` to propose.
+class DraftRow(NamedTuple):
+    """A decode row to draft for: all known ``tokens`` of its sequence, prompt first (read only).
 
-    The first ``ahead`` tokens after the known ones have been drawn, but are not known yet. A proposal begins with them,
-    and only the rest of it is verified. ``pace`` is the number of tokens that it has drawn per step so far.
+    At most ``max_tokens`` may be proposed. The first ``in_flight`` tokens after the known ones have been drawn, but are
+    not known yet. A proposal begins with them, and only the rest of it is verified. ``tokens_per_step`` is the mean
+    number of tokens per step that the sequence has drawn so far.
     """
 
     request: Request
     tokens: list[int]
-    most: int
-    ahead: int = 0
-    pace: float = 1.0
+    max_tokens: int
+    in_flight: int = 0
+    tokens_per_step: float = 1.0
 
 
 class Proposal(NamedTuple):
@@ -47,8 +48,8 @@ class Proposal(NamedTuple):
 
 class StepLoad(NamedTuple):
     """The step without drafts: its rows, tokens and contexts as `StepTimes` counts them, the tokens left in its budget,
-    and its number. ``times`` is None until enough steps have been observed. ``paces`` are the
-    `DraftAsk.pace` of the rows that are not asked for.
+    and its number. ``times`` is None until enough steps have been observed. ``other_tokens_per_step`` are the
+    `DraftRow.tokens_per_step` of the rows that are not drafted for.
     """
 
     rows: int
@@ -57,19 +58,19 @@ class StepLoad(NamedTuple):
     budget: int
     times: StepTimes | None
     step: int = 0
-    paces: tuple[float, ...] = ()
+    other_tokens_per_step: tuple[float, ...] = ()
 
 
 class Proposer(Protocol):
-    """Proposes tokens for decoding sequences; it sees them by `propose` alone, in the order of their growth.
+    """Proposes tokens for decoding sequences. `propose` is the only call in which it sees their tokens.
 
     It may keep an index per request id, and drops it at `ended`.
     """
 
     name: str
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
-        """One proposal for each ask, or None where it has nothing; at most ``most`` tokens each."""
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
+        """One proposal per row, of at most its ``max_tokens``; None if there is none."""
         ...
 
     def ended(self, request: Request, tokens: list[int]) -> None:
@@ -84,11 +85,11 @@ class CostlyProposer(Proposer, Protocol):
 
 
 class Drafter(Protocol):
-    """Chooses what is verified: asks proposers, and cuts their proposals to what pays in this step."""
+    """Chooses the drafts of a step: calls proposers, and cuts their proposals to the tokens that pay in this step."""
 
     @property
     def idle(self) -> bool:
-        """Whether it can propose nothing for any request now, so that it need not be asked."""
+        """Whether it has no proposal for any request now, so that `draft` need not be called."""
         ...
 
     @property
@@ -99,17 +100,17 @@ class Drafter(Protocol):
         """
         ...
 
-    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
-        """The tokens to verify for each ask, or None."""
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
+        """The tokens to verify for each row, or None."""
         ...
 
-    def asked_from(self, request: Request) -> int:
-        """The number of the first step at which asking again for this request is of use; it has just been asked for."""
+    def next_draft_step(self, request: Request) -> int:
+        """The number of the next step at which `draft` may have a proposal for this request, after it had none."""
         ...
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
-        """A step of ``rows`` decode rows and no others drew ``drawn`` tokens, and took ``seconds`` with all work of the
-        host. It must not raise.
+        """A step of ``rows`` decode rows and no others drew ``drawn`` tokens, and took ``seconds``, host work included.
+        It must not raise.
         """
         ...
 

@@ -1,12 +1,12 @@
-"""Suffix decoding: proposes what followed the last tokens in past outputs of the same tenant.
+"""Suffix decoding: proposes the tokens that followed the last ones in past outputs of the same tenant.
 
 ```
- ended ──► waiting outputs ──► index of the scope (tenant, salt, adapter) ──► propose
+ ended ──► pending outputs ──► index of the scope (tenant, salt, adapter) ──► propose
            at most CHUNK tokens at a time
 ```
-The index is `core.cache.partial.continuation_index`: past places vote on each next token, and a proposal ends where the
-chance that all of it is right becomes small, so it is longer the longer the agreement is. Scopes share nothing: neither
-a proposal nor its duration shows another scope's text.
+The index is `core.cache.partial.continuation_index`: past occurrences vote on each next token. A proposal ends where
+the probability that all of it is accepted becomes small, so a longer match makes it longer. Scopes share nothing:
+neither a proposal nor the time to find it reveals another scope's text.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from typing import NamedTuple
 from headrace.core.block_keys import root_key
 from headrace.core.cache.partial.scoped_indexes import ProposalCounts, ScopedIndexes
 from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.request import Request
 
 LEAD = 8
-"""Tokens at the end of the prompt that are indexed with an output."""
+"""Number of tokens at the end of the prompt that are indexed with an output."""
 
 CHUNK = 128
-"""Tokens indexed at a time: bounds what they add to a step."""
+"""Maximum number of tokens indexed at a time, which bounds the time added to a step."""
 
-WAITING = 1024
-"""Outputs that wait for being indexed; the oldest are dropped."""
+MAX_PENDING = 1024
+"""Maximum number of outputs that wait for indexing; the oldest are dropped."""
 
 
-class _Waiting(NamedTuple):
-    """Tokens of an output to index after ``lead``; ``goes_on``: the part before them has been indexed."""
+class _PendingOutput(NamedTuple):
+    """Tokens of an output to index after ``lead``; ``continued``: the output's tokens before them are indexed."""
 
     scope: bytes
     output: list[int]
     lead: tuple[int, ...]
-    goes_on: bool = False
+    continued: bool = False
 
 
 class SuffixProposer:
     """Proposes from past outputs of the request's scope.
 
     Args:
-        most: the longest proposal in tokens.
+        max_tokens: the maximum length of a proposal.
         max_bytes: memory of the indexes of all scopes; the least recently used scope is evicted.
     """
 
     name = "suffix"
 
-    def __init__(self, most: int, max_bytes: int = 64 << 20) -> None:
-        self._most = most
+    def __init__(self, max_tokens: int, max_bytes: int = 64 << 20) -> None:
+        self._max_tokens = max_tokens
         self._indexes = ScopedIndexes(max_bytes)
-        self._outputs: deque[_Waiting] = deque(maxlen=WAITING)
+        self._pending: deque[_PendingOutput] = deque(maxlen=MAX_PENDING)
         self._forgotten: deque[bytes] = deque()
         self.counts: ProposalCounts = self._indexes.counts()
         """Sizes and totals after the last change; may be read from another thread."""
@@ -65,17 +65,17 @@ class SuffixProposer:
         """Memory of the indexes."""
         return self.counts.nbytes
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
         """As `core.drafting.proposal.Proposer.propose`."""
-        if self._outputs or self._forgotten:
-            self._catch_up()
-        return [self._propose(ask) for ask in asks]
+        if self._pending or self._forgotten:
+            self._index_pending()
+        return [self._propose(draft_row) for draft_row in draft_rows]
 
     def ended(self, request: Request, tokens: list[int]) -> None:
-        """Index the output, unless the request forbids it."""
+        """Queue the output for indexing, unless the request forbids it."""
         output = tokens[len(request.tokens) :]
         if request.indexed and output:
-            self._outputs.append(_Waiting(scope_of(request), output, request.tokens[-LEAD:]))
+            self._pending.append(_PendingOutput(scope_of(request), output, request.tokens[-LEAD:]))
 
     def forget(self, tag: str) -> None:
         """Drop the outputs of the tenant with this cache tag, or all, before the next proposal.
@@ -84,31 +84,31 @@ class SuffixProposer:
         """
         self._forgotten.append(b"" if tag == EVERYTHING else _digest(tag))
 
-    def _catch_up(self) -> None:
+    def _index_pending(self) -> None:
         while self._forgotten:
             prefix = self._forgotten.popleft()
             self._indexes.forget(prefix)
-            kept = [each for each in self._outputs if not each.scope.startswith(prefix)]
-            self._outputs = deque(kept, maxlen=WAITING)
+            kept = [each for each in self._pending if not each.scope.startswith(prefix)]
+            self._pending = deque(kept, maxlen=MAX_PENDING)
         left = CHUNK
-        while self._outputs and left > 0:
-            scope, output, lead, goes_on = self._outputs.popleft()
+        while self._pending and left > 0:
+            scope, output, lead, continued = self._pending.popleft()
             part, rest = output[:left], output[left:]
-            self._indexes.add(scope, part, lead, goes_on=goes_on)
+            self._indexes.add(scope, part, lead, continued=continued)
             left -= len(part)
             if rest:
-                self._outputs.appendleft(_Waiting(scope, rest, (*lead, *part)[-LEAD:], goes_on=True))
+                self._pending.appendleft(_PendingOutput(scope, rest, (*lead, *part)[-LEAD:], continued=True))
         self.counts = self._indexes.counts()
 
-    def _propose(self, ask: DraftAsk) -> Proposal | None:
-        request = ask.request
+    def _propose(self, draft_row: DraftRow) -> Proposal | None:
+        request = draft_row.request
         scope = _scope(request.tenant, request.salt, request.adapter)
-        found = self._indexes.propose(scope, ask.tokens, min(self._most, ask.most))
+        found = self._indexes.propose(scope, draft_row.tokens, min(self._max_tokens, draft_row.max_tokens))
         return Proposal(found.tokens, found.probabilities, self.name) if found.tokens else None
 
 
 def scope_of(request: Request) -> bytes:
-    """The scope within which outputs are proposed: the tenant, and the salt and adapter that separate prefixes."""
+    """The scope within which outputs are proposed: the tenant, the cache salt and the adapter."""
     return _scope(request.tenant, request.salt, request.adapter)
 
 

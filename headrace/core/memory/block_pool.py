@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.core.block_keys import chained_key
 from headrace.core.events import Event, Evicted, EvictReason
-from headrace.core.memory.content import ContentNews
+from headrace.core.memory.content import ContentNotifier
 from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.memory.lower_tier import Held
 from headrace.core.memory.prefix_hit import PrefixHit
@@ -39,7 +39,7 @@ class BlockPool:
         num_blocks: int,
         block_size: int,
         eviction: EvictionPolicy,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         lower: LowerTiers | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -49,7 +49,7 @@ class BlockPool:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._blocks: list[Block] = []  # created on first use: a large pool may never use all
-        self._tell = tell
+        self._emit = emit
         self.lower = lower
         self.num_free = num_blocks
         """Blocks without references, cached or blank: all of them can be allocated."""
@@ -57,9 +57,9 @@ class BlockPool:
         self._cached = EvictionOrder(eviction)
         self._by_key: dict[bytes, Block] = {}
         self._children: dict[tuple[bytes, int], Block] = {}  # the newest of equal parent and first token
-        self._promised: dict[bytes, int] = {}
+        self._announced: dict[bytes, int] = {}
         self._wanted: dict[bytes, int] = {}
-        self.news = ContentNews()
+        self.notifier = ContentNotifier()
 
     def full_blocks(self) -> list[Block]:
         """All full blocks in the prefix cache."""
@@ -150,14 +150,14 @@ class BlockPool:
         evicted, unranked = [], 0
         for block in self._cached.pop(count):
             if lower:
-                lower.take_down(block)
+                lower.demote(block)
             forget(block)
             evicted.append(block.id)
             unranked += block.rank == UNRANKED
         if unranked:  # these come first
-            self._tell(Evicted(tuple(evicted[:unranked]), EvictReason.UNRANKED))
+            self._emit(Evicted(tuple(evicted[:unranked]), EvictReason.UNRANKED))
         if unranked < count:
-            self._tell(Evicted(tuple(evicted[unranked:]), EvictReason.ALLOCATION))
+            self._emit(Evicted(tuple(evicted[unranked:]), EvictReason.ALLOCATION))
         return evicted
 
     # -- content -----------------------------------------------------------------------------------
@@ -184,18 +184,18 @@ class BlockPool:
         """Register full blocks that follow each other, ``start`` blocks from the beginning of their sequence: one key
         for each, and the tokens of all of them.
         """
-        size, by_key, promised, wanted = self.block_size, self._by_key, self._promised, self._wanted
+        size, by_key, announced, wanted = self.block_size, self._by_key, self._announced, self._wanted
         packed = tuple(tokens)
         at = 0
         for block_id, key in zip(table, keys, strict=True):
-            promised.pop(key, None)
+            announced.pop(key, None)
             if key not in by_key:
                 block = self._blocks[block_id]
                 self._link(block, parent, packed[at : at + size])
                 block.key = key
                 block.wanted = key in wanted
                 by_key[key] = block
-                self.news.stored(parent if start or at else None, key, block.tokens, block_id)
+                self.notifier.stored(parent if start or at else None, key, block.tokens, block_id)
             parent = key
             at += size
 
@@ -234,7 +234,7 @@ class BlockPool:
         block.older = block.newer = None
         if block.key is not None:
             del self._by_key[block.key]
-            self.news.removed(block.key, block.id)
+            self.notifier.removed(block.key, block.id)
         block.forget()
 
     def match(
@@ -283,13 +283,13 @@ class BlockPool:
             sibling = sibling.older
         return PrefixHit(tuple(shared), best, copied, below, declined)
 
-    def bring_up(self, hit: PrefixHit, targets: Sequence[int]) -> None:
+    def promote(self, hit: PrefixHit, targets: Sequence[int]) -> None:
         """Fill held blocks, one for each of ``hit.below``, from the host tier; they are cached at once."""
         if self.lower is None:
             return
-        with self.news.restoring():
+        with self.notifier.restoring():
             for start, (held, target) in enumerate(zip(hit.below, targets, strict=True), len(hit.blocks)):
-                content = self.lower.bring_up(held, target)
+                content = self.lower.promote(held, target)
                 self.register(target, content.parent, content.tokens, content.key, start=start)
                 block = self._blocks[target]
                 block.hits, block.chain = content.hits, content.chain
@@ -301,27 +301,27 @@ class BlockPool:
         A chain is evicted from its end, so the blocks present come first. If the first one is missing, no other is
         checked.
         """
-        if not keys or (keys[0] not in self._by_key and keys[0] not in self._promised):
+        if not keys or (keys[0] not in self._by_key and keys[0] not in self._announced):
             return 0
-        return bisect_left(keys, True, key=lambda key: key not in self._by_key and key not in self._promised)
+        return bisect_left(keys, True, key=lambda key: key not in self._by_key and key not in self._announced)
 
-    def promise(self, keys: Iterable[bytes]) -> None:
+    def announce(self, keys: Iterable[bytes]) -> None:
         """A running sequence is about to compute the full blocks of these keys."""
-        by_key, promised = self._by_key, self._promised
+        by_key, announced = self._by_key, self._announced
         for key in keys:
             if key not in by_key:
-                promised[key] = promised.get(key, 0) + 1
+                announced[key] = announced.get(key, 0) + 1
 
     def withdraw(self, keys: Iterable[bytes]) -> None:
-        """Undo `promise` for blocks that were not computed after all."""
+        """Undo `announce` for blocks that were not computed after all."""
         for key in keys:
-            count = self._promised.pop(key, 0)
+            count = self._announced.pop(key, 0)
             if count > 1:
-                self._promised[key] = count - 1
+                self._announced[key] = count - 1
 
-    def promised(self, key: bytes) -> bool:
+    def is_announced(self, key: bytes) -> bool:
         """Whether a running sequence is computing the block of this key."""
-        return key in self._promised
+        return key in self._announced
 
     def want(self, keys: Iterable[bytes]) -> None:
         """A waiting request needs the full blocks of these keys: they are evicted after blocks that no request waits
@@ -368,9 +368,9 @@ class BlockPool:
         for block in self._blocks:
             if block.tokens:
                 self._forget(block)
-        self.news.cleared()
+        self.notifier.cleared()
         if idle:
-            self._tell(Evicted(tuple(block.id for block in idle), EvictReason.RESET))
+            self._emit(Evicted(tuple(block.id for block in idle), EvictReason.RESET))
 
     def check(self) -> None:
         """Raise AssertionError if the counts of the pool, or those of the lower tiers, disagree."""

@@ -117,7 +117,7 @@ class BlockTables:
     def fenced_tables(self) -> list[list[int]]:
         return [table for _, table in self._fence.tables]
 
-    def at_hand(self, request: Request) -> int:
+    def cached_estimate(self, request: Request) -> int:
         """An upper estimate, at low cost, of a request's tokens that are cached in any tier or being computed."""
         if not self.caching or request.params.prompt_logprobs is not None:
             return 0
@@ -152,11 +152,11 @@ class BlockTables:
         limit = sequence.known - 1
         hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=patient)
         sequence.awaited_key = keys[hit.full] if hit.full < len(keys) else b""
-        if self.pool.promised(sequence.awaited_key):
+        if self.pool.is_announced(sequence.awaited_key):
             return SkipReason.PREFIX_IN_FLIGHT
         if self._lower and self._lower.has_peers and patient:
             inquiry = sequence.inquiry
-            if inquiry is None or self._has_come(sequence, inquiry, hit):
+            if inquiry is None or self._all_arrived(sequence, inquiry, hit):
                 inquiry = self._ask(self._lower, sequence, hit)
             if self._waits_for_answer(self._lower, sequence, inquiry):
                 return SkipReason.ASKING_PEERS
@@ -179,7 +179,7 @@ class BlockTables:
 
         This takes the same time for a prompt of any length.
         """
-        if self.pool.promised(sequence.awaited_key):
+        if self.pool.is_announced(sequence.awaited_key):
             return SkipReason.PREFIX_IN_FLIGHT
         if self._lower is None or not patient:
             return None
@@ -202,21 +202,21 @@ class BlockTables:
         inquiry = Inquiry(sequence.request.peer, parent, keys[first:end], tokens)
         if sequence.request.follows:
             before = sequence.inquiry
-            if before is None or before.parent != parent:  # something has come
+            if before is None or before.parent != parent:  # something has arrived
                 sequence.restore_by = self._now + RESTORE_SECONDS
             sequence.look_up_at = self._now + ASK_SECONDS
         sequence.inquiry = inquiry
         lower.ask(inquiry)
         return inquiry
 
-    def _has_come(self, sequence: Sequence, inquiry: Inquiry, hit: PrefixHit) -> bool:
-        """Whether all blocks that a peer held have arrived, while it still computes the rest of the prompt."""
+    def _all_arrived(self, sequence: Sequence, inquiry: Inquiry, hit: PrefixHit) -> bool:
+        """Whether all blocks that the peer held have arrived, while it still computes the rest of the prompt."""
         if not sequence.request.follows or not inquiry.taken or not (inquiry.answer and inquiry.answer.peer):
             return False
         return hit.is_ready and hit.full < (len(sequence.request.tokens) - 1) // self.pool.block_size
 
-    def asks_at(self, sequence: Sequence) -> float:
-        """When peers are asked again for a waiting sequence; now, if it waits for anything else."""
+    def poll_at(self, sequence: Sequence) -> float:
+        """When peers are asked again for a waiting sequence; now if it waits for anything else."""
         answered = sequence.inquiry is not None and sequence.inquiry.answer is not None
         return sequence.look_up_at if answered else self._now
 
@@ -253,8 +253,8 @@ class BlockTables:
         if hit.copied:
             moves.append(Move(hit.source, sequence.table[hit.full]))
         if self._lower:
-            self.pool.bring_up(hit, sequence.table[len(hit.blocks) : hit.full])
-            self._lower.tell_restored(sequence.request.id, len(hit.below), hit.declined)
+            self.pool.promote(hit, sequence.table[len(hit.blocks) : hit.full])
+            self._lower.emit_restored(sequence.request.id, len(hit.below), hit.declined)
             moves += self.take_moves()
         self.unwant(sequence)
         sequence.restore_by = math.inf
@@ -262,8 +262,8 @@ class BlockTables:
         sequence.registered = hit.full
         sequence.planned = sequence.computed = hit.tokens(self.pool.block_size)
         if self.caching:
-            sequence.promised = len(sequence.full_keys(self.pool.block_size))
-            self.pool.promise(sequence.keys[sequence.registered :])
+            sequence.announced = len(sequence.full_keys(self.pool.block_size))
+            self.pool.announce(sequence.keys[sequence.registered :])
         return moves
 
     def grow(self, sequence: Sequence) -> None:
@@ -295,14 +295,14 @@ class BlockTables:
         if self.caching:
             self.register(sequence, tail=True)
             self._keep(sequence)
-            self.pool.withdraw(sequence.keys[sequence.registered : sequence.promised])
+            self.pool.withdraw(sequence.keys[sequence.registered : sequence.announced])
         if sequence.last_step > committed:
             self._fence.hold(sequence.table, until_step=sequence.last_step)
         else:
             self.pool.release(sequence.table)
         sequence.table = []
         sequence.computed = sequence.planned = sequence.pending = 0
-        sequence.registered = sequence.promised = 0
+        sequence.registered = sequence.announced = 0
 
     def _keep(self, sequence: Sequence) -> None:
         """Apply the retention priority that the request asked for."""
@@ -312,10 +312,10 @@ class BlockTables:
                 self.pool.keep(block, priority, seconds)
 
     def committed(self, plan: StepPlan) -> None:
-        """Free the tables that waited for the commit of this step; what its moves restored has come."""
+        """Free the tables that waited for the commit of this step; what its moves restored has arrived."""
         for table in self._fence.lift(plan.step):
             self.pool.release(table)
-        self.pool.news.came(move.target for move in plan.moves if move.target_tier is Tier.DEVICE)
+        self.pool.notifier.restored(move.target for move in plan.moves if move.target_tier is Tier.DEVICE)
 
     def check(self, running: list[Sequence]) -> None:
         """Raise AssertionError unless the pool's references are those of the tables."""

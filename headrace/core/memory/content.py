@@ -35,48 +35,48 @@ class _Stored(NamedTuple):
     block: int
 
 
-class ContentNews:
+class ContentNotifier:
     """Notifies the listeners of a pool. Restored blocks are reported when they have arrived."""
 
     def __init__(self) -> None:
         self.listeners: list[ContentListener] = []
         self._restoring = False
-        self._coming: dict[int, _Stored] = {}
+        self._restored_later: dict[int, _Stored] = {}
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """Blocks stored within this context are reported later by `came`, after the planned moves have run."""
+        """Blocks stored within this context are reported later by `restored`, after the planned moves have run."""
         self._restoring = True
         try:
             yield
         finally:
             self._restoring = False
 
-    def came(self, blocks: Iterable[int]) -> None:
+    def restored(self, blocks: Iterable[int]) -> None:
         """These blocks have been filled by moves."""
         for block in blocks:
-            if (news := self._coming.pop(block, None)) is not None:
-                self._tell(news)
+            if (news := self._restored_later.pop(block, None)) is not None:
+                self._notify(news)
 
     def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
         if not self.listeners:
             return
         news = _Stored(parent, key, tokens, block)
         if self._restoring:
-            self._coming[block] = news
+            self._restored_later[block] = news
         else:
-            self._tell(news)
+            self._notify(news)
 
     def removed(self, key: bytes, block: int) -> None:
-        if self._coming.pop(block, None) is None:
+        if self._restored_later.pop(block, None) is None:
             for listener in self.listeners:
                 listener.removed(key)
 
     def cleared(self) -> None:
-        self._coming.clear()
+        self._restored_later.clear()
         for listener in self.listeners:
             listener.cleared()
 
-    def _tell(self, news: _Stored) -> None:
+    def _notify(self, news: _Stored) -> None:
         for listener in self.listeners:
             listener.stored(*news)

@@ -24,7 +24,7 @@ from headrace.core.request import DEFAULT_RETENTION
 STALE = 64
 """A sweep starts when stale entries exceed the idle blocks by this number."""
 
-SWEPT = 4
+SWEEP_FACTOR = 4
 """Entries that a sweep examines per block that becomes idle, so that it ends before as many are stale again."""
 
 HIT_TURNOVERS = 1.0
@@ -37,7 +37,7 @@ PART_TURNOVERS = -1.0
 """A partly filled block is evicted earlier: it saves little, and few prompts continue exactly where it ends."""
 
 
-AGES = 1e13
+AGE_SPAN = 1e13
 """More than the number of blocks that are ever released, so retention and waiting requests outweigh age. One number
 compares quickly."""
 
@@ -139,13 +139,13 @@ class CostAwareEviction:
             turnovers += HIT_TURNOVERS
         if block.key is None:
             turnovers += PART_TURNOVERS
-        return (2 * block.retention + block.wanted) * AGES + block.used + turnovers * self._turnover
+        return (2 * block.retention + block.wanted) * AGE_SPAN + block.used + turnovers * self._turnover
 
 
 _Run = tuple[float, int, list[Block]]
 """Blocks that became idle together, lowest last: the priority of the lowest, their common stamp, the blocks."""
 
-_LAST: _Run = (math.inf, 0, [])
+_NO_RUN: _Run = (math.inf, 0, [])
 
 
 class EvictionOrder:
@@ -173,8 +173,8 @@ class EvictionOrder:
         self._length += 1
         self._used += 1
         block.used = self._used
-        self._limit(block, due)
-        self._lay((block,))
+        self._set_due(block, due)
+        self._add_runs((block,))
 
     def add_all(self, blocks: Sequence[Block]) -> None:
         """Blocks become idle, each released after those before it."""
@@ -184,9 +184,9 @@ class EvictionOrder:
             used += 1
             block.used = used
             if block.seconds is not None or block.due is not None:
-                self._limit(block, None)
+                self._set_due(block, None)
         self._used = used
-        self._lay(blocks)
+        self._add_runs(blocks)
 
     def discard(self, block: Block) -> None:
         """A block is in use again, or has lost its content."""
@@ -197,7 +197,7 @@ class EvictionOrder:
         """The rank of these blocks may have changed; blocks that are not idle are ignored. Ascending rank is
         fastest.
         """
-        self._lay([block for block in blocks if block.stamp])
+        self._add_runs([block for block in blocks if block.stamp])
 
     def pop(self, count: int) -> list[Block]:
         """Remove and return the ``count`` blocks of lowest priority, lowest first.
@@ -216,7 +216,7 @@ class EvictionOrder:
             if others and (not runs or others[0] < runs[0]):
                 runs, others = others, runs
             _, stamp, run = runs[0]
-            following = min([*runs[1:3], *others[:1]], default=_LAST)  # the second lowest of a heap
+            following = min([*runs[1:3], *others[:1]], default=_NO_RUN)  # the second lowest of a heap
             entries = len(run)
             while run:
                 block = run[-1]
@@ -244,39 +244,39 @@ class EvictionOrder:
                 block.retention, block.seconds, block.due = DEFAULT_RETENTION, None, None
                 self.update((block,))
 
-    def _limit(self, block: Block, due: float | None) -> None:
+    def _set_due(self, block: Block, due: float | None) -> None:
         """Record when a block's retention ends, if it does."""
         block.due = self._now + block.seconds if due is None and block.seconds is not None else due
         if block.due is not None:
             heapq.heappush(self._ends, (block.due, block.used, block))
 
-    def _ask(self, block: Block) -> float:
+    def _rank(self, block: Block) -> float:
         try:
             rank = self._policy.priority(block)
             return rank if rank > UNRANKED else UNRANKED  # NaN is not greater either
         except Exception:  # the requests of idle blocks have ended: none is left to fail
             return UNRANKED
 
-    def _lay(self, blocks: Sequence[Block]) -> None:
+    def _add_runs(self, blocks: Sequence[Block]) -> None:
         """Build runs of idle blocks; a new run starts where a block ranks lower than the one before it."""
-        ask, stamp = self._ask, self._stamp + 1
+        rank_of, stamp = self._rank, self._stamp + 1
         run: list[Block] = []
         last = math.inf
         for block in blocks:
-            rank = block.rank = ask(block)
+            rank = block.rank = rank_of(block)
             if rank < last and run:
-                self._open(run, stamp)
+                self._add_run(run, stamp)
                 run = []
                 stamp += 1
             block.stamp = stamp
             run.append(block)
             last = rank
         if run:
-            self._open(run, stamp)
+            self._add_run(run, stamp)
         self._stamp = stamp
-        self._sweep(SWEPT * len(blocks))
+        self._sweep(SWEEP_FACTOR * len(blocks))
 
-    def _open(self, run: list[Block], stamp: int) -> None:
+    def _add_run(self, run: list[Block], stamp: int) -> None:
         """Add a run of blocks, lowest first."""
         run.reverse()
         self._entries += len(run)

@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol
 from headrace.core.plan import Tier
 from headrace.core.prediction.step_times import StepTimes
 
-NEWS = 0.1
+NEW_WEIGHT = 0.1
 """Weight of the newest transfer in a tier's measured bandwidth."""
 
 
-WAYS = {Tier.HOST: 2}
-"""How many copies of an evicted and restored block delay a step; copies to the disk delay none."""
+COPIES = {Tier.HOST: 2}
+"""How many copies of a block delay steps if it is evicted and restored. Copies to the disk do not delay steps."""
 
 
 class RestorePolicy(Protocol):
@@ -94,8 +94,8 @@ class RestoreIfFaster:
         link = self.links.get(tier)
         if link is None:
             return False
-        ways = WAYS.get(tier, 1)
-        carrying = link.seconds + ways * blocks * self._block_bytes / link.bytes_per_second
+        copies = COPIES.get(tier, 1)
+        carrying = link.seconds + copies * blocks * self._block_bytes / link.bytes_per_second
         return carrying < self._computing(0, blocks)
 
     def _computing(self, start: int, blocks: int) -> float:
@@ -107,7 +107,7 @@ class RestoreIfFaster:
     def observe(self, tier: Tier, seconds: float) -> None:
         """Observe that a block has come from ``tier`` in ``seconds``, without the latency until its copy began."""
         link = self.links[tier]
-        pace = self._block_bytes / max(seconds, 1e-9)
+        bandwidth = self._block_bytes / max(seconds, 1e-9)
         self.links[tier] = link._replace(
-            bytes_per_second=1 / ((1 - NEWS) / link.bytes_per_second + NEWS / pace)
+            bytes_per_second=1 / ((1 - NEW_WEIGHT) / link.bytes_per_second + NEW_WEIGHT / bandwidth)
         )

@@ -33,8 +33,8 @@ from headrace.core.request import DEFAULT_RETENTION
 MAX_TRANSFERS = 512
 """Maximum number of concurrent copies to or from disk and peers; each pins two blocks."""
 
-LEAST_BEGUN = 8
-"""Copies for a request start only if this many more are allowed, so that waiting requests are looked up less often."""
+MIN_STARTED = 8
+"""Copies for a request start only if at least this many more are allowed, so that lookups are less frequent."""
 
 WRITE_SHARE = 4
 """Writes may use 1/4 of `MAX_TRANSFERS`, and of the host's blocks; twice as many for blocks worth more."""
@@ -55,23 +55,23 @@ class LowerTiers:
         *,
         block_size: int,
         block_bytes: int,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         peers: PeerBlocks | None = None,
     ) -> None:
         self.host = host
         self.disk = disk
         self._peers = peers
-        self._far = tuple(tier for tier in (disk, peers.tier if peers else None) if tier is not None)
-        self._tiers = (host, *self._far)
+        self._slow_tiers = tuple(tier for tier in (disk, peers.tier if peers else None) if tier is not None)
+        self._tiers = (host, *self._slow_tiers)
         self._restore = restore
         self._block_size = block_size
         self._block_bytes = block_bytes
-        self._tell = tell
+        self._emit = emit
         self._moves: list[Move] = []
         self._under_way: set[Move] = set()
         self.claims = Claims(host)
         self._writable = disk is not None
-        self._most_writes = max(1, min(MAX_TRANSFERS, host.num_blocks) // WRITE_SHARE)
+        self._max_writes = max(1, min(MAX_TRANSFERS, host.num_blocks) // WRITE_SHARE)
 
     @property
     def under_way(self) -> int:
@@ -85,7 +85,7 @@ class LowerTiers:
 
     # -- down --------------------------------------------------------------------------------------
 
-    def take_down(self, block: Block) -> None:
+    def demote(self, block: Block) -> None:
         """A block of the device is about to lose its content: copy it to the host tier if that is worth it.
 
         It is worth it if the block is full, no request asked for less than the default retention, and fetching its
@@ -113,7 +113,7 @@ class LowerTiers:
         are left to requests that wait to read.
         """
         worth_more = source.hits or source.retention > DEFAULT_RETENTION
-        if len(self._under_way) >= self._most_writes * (2 if worth_more else 1):
+        if len(self._under_way) >= self._max_writes * (2 if worth_more else 1):
             return
         if self.disk is None or not self._writable or source.key is None:
             return
@@ -128,7 +128,7 @@ class LowerTiers:
         if target is not None:
             self.disk.put(target, source, filling=True)
             self.host.pin(source)
-            self._begin(Move(source.id, target.id, Tier.HOST, Tier.DISK), MoveReason.KEPT)
+            self._start_copy(Move(source.id, target.id, Tier.HOST, Tier.DISK), MoveReason.KEPT)
 
     def save(self, device: Iterable[Block]) -> Iterator[list[Move]]:
         """Moves that copy the blocks of device and host to the disk, a few at a time, the most valuable last.
@@ -151,7 +151,7 @@ class LowerTiers:
             self.disk.put(target, source, filling=True)
             if tier is Tier.HOST:
                 self.host.pin(source)
-            self._begin(Move(source.id, target.id, tier, Tier.DISK), MoveReason.SAVED)
+            self._start_copy(Move(source.id, target.id, tier, Tier.DISK), MoveReason.SAVED)
             if len(self._under_way) >= MAX_TRANSFERS:
                 yield self.take_moves()
         yield self.take_moves()
@@ -174,7 +174,7 @@ class LowerTiers:
         try:
             return bool(self._restore.pays(target, blocks))
         except Exception:
-            self._tell(TransferFailed(source, target))
+            self._emit(TransferFailed(source, target))
             return False
 
     # -- up ----------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class LowerTiers:
         block = self.host.find(key, tokens)
         if block is not None and (may_wait or self.host.is_ready(block)):
             return Held(Tier.HOST, block.id, self.host.is_ready(block))
-        for tier in self._far if may_wait else ():
+        for tier in self._slow_tiers if may_wait else ():
             block = tier.find(key, tokens)
             if block is not None and tier.is_ready(block):
                 return Held(tier.tier, block.id, ready=True)
@@ -240,7 +240,7 @@ class LowerTiers:
             return False
         self._peers.take(inquiry, offer, self._block_size)
         asked, size = len(inquiry.keys), self._block_size
-        self._tell(PeersAnswered(request_id, offer.peer, asked * size, offer.blocks * size, offer.seconds))
+        self._emit(PeersAnswered(request_id, offer.peer, asked * size, offer.blocks * size, offer.seconds))
         return offer.blocks > 0
 
     def fetch(self, below: Iterable[Held], request_id: str = "", claim: Claim | None = None) -> bool:
@@ -249,9 +249,9 @@ class LowerTiers:
         The waiting request's ``claim`` gets the blocks that they fill.
         """
         coming: set[int] = set()
-        crowded = not self._may_begin
+        crowded = not self._may_start
         missed: Block | None = None
-        begun: Counter[Tier] = Counter()
+        started: Counter[Tier] = Counter()
         for held in below:
             if held.tier is Tier.HOST:
                 if not held.ready:
@@ -268,31 +268,31 @@ class LowerTiers:
             tier.pin(source)
             self._moves.append(Move(source.id, target.id, held.tier, Tier.HOST))
             self._under_way.add(self._moves[-1])
-            begun[held.tier] += 1
+            started[held.tier] += 1
             coming.add(target.id)
             if claim is not None:
                 self.claims.pin(claim, target)
-        for each, count in begun.items():
+        for each, count in started.items():
             size = count * self._block_bytes
-            self._tell(Moved(each, Tier.HOST, count, size, MoveReason.FETCHED, request_id))
+            self._emit(Moved(each, Tier.HOST, count, size, MoveReason.FETCHED, request_id))
         if claim is not None:
             claim.wait_for(coming, missed, crowded=crowded)
         return bool(coming) or (crowded and missed is not None)
 
     def waits(self, claim: Claim) -> bool:
         """Whether nothing has changed for a waiting request since its lookup; that renews its claim."""
-        return self.claims.waits(claim, room=self._may_begin and self.host.has_room)
+        return self.claims.waits(claim, room=self._may_start and self.host.has_room)
 
     @property
-    def _may_begin(self) -> bool:
-        return len(self._under_way) <= MAX_TRANSFERS - LEAST_BEGUN
+    def _may_start(self) -> bool:
+        return len(self._under_way) <= MAX_TRANSFERS - MIN_STARTED
 
     def hold(self, below: Iterable[Held]) -> None:
         """Pin blocks in the host tier that are about to be restored, while room is made on the device."""
         for held in below:
             self.host.pin(self.host.blocks[held.block])
 
-    def bring_up(self, held: Held, target: int) -> Block:
+    def promote(self, held: Held, target: int) -> Block:
         """Copy a held host block to a block of the device; returns the host block with its content."""
         source = self.host.blocks[held.block]
         source.hits += 1
@@ -301,13 +301,13 @@ class LowerTiers:
         self._write(source)
         return source
 
-    def tell_restored(self, request_id: str, blocks: int, declined: int) -> None:
+    def emit_restored(self, request_id: str, blocks: int, declined: int) -> None:
         """Emit that a request started with ``blocks`` blocks from the host, and will compute ``declined`` others."""
         if blocks:
             size = blocks * self._block_bytes
-            self._tell(Moved(Tier.HOST, Tier.DEVICE, blocks, size, MoveReason.RESTORED, request_id))
+            self._emit(Moved(Tier.HOST, Tier.DEVICE, blocks, size, MoveReason.RESTORED, request_id))
         if declined:
-            self._tell(RestoreDeclined(request_id, declined * self._block_size))
+            self._emit(RestoreDeclined(request_id, declined * self._block_size))
 
     # -- completed copies --------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class LowerTiers:
         if pulled:
             came = sum(arrival.ok for arrival in pulled)
             seconds = sum(arrival.seconds for arrival in pulled)
-            self._tell(Pulled(came, len(pulled) - came, came * self._block_bytes, seconds))
+            self._emit(Pulled(came, len(pulled) - came, came * self._block_bytes, seconds))
         for arrival in arrivals:
             move = arrival.move
             self._under_way.discard(move)
@@ -331,17 +331,17 @@ class LowerTiers:
             if arrival.ok and target.key is not None:
                 target_tier.filled(target)
             else:
-                self._let_go(target_tier, move.target, lost=True)
+                self._unpin(target_tier, move.target, lost=True)
             if move.source_tier is not Tier.DEVICE:
-                self._let_go(self._tier(move.source_tier), move.source, lost=not (arrival.ok or to_disk))
+                self._unpin(self._tier(move.source_tier), move.source, lost=not (arrival.ok or to_disk))
             if not arrival.ok:
                 self._writable = self._writable and not to_disk  # no more writes to a full or broken disk
                 if move.source_tier is not Tier.PEER:  # which `Pulled` counts
-                    self._tell(TransferFailed(move.source_tier, move.target_tier))
+                    self._emit(TransferFailed(move.source_tier, move.target_tier))
         if arrivals:
             self.claims.arrived(arrivals)
 
-    def _let_go(self, tier: LowerTier, block_id: int, *, lost: bool) -> None:
+    def _unpin(self, tier: LowerTier, block_id: int, *, lost: bool) -> None:
         block = tier.blocks[block_id]
         if lost and block.key is not None:
             tier.forget(block)
@@ -372,9 +372,9 @@ class LowerTiers:
     def lost(self) -> None:
         """Device and host have lost their content, and no copy under way will arrive; the disk keeps its content."""
         for move in self._under_way:
-            self._let_go(self._tier(move.target_tier), move.target, lost=True)
+            self._unpin(self._tier(move.target_tier), move.target, lost=True)
             if move.source_tier is not Tier.DEVICE:
-                self._let_go(self._tier(move.source_tier), move.source, lost=False)
+                self._unpin(self._tier(move.source_tier), move.source, lost=False)
         self._under_way.clear()
         self._moves.clear()
         self.host.reset()
@@ -393,8 +393,8 @@ class LowerTiers:
 
     def _move(self, move: Move, reason: MoveReason) -> None:
         self._moves.append(move)
-        self._tell(Moved(move.source_tier, move.target_tier, 1, self._block_bytes, reason))
+        self._emit(Moved(move.source_tier, move.target_tier, 1, self._block_bytes, reason))
 
-    def _begin(self, move: Move, reason: MoveReason) -> None:
+    def _start_copy(self, move: Move, reason: MoveReason) -> None:
         self._under_way.add(move)
         self._move(move, reason)

@@ -1,11 +1,11 @@
-"""Predictions: how long steps and answers take.
+"""Predictions of step times, output lengths, start times and memory use.
 
 - `step_cost`: the cost of a step in tokens, before anything has been measured.
-- `step_times`: the seconds of a step, fitted while running. `step_residuals`: what the fit leaves, by tokens.
-- `step_curve`: what steps took, by tokens, whatever the fit says; prompts are divided by it.
-- `draft_stairs`: the seconds of a step by its drafted positions, as a table.
-- `output_lengths`: quantiles of answer lengths.
+- `step_times`: the seconds of a step, fitted while running. `step_residuals`: corrections of that fit by tokens.
+- `step_curve`: measured seconds of steps by tokens, independent of the fit; prompts are divided by it.
+- `verify_times`: the seconds of a step by its number of drafted positions, as a table.
+- `output_lengths`: quantiles of output lengths.
 - `start_times`: when waiting requests start and end.
 - `latest_start`: the latest start at which a request still meets its latency target.
-- `memory_peak`: the most blocks that running sequences will hold together.
+- `memory_peak`: the largest number of blocks that the running sequences will hold together.
 """

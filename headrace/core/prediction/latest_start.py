@@ -1,8 +1,7 @@
 """The latest start at which a request still meets its latency target, from predicted step times and output lengths.
 
-It learns from the scheduler's observations (a first token, an end) and from step durations, and makes no decisions.
-Before it has observed anything, its times are guesses in the right ratios. So it marks no request as late and rejects
-none.
+It learns from first tokens, finished requests and step durations, and makes no decisions. Until enough steps have been
+observed, no request counts as late and none is rejected.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request, Slo
 from headrace.core.tenancy.classes import ServiceClass
 
-NEWS = 0.05
-"""Weight of the newest first token in the mean stretch of prefill."""
+NEW_WEIGHT = 0.05
+"""Weight of the newest first token in the mean slowdown of prefill."""
 
 TTFT_SHARE = 0.9
 """Share of a TTFT target that planning uses; the rest covers prediction errors. Under overload every request starts
-at the last moment: with a share of 1, one request in six was just too late."""
+at the last moment, and with a share of 1, one request in six was just too late."""
 
-HOPEFUL_QUANTILE = 0.25
+OPTIMISTIC_QUANTILE = 0.25
 """A deadline counts as unreachable only when even an answer as short as this quantile would miss it."""
 
 
 class LatestStarts:
-    """Predictions for requests of the given ``classes``, whose latency targets apply where a request states none."""
+    """Predictions for requests of the given ``classes``, whose latency targets are the defaults of their requests."""
 
     def __init__(
         self, times: StepTimes, lengths: LengthPredictor, classes: Mapping[str, ServiceClass]
@@ -35,10 +34,10 @@ class LatestStarts:
         self.times = times
         self.lengths = lengths
         self._classes = classes
-        self._stretch = 1.0  # time from admission to first token, over that of the prompt alone
+        self._slowdown = 1.0  # time from admission to first token, over that of the prompt alone
 
     def slo(self, request: Request) -> Slo:
-        """The latency targets of the request, with those of its class where it states none."""
+        """The latency targets of the request; those of its class where it has none."""
         usual = self._classes[request.service_class].slo
         ttft, tpot = request.slo
         return Slo(
@@ -65,18 +64,18 @@ class LatestStarts:
         return (
             request.arrived
             + TTFT_SHARE * slo.ttft_seconds
-            - self._stretch * self.prefill_seconds(len(request.tokens))
+            - self._slowdown * self.prefill_seconds(len(request.tokens))
         )
 
     def unreachable(self, request: Request, now: float, cached: int = 0) -> str:
-        """Why a request that starts now would miss its deadline even with a short answer; empty when it may not.
+        """Why a request that starts now would miss its deadline even with a short answer; empty if it may meet it.
 
-        ``cached`` of its tokens need no computing.
+        ``cached`` of its tokens need no computation.
         """
         if request.deadline is None or not self.times.ready:
             return ""
         answered = len(request.answered)
-        tokens = self.lengths.quantile(request, HOPEFUL_QUANTILE, given=answered) - answered
+        tokens = self.lengths.quantile(request, OPTIMISTIC_QUANTILE, given=answered) - answered
         if tokens < 1:
             return ""
         known = len(request.tokens) + answered
@@ -86,12 +85,12 @@ class LatestStarts:
             return ""
         return f"its deadline is in {max(0.0, left):.3f} s, but it needs at least {needed:.3f} s alone"
 
-    def saw_first_token(self, tokens: int, seconds: float) -> None:
+    def observe_first_token(self, tokens: int, seconds: float) -> None:
         """Observe that a prompt with ``tokens`` computed tokens had its first token ``seconds`` after admission."""
         alone = self.prefill_seconds(tokens)
         if alone > 0:
-            self._stretch += NEWS * (min(seconds / alone, 10 * self._stretch) - self._stretch)
+            self._slowdown += NEW_WEIGHT * (min(seconds / alone, 10 * self._slowdown) - self._slowdown)
 
-    def saw_end(self, request: Request, output_tokens: int) -> None:
-        """Observe the length of an answer that ended by itself."""
+    def observe_finish(self, request: Request, output_tokens: int) -> None:
+        """Observe the length of an answer that finished by itself."""
         self.lengths.observe(request, output_tokens)

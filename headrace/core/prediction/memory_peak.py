@@ -6,11 +6,11 @@
         |    ,-''      '-' |          and then gives all of its blocks back
         | ,-'              '--
         +----------------------> steps
-          now          ^ the first end: the peak is just before one of the ends, so only those are looked at
+          now          ^ the first end: the peak is just before one of the ends, so only those are checked
 ```
-Counting only the blocks needed now admits too many sequences, which then preempt each other and are computed again.
-Counting what each could need at most leaves memory empty. The past-future scheduler (Gong et al., ASPLOS '25) checks
-the predicted ends instead. A wrong prediction costs a preemption, nothing else.
+Counting only the blocks needed now admits too many sequences, which then preempt each other and are recomputed.
+Counting the maximum that each could need leaves memory unused. The past-future scheduler (Gong et al., ASPLOS '25)
+checks the predicted ends instead. A wrong prediction costs a preemption, nothing else.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class AlwaysFits:
         return fresh + len(running) <= free
 
 
-class Life(NamedTuple):
-    """A sequence with ``tokens`` in blocks, predicted to end with ``final`` (no fewer).
+class Growth(NamedTuple):
+    """A sequence with ``tokens`` in blocks, predicted to end with ``final`` tokens (no fewer).
 
     ``shared`` of its blocks are also held by other sequences.
     """
@@ -52,14 +52,17 @@ class Life(NamedTuple):
     shared: int = 0
 
 
-def peak_growth(lives: Many[Life], block_size: int) -> int:
-    """The most blocks beyond those held now that all will hold together, each growing by one token per step."""
+def peak_growth(growths: Many[Growth], block_size: int) -> int:
+    """The largest number of blocks, beyond those held now, that all sequences will hold together.
+
+    Each grows by one token per step.
+    """
     # places[r]: the sequences whose last block has r free places
     places = [0] * block_size
-    for tokens, _, _ in lives:
+    for tokens, _, _ in growths:
         places[-tokens % block_size] += 1
-    alive, returned, peak = len(lives), 0, 0
-    for tokens, final, shared in sorted(lives, key=_steps_left):
+    alive, returned, peak = len(growths), 0, 0
+    for tokens, final, shared in sorted(growths, key=_steps_left):
         left = final - tokens
         # Each takes as many blocks as `left` tokens need, except those whose free places hold the last part
         # of them.
@@ -72,8 +75,8 @@ def peak_growth(lives: Many[Life], block_size: int) -> int:
     return peak
 
 
-def _steps_left(life: Life) -> int:
-    return life.final - life.tokens
+def _steps_left(growth: Growth) -> int:
+    return growth.final - growth.tokens
 
 
 class Headroom:
@@ -84,7 +87,7 @@ class Headroom:
         block_size: tokens per block.
         watermark: blocks left free even at the peak, for sequences that exceed their prediction.
         q: the quantile of the output length that is predicted for each sequence. A sum of many quantiles is rarer
-            than one: about the mean of a skewed distribution is careful enough for all together.
+            than one, so about the mean of a skewed distribution is careful enough for all together.
     """
 
     def __init__(self, lengths: LengthPredictor, block_size: int, watermark: int, q: float = 0.7) -> None:
@@ -110,13 +113,13 @@ class Headroom:
         if wanted <= available:
             return True  # even if no sequence released a block
         # Cached blocks may be shared with other sequences, so they may not become free when this one ends.
-        lives = [
-            new_tuple(Life, (len(s.tokens) + s.pending, s.predicted_length, s.cached_tokens // size))
+        growths = [
+            new_tuple(Growth, (len(s.tokens) + s.pending, s.predicted_length, s.cached_tokens // size))
             for s in running
         ]
-        lives.append(Life(known, final, blocks_needed(known, size) - fresh))
+        growths.append(Growth(known, final, blocks_needed(known, size) - fresh))
         owed = sum(blocks_needed(sequence.known, size) - len(sequence.table) for sequence in running)
-        return peak_growth(lives, size) + owed <= available
+        return peak_growth(growths, size) + owed <= available
 
     def _final(self, sequence: Sequence) -> int:
         """The predicted final length; it is predicted again only when the sequence has exceeded the last prediction."""

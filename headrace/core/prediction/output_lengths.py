@@ -1,16 +1,16 @@
 """Predicts answer lengths from those of earlier answers: quantiles by tenant, adapter and ``max_tokens``.
 
 ```
- a request's key     tenant, adapter, class  ->  adapter, class  ->  class  ->  everybody  ->  prior
- its distribution    what its key has seen, and BACK_OFF observations' worth of the next coarser one
+ a request's key     tenant, adapter, class  ->  adapter, class  ->  class  ->  all  ->  prior
+ its distribution    the observations of its key, and the next coarser distribution with weight BACK_OFF
 ```
-The class is the power of two of ``max_tokens``: a request that allows 64 tokens has another use than one that allows
-4096. Each key is mixed with the coarser one instead of being replaced by it. So there is one distribution per
+The class is the power of two of ``max_tokens``: a request that allows 64 tokens has another purpose than one that
+allows 4096. Each key is mixed with the coarser one instead of being replaced by it. So there is one distribution per
 request, and its prediction for an answer that has produced ``given`` tokens can only grow with ``given``.
 
-Lengths are counted in buckets an eighth of their power of two wide. Older observations have decaying weight, so that
-drift is followed. Answers that reached their limit are counted apart: a request of the same class with another limit
-would have reached that one. Nothing here knows what the prediction is used for.
+Lengths are counted in buckets an eighth of their power of two wide. The weight of older observations decays, so that
+drift is followed. Answers that reached their limit are counted separately: a request of the same class with another
+limit would have reached that one.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from itertools import accumulate, pairwise
 
 from headrace.core.request import Request
 
-MEMORY = 1000
-"""Observations of one key after which an older one has lost 63 % of its weight."""
+DECAY_OBSERVATIONS = 1000
+"""Number of observations of a key after which an older one has lost 63 % of its weight."""
 
 BACK_OFF = 8.0
-"""Number of own observations that weigh as much as the coarser key."""
+"""Weight of the coarser key, in observations."""
 
 MAX_KEYS = 512
-"""Maximum number of keys; the one without observations for the longest time is evicted."""
+"""Maximum number of keys; the one whose last observation is the oldest is evicted."""
 
 PRIOR_TOKENS = 256
 """Assumed mean before any answer has ended: the order of magnitude of a chat answer in public traces."""
 
 RESCALE = 1e9
-"""Weights of a key are divided by the newest one when it exceeds this, before floats lose the oldest."""
+"""When the newest weight of a key exceeds this, all are divided by it, so that floats stay exact."""
 
 LONGEST = (1 << 24) - 1
-"""The longest length that is distinguished."""
+"""Longer lengths than this count as this one."""
 
 
 def _bucket(tokens: int) -> int:
@@ -89,7 +89,7 @@ class _Lengths:
     __slots__ = (
         "_base",
         "_due",
-        "_settled",
+        "_refreshed",
         "_total",
         "_weight",
         "area",
@@ -107,15 +107,15 @@ class _Lengths:
         self._total = 0.0
         self._weight = 1.0
         self._due = 0.0
-        self._settled = -1
+        self._refreshed = -1
         self._base: list[float] = []
         self.mass: list[float] = []
         self.falling = array("d")
         self.area = array("d")
 
     def add(self, bucket: int) -> None:
-        """Count one observation, and reduce the weight of all earlier ones a little."""
-        self._weight *= 1 + 1 / MEMORY
+        """Count one observation, and decay the weight of all earlier ones."""
+        self._weight *= 1 + 1 / DECAY_OBSERVATIONS
         self.counts[bucket] += self._weight
         self._total += self._weight
         if self._weight > RESCALE:
@@ -124,18 +124,18 @@ class _Lengths:
             self._due /= self._weight
             self._weight = 1.0
 
-    def settle(self, news: int) -> None:
+    def refresh(self, revision: int) -> None:
         """Bring the distribution up to date, if there are observations since the last call.
 
         It is recomputed when a sixteenth of the observed weight has been added, or the coarser one was recomputed. So
         the work per observation stays a few operations.
         """
-        if news == self._settled:
+        if revision == self._refreshed:
             return
-        self._settled = news
+        self._refreshed = revision
         base = PRIOR
         if self.coarser is not None:
-            self.coarser.settle(news)
+            self.coarser.refresh(revision)
             base = self.coarser.mass
         if self._total < self._due and base is self._base:
             return
@@ -167,8 +167,8 @@ class _Lengths:
         i = _bucket(tokens)
         return self.area[i + 1] + (EDGES[i + 1] - tokens) * (self.beyond(tokens) - self.falling[i + 1]) / 2
 
-    def reaching(self, share: float) -> float:
-        """The length that an answer exceeds with probability ``share``; infinite if more reach their limit."""
+    def length_exceeded_with(self, share: float) -> float:
+        """The length that an answer exceeds with probability ``share``; infinite if more answers reach their limit."""
         i = bisect_left(self.falling, -share)
         if i > BUCKETS:
             return math.inf
@@ -189,35 +189,35 @@ class LengthPredictor:
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._keys: OrderedDict[_Key, _Lengths] = OrderedDict()
-        self._nothing = _Lengths((), None)
-        self._news = 0
+        self._without_key = _Lengths((), None)
+        self._revision = 0
 
     def limit(self, request: Request) -> int:
-        """The most tokens that the answer can have."""
+        """The maximum number of output tokens."""
         room = max(1, self._max_model_len - len(request.tokens))
-        asked = request.params.max_tokens
-        return min(room, LONGEST) if asked is None else min(room, asked, LONGEST)
+        max_tokens = request.params.max_tokens
+        return min(room, LONGEST) if max_tokens is None else min(room, max_tokens, LONGEST)
 
     def observe(self, request: Request, output_tokens: int) -> None:
         """Observe an answer that ended by itself or at its limit; cancelled and failed requests must not be observed.
 
         Answers that only their limit could end are ignored.
         """
-        if _certain(request):
+        if _ends_at_limit(request):
             return
         reached = output_tokens >= self.limit(request)
         bucket = BUCKETS if reached else _bucket(max(1, output_tokens))
-        lengths: _Lengths | None = self._keys.get(_finest(request)) or self._found(request)
+        lengths: _Lengths | None = self._keys.get(_finest(request)) or self._with_keys(request)
         while lengths is not None:
             lengths.add(bucket)
             self._keys.move_to_end(lengths.key)  # after its finer keys, so that it is not evicted before them
             lengths = lengths.coarser
-        self._news += 1
+        self._revision += 1
         while len(self._keys) > MAX_KEYS:
             self._keys.popitem(last=False)
 
     def quantile(self, request: Request, q: float, given: int = 0) -> int:
-        """The total output tokens that the answer stays within with probability ``q``.
+        """The total number of output tokens that the answer does not exceed with probability ``q``.
 
         Args:
             request: the request of the answer.
@@ -226,26 +226,26 @@ class LengthPredictor:
         """
         limit = self.limit(request)
         least = max(given + 1, min(request.params.min_tokens, limit))
-        if least >= limit or _certain(request):
+        if least >= limit or _ends_at_limit(request):
             return limit
         lengths = self._lengths(request)
-        length = lengths.reaching(lengths.beyond(given) * (1 - q))
+        length = lengths.length_exceeded_with(lengths.beyond(given) * (1 - q))
         return limit if length >= limit else max(least, math.ceil(length - 1e-9))
 
     def expected(self, request: Request, given: int = 0) -> float:
         """The mean of the total output tokens, if ``given`` have been produced without ending."""
         limit = self.limit(request)
         least = max(given + 1, min(request.params.min_tokens, limit))
-        if least >= limit or _certain(request):
+        if least >= limit or _ends_at_limit(request):
             return float(limit)
         lengths = self._lengths(request)
         further = (lengths.area_beyond(given) - lengths.area_beyond(limit)) / lengths.beyond(given)
         # Half a token: the integral places a length of n anywhere in the unit below n.
         return min(float(limit), max(float(least), given + further + 0.5))
 
-    def _found(self, request: Request) -> _Lengths:
-        """Add a request's key, and the coarser keys where they are missing."""
-        lengths = self._keys.setdefault((), self._nothing)
+    def _with_keys(self, request: Request) -> _Lengths:
+        """The lengths of a request's key; adds it and its coarser keys where they are missing."""
+        lengths = self._keys.setdefault((), self._without_key)
         for key in _keys(request)[1:]:
             lengths = self._keys.get(key) or _Lengths(key, lengths)
             self._keys[key] = lengths
@@ -255,20 +255,20 @@ class LengthPredictor:
         lengths = self._keys.get(_finest(request))
         if lengths is None:
             known = (self._keys.get(key) for key in reversed(_keys(request)))
-            lengths = next((each for each in known if each is not None), self._nothing)
-        lengths.settle(self._news)
+            lengths = next((each for each in known if each is not None), self._without_key)
+        lengths.refresh(self._revision)
         return lengths
 
 
-def _certain(request: Request) -> bool:
+def _ends_at_limit(request: Request) -> bool:
     """Whether only the limit can end the answer."""
     params = request.params
     return params.ignore_eos and not params.stop and not params.stop_token_ids
 
 
 def _finest(request: Request) -> _Key:
-    asked = request.params.max_tokens
-    return 0 if asked is None else asked.bit_length(), request.adapter, request.tenant
+    max_tokens = request.params.max_tokens
+    return 0 if max_tokens is None else max_tokens.bit_length(), request.adapter, request.tenant
 
 
 def _keys(request: Request) -> list[_Key]:

@@ -6,10 +6,10 @@
  --------'
  tokens  32      512
 ```
-The line of `StepTimes` is fitted to the recent steps, so it is wrong about sizes that the present settings do not make:
-under load no step only decodes, and the line through mixed steps says that decoding costs almost nothing. The table
-remembers all sizes. The time that attention to earlier positions takes is kept apart: it is the line's cost of a
-position. Beyond the largest measured size a token costs the line's slope, or the share of that size if it is less.
+The line of `StepTimes` is fitted to the recent steps, so it is wrong for sizes that the present settings do not produce.
+Under load every step is mixed, and the line through mixed steps says that decoding takes almost no time. The table
+remembers all sizes. Attention to earlier positions is kept apart: each costs what the line says. Beyond the largest
+measured size, each further token costs the slope of that line or the mean per token of that size, whichever is less.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import sys
 from bisect import bisect_left
 
 CELLS_PER_DOUBLING = 2
-"""Classes of sizes: each is larger than the one before by the square root of 2."""
+"""Number of classes of sizes per doubling: each is larger than the one before by the square root of 2."""
 
 NEWEST = 1 / 500
-"""The least weight of a new observation. A scene of the tuner has thousands of fast steps: with a shorter memory, a
-machine that was busy in the last of them would be taken for the engine's pace in all."""
+"""Minimum weight of a new observation. A scene of the tuner has thousands of fast steps. With a larger weight, a
+machine that was busy during the last of them would make the whole engine seem slow."""
 
 LIMIT = 3.0
-"""A step that took this many times its estimate, or longer, counts as this: it was interrupted."""
+"""A step that took longer than this many times its estimate was interrupted, and counts as this many times."""
 
 FEW = 8
-"""Observations of a size from which on its steps tell the machine's pace."""
+"""Number of observations of a size from which on its steps show the machine's pace."""
 
 PACE_MEMORY = 32
 """Steps over which the pace is averaged."""
 
 LEAST_REST = 0.1
-"""Share of a step's time that is not attention, at least: the line's cost of a position is not exact."""
+"""Minimum share of a step's time that is not attention, because the line's cost of a position is not exact."""
 
 
 class _Cell:
@@ -56,39 +56,39 @@ class _Cell:
 
 
 class StepCurve:
-    """Learns from observed steps; before the first one, a step takes as long as the ``line`` says.
+    """The measured seconds of steps, by their number of tokens; before the first one, what the ``line`` says.
 
-    ``contexts`` are as in `StepTimes`: positions attended to.
+    ``line`` is the seconds per step, token, and position attended to. ``contexts`` are as in `StepTimes`.
     """
 
     def __init__(self, line: tuple[float, float, float] = (0.0, math.inf, 0.0)) -> None:
         self._cells: dict[int, _Cell] = {}  # by class
         self._points: list[
             tuple[float, float]
-        ] = []  # tokens and seconds without attention; empty: to be made
+        ] = []  # tokens, seconds without attention; empty: to be rebuilt
         self._fixed, self._token, self._context = line
-        self._pace = 1.0  # seconds of the last steps, relative to the table
+        self._pace = 1.0  # recent seconds of a step, relative to the table
 
     def observe(self, tokens: int, contexts: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Observe the duration of a step."""
         number = int(CELLS_PER_DOUBLING * math.log2(tokens))
         cell = self._cells.get(number)
         if cell is None:
             cell = self._cells[number] = _Cell(tokens, contexts, seconds)
         if cell.steps >= FEW:
-            off = seconds / self.seconds(tokens, contexts)
-            self._pace *= min(LIMIT, max(1 / LIMIT, off)) ** (1 / PACE_MEMORY)
+            ratio = seconds / self.seconds(tokens, contexts)
+            self._pace *= min(LIMIT, max(1 / LIMIT, ratio)) ** (1 / PACE_MEMORY)
         else:
             self._points = []
         cell.add(tokens, contexts, seconds)
 
-    def line_moved(self, line: tuple[float, float, float]) -> None:
-        """The line's seconds per step, token, and position attended to."""
+    def line_changed(self, line: tuple[float, float, float]) -> None:
+        """Take over a new ``line``."""
         self._fixed, self._token, self._context = line
         self._points = []
 
     def copy(self) -> StepCurve:
-        """What has been learned, at the usual pace; another thread may observe meanwhile."""
+        """A copy at the usual pace; another thread may call `observe` meanwhile."""
         made = StepCurve((self._fixed, self._token, self._context))
         made._cells = {
             number: _Cell(cell.tokens, cell.contexts, cell.seconds, cell.steps)
@@ -97,15 +97,15 @@ class StepCurve:
         return made
 
     def seconds(self, tokens: int, contexts: int = 0) -> float:
-        """Seconds of a step of so many tokens."""
+        """Seconds of a step of ``tokens`` tokens."""
         points = self._points or self._make_points()
         at = bisect_left(points, (tokens, 0.0))
         if at == len(points):
-            last, most = points[-1]
-            rest = most + self._beyond(last, most) * (tokens - last)
+            size, larger = points[-1]
+            rest = larger + self._slope_beyond(size, larger) * (tokens - size)
         elif at:
-            size, most = points[at]
-            rest = max(most * tokens / size, points[at - 1][1])
+            size, larger = points[at]
+            rest = max(larger * tokens / size, points[at - 1][1])
         else:
             rest = points[0][1]
         return self._pace * rest + self._context * contexts
@@ -120,29 +120,29 @@ class StepCurve:
         points = self._points or self._make_points()
         left, context = (seconds - self._context * contexts) / self._pace, self._context / self._pace
         at, fits = bisect_left(points, (tokens, math.inf)), 0
-        least = points[max(0, at - 1)][1]
-        for size, most in points[at:]:
+        smaller = points[max(0, at - 1)][1]
+        for size, larger in points[at:]:
             length = size - tokens
-            if most + context * length * (start + length / 2) > left:
-                slope = most / size
+            if larger + context * length * (start + length / 2) > left:
+                slope = larger / size
                 within = min(
                     _solve(left - slope * tokens, slope + context * start, context),
-                    _solve(left - least, context * start, context),
+                    _solve(left - smaller, context * start, context),
                     int(length),
                 )
                 return max(fits, within)
-            fits, least = int(length), most
-        last, most = points[-1]
-        slope = self._beyond(last, most)
-        return max(fits, _solve(left - most + slope * (last - tokens), slope + context * start, context))
+            fits, smaller = int(length), larger
+        size, larger = points[-1]
+        slope = self._slope_beyond(size, larger)
+        return max(fits, _solve(left - larger + slope * (size - tokens), slope + context * start, context))
 
-    def _beyond(self, tokens: float, seconds: float) -> float:
-        """Seconds of a token beyond the largest size, which has so many and takes so long."""
+    def _slope_beyond(self, tokens: float, seconds: float) -> float:
+        """Seconds of each token beyond the largest size, which has ``tokens`` and takes ``seconds``."""
         slope = self._token / self._pace
         return min(slope, seconds / tokens) if tokens else slope
 
     def _make_points(self) -> list[tuple[float, float]]:
-        """The table, without attention; a size takes at most as long as a larger one."""
+        """The table without attention, in which a size takes at most as long as a larger one."""
         if not self._cells:
             return [(0.0, self._fixed)]
         least = math.inf

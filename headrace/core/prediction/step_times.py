@@ -16,52 +16,52 @@ from collections.abc import Iterable, Sequence
 from operator import mul
 from statistics import median
 
-from headrace.core.prediction.draft_stairs import DraftStairs
 from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
 from headrace.core.prediction.step_curve import StepCurve
 from headrace.core.prediction.step_residuals import StepResiduals
+from headrace.core.prediction.verify_times import VerifyTimes
 
-MEMORY = 500
-"""Steps after which an older one has lost 63 % of its weight."""
+DECAY_STEPS = 500
+"""Number of steps after which an older one has lost 63 % of its weight."""
 
 BATCH = 32
-"""Steps per update of the fit, which keeps the work per step to a few operations."""
+"""Steps per update of the fit, so that the work per step is a few operations."""
 
 ANCHOR = 1.0
-"""Weight of the ratios of `StepCost`, in steps: they decide what steps that are all alike cannot show."""
+"""Weight of the ratios of `StepCost`, in steps: they decide what the observed steps cannot, if all are alike."""
 
 SWEEPS = 4
-"""Rounds of coordinate descent per batch; the next batch goes on from there."""
+"""Rounds of coordinate descent per batch; the next batch continues from the result."""
 
 OUTLIER = 3.0
 """Multiple of the mean error at which a step counts half; an error a hundred times as large hardly counts."""
 
-FARTHEST = 1000.0
-"""Upper bound on a step's duration relative to its prediction, because the prediction may have been zero."""
+MAX_RATIO = 1000.0
+"""Upper bound of a step's duration relative to its prediction, because the prediction may be zero."""
 
 ENOUGH_STEPS = 8
-"""Steps after which decisions use the predicted times."""
+"""Number of steps after which decisions use the predicted times."""
 
-HOPE = 0.5
-"""Cost of further tokens in a row, as a share of the line's slope, before such steps have been observed."""
+UNSEEN_COST = 0.5
+"""Assumed cost of drafted tokens before steps with drafts have been observed, as a share of the line's slope."""
 
 CONTEXT_MEMORY = 32
-"""Steps over which the mean context of rows is averaged."""
+"""Number of steps over which the mean context of rows is averaged."""
 
-STAIRS = 16
-"""Tables of steps with drafts that are kept, by the number of rows."""
+MAX_TABLES = 16
+"""Maximum number of tables of steps with drafts, one per number of rows."""
 
-LEAST_SPREAD = 0.01
-"""The smallest relative error assumed, however exact the predictions have been."""
+MIN_SPREAD = 0.01
+"""Minimum of the mean relative error, however exact the predictions were."""
 
 
 class StepTimes:
     """The seconds of a step by its rows, tokens and contexts, refitted while running.
 
-    Weighted least squares of the relative error with non-negative coefficients, in which old steps fade. A step that
-    took far longer than predicted (for example, its machine was busy) hardly counts, unless that becomes the rule:
-    when most of a batch is off, all coefficients are scaled to the new pace. Before the first step the ratios of
-    ``cost`` hold, at ``token_seconds`` per token. Afterwards they still decide what the observed steps leave open.
+    Weighted least squares of the relative error with non-negative coefficients; the weight of old steps decays. A step
+    that took far longer than predicted (for example, because the machine was busy) hardly counts. If most steps of a
+    batch are off, all coefficients are scaled to the new speed. Before the first step the ratios of ``cost`` are used,
+    at ``token_seconds`` per token. Afterwards they still decide what the observed steps leave open.
     """
 
     def __init__(self, cost: StepCost = TOKENS_ONLY, token_seconds: float = 1e-3) -> None:
@@ -77,16 +77,16 @@ class StepTimes:
         self.spread = 1.0
         """Recent mean relative error."""
         self.residuals = StepResiduals()
-        """What the line leaves of steps, by their number of tokens."""
+        """Corrections of the line, by number of tokens."""
         fixed, _, token, context = self._coefficients
         self.curve = StepCurve((fixed, token, context))
-        """What steps took, by their number of tokens: the chunks of prompts are divided by it."""
-        self._stairs: dict[int, DraftStairs] = {}  # by rows
+        """Measured seconds of steps, by number of tokens: prompts are divided by it."""
+        self._verify_times: dict[int, VerifyTimes] = {}  # by rows
         self._context = 0.0  # the mean context of rows of one token
 
     @property
     def ready(self) -> bool:
-        """Whether enough steps have been observed to decide by the predictions."""
+        """Whether enough steps have been observed for decisions to use the predictions."""
         return self._seen >= ENOUGH_STEPS
 
     @property
@@ -100,56 +100,56 @@ class StepTimes:
         fixed, row, token, context = self._coefficients
         return fixed + row * rows + token * tokens + context * contexts
 
-    def decodes(self, rows: int, contexts: int) -> float:
-        """The seconds of a step of ``rows`` rows of one token, with what the line leaves of such steps."""
-        return self.predict(rows, rows, contexts) * self.residuals.plain(rows)
+    def decode_seconds(self, rows: int, contexts: int) -> float:
+        """The seconds of a step of ``rows`` rows of one token, with the learned correction."""
+        return self.predict(rows, rows, contexts) * self.residuals.decode_ratio(rows)
 
-    def drafted(self, rows: int, tokens: int, contexts: int) -> float:
-        """The seconds of a step some of whose rows have several tokens; not monotone where steps are new.
+    def verify_seconds(self, rows: int, tokens: int, contexts: int) -> float:
+        """The seconds of a step some of whose rows have drafted tokens; not monotone where few steps were observed.
 
-        Where no such step is known, further tokens are hoped to cost `HOPE` of the line's slope: they are tried, and
-        then known.
+        Where no such step was observed, a drafted token is assumed to cost `UNSEEN_COST` of the line's slope, so that
+        such steps are tried and measured.
         """
-        base = self.decodes(rows, contexts * rows // tokens)
+        base = self.decode_seconds(rows, contexts * rows // tokens)
         _, _, token, context = self._coefficients
-        slope = HOPE * (token + context * contexts / tokens)
-        hoped = base + slope * (tokens - rows)
-        known = self.residuals.longer(rows, tokens)
+        slope = UNSEEN_COST * (token + context * contexts / tokens)
+        optimistic = base + slope * (tokens - rows)
+        known = self.residuals.verify_ratio(rows, tokens)
         if known is None:
-            return hoped
+            return optimistic
         seconds = base * known.ratio + slope * max(0.0, tokens - known.tokens)
-        blended = hoped + (seconds - hoped) * known.trust
-        return min(hoped, blended) if known.larger else blended
+        blended = optimistic + (seconds - optimistic) * known.confidence
+        return min(optimistic, blended) if known.larger else blended
 
-    def reach(self, rows: int) -> int:
-        """The most drafted positions of a step of ``rows`` rows whose duration is not far beyond what is known."""
-        return self.residuals.reach(rows)
+    def max_drafted(self, rows: int) -> int:
+        """Maximum number of drafted positions of a step of ``rows`` rows: few more than have been measured."""
+        return self.residuals.max_drafted(rows)
 
-    def stairs(self, rows: int, contexts: int, most: int) -> Sequence[float]:
-        """The seconds of a step of ``rows`` rows by the number of drafted positions, 0 to ``most`` or more.
+    def verify_times(self, rows: int, contexts: int, count: int) -> Sequence[float]:
+        """The seconds of a step of ``rows`` rows by the number of drafted positions, for 0 to at least ``count``.
 
-        More positions never take less.
+        The seconds never fall with the number of positions.
         """
-        found, plain = self._stairs.get(rows), self.decodes(rows, contexts)
-        if found is None or not found.holds(plain, self._seen, self.residuals.news):
-            if len(self._stairs) >= STAIRS:
-                self._stairs.clear()
-            found = self._stairs[rows] = DraftStairs(
-                rows, contexts, plain, self.drafted, seen=self._seen, news=self.residuals.news
+        found, plain = self._verify_times.get(rows), self.decode_seconds(rows, contexts)
+        if found is None or not found.is_valid(plain, self._seen, self.residuals.revision):
+            if len(self._verify_times) >= MAX_TABLES:
+                self._verify_times.clear()
+            found = self._verify_times[rows] = VerifyTimes(
+                rows, contexts, plain, self.verify_seconds, seen=self._seen, revision=self.residuals.revision
             )
-        return found.upto(most)
+        return found.up_to(count)
 
     def exclude(self, seconds: float) -> None:
-        """These seconds of the step that is observed next were not spent on its rows."""
+        """Exclude ``seconds`` from the duration of the next observed step, because its rows did not take them."""
         self._excluded += seconds
 
     def observe(self, rows: int, tokens: int, contexts: int, seconds: float, drafted: bool = False) -> None:
         """Observe the duration of a step; a step without a duration or computed token is ignored.
 
-        A ``drafted`` step is compared with the line and does not move it: the line says what the step would take
-        without drafts, and must stay right where all steps have some. A step of one-token rows directly after one with
-        drafts is not counted at all: its rows were asked for drafts, and the processor's caches hold what drafting left
-        there, so it takes up to twice as long as a step of an engine that does not draft.
+        A ``drafted`` step is compared with the line and does not move it: the line predicts the step without drafts,
+        and must stay right even if all steps have some. A step of one-token rows directly after one with drafts is
+        ignored. Its proposers were called and the CPU caches are cold after drafting, so it takes up to twice as long
+        as a step of an engine that does not draft.
         """
         seconds -= self._excluded
         self._excluded = 0.0
@@ -162,7 +162,9 @@ class StepTimes:
         if self.ready:
             plain = tokens == rows
             usual = (
-                self.predict(rows, rows, contexts) if plain else self.decodes(rows, contexts * rows // tokens)
+                self.predict(rows, rows, contexts)
+                if plain
+                else self.decode_seconds(rows, contexts * rows // tokens)
             )
             if plain:
                 self._context += (contexts / rows - self._context) / CONTEXT_MEMORY
@@ -179,7 +181,7 @@ class StepTimes:
     def _learn(self) -> None:
         *terms, seconds = zip(*self._recent, strict=True)
         predicted = [
-            max(self.predict(rows, tokens, contexts), took / FARTHEST)
+            max(self.predict(rows, tokens, contexts), took / MAX_RATIO)
             for _, rows, tokens, contexts, took in self._recent
         ]
         pace = median(took / said for took, said in zip(seconds, predicted, strict=True))
@@ -188,7 +190,7 @@ class StepTimes:
             self._products = [pace * value for value in self._products]
             predicted = [pace * said for said in predicted]
         weights = self._weights(seconds, predicted)
-        kept = (1 - 1 / MEMORY) ** len(seconds)
+        kept = (1 - 1 / DECAY_STEPS) ** len(seconds)
         self._steps = self._steps * kept + len(seconds)
         for i, term in enumerate(terms):
             weighted = list(map(mul, term, weights))
@@ -196,14 +198,14 @@ class StepTimes:
             for j in range(i + 1):
                 total = self._squares[i][j] * kept + sum(map(mul, weighted, terms[j]))
                 self._squares[i][j] = self._squares[j][i] = total
-        before = self.residuals.of_line(self._line)
+        before = self.residuals.line_seconds(self._line)
         self._fit()
-        self.residuals.line_moved(self._line, before)
+        self.residuals.line_changed(self._line, before)
         fixed, row, token, context = self._coefficients
-        self.curve.line_moved((fixed, row + token, context))
+        self.curve.line_changed((fixed, row + token, context))
 
     def _line(self, rows: float) -> float:
-        """The seconds of a step of ``rows`` rows of one token, of the usual context."""
+        """The line's seconds of a step of ``rows`` rows of one token, at the mean context."""
         fixed, row, token, context = self._coefficients
         return fixed + rows * (row + token + context * self._context)
 
@@ -214,7 +216,7 @@ class StepTimes:
             error = abs(took / said - 1)
             usual = OUTLIER * self.spread
             weights.append(1 / (said * said * (1 + (error / usual) ** 2)))
-            self.spread = max(LEAST_SPREAD, self.spread + (min(error, usual) - self.spread) / BATCH)
+            self.spread = max(MIN_SPREAD, self.spread + (min(error, usual) - self.spread) / BATCH)
         return weights
 
     def _fit(self) -> None:

@@ -15,8 +15,8 @@ from headrace.core.sequence import Rank, Sequence
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ClassAccount, ShareLedger, TenantAccount
 
-TOO_MUCH = 1.25
-"""A tenant gives way to another one when it holds this many times as much, by their weights."""
+MAX_IMBALANCE = 1.25
+"""A tenant is preempted for another one if it holds this many times as many slots, by their weights."""
 
 
 def by_share(sequence: Sequence) -> Rank:
@@ -231,17 +231,17 @@ class FairQueue:
         head = self.peek(now)
         if head is None:
             return False
-        mine, other = head.account, running.account
-        if mine.owner is not other.owner:
-            return mine.owner.virtual < other.owner.virtual
-        return mine.virtual < other.virtual
+        own, other = head.account, running.account
+        if own.owner is not other.owner:
+            return own.owner.virtual < other.owner.virtual
+        return own.virtual < other.virtual
 
-    def may_hurry(self, sequence: Sequence) -> bool:
+    def may_slow_decoding(self, sequence: Sequence) -> bool:
         """Whether this prompt may slow down others: another tenant holds too many slots, or a lower class is ahead."""
-        mine = sequence.account
-        if any(_holds_too_much(other, mine, 0) for other in mine.owner.running if other is not mine):
+        own = sequence.account
+        if any(_holds_too_much(other, own, 0) for other in own.owner.running if other is not own):
             return True
-        level, virtual = mine.owner.terms.level, mine.owner.virtual
+        level, virtual = own.owner.terms.level, own.owner.virtual
         return any(
             each.account.live and each.account.terms.level > level and each.account.virtual >= virtual
             for each in self._classes.values()
@@ -251,20 +251,21 @@ class FairQueue:
         """Whether a waiting sequence may preempt a running one.
 
         A running sequence of a lower class: as soon as the waiting one's class is not ahead in its share. One of the
-        same class: when its tenant holds `TOO_MUCH` times as many slots, by weight, as the waiting tenant would then.
+        same class: when its tenant holds `MAX_IMBALANCE` times as many slots, by weight, as the waiting
+        tenant would have then.
         """
-        mine, other = waiting.account, running.account
-        if mine.owner is not other.owner:
+        own, other = waiting.account, running.account
+        if own.owner is not other.owner:
             return (
-                mine.owner.terms.level < other.owner.terms.level and mine.owner.virtual <= other.owner.virtual
+                own.owner.terms.level < other.owner.terms.level and own.owner.virtual <= other.owner.virtual
             )
-        return mine is not other and _holds_too_much(other, mine, 1)
+        return own is not other and _holds_too_much(other, own, 1)
 
 
-def _holds_too_much(other: TenantAccount, mine: TenantAccount, more: int) -> bool:
-    return other.running * other.rate >= TOO_MUCH * (mine.running + more) * mine.rate > 0.0
+def _holds_too_much(other: TenantAccount, own: TenantAccount, more: int) -> bool:
+    return other.running * other.rate >= MAX_IMBALANCE * (own.running + more) * own.rate > 0.0
 
 
-def single_file() -> FairQueue:
+def single_queue() -> FairQueue:
     """One queue for all requests, ordered by rank alone."""
     return FairQueue(ShareLedger(CLASSES, {}), TenantQueue, alike=True)

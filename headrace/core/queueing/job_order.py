@@ -46,9 +46,9 @@ def order_job(prompts: Many[bytes], expected_outputs: Many[float], grain: int) -
     """
     by_prefix = sorted(range(len(prompts)), key=prompts.__getitem__)
     path = [_Group(0)]
-    for place, index in enumerate(by_prefix):
+    for position, index in enumerate(by_prefix):
         prompt = prompts[index]
-        following = by_prefix[place + 1 : place + 2]
+        following = by_prefix[position + 1 : position + 2]
         shared = _common_length(prompt, prompts[following[0]], grain) if following else 0
         if shared > path[-1].depth:
             path.append(_Group(shared))

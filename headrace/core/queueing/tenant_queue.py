@@ -113,7 +113,7 @@ class TenantQueue:
     def __init__(self, pick: PickPolicy | None = None, max_passes: int = 0) -> None:
         self._timely = Heap()
         self._late = Heap()
-        self._judged = -math.inf  # when late requests were last separated from timely ones
+        self._separated_at = -math.inf  # when late requests were last separated from timely ones
         self._owed_seconds = 0.0  # prefill time owed to late requests
         self._pick = pick
         self._max_passes = max_passes
@@ -128,8 +128,8 @@ class TenantQueue:
 
     def ahead_of(self, sequence: Sequence) -> list[Sequence]:
         """The sequences ahead of one of this queue, by their present places, in no particular order."""
-        place = _place(sequence)
-        return [each for each in self if _place(each) < place]
+        position = _position(sequence)
+        return [each for each in self if _position(each) < position]
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence at its place."""
@@ -182,10 +182,10 @@ class TenantQueue:
         (self._late if sequence.late else self._timely).note_end()
 
     def _next(self, now: float) -> Heap:
-        if self._judged < now:
+        if self._separated_at < now:
             while self._defer_late(now):
                 pass
-            self._judged = now
+            self._separated_at = now
         late = self._late.peek()
         if late is not None and (not self._timely or self._owed_seconds >= late.prompt_seconds):
             return self._late
@@ -205,5 +205,5 @@ class TenantQueue:
         return bool(deferred)
 
 
-def _place(sequence: Sequence) -> Rank:
+def _position(sequence: Sequence) -> Rank:
     return (sequence.late, 0.0 if sequence.late else sequence.latest_start, *sequence.rank)

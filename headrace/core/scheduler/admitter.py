@@ -1,7 +1,7 @@
 """Admits waiting requests into the step that is being planned.
 
 It takes requests from the queue in order and starts those that the admission policy, the step's budget and the free
-blocks allow. Requests that do not fit are passed over: at most `LOOKAHEAD` in a step, plus `MOST_HELD` that are held. A
+blocks allow. Requests that do not fit are passed over: at most `LOOKAHEAD` in a step, plus `MAX_HELD` that are held. A
 request that was passed over `Knobs.max_skips` times blocks all requests behind it.
 """
 
@@ -27,7 +27,7 @@ from headrace.core.sequence import Sequence
 LOOKAHEAD = 8
 """Maximum number of requests passed over in one step because they do not fit; it bounds the planning time."""
 
-MOST_HELD = 64
+MAX_HELD = 64
 """Maximum number of requests passed over in one step because they wait for something outside the engine."""
 
 TPOT_SHARE = 0.8
@@ -59,22 +59,22 @@ class Admitter:
         self._events = events
         self._finish = finish
         self._now = -math.inf  # of the last plan
-        self._most = sys.maxsize  # running requests that this plan may reach
+        self._max_running = sys.maxsize  # maximum number of running requests in this plan
         self._batch_seconds: float | None = None  # of the last plan
         self._held_at = math.nan  # the last time at which a request was held
-        self._look_at = math.inf  # when one that is held may go on
+        self._retry_at = math.inf  # when a held request may start
 
     def admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
         """Start requests while policies and step have room; ``before``: only those served less than it."""
         self._now = now
-        self._most = knobs.max_running or sys.maxsize
+        self._max_running = knobs.max_running or sys.maxsize
         self._batch_seconds = knobs.static_batch_seconds
         if not self._waiting or (before is not None and not self._waiting.is_behind(before, now)):
             return
         allowed = self._allowed(now)
         passed: list[Sequence] = []
         held = 0
-        while len(passed) - held < LOOKAHEAD and held < MOST_HELD and not self._is_closed(allowed, now):
+        while len(passed) - held < LOOKAHEAD and held < MAX_HELD and not self._is_closed(allowed, now):
             try:
                 head = self._waiting.pop(now)
             except PolicyFailed as failed:
@@ -101,8 +101,8 @@ class Admitter:
             passed.append(head)
             self._skip(head, reason)
             if reason in HOLDS:
-                due = max(self._pages.asks_at(head), now + HOLD_SECONDS)
-                self._look_at = min(due, self._look_at) if self.holding else due
+                due = max(self._pages.poll_at(head), now + HOLD_SECONDS)
+                self._retry_at = min(due, self._retry_at) if self.holding else due
                 self._held_at = now
                 held += 1
             elif head.skips >= knobs.max_skips:
@@ -124,7 +124,7 @@ class Admitter:
         except Exception:
             # The step that is due now calls the policy again, and fails the request that it failed for.
             return -math.inf
-        return max(due, self._look_at) if self.holding else due
+        return max(due, self._retry_at) if self.holding else due
 
     @property
     def holding(self) -> bool:
@@ -158,7 +158,7 @@ class Admitter:
 
     def _is_closed(self, allowed: int, now: float) -> bool:
         """Whether no request may start; then none is taken out, because asking must not change whose turn it is."""
-        if allowed > 0 and self._running.free_slots and len(self._running) < self._most:
+        if allowed > 0 and self._running.free_slots and len(self._running) < self._max_running:
             return False
         head = self._waiting.peek(now)
         if head is not None:
@@ -183,7 +183,9 @@ class Admitter:
         if not self._running.has_room(sequence, hit):
             return SkipReason.NO_BLOCKS
         cached = hit.tokens(self._block_size)
-        length, reason = step.share(cached, sequence.known - cached, knobs, self._waiting.may_hurry(sequence))
+        length, reason = step.share(
+            cached, sequence.known - cached, knobs, self._waiting.may_slow_decoding(sequence)
+        )
         if not length or not step.may_join(sequence.account.owner.terms, length):
             return SkipReason.NO_BUDGET
         self._running.start(sequence, hit, step)

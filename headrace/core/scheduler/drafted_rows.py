@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import attrgetter, mul
 
 from headrace.core.capacity import blocks_needed
-from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal, StepLoad
+from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal, StepLoad
 from headrace.core.events import DraftDeclined, DraftedStep, DraftingFailed, Event, Verified
 from headrace.core.plan import Row, new_tuple
 from headrace.core.prediction.step_times import StepTimes
@@ -27,7 +27,7 @@ from headrace.core.sequence import Sequence
 DRAFT_SHARE = 0.5
 """Share of a step's remaining budget that drafts may take while prompts wait for it."""
 
-_DRAFTS_FROM = attrgetter("drafts_from")
+_NEXT_DRAFT_STEP = attrgetter("next_draft_step")
 
 
 class DraftedRows:
@@ -48,50 +48,60 @@ class DraftedRows:
         if self._drafter is None or self._drafter.idle or not step.rows:
             return
         number = step.number
-        if min(map(_DRAFTS_FROM, step.sequences)) > number:
+        if min(map(_NEXT_DRAFT_STEP, step.sequences)) > number:
             return
-        due = [row for row, sequence in enumerate(step.sequences) if sequence.drafts_from <= number]
+        due = [row for row, sequence in enumerate(step.sequences) if sequence.next_draft_step <= number]
         budget = int(step.budget * DRAFT_SHARE) if step.prompts else step.budget
-        rows, asks = [], []
+        rows, draft_rows = [], []
         for row in due:
             sequence = step.sequences[row]
-            tokens, ahead = sequence.tokens, sequence.pending - 1  # drawn already, but not known
-            most = min(sequence.finish_length - len(tokens) - 1, budget + ahead)
+            tokens, in_flight = sequence.tokens, sequence.pending - 1  # drawn already, but not known
+            max_tokens = min(sequence.finish_length - len(tokens) - 1, budget + in_flight)
             if sequence.request.settings is not NO_SETTINGS:
-                most = ahead + sequence.request.settings.most_drafted(most - ahead)
-            if most > ahead:
+                max_tokens = in_flight + sequence.request.settings.limit_drafted(max_tokens - in_flight)
+            if max_tokens > in_flight:
                 rows.append(row)
-                asks.append(new_tuple(DraftAsk, (sequence.request, tokens, most, ahead, sequence.pace)))
-        if not asks:
+                draft_rows.append(
+                    new_tuple(
+                        DraftRow, (sequence.request, tokens, max_tokens, in_flight, sequence.tokens_per_step)
+                    )
+                )
+        if not draft_rows:
             return
-        if times is not None and not times.residuals.knows(len(step.rows)):
-            times = None  # a step without drafts is the measure of those with drafts
+        if times is not None and not times.residuals.is_measured(len(step.rows)):
+            times = None  # steps with drafts can only be judged against measured steps without
         asked = set(rows)
-        paces = tuple([each.pace for row, each in enumerate(step.sequences) if row not in asked])
-        load = StepLoad(len(step.rows), step.tokens, step.contexts, budget, times, number, paces)
+        other_tokens_per_step = tuple(
+            [each.tokens_per_step for row, each in enumerate(step.sequences) if row not in asked]
+        )
+        load = StepLoad(
+            len(step.rows), step.tokens, step.contexts, budget, times, number, other_tokens_per_step
+        )
         try:
-            proposals = self._drafter.draft(asks, load)
+            proposals = self._drafter.draft(draft_rows, load)
             step.draft_seconds = self._drafter.seconds
-            for row, ask, proposal in zip(rows, asks, proposals, strict=True):
+            for row, draft_row, proposal in zip(rows, draft_rows, proposals, strict=True):
                 if proposal is not None and proposal.tokens:
-                    budget -= self._add(step, row, proposal, min(ask.most, budget + ask.ahead))
+                    budget -= self._add(
+                        step, row, proposal, min(draft_row.max_tokens, budget + draft_row.in_flight)
+                    )
                     continue
-                step.sequences[row].drafts_from = self._drafter.asked_from(ask.request)
+                step.sequences[row].next_draft_step = self._drafter.next_draft_step(draft_row.request)
                 if proposal is not None:
-                    self._decline(ask.request.id, proposal)
+                    self._decline(draft_row.request.id, proposal)
         except Exception as error:
             self._fail(error)
         if step.drafts:
             step.put_drafted_last()
             if times is not None:
-                stairs = times.stairs(load.rows, load.contexts, step.tokens - load.tokens)
-                step.draft_times = DraftTimes(load.rows, stairs[0], stairs[step.tokens - load.tokens])
+                seconds = times.verify_times(load.rows, load.contexts, step.tokens - load.tokens)
+                step.draft_times = DraftTimes(load.rows, seconds[0], seconds[step.tokens - load.tokens])
 
-    def _add(self, step: StepBuilder, row: int, proposal: Proposal, most: int) -> int:
+    def _add(self, step: StepBuilder, row: int, proposal: Proposal, max_tokens: int) -> int:
         """Add the part of a proposal that may be verified to a row; returns the number of drafted positions."""
         sequence = step.sequences[row]
         first = sequence.pending - 1
-        tokens = _before_end(sequence, proposal.tokens[:most])
+        tokens = _before_end(sequence, proposal.tokens[:max_tokens])
         count = self._room(step, row, len(tokens) - first)
         if count <= 0:
             self._decline(sequence.request.id, proposal)
@@ -115,7 +125,7 @@ class DraftedRows:
         spare = max(0, pool.num_free - len(self._running))  # every other sequence may need one next
         places = (len(sequence.table) + spare) * pool.block_size
         count = min(count, places - step.rows[row].start - 1)
-        return count if count > 0 and step.takes_drafts(row, count) else 0
+        return count if count > 0 and step.fits_drafts(row, count) else 0
 
     def settle(self, step: StepBuilder, row: int, drawn: tuple[int, ...]) -> int:
         """Settle a row with drafts by its sampled tokens; returns the number of valid computed positions."""
@@ -144,7 +154,7 @@ class DraftedRows:
         self._drawn, self._accepted, self._expected = self._accepted, 0, 0.0
 
     def observed(self, step: StepBuilder, seconds: float) -> None:
-        """The step that was settled last took so many seconds."""
+        """Report to the drafter that the step that was settled last took ``seconds``."""
         rows = len(step.rows)
         if self._drafter is not None and step.decodes == rows:
             self._drafter.observed(rows, rows + self._drawn, seconds, bool(step.drafts))
@@ -170,6 +180,6 @@ class DraftedRows:
 
 def _before_end(sequence: Sequence, tokens: tuple[int, ...]) -> tuple[int, ...]:
     """``tokens`` up to the first that would end the answer: drawn in its place, that one is the last of the answer."""
-    if sequence.ends.isdisjoint(tokens):
+    if sequence.end_tokens.isdisjoint(tokens):
         return tokens
-    return tokens[: next(i for i, token in enumerate(tokens) if token in sequence.ends)]
+    return tokens[: next(i for i, token in enumerate(tokens) if token in sequence.end_tokens)]

@@ -45,20 +45,20 @@ class LeastLoaded:
 class PrefixAffinity:
     """The replica that last served the longest matching prefix, unless it is overloaded.
 
-    Prompts are compared in stretches of ``stretch_tokens``; the latest ``remembered`` stretches are kept. A replica
+    Prompts are compared in stretches of ``chunk_tokens``; the latest ``max_entries`` stretches are kept. A replica
     is overloaded when its open tokens exceed those of the least loaded replica by ``slack_tokens`` and by
     ``imbalance`` times. Then, and for an unknown prefix, the least loaded replica is chosen.
     """
 
     def __init__(
         self,
-        stretch_tokens: int = 256,
-        remembered: int = 1 << 18,
+        chunk_tokens: int = 256,
+        max_entries: int = 1 << 18,
         slack_tokens: int = 16_384,
         imbalance: float = 1.5,
     ) -> None:
-        self._stretch = stretch_tokens
-        self._remembered = remembered
+        self._chunk = chunk_tokens
+        self._max_entries = max_entries
         self._slack = slack_tokens
         self._imbalance = imbalance
         self._served: OrderedDict[bytes, int] = OrderedDict()
@@ -75,14 +75,14 @@ class PrefixAffinity:
         for key in keys:
             self._served[key] = chosen
             self._served.move_to_end(key)
-        while len(self._served) > self._remembered:
+        while len(self._served) > self._max_entries:
             self._served.popitem(last=False)
         return chosen
 
     def _keys(self, request: Request) -> list[bytes]:
         """The chained key of each full stretch of the prompt."""
         keys, parent = [], root_key(request.salt, request.adapter)
-        for end in range(self._stretch, len(request.tokens) + 1, self._stretch):
-            parent = chained_key(parent, request.tokens[end - self._stretch : end])
+        for end in range(self._chunk, len(request.tokens) + 1, self._chunk):
+            parent = chained_key(parent, request.tokens[end - self._chunk : end])
             keys.append(parent)
         return keys

@@ -37,7 +37,7 @@ from headrace.core.sequence import Sequence, Status
 MAX_PREEMPTIONS = 3
 """The most preemptions of one request. After the last one it is readmitted only when its largest possible size fits."""
 
-by_place = attrgetter("place")
+by_batch_rank = attrgetter("batch_rank")
 
 
 class RunningSet:
@@ -61,8 +61,8 @@ class RunningSet:
         self._events = events
         self._sequences: list[Sequence] = []
         self._paused: list[Sequence] = []  # paused background work: it holds slots and blocks
-        self._places = 0  # positions for which the tables of all sequences have memory
-        self._planned = 0  # positions of these that are planned or computed
+        self._allocated_positions = 0  # positions for which the tables of all sequences have memory
+        self._planned_positions = 0  # positions of these that are planned or computed
         self._slots = list(range(slots - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class RunningSet:
         return len(self._paused)
 
     @property
-    def everyone(self) -> list[Sequence]:
+    def all_sequences(self) -> list[Sequence]:
         """All sequences that hold slots and blocks, paused ones too."""
         return [*self._sequences, *self._paused]
 
@@ -139,8 +139,12 @@ class RunningSet:
         sequence.skips, sequence.skip_reason = 0, None
         self._waiting.started(sequence)
         sequence.slot = self._slots.pop()
-        sequence.place = (not self.is_protected(sequence), sequence.account.owner.terms.level, *sequence.rank)
-        insort(self._sequences, sequence, key=by_place)
+        sequence.batch_rank = (
+            not self.is_protected(sequence),
+            sequence.account.owner.terms.level,
+            *sequence.rank,
+        )
+        insort(self._sequences, sequence, key=by_batch_rank)
         self._count(sequence, 1)
         sequence.account.take_slot()
         self.admissions += 1
@@ -207,7 +211,7 @@ class RunningSet:
         Background work that has announced blocks which another request may wait for is preempted instead.
         """
         for sequence in self._waiting.yielding(self._sequences):
-            if sequence.registered < sequence.promised:
+            if sequence.registered < sequence.announced:
                 self.preempt(sequence, PreemptReason.YIELD)
             else:
                 self._sequences.remove(sequence)
@@ -215,7 +219,7 @@ class RunningSet:
                 self._events.append(Skipped(sequence.request.id, SkipReason.NOT_IDLE))
         if self._paused and not self._waiting.foreground:
             for sequence in self._paused:
-                insort(self._sequences, sequence, key=by_place)
+                insort(self._sequences, sequence, key=by_batch_rank)
             self._paused = []
 
     def _preempt_paused(self) -> None:
@@ -244,14 +248,14 @@ class RunningSet:
             if victim is sequence:
                 return False
         self.pages.grow(sequence)
-        self._places += self.pages.pool.block_size
+        self._allocated_positions += self.pages.pool.block_size
         return True
 
     def extend(self, sequence: Sequence, count: int) -> tuple[int, ...]:
         """Add ``count`` free blocks to the table of a sequence; `BlockPool.num_free` must not be lower."""
         for _ in range(count):
             self.pages.grow(sequence)
-        self._places += count * self.pages.pool.block_size
+        self._allocated_positions += count * self.pages.pool.block_size
         return tuple(sequence.table[-count:])
 
     def _choose(self, candidates: list[Sequence], now: float, asking: Sequence) -> Sequence:
@@ -277,12 +281,12 @@ class RunningSet:
 
     def planned(self, step: StepBuilder) -> None:
         """Count the rows of a step whose plan is complete."""
-        self._planned += step.tokens - step.drafted
+        self._planned_positions += step.tokens - step.drafted
 
     def advance(self, sequence: Sequence, accepted: int) -> None:
         """Drafted positions that were accepted count as planned."""
         sequence.planned += accepted
-        self._planned += accepted
+        self._planned_positions += accepted
 
     def unplan(self, step: StepBuilder) -> None:
         """Undo the plan of a step that was interrupted: its rows will be planned again."""
@@ -292,11 +296,11 @@ class RunningSet:
                 length -= len(step.drafts[row].tokens) if row in step.drafts else 0
                 sequence.planned -= length
                 sequence.pending -= samples
-                self._planned -= length
+                self._planned_positions -= length
 
     def _count(self, sequence: Sequence, times: int) -> None:
-        self._places += times * len(sequence.table) * self.pages.pool.block_size
-        self._planned += times * sequence.planned
+        self._allocated_positions += times * len(sequence.table) * self.pages.pool.block_size
+        self._planned_positions += times * sequence.planned
 
     def stepped(self, step: StepBuilder) -> Stepped:
         """The event for a committed step: its size, and what runs and waits after it."""
@@ -314,19 +318,23 @@ class RunningSet:
             blocks_held=held,
             blocks_total=pool.num_blocks,
             slots_allocated=allocated,
-            slots_filled=allocated - self._places + self._planned,
+            slots_filled=allocated - self._allocated_positions + self._planned_positions,
             work=_work(step),
         )
 
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots and states agree."""
-        everyone = self.everyone
-        self.pages.check(everyone)
-        places = self.pages.pool.block_size * sum(len(s.table) for s in everyone)
-        planned = sum(s.planned for s in everyone)
-        assert (self._places, self._planned) == (places, planned), "positions are counted wrongly"
-        assert len({s.slot for s in everyone}) == len(everyone), "a slot is used twice"
-        assert all(s.status is Status.RUNNING for s in everyone), "a request runs without the status running"
+        all_sequences = self.all_sequences
+        self.pages.check(all_sequences)
+        allocated = self.pages.pool.block_size * sum(len(s.table) for s in all_sequences)
+        planned = sum(s.planned for s in all_sequences)
+        assert (self._allocated_positions, self._planned_positions) == (allocated, planned), (
+            "positions are counted wrongly"
+        )
+        assert len({s.slot for s in all_sequences}) == len(all_sequences), "a slot is used twice"
+        assert all(s.status is Status.RUNNING for s in all_sequences), (
+            "a request runs without the status running"
+        )
 
 
 def _work(step: StepBuilder) -> StepRows:

@@ -15,7 +15,7 @@ import heapq
 import math
 from collections import deque
 
-from headrace.core.capacity import why_never
+from headrace.core.capacity import why_unservable
 from headrace.core.drafting.proposal import Drafter
 from headrace.core.events import ChunkReason, Emitted, Event, Finished, SkipReason, arrival
 from headrace.core.knobs import Knobs
@@ -41,7 +41,7 @@ from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
 
 LONG_PROMPT_SHARE = 0.5
-"""Share of a step's prefill that a prompt of several steps gets while other prompts run beside it."""
+"""Share of a step's prefill that a prompt of several steps gets while other prompts run too."""
 
 
 class Stalled(AssertionError):
@@ -56,8 +56,8 @@ class Scheduler:
         queue: the waiting requests, ordered by share.
         order, admission, victims, room: the policies.
         events: the list to which all events are appended.
-        max_num_seqs: number of slots: the most sequences that run at once.
-        max_model_len: the most tokens of one sequence, prompt plus output.
+        max_num_seqs: number of slots, and so the maximum number of running sequences.
+        max_model_len: maximum tokens of a sequence, prompt plus output.
         prefix_caching: whether equal prefixes share computed blocks.
         cost: relative cost of rows. It is used for the shares and, until ``times`` is ready, for
             `Knobs.mixed_prefill_ratio`.
@@ -127,7 +127,7 @@ class Scheduler:
         problem = self._why_not(request)
         reason = FinishReason.REJECTED
         if not problem and self._predictions is not None and request.deadline is not None:
-            problem = self._predictions.unreachable(request, now, self.pages.at_hand(request))
+            problem = self._predictions.unreachable(request, now, self.pages.cached_estimate(request))
             reason = FinishReason.UNREACHABLE
         if not problem:
             self._arrivals += 1
@@ -158,7 +158,7 @@ class Scheduler:
             return f"request id {request.id!r} is already in use"
         if not self._waiting.knows(request.service_class):
             return f"there is no class of service {request.service_class!r}"
-        return why_never(request, self.max_model_len, self.pool.num_blocks, self.pool.block_size)
+        return why_unservable(request, self.max_model_len, self.pool.num_blocks, self.pool.block_size)
 
     def cancel(self, request_id: str, why: FinishReason) -> None:
         """End a request now, in any state; an unknown or finished id is ignored."""
@@ -167,10 +167,10 @@ class Scheduler:
 
     def fail_running(self, message: str) -> None:
         """Fail every request that holds blocks, because their content is lost."""
-        for sequence in self._running.everyone:
+        for sequence in self._running.all_sequences:
             self._finish(sequence, FinishReason.FAILED, message)
 
-    # -- questions from outside ----------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
@@ -211,7 +211,7 @@ class Scheduler:
         step = StepBuilder(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
         if self._times is not None and step.idle:
-            step.keep_short(self._times)
+            step.limit_background(self._times)
         prefills = self._plan_decodes(step, knobs)
         long = self._longest(prefills, knobs)
         step.fraction = 1.0 if long is None else 1.0 - LONG_PROMPT_SHARE
@@ -253,7 +253,7 @@ class Scheduler:
         if self._predictions is not None:
             for sequence in self._first_tokens:
                 computed = sequence.prompt_tokens - sequence.cached_tokens
-                self._predictions.saw_first_token(computed, now - sequence.started)
+                self._predictions.observe_first_token(computed, now - sequence.started)
         self._first_tokens.clear()
 
     def _preempt_for_head(self, now: float) -> None:
@@ -280,7 +280,9 @@ class Scheduler:
     def _plan_prefill(self, step: StepBuilder, sequence: Sequence, knobs: Knobs) -> None:
         if sequence.status is Status.RUNNING:
             remaining = sequence.known - sequence.planned
-            length, reason = step.share(sequence.planned, remaining, knobs, self._waiting.may_hurry(sequence))
+            length, reason = step.share(
+                sequence.planned, remaining, knobs, self._waiting.may_slow_decoding(sequence)
+            )
             if not length and not knobs.chunked_prefill:
                 length = min(remaining, step.budget)  # split before chunking was disabled
             if length:
@@ -292,7 +294,7 @@ class Scheduler:
         if knobs.chunked_prefill and (len(prefills) > 1 or self._waiting):
             for sequence in prefills:
                 if sequence.known - sequence.planned > knobs.batched_tokens // 2:
-                    return None if self._waiting.may_hurry(sequence) else sequence
+                    return None if self._waiting.may_slow_decoding(sequence) else sequence
         return None
 
     def _grow(self, sequence: Sequence, step: StepBuilder) -> bool:
@@ -303,9 +305,7 @@ class Scheduler:
             return False
 
     def _ensure_liveness(self, now: float) -> None:
-        """Called when nothing is planned or in flight: fail a head that can never be planned; anything else is a
-        stall.
-        """
+        """When nothing is planned or in flight, fail a head that can never start; anything else is a stall."""
         if self._admitter.holding and not self._running:
             return
         head = self._waiting.peek(now)
@@ -339,9 +339,7 @@ class Scheduler:
             self._events.append(self._running.stepped(step))
 
     def _commit_rows(self, step: StepBuilder, output: StepOutput) -> None:
-        """Apply what each row computed and sampled. Like `StepBuilder.decode`, this loop runs once per generated
-        token.
-        """
+        """Apply what each row computed and sampled. This loop runs once per generated token."""
         events, firsts, size = self._events, self._first_tokens, self.pool.block_size
         failures, scores, logprobs = output.failures, output.prompt_logprobs, output.logprobs
         drafts, decodes = step.drafts, step.decodes
@@ -355,8 +353,8 @@ class Scheduler:
             if drafts and i in drafts:
                 length = self._drafted.settle(step, i, drawn)
             sequence.computed = computed = sequence.computed + length
-            if scores and i in scores and (told := sequence.prompt_scores(computed - length, scores[i])):
-                events.append(told)
+            if scores and i in scores and (event := sequence.prompt_scores(computed - length, scores[i])):
+                events.append(event)
             reason = None
             if samples:
                 sequence.pending -= 1
@@ -366,7 +364,7 @@ class Scheduler:
                     firsts.append(sequence)
                 scored = logprobs.get(i, ()) if logprobs else ()
                 events.append(new_tuple(Emitted, (sequence.request.id, drawn, scored)))
-                if len(tokens) >= sequence.finish_length or tokens[-1] in sequence.ends:
+                if len(tokens) >= sequence.finish_length or tokens[-1] in sequence.end_tokens:
                     reason = sequence.finish_reason()
             tail = length > 1 and samples and i >= decodes
             if tail or computed // size > sequence.registered:
@@ -383,7 +381,7 @@ class Scheduler:
         self.pages.unwant(sequence)
         sequence.enter(Status.FINISHED)
         if self._predictions is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._predictions.saw_end(sequence.request, sequence.output_tokens)
+            self._predictions.observe_finish(sequence.request, sequence.output_tokens)
         self._waiting.end(sequence, waited)
         self._drafted.ended(sequence)
         del self.live[sequence.request.id]
@@ -391,7 +389,7 @@ class Scheduler:
 
     # -- consistency -------------------------------------------------------------------------------
 
-    def check_books(self) -> None:
+    def check_consistency(self) -> None:
         """Raise AssertionError unless blocks, references, slots and queues agree with each other."""
         self._running.check()
         waiting = list(self._waiting)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headrace.core.prediction.latest_start import LatestStarts
-from headrace.core.prediction.start_times import Ahead, Batch, Forecast, Forecaster
+from headrace.core.prediction.start_times import Batch, Forecast, Forecaster, WorkAhead
 from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.sequence import Sequence
 from headrace.core.tenancy.fair_share import TenantAccount
 
-EVEN = 1e-9
+TOLERANCE = 1e-9
 """Tolerance for shares whose ratios are whole numbers but not exact in floats."""
 
 
@@ -45,7 +45,7 @@ def estimate_start(
     share = _share(account)
     before = next(line.ahead_of(sequence) for other, line in waiting.tenant_queues() if other is account)
     others = sum(
-        min(len(line), int((len(before) + 1) * _share(other) / share + EVEN) if share else len(line))
+        min(len(line), int((len(before) + 1) * _share(other) / share + TOLERANCE) if share else len(line))
         for other, line in waiting.tenant_queues()
         if line and other is not account
     )
@@ -57,18 +57,18 @@ def estimate_start(
     def steps_left(each: Sequence) -> float:
         return lengths.expected(each.request, each.output_tokens) - each.output_tokens
 
-    lives = [steps_left(each) for each in before]
-    usual = (sum(lives) + steps_left(sequence)) / (len(lives) + 1)
-    ahead = Ahead(
+    waiting_steps = [steps_left(each) for each in before]
+    mean_steps = (sum(waiting_steps) + steps_left(sequence)) / (len(waiting_steps) + 1)
+    ahead = WorkAhead(
         work_seconds=sum(predictions.prefill_seconds(each.known, each.cached_tokens) for each in before),
         share=share,
         free_slots=running.free_slots,
         steps_left=[steps_left(each) for each in running],
-        lives=[usual] * others + lives,
+        waiting_steps=[mean_steps] * others + waiting_steps,
     )
-    beside = Batch(len(running), sum(each.known for each in running))
+    batch = Batch(len(running), sum(each.known for each in running))
     forecaster = Forecaster(predictions.times, lengths, chunk_tokens)
-    return StartEstimate(position, forecaster.expected(sequence.request, ahead, beside))
+    return StartEstimate(position, forecaster.expected(sequence.request, ahead, batch))
 
 
 def _share(account: TenantAccount) -> float:

@@ -18,8 +18,8 @@ from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.fair_share import TenantAccount
 
 SMOOTH_SECONDS = 0.01
-"""Duration that a mixed step may always have, even if decoding alone is faster: 100 tokens a second is faster than
-reading."""
+"""Duration that a mixed step may always have, even if decoding alone is faster: 100 tokens per second are more than
+anyone reads."""
 
 QUEUE_POWER = 0.25
 """Exponent with which the number of waiting prompts raises the prefill limit of a mixed step. With exponent 1, two or
@@ -127,7 +127,7 @@ class StepBuilder:
         self.background_times: StepTimes | None = None  # set for a step of background work
         self.background_seconds = math.inf
 
-    def keep_short(self, times: StepTimes) -> None:
+    def limit_background(self, times: StepTimes) -> None:
         """Make this a step of background work: keep it so short, by ``times``, that an arriving request hardly
         waits.
         """
@@ -141,7 +141,7 @@ class StepBuilder:
             self.background_times is not None and len(self.entries) >= BACKGROUND_ADMISSIONS
         )
 
-    def takes_row(self, context: int, contexts: int) -> bool:
+    def fits_row(self, context: int, contexts: int) -> bool:
         """Whether a background step stays short with one more decode row after ``context`` positions.
 
         ``contexts`` is the sum over the other rows. The first row always fits.
@@ -173,7 +173,7 @@ class StepBuilder:
                 if known > planned + 1 and sequence.status is Status.RUNNING:
                     prefills.append(sequence)
                 continue  # tokens in flight will end it
-            if budget <= 0 or (self.background_times is not None and not self.takes_row(planned, contexts)):
+            if budget <= 0 or (self.background_times is not None and not self.fits_row(planned, contexts)):
                 continue
             blocks: tuple[int, ...] = ()
             if (
@@ -206,7 +206,7 @@ class StepBuilder:
         self.tpot_seconds = tightest
         return prefills
 
-    def takes_drafts(self, row: int, count: int) -> bool:
+    def fits_drafts(self, row: int, count: int) -> bool:
         """Whether a background step stays short with ``count`` drafted positions more."""
         if self.background_times is None:
             return True
@@ -264,10 +264,12 @@ class StepBuilder:
         """
         self.limit_seconds = min(usual_limit(usual_seconds, self.decode_seconds), target_seconds)
 
-    def share(self, start: int, remaining: int, knobs: Knobs, hurry: bool = False) -> tuple[int, ChunkReason]:
-        """How many of the remaining positions of a prefill from ``start`` this step takes, and what bounds them.
+    def share(
+        self, start: int, remaining: int, knobs: Knobs, may_slow_decoding: bool = False
+    ) -> tuple[int, ChunkReason]:
+        """How many of the remaining positions of a prefill from ``start`` this step computes, and what bounds them.
 
-        ``hurry``: the decoding tenants have received more service, so this prompt may slow them down.
+        ``may_slow_decoding``: the decoding tenants have received more service, so this prompt may slow them down.
         """
         if not knobs.chunked_prefill:
             return (remaining, ChunkReason.WHOLE) if remaining <= self.budget else (0, ChunkReason.BUDGET)
@@ -275,20 +277,20 @@ class StepBuilder:
         budget = self.budget
         if self.fraction < 1.0:
             budget -= int(knobs.batched_tokens * (1.0 - self.fraction))
-        if self.decodes and knobs.mixed_prefill_ratio and not hurry:
-            budget = min(budget, self._beside_decoding(start, knobs.mixed_prefill_ratio))
+        if self.decodes and knobs.mixed_prefill_ratio and not may_slow_decoding:
+            budget = min(budget, self._mixed_budget(start, knobs.mixed_prefill_ratio))
         if self.decodes and self.times is not None and self.limit_seconds < math.inf:
-            budget = min(budget, self._in_time(start, self.times))
+            budget = min(budget, self._timed_budget(start, self.times))
         if self.background_times is not None:
-            budget = min(budget, self._in_idle_time(start, self.background_times))
+            budget = min(budget, self._background_budget(start, self.background_times))
         if budget < length:
             length, reason = max(0, budget), ChunkReason.BUDGET
         if 0 < knobs.long_prefill_tokens < length:
             length, reason = knobs.long_prefill_tokens, ChunkReason.LONG_PROMPT
         return length, reason
 
-    def _beside_decoding(self, start: int, ratio: float) -> int:
-        """Tokens of prefill from ``start`` that this step takes beside its decoding; at least one in all.
+    def _mixed_budget(self, start: int, ratio: float) -> int:
+        """Tokens of prefill from ``start`` that this step computes together with its decode rows; at least one in all.
 
         One prompt may stretch the step by ``ratio`` of its decoding time, several prompts by somewhat more. One long
         prompt hardly disturbs decoding, and a queue of prompts is not starved, which would empty the batch.
@@ -302,7 +304,7 @@ class StepBuilder:
             length = self.cost.longest(start, max(0.0, allowed - self.prefill_cost))
         return length or int(self.prefill_cost == 0)
 
-    def _in_time(self, start: int, times: StepTimes) -> int:
+    def _timed_budget(self, start: int, times: StepTimes) -> int:
         """Tokens of prefill from ``start`` that keep the step within its limit.
 
         At least `LEAST_PREFILL` in all; otherwise decoding sequences could starve all prompts.
@@ -311,7 +313,7 @@ class StepBuilder:
         length = times.curve.longest(start, self.decode_seconds + room, self.tokens, self.contexts)
         return max(length, LEAST_PREFILL if self.prefill_cost == 0 else 0)
 
-    def _in_idle_time(self, start: int, times: StepTimes) -> int:
+    def _background_budget(self, start: int, times: StepTimes) -> int:
         """Tokens of prefill from ``start`` that keep a background step short; at least `LEAST_PREFILL` in an empty
         step.
         """

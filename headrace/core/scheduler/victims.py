@@ -46,10 +46,10 @@ class LowestRecomputeCost:
         # Of equals the last in place: `min` takes the first one that it meets.
         return min(
             (each for each in reversed(others) if self._levels.get(each.request.service_class, 0) == lowest),
-            key=lambda each: self._loss(each, now),
+            key=lambda each: self._preemption_cost(each, now),
         )
 
-    def _loss(self, sequence: Sequence, now: float) -> float:
+    def _preemption_cost(self, sequence: Sequence, now: float) -> float:
         kept = min(sequence.cached_tokens, sequence.computed)
         tokens = sequence.computed - kept
         work = self._cost.rows(tokens, tokens * kept + tokens * tokens // 2)

@@ -112,7 +112,7 @@ class ShareLedger:
         if account.live == 1:
             owner.weight += 1.0 / account.rate
         if owner.live == 1:
-            self._share_out()
+            self._set_class_rates()
         return account
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
@@ -153,9 +153,9 @@ class ShareLedger:
                 del owner.tenants[each.name]
         if not owner.live:
             owner.weight = 0.0  # clears the rounding error of the sums
-            self._share_out()
+            self._set_class_rates()
 
-    def _share_out(self) -> None:
+    def _set_class_rates(self) -> None:
         """Effective weights of the classes that have work: in proportion, but none below its floor."""
         active = [each for each in self.classes.values() if each.live and each.terms.weight]
         total = sum(each.terms.weight for each in active)

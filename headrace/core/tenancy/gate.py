@@ -67,7 +67,7 @@ def decide(
             0,
         )
     if shortage is not None:
-        return _refuse_tenant(shortage)
+        return _reject_tenant(shortage)
     if load.queued_requests + sequences > limits.queued_requests:
         return Reject(
             RejectReason.QUEUE_FULL,
@@ -84,7 +84,7 @@ def decide(
     return Forward()
 
 
-def _refuse_tenant(shortage: Shortage) -> Reject:
+def _reject_tenant(shortage: Shortage) -> Reject:
     bound = f"{shortage.allowed} {shortage.limit.replace('_', ' ')}"
     if shortage.seconds == math.inf:
         message = f"the call may use {shortage.asked} tokens and the tenant's limit is {bound}"

@@ -162,7 +162,7 @@ class _Account:
         return not self.open and not any(window.used(now) for window in self.windows.values())
 
 
-class Hold(NamedTuple):
+class Charge(NamedTuple):
     """The charge of an open call, until `Quotas.settle`."""
 
     key: tuple[str, str]
@@ -193,12 +193,12 @@ class Quotas:
             seconds = window.wait_for(asked, now)
             if seconds > 0.0 and (worst is None or worst.seconds is None or seconds > worst.seconds):
                 worst = Shortage(limit, window.allowed, window.used(now), asked, seconds)
-        most = account.limits.concurrent_requests
-        if worst is None and most is not None and account.open >= most:
-            worst = Shortage(Limit.CONCURRENT_REQUESTS, most, account.open, 1, None)
+        max_open = account.limits.concurrent_requests
+        if worst is None and max_open is not None and account.open >= max_open:
+            worst = Shortage(Limit.CONCURRENT_REQUESTS, max_open, account.open, 1, None)
         return worst
 
-    def take(self, tenant: str, model: str, tokens: int, now: float) -> Hold | None:
+    def take(self, tenant: str, model: str, tokens: int, now: float) -> Charge | None:
         """Charge a call of at most ``tokens``; None for a tenant without limits, which has no account."""
         limits = self._tenants.terms(tenant).limits_of(model)
         if limits == UNLIMITED:
@@ -212,17 +212,17 @@ class Quotas:
         slices = tuple(
             (limit, window.take(_amount(limit, tokens), now)) for limit, window in account.windows.items()
         )
-        return Hold(key, tokens, slices)
+        return Charge(key, tokens, slices)
 
-    def settle(self, hold: Hold, tokens: int, now: float) -> None:
+    def settle(self, charge: Charge, tokens: int, now: float) -> None:
         """A call has ended and used ``tokens``: refund the rest of its charge, or add what is missing."""
-        account = self._accounts[hold.key]
+        account = self._accounts[charge.key]
         account.open -= 1
-        for limit, number in hold.slices:
+        for limit, number in charge.slices:
             window = account.windows.get(limit)
             if window is None:  # the limit has been lifted since
                 continue
-            change = _amount(limit, tokens) - _amount(limit, hold.tokens)
+            change = _amount(limit, tokens) - _amount(limit, charge.tokens)
             if change < 0:
                 window.give_back(-change, number, now)
             elif change:

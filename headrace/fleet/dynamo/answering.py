@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
-from headrace.core.capacity import why_never
+from headrace.core.capacity import why_unservable
 from headrace.core.constraint import Constraint
 from headrace.core.events import Emitted, Finished
 from headrace.core.request import FinishReason, InvalidParameter, Request
@@ -68,7 +68,7 @@ class Answering:
         if asked.params.structured_outputs is not None:
             await asyncio.to_thread(self._check, asked.params.structured_outputs)
         request = self._request(asked, name)
-        if problem := why_never(request, self.max_model_len, self.num_blocks, self.block_size):
+        if problem := why_unservable(request, self.max_model_len, self.num_blocks, self.block_size):
             raise InvalidParameter("token_ids", problem)
         answer = self._answers[name] = self.service.open([request])
         try:

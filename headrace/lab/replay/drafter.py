@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.drafting.proposal import DraftRow, Proposal, StepLoad
 from headrace.core.request import Request
 from headrace.observe.recording.moments import Drafts
 
@@ -30,16 +30,16 @@ class RecordedDrafts:
         self._drafts = drafts or NOTHING
         self._calls = 0
 
-    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
         """See `Drafter.draft`."""
         self._fail(0)
         drafts = self._drafts
         if drafts.seconds and load.times is not None:
             load.times.exclude(drafts.seconds)
-        return [drafts.proposals.get(ask.request.id) for ask in asks]
+        return [drafts.proposals.get(draft_row.request.id) for draft_row in draft_rows]
 
-    def asked_from(self, request: Request) -> int:
-        """See `Drafter.asked_from`: every request is asked, and has no proposal where none was recorded."""
+    def next_draft_step(self, request: Request) -> int:
+        """See `Drafter.next_draft_step`: every request is asked, and has no proposal where none was recorded."""
         return 0
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:

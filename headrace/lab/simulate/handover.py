@@ -121,7 +121,7 @@ class Handover:
         self._names = dict(zip(replicas, publishers, strict=True))
         for replica, name in self._names.items():
             publishers[name].clock = partial(getattr, replica.runner, "time")
-            replica.engine.scheduler.pool.news.listeners.append(publishers[name])
+            replica.engine.scheduler.pool.notifier.listeners.append(publishers[name])
             replica.watch(_Exit(self, name))
 
     @property

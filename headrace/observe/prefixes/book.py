@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.core.cache.prefix.departure import (
+    EXPLANATIONS,
     NOWHERE,
-    SAYS,
     Departure,
     Looked,
     Place,
@@ -166,7 +166,7 @@ class PrefixBook:
         place = found.place
         shown: dict[str, Any] = {
             "cause": found.cause.value,
-            "why": SAYS[found.cause],
+            "why": EXPLANATIONS[found.cause],
             "left_at_token": found.at,
             "prompt_tokens": explained.prompt_tokens,
             "cached_tokens": explained.cached_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from headrace.core.drafting.proposal import DraftAsk, Drafter, Proposal, StepLoad
+from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal, StepLoad
 from headrace.core.request import Request
 from headrace.observe.recording.moments import Drafts
 
@@ -31,22 +31,29 @@ class RecordedDrafter:
         """See `Drafter.idle`."""
         return self.inner.idle
 
-    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
         """See `Drafter.draft`."""
         with self._noted(0):
-            drafts = self.inner.draft(asks, load)
-        if len(drafts) != len(asks):
+            drafts = self.inner.draft(draft_rows, load)
+        if len(drafts) != len(draft_rows):
             return drafts  # the scheduler rejects it
-        proposals = [each and _rounded(each, ask.most) for ask, each in zip(asks, drafts, strict=True)]
+        proposals = [
+            each and _rounded(each, draft_row.max_tokens)
+            for draft_row, each in zip(draft_rows, drafts, strict=True)
+        ]
         self._drafts = Drafts(
-            {ask.request.id: each for ask, each in zip(asks, proposals, strict=True) if each},
+            {
+                draft_row.request.id: each
+                for draft_row, each in zip(draft_rows, proposals, strict=True)
+                if each
+            },
             sum(self.seconds.values()) if load.times is not None else 0.0,
         )
         return proposals
 
-    def asked_from(self, request: Request) -> int:
-        """See `Drafter.asked_from`."""
-        return self.inner.asked_from(request)
+    def next_draft_step(self, request: Request) -> int:
+        """See `Drafter.next_draft_step`."""
+        return self.inner.next_draft_step(request)
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
         """See `Drafter.observed`."""

@@ -235,7 +235,7 @@ class History:
 
 
 class HistoryKeeper:
-    """A `core.ports.Keeper` that records the cost of responses, and until when they are fresh."""
+    """A `core.ports.CacheListener` that records the cost of responses, and until when they are fresh."""
 
     def __init__(self, history: History) -> None:
         self._history = history

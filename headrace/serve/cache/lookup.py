@@ -20,7 +20,7 @@ from headrace.core.cache.response.key import Unkeyable, answer_key, beginning_ke
 from headrace.core.cache.response.query import CacheQuery
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Finished, Layer, LookedUp, Lookup, Spared
-from headrace.core.ports import Keeper, Level
+from headrace.core.ports import CacheListener, Level
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.classes import BACKGROUND
 from headrace.serve.answer import Answer
@@ -84,7 +84,7 @@ class CacheLookup:
         ttl: float = 3600.0,
         pace: Pace = Pace.IMMEDIATE,
         levels: Sequence[Level] = (),
-        keepers: Sequence[Keeper] = (),
+        keepers: Sequence[CacheListener] = (),
         partial: Partial | None = None,
         outputs: SuffixProposer | None = None,
     ) -> None:

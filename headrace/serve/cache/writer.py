@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from headrace.core.cache.partial.unfinished_answers import UnfinishedAnswer
 from headrace.core.cache.response.entry import Entry, lifetime
 from headrace.core.cache.response.query import CacheQuery
-from headrace.core.ports import Keeper
+from headrace.core.ports import CacheListener
 from headrace.serve.cache.exact import ExactCache
 from headrace.serve.cache.single_flight import SingleFlight
 
@@ -48,7 +48,7 @@ class CacheWriter:
         self,
         exact: ExactCache,
         ttl: float,
-        keepers: Sequence[Keeper],
+        keepers: Sequence[CacheListener],
         written: Callable[[SingleFlight, bytes | None], None],
         busy: Callable[[], bool],
     ) -> None:
@@ -84,7 +84,7 @@ class CacheWriter:
                 self._begin(flight)
             await asyncio.sleep(0)
 
-    def tell(self, tell: Callable[[Keeper], None]) -> None:
+    def tell(self, tell: Callable[[CacheListener], None]) -> None:
         """Inform all keepers. If one fails, no request is affected."""
         for keeper in self._keepers:
             try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.core.embedding import TokenRow
-from headrace.core.tenancy.quota import Hold
+from headrace.core.tenancy.quota import Charge
 from headrace.serve.embedding.models import PoolingModel, Values
 
 
@@ -30,7 +30,7 @@ class EmbeddingJob:
         self.tokens = sum(len(row.tokens) for row in rows)
         self.computed_tokens = 0
         self.arrived = arrived
-        self.hold: Hold | None = None
+        self.hold: Charge | None = None
         self.result: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
         self._values: list[Values | None] = [None] * len(self.rows)
         self._missing = len(self.rows)

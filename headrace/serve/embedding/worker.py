@@ -42,7 +42,7 @@ SHORT_SECONDS = 0.004
 LONG_SECONDS = 0.02
 """Target time of a slice while no foreground request is open; a request that arrives waits for its end."""
 
-LEAST_TOKENS = 64
+MIN_TOKENS = 64
 """Minimum tokens of a batch: below, the overhead of a layer's calls is as large as its arithmetic."""
 
 _MEMORY = 0.3
@@ -227,8 +227,8 @@ class EmbeddingWorker:
         """Maximum tokens of a batch for which one layer fits into a slice."""
         each = self._part_seconds.get(model)
         target = SHORT_SECONDS if self._service.awaited else LONG_SECONDS
-        wanted = LEAST_TOKENS if each is None else int(target / each)
-        return min(model.batch_tokens, max(LEAST_TOKENS, wanted))
+        wanted = MIN_TOKENS if each is None else int(target / each)
+        return min(model.batch_tokens, max(MIN_TOKENS, wanted))
 
     def _learn(self, model: PoolingModel, seconds: float) -> None:
         known = self._part_seconds.get(model, seconds)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, settled
+from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, as_constraint
 from headrace.core.request import SamplingParams
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.model import ServedModel
@@ -168,7 +168,7 @@ def _made(body: StructuredBody, field: str) -> Constraint:
         case JsonSchemaFormat():
             return json_schema(value.json_schema.schema_)
         case StructuralTagFormat():
-            return settled({"structural_tag": value.model_dump(exclude={"type"})})
+            return as_constraint({"structural_tag": value.model_dump(exclude={"type"})})
         case StructuredOutputs():
-            return settled(value.model_dump(by_alias=True, exclude_none=True))
-    return settled({field.removeprefix("guided_"): value})
+            return as_constraint(value.model_dump(by_alias=True, exclude_none=True))
+    return as_constraint({field.removeprefix("guided_"): value})

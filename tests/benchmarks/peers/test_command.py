@@ -36,7 +36,7 @@ def signals():
         signal.signal(number, handler)
 
 
-def told(monkeypatch, capsys, *words: str) -> tuple[int, str]:
+def reported(monkeypatch, capsys, *words: str) -> tuple[int, str]:
     """The exit status of a command and what it says of errors."""
     monkeypatch.setattr(sys, "argv", ["benchmarks.peers", *words])
     with pytest.raises(SystemExit) as end:
@@ -60,7 +60,7 @@ def told(monkeypatch, capsys, *words: str) -> tuple[int, str]:
 )
 def test_a_wrong_setting_is_refused_before_anything_is_started(monkeypatch, capsys, words, expected):
     monkeypatch.setattr(race, "run", None)
-    status, error = told(monkeypatch, capsys, "race", *words)
+    status, error = reported(monkeypatch, capsys, "race", *words)
     assert status == 2
     assert expected in error
 
@@ -69,14 +69,14 @@ def test_a_peer_that_is_not_there_is_named_before_weights_are_written(monkeypatc
     monkeypatch.setattr(race.os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setattr(race, "write_folder", None)
     words = ("--home", str(tmp_path), "race", "--contenders", "headrace", "llama.cpp")
-    status, error = told(monkeypatch, capsys, *words)
+    status, error = reported(monkeypatch, capsys, *words)
     assert status == 2
     assert "llama.cpp is not installed: python -m benchmarks.peers install llama.cpp" in error
 
 
 def test_a_race_in_which_requests_failed_fails(monkeypatch, capsys, tmp_path, signals):
     monkeypatch.setattr(race, "run", lambda *_: 3)
-    assert told(monkeypatch, capsys, "race", "--cores", "1")[0] == 1
+    assert reported(monkeypatch, capsys, "race", "--cores", "1")[0] == 1
     monkeypatch.setattr(race, "run", lambda *_: 0)
     main()
 

@@ -15,7 +15,7 @@ def command(name: str, precision: str = "bf16") -> list[str]:
     return CONTENDERS[name].command(Places(Path("/peers")), Path("model"), 1234, DEMAND, precision)
 
 
-def test_everyone_who_is_said_to_have_a_precision_can_be_started():
+def test_every_contender_of_a_precision_can_be_started():
     for named in MEANING.values():
         assert named.keys() <= {*CONTENDERS, IN_PROCESS}
 

@@ -61,7 +61,7 @@ def test_standings_are_medians_over_rounds_and_ratios_within_them():
     assert theirs.ratios == pytest.approx({"tok/s": 1 / 3, "TTFT": 1 / 3})  # slower in both
 
 
-def test_failures_are_told_beside_the_name():
+def test_failures_are_shown_after_the_name():
     broken = run("theirs", record("a", 1.0), record("b", 1.0, error="HTTP 500"))
     rows = standings([[run("ours", record("a", 1.0)), broken]] * 2, FIGURES["mixed"])
     assert [row.failed for row in rows] == [0, 2]

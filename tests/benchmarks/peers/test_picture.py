@@ -38,7 +38,7 @@ def test_what_is_no_race_is_refused(tmp_path):
         read(path)
 
 
-def test_all_is_told_beside_headrace(tmp_path):
+def test_all_results_are_relative_to_headrace(tmp_path):
     with pytest.raises(ValueError, match="not the first"):
         read(written(tmp_path, "openvino", "headrace"))
 
@@ -57,13 +57,17 @@ def test_a_picture_shows_titles_and_speeds_as_text_and_is_the_same_twice(tmp_pat
 def test_a_contender_without_a_figure_has_no_bar(tmp_path):
     """Not a number is null in JSON: a contender of which every request failed has no speed, a ratio no base."""
     path = written(tmp_path, "headrace", "openvino", "llama.cpp")
-    told = json.loads(path.read_text())
-    told["standings"][1] |= {"failed": 8, "values": {"output tok/s": None}, "ratios": {"output tok/s": None}}
-    path.write_text(json.dumps(told))
+    reported = json.loads(path.read_text())
+    reported["standings"][1] |= {
+        "failed": 8,
+        "values": {"output tok/s": None},
+        "ratios": {"output tok/s": None},
+    }
+    path.write_text(json.dumps(reported))
     race = read(path)
     assert [bar.name for bar in race.bars] == ["headrace", "llama.cpp"]
     draw([race], tmp_path / "race.svg")
-    told["standings"][0]["values"] = {"output tok/s": None}
-    path.write_text(json.dumps(told))
+    reported["standings"][0]["values"] = {"output tok/s": None}
+    path.write_text(json.dumps(reported))
     with pytest.raises(ValueError, match="Headrace is not the first"):
         read(path)

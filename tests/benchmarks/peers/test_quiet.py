@@ -41,7 +41,7 @@ def busy():
         process.kill()
 
 
-def test_what_others_take_is_told_and_what_the_target_takes_is_not(busy):
+def test_only_cpu_time_of_other_processes_is_reported(busy):
     stranger, own = Watched(Waiting()), Watched(Waiting(), [busy.pid])
     assert stranger.run([]) == own.run([]) == []
     assert stranger.facts()["own"] == 1
@@ -62,7 +62,7 @@ def test_only_the_processors_of_the_race_count(tmp_path, monkeypatch):
         name = "second"
 
         def run(self, work: Sequence[Work]) -> list[Record]:
-            stat.write_text(told(half, 0, second, second))
+            stat.write_text(reported(half, 0, second, second))
             return []
 
         def facts(self) -> dict[str, Any]:
@@ -70,13 +70,13 @@ def test_only_the_processors_of_the_race_count(tmp_path, monkeypatch):
 
         def close(self) -> None: ...
 
-    def told(*busy: int) -> str:
+    def reported(*busy: int) -> str:
         lines = [f"cpu{i} {ticks} 0 0 77 0 0 0 0 0 0" for i, ticks in enumerate(busy)]
         return "\n".join([f"cpu  {sum(busy)} 0 0 77 0 0 0 0 0 0", *lines, "intr 5"])
 
     second = os.sysconf("SC_CLK_TCK")
     half = second // 2
-    stat.write_text(told(0, 0, 0, 0))
+    stat.write_text(reported(0, 0, 0, 0))
     monkeypatch.setattr(quiet, "STAT", stat)
     monkeypatch.setattr(quiet.os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(quiet, "_process_seconds", lambda pid: 0.0)

@@ -104,7 +104,7 @@ def test_servers_here_are_asked_without_a_proxy(monkeypatch):
         server.close()
 
 
-def test_a_server_that_ends_is_told_with_its_last_words():
+def test_a_server_that_ends_is_reported_with_the_end_of_its_log():
     command = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
     with pytest.raises(RuntimeError, match="no such model"):
         start("broken", command, free_port(), "/health", 1, {}, {})

@@ -30,9 +30,11 @@ def test_a_folder_is_a_checkpoint_that_answers_in_words_only(tmp_path):
     assert {name: tuple(each.shape) for name, each in tensors.items()} == dict(TINY.tensors())
     assert all(each.dtype == torch.bfloat16 for each in tensors.values())
     llm = LLM(str(folder), device="cpu")
-    told = llm.generate([[300, 301, 302]], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
-    assert min(told[0].outputs[0].token_ids) >= WORDS
-    assert told[0].outputs[0].text.count(" w") == 24
+    reported = llm.generate(
+        [[300, 301, 302]], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    )
+    assert min(reported[0].outputs[0].token_ids) >= WORDS
+    assert reported[0].outputs[0].text.count(" w") == 24
 
 
 def test_a_folder_is_written_once(tmp_path):

@@ -59,7 +59,7 @@ def run(engine: Engine, requests: list[Request]) -> list[Event]:
         engine.submit(request, time.monotonic())
     while sum(isinstance(event, Finished) for event in seen) < len(requests):
         seen += engine.step(time.monotonic())
-    engine.check_books()
+    engine.check_consistency()
     pool = engine.scheduler.pool
     assert pool.num_free == pool.num_blocks, "a block is not given back"
     return seen

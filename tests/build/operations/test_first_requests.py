@@ -25,5 +25,5 @@ def test_all_of_them_are_answered_and_leave_no_block() -> None:
     llm = LLM("builtin", device="cpu", max_model_len=128, max_num_seqs=8, kv_cache_memory_bytes=4 << 20)
     engine = llm.loaded.engine
     answer(engine, groups(True, 128))
-    engine.check_books()
+    engine.check_consistency()
     assert engine.wake_at(0.0) is None

@@ -28,7 +28,7 @@ def free_address() -> str:
     return f"tcp://127.0.0.1:{free_port()}"
 
 
-def told(address: str) -> list[list[object]]:
+def reported(address: str) -> list[list[object]]:
     """All events so far."""
     events: list[list[object]] = []
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
@@ -55,7 +55,7 @@ def test_a_prompt_is_published_block_by_block() -> None:
             prompt = (await client.post("/tokenize", json={"prompt": WORDS})).json()["tokens"]
             body = {"prompt": prompt, "max_tokens": 1}
             assert (await client.post("/v1/completions", json=body)).status_code == 200
-            while not (events := await asyncio.to_thread(told, replay)):
+            while not (events := await asyncio.to_thread(reported, replay)):
                 await asyncio.sleep(0.01)
             return prompt, events
 
@@ -133,7 +133,7 @@ def test_a_reader_of_the_events_counts_the_blocks_that_the_metrics_count() -> No
                 counted.append((hits - before) / size)
                 assert f'num_gpu_blocks="{BLOCKS}"' in metrics
                 while reader.known(prompt, size) < len(prompt) // size:
-                    reader.read(await asyncio.to_thread(told, replay))
+                    reader.read(await asyncio.to_thread(reported, replay))
                 assert len(reader.blocks) <= BLOCKS
 
     asyncio.run(use())

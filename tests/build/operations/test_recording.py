@@ -75,7 +75,7 @@ def test_the_engine_comes_back_from_its_recording(tmp_path, policy):
     assert replay.divergence is None
 
 
-def test_tiers_come_back_and_secrets_are_not_told(tmp_path):
+def test_tiers_are_restored_and_secrets_are_not_recorded(tmp_path):
     path = tmp_path / "trace.jsonl"
     cache = CacheOptions(block_size=8, kv_transfer_secret="not for others")
     trace = recorded(path, cache=cache, tiers=TierSizes(10, 0, 64, 1e9), peers=None)

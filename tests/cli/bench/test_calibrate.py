@@ -28,10 +28,10 @@ def test_a_machine_is_measured_and_then_simulated(tmp_path):
             *("--output", path),
         )
     assert "builtin on" in shown
-    told = json.loads(path.read_text())
-    assert told["steps"] > 30
-    assert told["step"] + told["row"] + told["sample"] + sum(told["tokens"]) > 0
-    assert told["front_request"] >= 0  # against the noise of a busy machine it may come to nothing
+    reported = json.loads(path.read_text())
+    assert reported["steps"] > 30
+    assert reported["step"] + reported["row"] + reported["sample"] + sum(reported["tokens"]) > 0
+    assert reported["front_request"] >= 0  # against the noise of a busy machine it may come to nothing
     shown = run(
         "simulate", "--calibration", path, "--workload", "prompt=40,answer=9,rate=20", "--requests", "40"
     )

@@ -48,8 +48,8 @@ def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_pat
     result = run("throughput", *SMALL, "--output", str(output), "--goodput", "ttft:60 e2e:60")
     assert result.exit_code == 0
     assert "output tokens/s" in result.output
-    told = json.loads(output.read_text())
-    assert told["settings"]["dataset"] == {
+    reported = json.loads(output.read_text())
+    assert reported["settings"]["dataset"] == {
         "name": "fixed",
         "path": None,
         "count": 6,
@@ -60,15 +60,15 @@ def test_throughput_prints_a_table_and_writes_what_it_takes_to_repeat_it(tmp_pat
         "rate": None,
         "burstiness": 1.0,
     }
-    assert told["settings"]["options"]["scheduler"]["max_num_seqs"] == 64
-    assert "server" not in told["settings"]["options"], "it holds API keys"
-    assert told["runs"][0]["summary"]["output_tokens"] == 24
-    assert told["runs"][0]["summary"]["goodput"] > 0
-    assert (told["bound"]["batch"], told["bound"]["gain"]) == (64, 1.0)
+    assert reported["settings"]["options"]["scheduler"]["max_num_seqs"] == 64
+    assert "server" not in reported["settings"]["options"], "it holds API keys"
+    assert reported["runs"][0]["summary"]["output_tokens"] == 24
+    assert reported["runs"][0]["summary"]["goodput"] > 0
+    assert (reported["bound"]["batch"], reported["bound"]["gain"]) == (64, 1.0)
     assert output.with_suffix(".png").exists()
 
 
-def test_a_report_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_report_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--output .* cannot be written: file exists"):
         run("throughput", *SMALL, "--output", str(tmp_path / "file" / "run.json"))
@@ -81,11 +81,11 @@ def test_compare_alternates_and_tells_ratios(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "(medians of 2 rounds)" in result.output
     assert re.search(r"output tokens/s[ │]+\S+[ │]+\S+[ │]+\d+\.\d\dx", result.output)
-    told = json.loads(output.read_text())
-    assert [each["target"] for each in told["runs"]] == ["a", "b", "a", "b"]
-    assert told["ratios"]["b"]["output_tokens_per_second"] > 0
+    reported = json.loads(output.read_text())
+    assert [each["target"] for each in reported["runs"]] == ["a", "b", "a", "b"]
+    assert reported["ratios"]["b"]["output_tokens_per_second"] > 0
     first, other, again, _ = (
-        [record["output_tokens"] for record in each["records"]] for each in told["runs"]
+        [record["output_tokens"] for record in each["records"]] for each in reported["runs"]
     )
     assert first == other  # a round is one draw for all,
     assert first != again  # and the next round another

@@ -24,7 +24,7 @@ from headrace.lab.bench.stats import spread
 SMALL = ("builtin", "--input-len", "90", "--output-len", "2", "--kv-cache-memory-bytes", str(16 << 20))
 
 
-def test_the_parts_of_a_step_are_told_beside_what_the_machine_allows(
+def test_the_parts_of_a_step_are_shown_with_the_machines_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:

@@ -36,9 +36,9 @@ def test_a_simulated_device_has_tables_knees_and_files(tmp_path):
     assert "batch size: llama-3.1-8b on 1 x H100-SXM, simulated" in shown
     assert "batch size, continuous: no plateau up to 8" in shown
     assert "concurrency, static: only 4 was measured" in shown
-    told = json.loads(out.read_text())["sweep"]
-    assert len(told["points"]) == 10
-    for each in told["points"]:
+    reported = json.loads(out.read_text())["sweep"]
+    assert len(reported["points"]) == 10
+    for each in reported["points"]:
         assert each["failed"] == 0
         assert 0 < each["tokens_per_second"] < each["roofline"]
         assert each["memory_bytes"] > 15e9, "the weights"

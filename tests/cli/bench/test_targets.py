@@ -7,7 +7,7 @@ from tests.cli.fake_server import running
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "reported"),
     [
         ("http://127.0.0.1:9,concurrency=many", "concurrency: expected a number"),
         ("http://127.0.0.1:9,concurrency=0", "concurrency: expected a number"),
@@ -18,9 +18,9 @@ from tests.cli.fake_server import running
         ("somewhere", "expected a URL or one of"),
     ],
 )
-def test_a_target_that_cannot_be_had_is_one_line(target: str, told: str) -> None:
+def test_a_target_that_cannot_be_had_is_one_line(target: str, reported: str) -> None:
     given = Options(model=ModelOptions(model="./no/such/folder"))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         make_target(read_spec(target), given)
 
 

@@ -19,7 +19,7 @@ def run(*words) -> str:
     return result.output
 
 
-def told(*words):
+def reported(*words):
     return json.loads(run(*words, "--json"))
 
 
@@ -32,14 +32,14 @@ def test_a_sheet_of_every_device():
 
 
 def test_a_model_too_large_for_one_device_is_shown_on_several():
-    sheets = {each["device"]: each for each in told("llama-3.1-70b")["sheets"]}
+    sheets = {each["device"]: each for each in reported("llama-3.1-70b")["sheets"]}
     assert (sheets["H100-SXM"]["degree"], sheets["H200"]["degree"]) == (2, 2)
     assert sheets["cpu"]["sequences"] == 0
 
 
 def test_quantized_weights_and_cache_take_less():
-    plain = told("qwen3-8b", "--device", "H200")["sheets"][0]
-    small = told("qwen3-8b", "--device", "h200", "--weights", "int4", "--kv", "int8")["sheets"][0]
+    plain = reported("qwen3-8b", "--device", "H200")["sheets"][0]
+    small = reported("qwen3-8b", "--device", "h200", "--weights", "int4", "--kv", "int8")["sheets"][0]
     assert small["weight_bytes"] < plain["weight_bytes"] / 2
     assert small["kv_tokens"] > 1.9 * plain["kv_tokens"]
 
@@ -56,19 +56,19 @@ def test_a_folder_with_a_config_is_a_model(tmp_path):
         "max_position_embeddings": 512,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model = told(tmp_path, "--device", "cpu")["model"]
+    model = reported(tmp_path, "--device", "cpu")["model"]
     assert (model["num_layers"], model["head_dim"]) == (2, 16)
     assert model["num_parameters"] == 2 * (64 * 16 * 12 + 3 * 64 * 128 + 128) + 64 + 2 * 64_000
 
 
 def test_the_cheapest_fleet_for_a_workload_is_found_and_simulated():
     flags = ["--device", "A100-80G", "--device", "H100-SXM", "--workload", CHAT, "--requests", 40]
-    verdict = told("llama-3.1-8b", *flags, "--price", "H100-SXM=9")["verdict"]
+    verdict = reported("llama-3.1-8b", *flags, "--price", "H100-SXM=9")["verdict"]
     assert verdict["best"]["device"] == "A100-80G"
     assert (verdict["best"]["replicas"], verdict["best"]["degree"]) == (1, 1)
     assert verdict["tried"][0]["attained"] >= 0.95
     assert verdict["tried"][0]["output_tokens_per_second"] > 0
-    dearer = told("llama-3.1-8b", *flags, "--price", "a100-80g=20", "--price", "H100-SXM=1")["verdict"]
+    dearer = reported("llama-3.1-8b", *flags, "--price", "a100-80g=20", "--price", "H100-SXM=1")["verdict"]
     assert dearer["best"]["device"] == "H100-SXM"
 
 
@@ -76,11 +76,11 @@ def test_fleets_with_prefill_replicas_are_considered_if_asked_for():
     long = "rate=30,prompt=uniform:1500:2500,answer=uniform:10:20"
     words = ("llama-3.1-8b", "--device", "H100-SXM", "--workload", long, "--requests", 40, "--max-devices", 8)
     words += ("--slo-ttft", 2, "--slo-tpot", 0.0075)
-    tried = told(*words, "--disaggregate")["verdict"]["tried"]
+    tried = reported(*words, "--disaggregate")["verdict"]["tried"]
     apart = [each for each in tried if each["prefill_replicas"]]
     assert apart
     assert all(0 < each["prefill_replicas"] < each["replicas"] for each in apart)
-    assert not any(each["prefill_replicas"] for each in told(*words)["verdict"]["tried"])
+    assert not any(each["prefill_replicas"] for each in reported(*words)["verdict"]["tried"])
 
 
 def test_a_fleet_in_words():
@@ -127,7 +127,7 @@ def test_a_trace_that_breaks_in_the_middle_is_one_line(tmp_path, rest):
 def test_drafts_make_a_fleet_cheaper():
     words = ("llama-3.1-8b", "--device", "H100-SXM", "--workload", CHAT)
     words += ("--requests", "80", "--slo-tpot", "0.004")
-    plain, drafted = told(*words), told(*words, "--acceptance", "0.8")
+    plain, drafted = reported(*words), reported(*words, "--acceptance", "0.8")
     dollars = [each["verdict"]["best"]["dollars_per_hour"] for each in (plain, drafted)]
     assert dollars[1] < dollars[0]
     first = [each["sheets"][0]["decode"][0] for each in (plain, drafted)]
@@ -140,7 +140,7 @@ LARGE = ("qwen3-0.6b", "--device", "H100-SXM", "--workload", CHAT, "--requests",
 
 
 def test_a_fleet_of_hundreds_is_planned_from_a_sample():
-    plan = told(*LARGE, "--rate", 1_000_000)
+    plan = reported(*LARGE, "--rate", 1_000_000)
     assert plan["demand"]["requests_per_second"] == pytest.approx(1_000_000)
     best = plan["verdict"]["best"]
     assert best["replicas"] > 100
@@ -154,7 +154,7 @@ def test_spot_machines_need_a_reserve_and_cost_less():
     text = run(*LARGE, "--rate", 1_000_000, "--spot-share", 0.5, "--spot-price", 0.4, "--failures", 0.01)
     (line,) = [line for line in text.splitlines() if line.startswith("to run")]
     assert "50 % on spot machines" in line
-    plan = told(*LARGE, "--rate", 1_000_000, "--spot-share", 0.5, "--failures", 0.01)["verdict"]
+    plan = reported(*LARGE, "--rate", 1_000_000, "--spot-share", 0.5, "--failures", 0.01)["verdict"]
     assert plan["supply"]["replicas"] > plan["best"]["replicas"]
 
 

@@ -89,12 +89,12 @@ def test_a_path_in_brackets_is_shown_as_it_is(trace):
 def test_a_life_that_differs_is_shown_and_fails(trace):
     lines = trace.read_text().splitlines()
     (number,) = (i for i, line in enumerate(lines) if '"Finished",{"request_id":"r1"' in line)
-    told = json.loads(lines[number])
+    reported = json.loads(lines[number])
     (fields,) = (
-        fields for name, fields in told["events"] if name == "Finished" and fields["request_id"] == "r1"
+        fields for name, fields in reported["events"] if name == "Finished" and fields["request_id"] == "r1"
     )
     fields["output_tokens"] += 1
-    trace.write_text("\n".join([*lines[:number], json.dumps(told), *lines[number + 1 :]]) + "\n")
+    trace.write_text("\n".join([*lines[:number], json.dumps(reported), *lines[number + 1 :]]) + "\n")
     text = run(trace, code=1)
     assert f"the replay differs from line {number + 1} on" in text
     assert "step " in text

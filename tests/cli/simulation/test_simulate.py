@@ -32,17 +32,17 @@ def run(*words: object) -> str:
     return result.output
 
 
-def test_a_trace_on_a_device_is_told_and_written(trace, tmp_path):
+def test_a_simulated_trace_is_reported_and_written(trace, tmp_path):
     out = tmp_path / "out" / "sim.json"
     shown = run("--trace", trace, "--slo-ttft", "0.5", "--output", out, "--replicas", "2")
     assert "llama-3.1-8b on 1 x H100-SXM" in shown
     assert "fair: per tenant" in shown
-    told = json.loads(out.read_text())
-    assert told["summary"]["requests"] == 60
-    assert told["summary"]["failed"] == 0
-    assert {part["name"] for part in told["tenants"]} == {"0", "1", "2"}
-    assert told["settings"]["scheduler"]["max_num_seqs"] == 512, "the device's own default"
-    assert told["settings"]["replicas"] == 2
+    reported = json.loads(out.read_text())
+    assert reported["summary"]["requests"] == 60
+    assert reported["summary"]["failed"] == 0
+    assert {part["name"] for part in reported["tenants"]} == {"0", "1", "2"}
+    assert reported["settings"]["scheduler"]["max_num_seqs"] == 512, "the device's own default"
+    assert reported["settings"]["replicas"] == 2
 
 
 def test_an_experiment_is_written_as_the_server_reports_it(trace, tmp_path):
@@ -144,9 +144,9 @@ def test_policies_are_compared_over_the_same_requests(trace, tmp_path):
     assert re.search(r"┃ +fcfs ┃ +fair ┃ / fcfs ┃", shown)
     assert re.search(r"TTFT p50 ms +│ +\S+ │ +\S+ │ +\d+\.\d\dx", shown)
     assert "SLO TTFT 500 ms, TPOT 50 ms" in shown
-    told = json.loads(out.read_text())["runs"]
-    assert told["fcfs"]["summary"]["prompt_tokens"] == told["fair"]["summary"]["prompt_tokens"]
-    assert told["fcfs"]["summary"]["tpot"] != told["fair"]["summary"]["tpot"]
+    reported = json.loads(out.read_text())["runs"]
+    assert reported["fcfs"]["summary"]["prompt_tokens"] == reported["fair"]["summary"]["prompt_tokens"]
+    assert reported["fcfs"]["summary"]["tpot"] != reported["fair"]["summary"]["tpot"]
     listed = list(csv.DictReader(rows.open()))
     assert [row["run"] for row in listed] == ["fcfs"] * 60 + ["fair"] * 60
     assert (tmp_path / "plots" / "latency.png").exists()
@@ -186,7 +186,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path, flag):
         run("--workload", "rate=5", "--requests", 3, flag, tmp_path / "file" / "x")
 
 
-def test_a_broken_trace_is_told_by_its_line(tmp_path):
+def test_a_broken_trace_error_names_its_line(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(TRACE + "3.5,1,many,3\n")
     with pytest.raises(ConfigError, match=r"t.csv:62: "):
@@ -220,9 +220,11 @@ def test_drafts_that_are_accepted_shorten_answers_and_others_do_not(tmp_path):
     useless = figures(tmp_path, "--acceptance", "0.05", "--draft-cost", "0.5")
     assert useless["summary"]["tpot"]["mean"] < 1.1 * plain["summary"]["tpot"]["mean"]
     fixed = '{"method": "ngram", "num_speculative_tokens": 2, "adaptive": false}'
-    told = figures(tmp_path, "--acceptance", "1,0", "--speculative-config", fixed)
-    assert told["facts"]["accepted_tokens"] / told["facts"]["drafted_tokens"] == pytest.approx(0.5, abs=0.02)
-    assert told["settings"]["acceptance"] == [1.0, 0.0]
+    reported = figures(tmp_path, "--acceptance", "1,0", "--speculative-config", fixed)
+    assert reported["facts"]["accepted_tokens"] / reported["facts"]["drafted_tokens"] == pytest.approx(
+        0.5, abs=0.02
+    )
+    assert reported["settings"]["acceptance"] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

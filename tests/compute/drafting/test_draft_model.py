@@ -9,7 +9,7 @@ import torch
 
 from headrace.compute.drafting.draft_model import DraftModel
 from headrace.compute.drafting.forward import guesses, guesses_on_cpu
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.request import Request
 from tests.compute.fakes import BLOCK, VOCAB, FakeDecoder, FakeKV, logits_of
 
@@ -47,8 +47,8 @@ def greedy(tokens: list[int], count: int) -> list[int]:
     return known[len(tokens) :]
 
 
-def propose(model: DraftModel, *asks: tuple[Request, list[int], int]) -> list[Proposal | None]:
-    found = list(model.propose([DraftAsk(*ask) for ask in asks]))
+def propose(model: DraftModel, *draft_rows: tuple[Request, list[int], int]) -> list[Proposal | None]:
+    found = list(model.propose([DraftRow(*draft_row) for draft_row in draft_rows]))
     model.pages.check()
     return found
 

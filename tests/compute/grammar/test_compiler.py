@@ -12,7 +12,7 @@ import pytest
 
 from headrace.compute.grammar import compiler as module
 from headrace.compute.grammar.compiler import Compiler
-from headrace.core.constraint import UnusableConstraint, settled
+from headrace.core.constraint import UnusableConstraint, as_constraint
 from tests.serve.text.vocabularies import byte_level
 
 TOKENIZER = byte_level()
@@ -46,8 +46,8 @@ def compiler():
         ({"json": {"type": "array"}, "whitespace_pattern": ""}, ["[1,2]"], ["[1, 2]"]),
     ],
 )
-def test_a_text_is_whole_when_it_is_all_that_is_asked_for(compiler, given, whole, not_whole):
-    constraint = settled(given)
+def test_a_text_is_complete_when_it_satisfies_the_whole_constraint(compiler, given, whole, not_whole):
+    constraint = as_constraint(given)
     compiler.check(constraint)
     assert [compiler.is_complete(constraint, text) for text in whole] == [True] * len(whole)
     assert [compiler.is_complete(constraint, text) for text in not_whole] == [False] * len(not_whole)
@@ -63,7 +63,7 @@ def tag(**more):
         },
         {"begin": "<s>g:", "schema": {"type": "boolean"}, "end": ""},
     ]
-    return settled({"structural_tag": {"structures": structures, "triggers": ["<f=", "<s>"]} | more})
+    return as_constraint({"structural_tag": {"structures": structures, "triggers": ["<f=", "<s>"]} | more})
 
 
 def test_a_structural_tag_may_be_json_otherwise(compiler):
@@ -118,7 +118,7 @@ def test_a_special_token_in_a_tag_is_that_token_and_no_text(compiler):
     ids=str,
 )
 def test_reasoning_is_free_and_what_follows_its_end_is_not(compiler, marker, given, whole, cut):
-    constraint = replace(settled(given), after=marker)
+    constraint = replace(as_constraint(given), after=marker)
     matcher_of = partial(compiler.matcher, constraint)
 
     def follows(text: str) -> bool:
@@ -181,7 +181,7 @@ def test_reasoning_is_free_and_what_follows_its_end_is_not(compiler, marker, giv
     ],
 )
 def test_what_cannot_be_enforced_is_refused_with_its_place(compiler, given, why):
-    constraint = settled(given)
+    constraint = as_constraint(given)
     for _ in range(2):  # a refusal is remembered
         with pytest.raises(UnusableConstraint, match=why):
             compiler.check(constraint)
@@ -197,11 +197,11 @@ def nested(depth: int) -> dict:
 
 
 def test_a_schema_has_a_greatest_depth(compiler):
-    compiler.check(settled({"json": nested(25)}))
+    compiler.check(as_constraint({"json": nested(25)}))
     with pytest.raises(UnusableConstraint, match="levels deep"):
-        compiler.check(settled({"json": nested(70)}))
+        compiler.check(as_constraint({"json": nested(70)}))
     with pytest.raises(UnusableConstraint):
-        compiler.check(settled({"json": '{"items":' * 5000 + "{}" + "}" * 5000}))
+        compiler.check(as_constraint({"json": '{"items":' * 5000 + "{}" + "}" * 5000}))
 
 
 @pytest.mark.parametrize(
@@ -232,18 +232,18 @@ def test_what_is_meant_to_take_long_is_bounded(compiler, given):
     """Each is compiled or refused, and either within the time that a request waits."""
     began = time.monotonic()
     try:
-        compiler.check(settled(given))
+        compiler.check(as_constraint(given))
     except UnusableConstraint as refused:
         assert str(refused)  # noqa: PT017
     assert time.monotonic() - began < 2 * module.COMPILE_SECONDS
 
 
-def test_compiling_goes_on_beside_and_who_waits_too_long_is_told(monkeypatch):
+def test_compilation_runs_in_the_background_and_a_wait_that_is_too_long_fails(monkeypatch):
     compiler = make(seconds=0.5)
     going = threading.Event()
     real = module.grammar
     monkeypatch.setattr(module, "grammar", lambda *given: (going.wait(60), real(*given))[1])
-    constraint = settled({"regex": "a+"})
+    constraint = as_constraint({"regex": "a+"})
     assert not compiler.ready(constraint)
     with pytest.raises(UnusableConstraint, match=r"longer than 0\.5 seconds"):
         compiler.check(constraint)
@@ -256,13 +256,13 @@ def test_compiling_goes_on_beside_and_who_waits_too_long_is_told(monkeypatch):
 def test_what_is_remembered_is_bounded():
     compiler = make(entries=3)
     for number in range(9):
-        compiler.check(settled({"regex": f"a{number}"}))
+        compiler.check(as_constraint({"regex": f"a{number}"}))
     assert compiler.remembered == 3
     by_size = make(source_bytes=100)
     for number in range(9):
-        by_size.check(settled({"regex": "b" * 40 + str(number)}))
+        by_size.check(as_constraint({"regex": "b" * 40 + str(number)}))
     assert by_size.remembered == 2
-    by_size.check(settled({"regex": "c" * 200}))
+    by_size.check(as_constraint({"regex": "c" * 200}))
     assert by_size.remembered == 1
     compiler.close()
     by_size.close()
@@ -274,7 +274,7 @@ def test_one_schema_is_compiled_once_however_many_wait(monkeypatch):
     monkeypatch.setattr(
         module, "grammar", lambda *given: (calls.append(1), time.sleep(0.05), real(*given))[2]
     )
-    constraint = settled({"json": {"type": "object"}})
+    constraint = as_constraint({"json": {"type": "object"}})
     threads = [threading.Thread(target=compiler.check, args=(constraint,)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -294,7 +294,7 @@ def test_a_panic_of_the_library_is_a_refusal(monkeypatch):
     compiler = make()
     monkeypatch.setattr(module, "LLMatcher", panic)
     with pytest.raises(UnusableConstraint, match="cannot be compiled: index out of bounds"):
-        compiler.check(settled({"regex": "a"}))
+        compiler.check(as_constraint({"regex": "a"}))
     compiler.close()
 
 
@@ -304,6 +304,6 @@ def test_a_tokenizer_that_the_library_cannot_read_is_the_servers_matter():
     described["model"]["vocab"] = {}
     broken = Compiler(lambda: "{}", 10, [1])
     with pytest.raises(UnusableConstraint, match="tokenizer cannot be used") as error:
-        broken.check(settled({"regex": "a"}))
+        broken.check(as_constraint({"regex": "a"}))
     assert error.value.server
     broken.close()

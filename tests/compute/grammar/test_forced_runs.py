@@ -13,7 +13,7 @@ from headrace.compute.grammar import forced_runs
 from headrace.compute.grammar.forced_runs import LONGEST
 from headrace.compute.grammar.matchers import Matchers
 from headrace.core.constraint import ANY_TEXT, ReasoningLimit
-from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.proposal import DraftRow
 from headrace.core.request import Request
 from tests.compute.fakes import entry
 from tests.compute.grammar.conftest import END
@@ -38,8 +38,8 @@ def after(made: Matchers, request_id: str, said: str, ahead: int = 0) -> tuple[i
 
 def found(made: Matchers, request_id: str, said: str, ahead: int = 0) -> tuple[int, ...]:
     """What a step finds now."""
-    ask = DraftAsk(Request(request_id, PROMPT), [*PROMPT, *tokens_of(said)], 99, ahead)
-    (run,) = made.forced.following([ask])
+    draft_row = DraftRow(Request(request_id, PROMPT), [*PROMPT, *tokens_of(said)], 99, ahead)
+    (run,) = made.forced.forced_tokens([draft_row])
     return run
 
 
@@ -103,17 +103,17 @@ def test_a_sequence_that_comes_back_is_followed_anew(matchers):
 
 
 def test_nothing_is_followed_after_the_end(matchers):
-    assert matchers.forced.quiet
+    assert matchers.forced.idle
     name = admitted(matchers, 1, "abc")
-    assert not matchers.forced.quiet
+    assert not matchers.forced.idle
     matchers.forced.ended(name)
-    assert matchers.forced.quiet
+    assert matchers.forced.idle
     draw(matchers, (1, tokens_of("a")[0]))  # a row was in flight
     matchers.allowed(np.array([1]))
-    assert matchers.forced.quiet
+    assert matchers.forced.idle
     other = admitted(matchers, 2, "abc", name="other")
     matchers.admit(entry(2, (5,)))
-    assert matchers.forced.quiet
+    assert matchers.forced.idle
     assert after(matchers, other, "") == ()
 
 
@@ -145,11 +145,11 @@ def test_the_end_is_not_waited_for(matchers, monkeypatch):
     monkeypatch.setattr(forced_runs, "PATIENCE_SECONDS", 0.01)
     name = admitted(matchers, 1, "a")
     matchers.note(np.array([1, 1]), torch.tensor([tokens_of("a")[0], END]))
-    ask = DraftAsk(Request(name, PROMPT), [*PROMPT, *tokens_of("a"), END], 9)
-    assert matchers.forced.following([ask]) == [()]
+    draft_row = DraftRow(Request(name, PROMPT), [*PROMPT, *tokens_of("a"), END], 9)
+    assert matchers.forced.forced_tokens([draft_row]) == [()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forced_runs, "PATIENCE_SECONDS", 3600)
-        assert matchers.forced.following([ask]) == [()]
+        assert matchers.forced.forced_tokens([draft_row]) == [()]
 
 
 def test_no_step_waits_in_a_long_text_and_what_follows_it_is_still_found(matchers):
@@ -158,8 +158,8 @@ def test_no_step_waits_in_a_long_text_and_what_follows_it_is_still_found(matcher
     for token in tokens_of(text[:-1]):
         draw(matchers, (1, token))
     matchers.allowed(np.array([1]))
-    assert matchers.forced.quiet
+    assert matchers.forced.idle
     draw(matchers, (1, tokens_of("a")[0]))
     matchers.allowed(np.array([1]))
-    assert not matchers.forced.quiet
+    assert not matchers.forced.idle
     assert after(matchers, name, text)[:2] == tokens_of('",')

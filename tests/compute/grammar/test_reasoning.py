@@ -13,7 +13,7 @@ from llguidance import LLTokenizer
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.grammar.reasoning import ReasoningCount, spelt
-from headrace.core.constraint import ANY_TEXT, Constraint, ReasoningLimit, settled
+from headrace.core.constraint import ANY_TEXT, Constraint, ReasoningLimit, as_constraint
 from tests.compute.fakes import entry
 from tests.doubles.scripted_model import with_special_tokens
 from tests.serve.text.vocabularies import byte_level
@@ -141,7 +141,7 @@ def test_masks_allow_all_then_the_marker_then_all(matchers):
 
 
 def test_the_grammar_of_the_answer_follows_the_forced_end(matchers):
-    number = replace(settled({"regex": "[0-9]+;"}), after=END)
+    number = replace(as_constraint({"regex": "[0-9]+;"}), after=END)
     matchers.admit(entry(1, (5, 6), prompt_tokens=2, structured_outputs=limited(number, 2)))
     draw(matchers, 1, "12")
     assert allowed(matchers, 1) == set(tokens_of("<"))
@@ -158,7 +158,7 @@ def test_a_sequence_that_comes_back_has_used_what_it_has_used(matchers):
 
 def test_one_grammar_is_compiled_once_for_all_limits(compiler):
     before = compiler.remembered
-    number = settled({"regex": "[0-9]{7}"})
+    number = as_constraint({"regex": "[0-9]{7}"})
     for tokens in range(5):
         compiler.check(limited(number, tokens))
     assert compiler.remembered == before + 1

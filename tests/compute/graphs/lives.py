@@ -20,14 +20,14 @@ from headrace.compute.graphs.steps import GraphSpec
 from headrace.compute.runner import LocalRunner
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.penalties import Penalty, penalize
-from headrace.core.drafting.proposal import DraftAsk, Drafter
+from headrace.core.drafting.proposal import Drafter, DraftRow
 from headrace.core.engine import Engine
 from headrace.core.events import Emitted, Event, Finished, Preempted, Verified
 from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.prediction.memory_peak import AlwaysFits
-from headrace.core.queueing.fair_queue import single_file
+from headrace.core.queueing.fair_queue import single_queue
 from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admission import Continuous
@@ -184,7 +184,7 @@ def engine_of(
     events: list[Event] = []
     scheduler = Scheduler(
         BlockPool(shape.blocks, BLOCK, LeastRecentlyUsed(), events.append),
-        single_file(),
+        single_queue(),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
@@ -238,7 +238,7 @@ def run(
                 engine.cancel(name, FinishReason.CANCELLED, now)
         now += 1.0
         seen += engine.step(now)
-        engine.check_books()
+        engine.check_consistency()
     runner.close()
     tokens: dict[str, tuple[int, ...]] = {}
     for event in seen:
@@ -270,9 +270,9 @@ def compare(
     drafter = None
     if rng.random() < 0.5:
 
-        def truth(ask: DraftAsk, count: int) -> Sequence[int]:
-            said = len(ask.tokens) - len(ask.request.tokens)
-            return (*plain.tokens.get(ask.request.id, ()), *range(count))[said : said + count]
+        def truth(draft_row: DraftRow, count: int) -> Sequence[int]:
+            said = len(draft_row.tokens) - len(draft_row.request.tokens)
+            return (*plain.tokens.get(draft_row.request.id, ()), *range(count))[said : said + count]
 
         drafter = LyingDrafter(truth, seed, VOCAB)
     graphed = run(acts, shape, FakeDevice(shape.room, traced), drafter, prepare)

@@ -177,7 +177,7 @@ def test_an_engine_goes_on_after_a_step_without_memory(monkeypatch: pytest.Monke
         while engine.wake_at(now) is not None:
             now += 1.0
             ends |= {event.request_id: event for event in engine.step(now) if isinstance(event, Finished)}
-            engine.check_books()
+            engine.check_consistency()
     assert [ends[f"r{number}"].reason for number in range(3)] == [FinishReason.FAILED] + 2 * [
         FinishReason.LENGTH
     ]

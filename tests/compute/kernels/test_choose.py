@@ -181,7 +181,7 @@ def test_faults_are_the_oracles(level: str, params: dict[str, float], dtype: tor
     assert_drawn(tokens[[0, 7]], logits[[0, 7]], Choice(*(line[[0, 7]] for line in choice)))
 
 
-def test_where_nothing_has_weight_no_number_is_told(level: str) -> None:
+def test_a_row_without_weights_has_no_result(level: str) -> None:
     """And none that lies before the row is read."""
     choice = choice_of(2, min_p=1.5)
     assert CppKernels(level).choose(torch.zeros(2, 300), choice).tolist() == [NOT_FINITE, NOT_FINITE]
@@ -189,7 +189,7 @@ def test_where_nothing_has_weight_no_number_is_told(level: str) -> None:
 
 @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 0.5}, {"top_k": 200, "top_p": 0.5}], ids=str)
 @pytest.mark.parametrize("logit", [0.0, -3.5])
-def test_a_row_of_equals_is_kept_whole(level: str, params: dict[str, float], logit: float) -> None:
+def test_a_row_of_equal_logits_is_kept_completely(level: str, params: dict[str, float], logit: float) -> None:
     logits = torch.full((500, 700), logit)
     choice = choice_of(500, **params)  # type: ignore[arg-type]
     tokens = CppKernels(level).choose(logits, choice)

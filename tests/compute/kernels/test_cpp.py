@@ -328,7 +328,7 @@ def test_gated_activation(level: str, activation: str, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
 @pytest.mark.parametrize("queries", [1, 40])
-def test_who_sees_a_broken_token_gets_no_number(level: str, dtype: torch.dtype, queries: int) -> None:
+def test_rows_that_attend_to_a_nan_token_are_nan(level: str, dtype: torch.dtype, queries: int) -> None:
     """It is not left out in silence. Of integers, which stay numbers, it does not reach who does not see it either."""
     kernels, start, broken = CppKernels(level), 40 - queries, 17
     batch, blocks = rows_of([start], [queries], 16, seed=1)
@@ -367,8 +367,10 @@ CppKernels(sys.argv[1])
 names = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
 print(sum("libgomp" in name or "libomp" in name for name in names))
 """
-    told = subprocess.run([sys.executable, "-c", program, level], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "1"
+    reported = subprocess.run(
+        [sys.executable, "-c", program, level], capture_output=True, text=True, check=True
+    )
+    assert reported.stdout.strip() == "1"
 
 
 def test_without_the_extension_torch_computes(level: str, monkeypatch: pytest.MonkeyPatch) -> None:

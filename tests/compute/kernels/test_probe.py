@@ -19,7 +19,7 @@ def test_reading_reads_every_word(size: int, threads: int) -> None:
     assert KERNELS.read(words, threads) == words.sum().item()
 
 
-def test_rates_are_told_for_each_number_of_threads_and_each_who_multiplies(
+def test_rates_are_reported_per_number_of_threads_and_per_multiplier(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(probe, "_TRIES", 1)

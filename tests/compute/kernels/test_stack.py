@@ -219,7 +219,7 @@ def test_the_reference_runs_layers_call_by_call() -> None:
 
 
 @pytest.mark.parametrize("kernels", [CppKernels(), TorchKernels()], ids=type)
-def test_a_bell_breaks_a_pass_off_and_what_it_wrote_is_written_again(kernels: Any) -> None:
+def test_an_interrupt_stops_a_forward_pass_whose_writes_are_repeated(kernels: Any) -> None:
     stack = kernels.prepare_stack(make(kernels, torch.float32))
     bell, pages = StepInterrupt(), pages_for(torch.float32)
     batch = replace(MIXED, bell=bell)
@@ -231,7 +231,7 @@ def test_a_bell_breaks_a_pass_off_and_what_it_wrote_is_written_again(kernels: An
     assert torch.equal(whole, kernels.run_stack(stack, MIXED, pages_for(torch.float32)))
 
 
-def test_a_bell_is_heard_between_two_layers() -> None:
+def test_an_interrupt_is_checked_between_two_layers() -> None:
     """Rung while a pass of 60,000 layers is under way."""
     kernels = CppKernels()
     stack = make(kernels, torch.float32)
@@ -252,7 +252,7 @@ def run(batch: Batch = MIXED, pages: Sequence[Pages] | None = None, **changed: A
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "told"),
+    ("changed", "error", "reported"),
     [
         ({"embedding": torch.zeros(VOCAB, HIDDEN + 1)}, ValueError, "24, 49"),
         ({"ropes": (torch.zeros(POSITIONS, 16),) * 2}, ValueError, "rotations"),
@@ -280,9 +280,9 @@ def run(batch: Batch = MIXED, pages: Sequence[Pages] | None = None, **changed: A
         ({"heads": HeadShape(3, 2, 16)}, ValueError, "3 heads for 2"),
     ],
 )
-def test_what_does_not_fit_is_refused(changed: dict[str, Any], error: type[Exception], told: str) -> None:
+def test_what_does_not_fit_is_refused(changed: dict[str, Any], error: type[Exception], reported: str) -> None:
     assert run().shape == (3, HIDDEN)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=reported):
         run(**changed)
 
 

@@ -25,7 +25,7 @@ def test_every_task_is_done_once_by_however_many(kernels: CppKernels, threads: i
         assert kernels.read(WORDS, threads) == SUM
 
 
-def test_who_finds_the_team_at_work_computes_alone(kernels: CppKernels) -> None:
+def test_a_call_while_the_thread_pool_is_busy_runs_alone(kernels: CppKernels) -> None:
     sums: list[int] = []
     callers = [
         threading.Thread(target=lambda: sums.extend(kernels.read(WORDS, 3) for _ in range(20)))

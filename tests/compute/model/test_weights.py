@@ -114,7 +114,7 @@ def test_a_shape_that_would_broadcast_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
-def test_pickles_are_refused_and_told_why(tmp_path: Path, name: str) -> None:
+def test_pickles_are_refused_with_the_reason(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x80\x04.")
     with pytest.raises(ModelError, match=f"only as pickles \\({name}\\), which can run code when opened"):
         load(tmp_path)

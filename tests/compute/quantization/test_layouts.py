@@ -147,7 +147,7 @@ def test_fp8_is_kept_unless_groups_are_of_different_size(
         stacked([read, QuantizedWeight(torch.zeros(SHAPE, dtype=torch.int8), read.scales, None, None, 8, 8)])
 
 
-def test_an_order_that_nobody_gave_is_that_of_the_inputs() -> None:
+def test_a_missing_group_order_is_that_of_the_inputs() -> None:
     plain = packing.pack_quantized(LINEAR, symmetric=False, ordered=False)
     unset = plain | {"weight_g_idx": torch.full((SHAPE[1],), -1, dtype=torch.int32)}
     layout = PackedLayout(4, 8, False)

@@ -409,7 +409,7 @@ def test_given_logits_are_never_changed(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @every_backend
-def test_faults_are_told_apart_and_stay_in_their_row(temperature: float, kernels: Kernels) -> None:
+def test_faults_are_distinguished_and_stay_in_their_row(temperature: float, kernels: Kernels) -> None:
     forbidding = {"allowed_token_ids": (8,), "bad_words": ((8,),)}
     bench = Bench(
         [

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.core.drafting.acceptance import Acceptance
-from headrace.core.drafting.costly_sources import BURST
+from headrace.core.drafting.costly_sources import PROBE_BURST
 from headrace.core.drafting.draft_budget import Cut, DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.pace_trials import FIRST
-from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.drafting.proposal import DraftRow, Proposal, StepLoad
+from headrace.core.drafting.speed_trials import MIN_INTERVAL
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request
 from headrace.core.request_settings import RequestSettings
@@ -33,14 +33,18 @@ class Source:
         self.seconds = 0.0
         self.token_seconds = 0.0
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
-        self.asked += [(ask.request.id, ask.most) for ask in asks]
-        self.seconds += self.token_seconds * max(ask.most for ask in asks)
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
+        self.asked += [(draft_row.request.id, draft_row.max_tokens) for draft_row in draft_rows]
+        self.seconds += self.token_seconds * max(draft_row.max_tokens for draft_row in draft_rows)
         return [
-            Proposal(self.tokens[: ask.most], (self.confidence,) * len(self.tokens[: ask.most]), self.name)
+            Proposal(
+                self.tokens[: draft_row.max_tokens],
+                (self.confidence,) * len(self.tokens[: draft_row.max_tokens]),
+                self.name,
+            )
             if self.tokens
             else None
-            for ask in asks
+            for draft_row in draft_rows
         ]
 
     def ended(self, request: Request, tokens: list[int]) -> None:
@@ -55,8 +59,10 @@ def load(rows: int, known: StepTimes | None = None) -> StepLoad:
     return StepLoad(rows, rows, 0, 1000, known or times(), next(STEPS))
 
 
-def ask(name: str = "r", tokens: Sequence[int] = (1,), most: int = 8, ahead: int = 0) -> DraftAsk:
-    return DraftAsk(Request(name, (1,)), list(tokens), most, ahead)
+def draft_row(
+    name: str = "r", tokens: Sequence[int] = (1,), max_tokens: int = 8, in_flight: int = 0
+) -> DraftRow:
+    return DraftRow(Request(name, (1,)), list(tokens), max_tokens, in_flight)
 
 
 def drafter(*sources: Source, fixed: int | None = None, **costs: float) -> BudgetedDrafter:
@@ -67,18 +73,18 @@ def drafter(*sources: Source, fixed: int | None = None, **costs: float) -> Budge
 
 def test_the_proposal_with_most_expected_tokens_wins() -> None:
     short, long = Source("a", (5,), 0.9), Source("b", (6, 7, 8), 0.9)
-    (draft,) = drafter(short, long).draft([ask()], load(1))
+    (draft,) = drafter(short, long).draft([draft_row()], load(1))
     assert draft is not None
     assert (draft.source, draft.tokens, draft.cut) == ("b", (6, 7, 8), Cut.WHOLE)
     assert all(0.8 < each < 0.95 for each in draft.confidences)
-    assert drafter().draft([ask()], load(1)) == [None]
+    assert drafter().draft([draft_row()], load(1)) == [None]
 
 
 def test_learned_acceptance_decides_between_sources() -> None:
     liar, honest = Source("liar", (9, 9, 9), 0.95), Source("honest", (1, 1, 1), 0.6)
     chooses, tokens, sources = drafter(liar, honest), [1], []
     for _ in range(8):
-        (draft,) = chooses.draft([ask(tokens=tokens)], load(1))
+        (draft,) = chooses.draft([draft_row(tokens=tokens)], load(1))
         assert draft is not None
         sources.append(draft.source)
         tokens += [1]
@@ -94,7 +100,7 @@ def test_proposals_that_are_not_verified_are_learned_from() -> None:
     def drafts(steps: int, token_seconds: float) -> list[Proposal | None]:
         found = []
         for _ in range(steps):
-            found += chooses.draft([ask(tokens=tokens)], load(1, times(token=token_seconds)))
+            found += chooses.draft([draft_row(tokens=tokens)], load(1, times(token=token_seconds)))
             tokens.append(1)
         return found
 
@@ -111,13 +117,13 @@ def test_the_last_proposal_of_a_request_is_learned_from() -> None:
     chooses = drafter(source)
     for each in range(60):
         request = Request(str(each), (1,))
-        chooses.draft([DraftAsk(request, [1], 4)], load(1))
+        chooses.draft([DraftRow(request, [1], 4)], load(1))
         chooses.ended(request, [1, 2])
-    (draft,) = chooses.draft([ask("new")], load(1, times(token=0.01)))
+    (draft,) = chooses.draft([draft_row("new")], load(1, times(token=0.01)))
     assert draft is not None
     assert not draft.tokens
     assert source.ends == [str(each) for each in range(60)]
-    assert list(chooses._lives) == ["new"]
+    assert list(chooses._states) == ["new"]
 
 
 QUICK = times(fixed=0.0005, token=1e-6)
@@ -127,11 +133,11 @@ def test_a_useless_source_is_asked_as_often_as_the_steps_have_time_for() -> None
     def asked(rows: int, known: StepTimes) -> float:
         useless, useful = Source("a", ()), Source("b", (2, 2), 0.9)
         chooses = drafter(useless, useful)
-        asks = [ask(str(each)) for each in range(rows)]
+        draft_rows = [draft_row(str(each)) for each in range(rows)]
         for _ in range(64):
-            for each in asks:
+            for each in draft_rows:
                 each.tokens.append(2)
-            chooses.draft(asks, load(rows, known))
+            chooses.draft(draft_rows, load(rows, known))
         assert len(useful.asked) == 64 * rows
         return len(useless.asked) / rows / 64
 
@@ -141,14 +147,14 @@ def test_a_useless_source_is_asked_as_often_as_the_steps_have_time_for() -> None
 
 def test_a_row_need_not_be_asked_for_until_a_source_is_due_again() -> None:
     useless = Source("a", ())
-    chooses, row, asked = drafter(useless), ask(), []
+    chooses, row, asked = drafter(useless), draft_row(), []
     due = 0
     for step in range(300):
         row.tokens.append(1)
         if step >= due:
             asked.append(step)
             chooses.draft([row], StepLoad(16, 16, 0, 1000, QUICK, step))
-            due = chooses.asked_from(row.request)
+            due = chooses.next_draft_step(row.request)
             assert due > step
     assert asked == [0, 1, 3, 7, 15, 31, 63, 128, 256]
     assert len(useless.asked) == len(asked)
@@ -157,13 +163,13 @@ def test_a_row_need_not_be_asked_for_until_a_source_is_due_again() -> None:
 def test_long_rests_end_together() -> None:
     useless = Source("a", ())
     chooses = drafter(useless)
-    asks = [ask(str(each)) for each in range(20)]
+    draft_rows = [draft_row(str(each)) for each in range(20)]
     due, asked = dict.fromkeys(range(20), 0), set()
     for step in range(2000):
         late = [row for row in range(20) if step >= row and due[row] <= step]
         if late:
-            chooses.draft([asks[row] for row in late], StepLoad(20, 20, 0, 1000, QUICK, step))
-            due |= {row: chooses.asked_from(asks[row].request) for row in late}
+            chooses.draft([draft_rows[row] for row in late], StepLoad(20, 20, 0, 1000, QUICK, step))
+            due |= {row: chooses.next_draft_step(draft_rows[row].request) for row in late}
             asked.add(step)
     assert 3 <= sum(step >= 1000 for step in asked) <= 4, "all rows are asked for at the same few steps"
 
@@ -173,30 +179,30 @@ def test_a_new_request_rests_as_long_as_is_usual() -> None:
     chooses = drafter(useless)
     for each in range(40):
         for step in range(64):
-            chooses.draft([ask(str(each))], StepLoad(16, 16, 0, 1000, QUICK, step))
+            chooses.draft([draft_row(str(each))], StepLoad(16, 16, 0, 1000, QUICK, step))
     before = len(useless.asked)
     for step in range(64):
-        chooses.draft([ask("new")], StepLoad(16, 16, 0, 1000, QUICK, step))
+        chooses.draft([draft_row("new")], StepLoad(16, 16, 0, 1000, QUICK, step))
     assert len(useless.asked) - before <= 3, "a first one in a thousand would be asked six times"
     useless.tokens = (1, 1)
-    (draft,) = chooses.draft([ask("other")], StepLoad(16, 16, 0, 1000, QUICK, 1000))
+    (draft,) = chooses.draft([draft_row("other")], StepLoad(16, 16, 0, 1000, QUICK, 1000))
     assert draft is not None, "the first answer of a new request is always heard"
 
 
 def test_tokens_in_flight_are_not_counted_as_gain() -> None:
     source = Source("a", (5, 6, 7), 0.9)
-    (draft,) = drafter(source).draft([ask(ahead=1)], load(1))
+    (draft,) = drafter(source).draft([draft_row(in_flight=1)], load(1))
     assert draft is not None
     assert draft.tokens == (5, 6, 7)
     source = Source("a", (5,), 0.9)
-    (draft,) = drafter(source).draft([ask(ahead=1)], load(1))
+    (draft,) = drafter(source).draft([draft_row(in_flight=1)], load(1))
     assert draft is not None
     assert draft.tokens == ()
 
 
 def test_fixed_length_drafts_without_step_times() -> None:
     chooses = drafter(Source("a", (5, 6, 7), 0.1), fixed=2)
-    (draft,) = chooses.draft([ask()], StepLoad(1, 1, 0, 100, None))
+    (draft,) = chooses.draft([draft_row()], StepLoad(1, 1, 0, 100, None))
     assert draft is not None
     assert (draft.tokens, draft.cut) == ((5, 6), Cut.FIXED)
 
@@ -205,11 +211,11 @@ def test_a_costly_source_is_asked_only_where_it_promises_more() -> None:
     free, model = Source("free", (5,) * 8, 0.97), Source("model", (6,) * 8, 0.8)
     chooses = drafter(free, model, model=0.1)
     free.tokens = ()
-    chooses.draft([ask()], load(1))
-    ((_, most),) = model.asked
-    assert 2 <= most <= 8
+    chooses.draft([draft_row()], load(1))
+    ((_, max_tokens),) = model.asked
+    assert 2 <= max_tokens <= 8
     free.tokens = (5,) * 8
-    (draft,) = chooses.draft([ask(tokens=[1, 2])], load(1))
+    (draft,) = chooses.draft([draft_row(tokens=[1, 2])], load(1))
     assert draft is not None
     assert draft.source == "free"
 
@@ -217,9 +223,9 @@ def test_a_costly_source_is_asked_only_where_it_promises_more() -> None:
 def test_a_costly_source_is_not_asked_if_it_costs_more_than_it_gives() -> None:
     model = Source("model", (6,) * 8, 0.5)
     chooses = drafter(model, model=0.9)
-    chooses.draft([ask()], load(1))
+    chooses.draft([draft_row()], load(1))
     assert not model.asked
-    chooses.draft([ask()], StepLoad(1, 1, 0, 100, None))
+    chooses.draft([draft_row()], StepLoad(1, 1, 0, 100, None))
     assert not model.asked, "step times are unknown"
 
 
@@ -230,14 +236,14 @@ def test_a_useless_model_is_probed_and_found_again() -> None:
     asked = []
     for _ in range(600):
         before = len(model.asked)
-        chooses.draft([ask(tokens=tokens)], load(1))
-        asked.append(sum(most for _, most in model.asked[before:]))
+        chooses.draft([draft_row(tokens=tokens)], load(1))
+        asked.append(sum(max_tokens for _, max_tokens in model.asked[before:]))
         tokens += [1]
     late = asked[300:]
     assert 0 < sum(late) <= 0.01 * len(late) / 0.1 * 1.2, "probes take one percent of the time"
     model.tokens = (1,) * 8
     for _ in range(300):
-        (draft,) = chooses.draft([ask(tokens=tokens)], load(1))
+        (draft,) = chooses.draft([draft_row(tokens=tokens)], load(1))
         tokens += [1]
     assert draft is not None
     assert len(draft.tokens) >= 2
@@ -250,13 +256,13 @@ def test_probes_come_in_bursts_and_are_verified() -> None:
     asked, verified = [], []
     for step in range(600):
         before = len(model.asked)
-        (draft,) = chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
+        (draft,) = chooses.draft([draft_row(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
         if len(model.asked) > before:
             asked.append(step)
             verified.append(bool(draft and draft.tokens))
         tokens += [1]
     late = [step for step in asked if step > 300]
-    assert len(late) >= BURST
+    assert len(late) >= PROBE_BURST
     assert all((step + 1 in late) or (step - 1 in late) for step in late[1:-1])
     assert all(verified), "what a verified draft costs is measured, too"
 
@@ -267,32 +273,32 @@ def test_what_a_model_costs_is_learned_from_successive_proposals_only() -> None:
     source = chooses._costly[0]
     for step in range(0, 60, 2):  # never at successive steps
         model.token_seconds = 1.0
-        chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
+        chooses.draft([draft_row(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
         tokens += [1]
     assert model.asked
-    assert source._share == 0.05
+    assert source._cost_share == 0.05
     for step in range(60, 64):
-        chooses.draft([ask(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
+        chooses.draft([draft_row(tokens=tokens)], StepLoad(1, 1, 0, 1000, times(), step))
         tokens += [1]
-    assert source._share > 0.05
+    assert source._cost_share > 0.05
 
 
 @pytest.mark.parametrize(("rows", "counts"), [(1, False), (2, True)])
 def test_probes_of_a_lone_row_do_not_count_as_its_pace_with_drafts(rows: int, counts: bool) -> None:
     chooses = drafter(Source("model", (6,) * 8, 0.8), model=0.1)
     chooses._costly[0].probing = True
-    for _ in range(FIRST):
+    for _ in range(MIN_INTERVAL):
         chooses.observed(rows, rows, 0.01, drafted=True)
-    assert (chooses._trials.rest(rows) > 0) == counts
+    assert (chooses._trials.steps_without_drafts(rows) > 0) == counts
 
 
 def test_a_fixed_length_asks_a_costly_source_where_nothing_else_is_proposed() -> None:
     free, model = Source("free", (5,), 0.1), Source("model", (6,) * 8, 0.1)
     chooses = drafter(free, model, fixed=3, model=0.9)
-    chooses.draft([ask()], load(1))
+    chooses.draft([draft_row()], load(1))
     assert not model.asked
     free.tokens = ()
-    (draft,) = chooses.draft([ask()], load(1))
+    (draft,) = chooses.draft([draft_row()], load(1))
     assert model.asked == [("r", 3)]
     assert draft is not None
     assert draft.tokens == (6, 6, 6)
@@ -301,7 +307,7 @@ def test_a_fixed_length_asks_a_costly_source_where_nothing_else_is_proposed() ->
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_ask_gets_an_answer(count: int) -> None:
     chooses = drafter(Source("a", (5,)), Source("b", ()))
-    assert len(chooses.draft([ask(str(each)) for each in range(count)], load(count))) == count
+    assert len(chooses.draft([draft_row(str(each)) for each in range(count)], load(count))) == count
 
 
 def test_the_cost_of_a_costly_source_is_learned() -> None:
@@ -310,7 +316,7 @@ def test_the_cost_of_a_costly_source_is_learned() -> None:
     chooses, tokens, asked = drafter(model, model=0.05), [1], []
     for _ in range(200):
         before = len(model.asked)
-        chooses.draft([ask(tokens=tokens)], load(1))
+        chooses.draft([draft_row(tokens=tokens)], load(1))
         asked.append(len(model.asked) > before)
         tokens += [1]
     assert all(asked[:3])
@@ -321,7 +327,7 @@ def test_the_time_of_drafting_is_no_part_of_the_observed_step() -> None:
     model = Source("model", (1,) * 8, 0.9)
     model.token_seconds = 1.0
     known = times()
-    drafter(model, fixed=2, model=0.1).draft([ask()], load(1, known))
+    drafter(model, fixed=2, model=0.1).draft([draft_row()], load(1, known))
     for _ in range(3):
         known.observe(1, 1, 1, 0.021)
     plain = times()
@@ -335,13 +341,17 @@ def test_each_request_may_name_its_method_and_its_most_tokens() -> None:
     free, model = Source("ngram", (5, 6, 7), 0.9), Source("draft_model", (5, 6, 7, 8, 9), 0.95)
     chooses = drafter(free, model, fixed=3, draft_model=0.01)
     settings = [RequestSettings(draft_method=method) for method in ("all", "ngram", "draft_model", "none")]
-    asks = [DraftAsk(Request(str(n), (1,), settings=each), [1], 8) for n, each in enumerate(settings)]
-    drafts = chooses.draft(asks, load(4))
+    draft_rows = [DraftRow(Request(str(n), (1,), settings=each), [1], 8) for n, each in enumerate(settings)]
+    drafts = chooses.draft(draft_rows, load(4))
     assert [each and each.source for each in drafts] == ["ngram", "ngram", "draft_model", None]
     assert {name for name, _ in free.asked} == {"0", "1"}
     assert {name for name, _ in model.asked} == {"2"}
-    assert [RequestSettings(draft_tokens=most).most_drafted(4) for most in (0, 2, 9)] == [0, 2, 4]
-    assert [each.most_drafted(4) for each in settings] == [4, 4, 4, 0]
+    assert [RequestSettings(draft_tokens=max_tokens).limit_drafted(4) for max_tokens in (0, 2, 9)] == [
+        0,
+        2,
+        4,
+    ]
+    assert [each.limit_drafted(4) for each in settings] == [4, 4, 4, 0]
 
 
 def test_the_time_of_a_draft_model_belongs_to_the_rows_that_it_drafted_for() -> None:
@@ -349,11 +359,11 @@ def test_the_time_of_a_draft_model_belongs_to_the_rows_that_it_drafted_for() -> 
     model.token_seconds = 0.5
     chooses = drafter(free, model, fixed=3, draft_model=0.01)
     settings = [RequestSettings(draft_method=method) for method in ("ngram", "draft_model", "draft_model")]
-    asks = [
-        DraftAsk(Request(str(n), (1,), settings=each), [1], most)
-        for n, (each, most) in enumerate(zip(settings, (8, 3, 1), strict=True))
+    draft_rows = [
+        DraftRow(Request(str(n), (1,), settings=each), [1], max_tokens)
+        for n, (each, max_tokens) in enumerate(zip(settings, (8, 3, 1), strict=True))
     ]
-    chooses.draft(asks, load(3))
+    chooses.draft(draft_rows, load(3))
     assert chooses.seconds == {"1": pytest.approx(1.125), "2": pytest.approx(0.375)}
-    chooses.draft(asks[:1], load(1))
+    chooses.draft(draft_rows[:1], load(1))
     assert chooses.seconds == {}

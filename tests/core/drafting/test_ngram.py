@@ -2,18 +2,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.drafting.ngram import NgramProposer
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.request import Request
 
 LOOP = [1, 2, 3, 1, 2, 3, 1, 2]
 
 
-def propose(proposer: NgramProposer, tokens: list[int], most: int = 100, name: str = "r") -> Proposal | None:
-    (found,) = proposer.propose([DraftAsk(Request(name, (1,)), tokens, most)])
+def propose(
+    proposer: NgramProposer, tokens: list[int], max_tokens: int = 100, name: str = "r"
+) -> Proposal | None:
+    (found,) = proposer.propose([DraftRow(Request(name, (1,)), tokens, max_tokens)])
     return found
 
 
-def brute_force(tokens: list[int], most: int, min_n: int, max_n: int) -> tuple[int, ...] | None:
+def brute_force(tokens: list[int], max_tokens: int, min_n: int, max_n: int) -> tuple[int, ...] | None:
     """The newest of the places that agree longest with the end, and what followed; by comparing everything."""
     count = len(tokens)
     gram = tokens[count - min_n :]
@@ -28,7 +30,7 @@ def brute_force(tokens: list[int], most: int, min_n: int, max_n: int) -> tuple[i
     if not longest:
         return None
     proposed: list[int] = []
-    for at in range(most):
+    for at in range(max_tokens):
         proposed.append((tokens + proposed)[best + at])
     return tuple(proposed)
 
@@ -36,21 +38,21 @@ def brute_force(tokens: list[int], most: int, min_n: int, max_n: int) -> tuple[i
 @settings(max_examples=300, deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 3), min_size=3, max_size=30),
-    most=st.integers(1, 6),
+    max_tokens=st.integers(1, 6),
     min_n=st.integers(1, 3),
     more_n=st.integers(0, 4),
     steps=st.integers(1, 5),
 )
 def test_equals_a_search_through_the_whole_text(
-    tokens: list[int], most: int, min_n: int, more_n: int, steps: int
+    tokens: list[int], max_tokens: int, min_n: int, more_n: int, steps: int
 ) -> None:
-    proposer = NgramProposer(most, min_n, min_n + more_n)
+    proposer = NgramProposer(max_tokens, min_n, min_n + more_n)
     for end in range(3, len(tokens) + 1, steps):  # the text grows by steps
         known = tokens[:end]
         if end <= min_n:
             continue
         found = propose(proposer, known)
-        assert (found.tokens if found else None) == brute_force(known, most, min_n, min_n + more_n)
+        assert (found.tokens if found else None) == brute_force(known, max_tokens, min_n, min_n + more_n)
         if found:
             assert len(found.confidences) == len(found.tokens)
             assert all(0 < each < 1 for each in found.confidences)
@@ -78,10 +80,10 @@ def test_nothing_without_an_earlier_occurrence() -> None:
 
 
 def test_at_most_what_is_asked_for() -> None:
-    found = propose(NgramProposer(7), LOOP, most=2)
+    found = propose(NgramProposer(7), LOOP, max_tokens=2)
     assert found is not None
     assert found.tokens == (3, 1)
-    assert propose(NgramProposer(7), LOOP, most=0) is None
+    assert propose(NgramProposer(7), LOOP, max_tokens=0) is None
 
 
 def test_a_longer_agreement_is_more_confident() -> None:

@@ -8,7 +8,7 @@ import pytest
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.drafting.proposal import DraftRow, Proposal, StepLoad
 from headrace.core.request import Request
 from tests.core.drafting.test_draft_budget import OnTheLine
 
@@ -28,11 +28,11 @@ class Chances:
         self._claimed = claimed
         self._rng = random.Random(7)
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
         proposals: list[Proposal | None] = []
-        for ask in asks:
-            chance = self._chances[ask.request.id]
-            tokens = tuple(int(self._rng.random() < chance) for _ in range(min(MOST, ask.most)))
+        for draft_row in draft_rows:
+            chance = self._chances[draft_row.request.id]
+            tokens = tuple(int(self._rng.random() < chance) for _ in range(min(MOST, draft_row.max_tokens)))
             proposals.append(Proposal(tokens, (self._claimed,) * len(tokens), self.name))
         return proposals
 
@@ -56,11 +56,11 @@ def throughput(rows: int, mix: Sequence[float], token: float, claimed: float, fi
             running.append((Request(name, (1,), tenant=f"{chance:g}"), [1]))
         contexts = sum(len(tokens) for _, tokens in running)
         load = StepLoad(rows, rows, contexts, 10_000, times, step)
-        asks = [
-            DraftAsk(request, tokens, MOST, 0, len(tokens) / (step - begun[request.id] + 1))
+        draft_rows = [
+            DraftRow(request, tokens, MOST, 0, len(tokens) / (step - begun[request.id] + 1))
             for request, tokens in running
         ]
-        drafts = drafter.draft(asks, load) if fixed != 0 else [None] * rows
+        drafts = drafter.draft(draft_rows, load) if fixed != 0 else [None] * rows
         extra = 0
         for (_, tokens), draft in zip(running, drafts, strict=True):
             proposed = draft.tokens if draft else ()

@@ -2,7 +2,7 @@ import pytest
 
 from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
 from headrace.core.drafting import suffix
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.drafting.suffix import CHUNK, SuffixProposer, scope_of
 from headrace.core.request import Request
 
@@ -13,8 +13,10 @@ def request(name: str = "r", **more: object) -> Request:
     return Request(name, (1, 2, 3), **more)  # type: ignore[arg-type]
 
 
-def propose(proposer: SuffixProposer, asking: Request, output: list[int], most: int = 4) -> Proposal | None:
-    (found,) = proposer.propose([DraftAsk(asking, [*asking.tokens, *output], most)])
+def propose(
+    proposer: SuffixProposer, asking: Request, output: list[int], max_tokens: int = 4
+) -> Proposal | None:
+    (found,) = proposer.propose([DraftRow(asking, [*asking.tokens, *output], max_tokens)])
     return found
 
 
@@ -32,7 +34,7 @@ def test_a_past_output_is_proposed_again() -> None:
 def test_the_end_of_the_prompt_leads_to_the_output() -> None:
     proposer = SuffixProposer(8)
     proposer.ended(request(), [1, 2, 3, *OUTPUT])
-    found = propose(proposer, request(), [], most=1)
+    found = propose(proposer, request(), [], max_tokens=1)
     assert found is not None
     assert found.tokens == (100,)
 
@@ -90,7 +92,7 @@ def test_the_indexes_are_bounded() -> None:
 
 
 def test_outputs_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "WAITING", 3)
+    monkeypatch.setattr(suffix, "MAX_PENDING", 3)
     proposer = SuffixProposer(8)
     for _ in range(10):
         proposer.ended(request(), [1, 2, 3, *OUTPUT])

@@ -221,17 +221,17 @@ def test_a_pool_needs_blocks(num_blocks, size):
 def test_a_promise_ends_when_kept_or_when_each_maker_has_withdrawn():
     pool, _ = pool_of(4)
     (key,) = keys_of((1, 2, 3, 4))
-    pool.promise([key])
-    pool.promise([key])
+    pool.announce([key])
+    pool.announce([key])
     pool.withdraw([key])
-    assert pool.promised(key)
+    assert pool.is_announced(key)
     pool.withdraw([key])
-    assert not pool.promised(key)
-    pool.promise([key])
+    assert not pool.is_announced(key)
+    pool.announce([key])
     fill(pool, (1, 2, 3, 4))
-    assert not pool.promised(key)
-    pool.promise([key])
-    assert not pool.promised(key), "what can be found need not be promised"
+    assert not pool.is_announced(key)
+    pool.announce([key])
+    assert not pool.is_announced(key), "what can be found need not be promised"
 
 
 def test_reset_forgets_all_and_leaves_held_blocks_to_their_holders():
@@ -262,9 +262,9 @@ def test_a_large_pool_makes_no_block_before_it_is_needed():
 def test_a_chain_begins_with_its_first_block_or_not_at_all():
     pool = BlockPool(8, SIZE, LeastRecentlyUsed(), lambda event: None)
     keys = chained_keys(ROOT, tuple(range(3 * SIZE)), SIZE)
-    pool.promise(keys[1:])
+    pool.announce(keys[1:])
     assert pool.leading(keys) == pool.leading([]) == 0
-    pool.promise(keys[:1])
+    pool.announce(keys[:1])
     assert pool.leading(keys) == 3
 
 

@@ -36,7 +36,7 @@ def scene(**settings) -> tuple[Engine, HashingRunner, Record]:
         **{"num_blocks": 8, "max_model_len": 32, "host_blocks": 40, "max_num_seqs": 2} | settings
     )
     record = Record()
-    engine.scheduler.pool.lower._most_writes = 8  # so small a host tier would let the disk have one at a time
+    engine.scheduler.pool.lower._max_writes = 8  # so small a host tier would let the disk have one at a time
     ask(engine, record, "first", STORY)
     for i in range(3):
         ask(engine, record, f"other{i}", tuple(range(1000 * i, 1000 * i + 25)))
@@ -52,7 +52,7 @@ def ask(engine: Engine, record: Record, name: str, tokens: Sequence[int], **fiel
     """Let one request run alone until it has ended."""
     engine.submit(request(name, tuple(tokens), max_tokens=3, **fields), 0.0)
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert record.tokens[name] == expected_tokens(tuple(tokens), 0, 3, frozenset())
 
 
@@ -151,7 +151,7 @@ def test_a_preempted_request_is_swapped_or_computed_again(restore, chosen, overl
     for name in ("a", "b"):
         engine.submit(request(name, 12, max_tokens=20), 0.0)
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert record.of(Preempted)
     (back,) = [event for event in record.of(Admitted) if event.reason is AdmitReason.RESUMED]
     mine = [e for e in record.of(chosen) if e.request_id == back.request_id]
@@ -174,7 +174,7 @@ def test_what_a_request_asked_to_be_kept_outlives_what_came_later():
     assert cached(record, "other0-again") == [0]
 
 
-def test_what_somebody_waits_for_outlives_what_was_used_later():
+def test_blocks_of_a_waiting_request_outlive_later_used_ones():
     """One slot: while a long answer evicts block after block, the one who waits keeps its prefix."""
     engine, _ = hashing_engine(
         num_blocks=16, max_model_len=48, max_num_seqs=1, eviction=CostAwareEviction(16)

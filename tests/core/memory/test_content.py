@@ -10,7 +10,7 @@ import pytest
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.events import Moved, MoveReason
 from headrace.core.memory.block_pool import BlockPool
-from headrace.core.memory.content import ContentNews
+from headrace.core.memory.content import ContentNotifier
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import HashingRunner
@@ -56,7 +56,7 @@ def hold(pool: BlockPool, root: bytes, tokens: Sequence[int], random: Random) ->
 def test_a_listener_mirrors_the_pool(seed: int) -> None:
     random, mirror = Random(seed), Mirror()
     pool = BlockPool(40, SIZE, LeastRecentlyUsed(), lambda event: None)
-    pool.news.listeners.append(mirror)
+    pool.notifier.listeners.append(mirror)
     tables: list[list[int]] = []
     for _ in range(1500):
         tokens = [random.randrange(2) for _ in range(SIZE * random.randint(1, 5))]
@@ -81,7 +81,7 @@ def test_a_restored_block_is_news_when_its_content_has_come(overlap: int) -> Non
     """The pool finds it at once, because moves run before rows; others read at any time."""
     engine, runner = hashing_engine(num_blocks=8, max_model_len=32, host_blocks=40, overlap=overlap)
     mirror, record = ReadingMirror(runner), Record()
-    engine.scheduler.pool.news.listeners.append(mirror)
+    engine.scheduler.pool.notifier.listeners.append(mirror)
     story = tuple(range(100, 117))
     for number in range(4):
         engine.submit(make_request(f"story{number}", story, max_tokens=2), 0.0)
@@ -93,20 +93,20 @@ def test_a_restored_block_is_news_when_its_content_has_come(overlap: int) -> Non
 
 
 def test_a_restored_block_that_is_lost_before_its_content_came_is_no_news() -> None:
-    news, mirror = ContentNews(), Mirror()
+    news, mirror = ContentNotifier(), Mirror()
     news.listeners.append(mirror)
     with news.restoring():
         news.stored(None, b"a", (1,), 5)
         news.stored(b"a", b"b", (2,), 6)
     news.removed(b"b", 6)
     assert not mirror.blocks
-    news.came([5, 6, 7])
+    news.restored([5, 6, 7])
     assert mirror.blocks.keys() == {b"a"}
     news.removed(b"a", 5)
     with news.restoring():
         news.stored(None, b"a", (1,), 5)
     news.cleared()
-    news.came([5])
+    news.restored([5])
     assert not mirror.blocks
 
 

@@ -11,7 +11,7 @@ from headrace.core.events import Evicted
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import (
     STALE,
-    SWEPT,
+    SWEEP_FACTOR,
     Block,
     CostAwareEviction,
     EvictionOrder,
@@ -81,11 +81,13 @@ def test_the_order_gives_back_each_member_once_lowest_first():
         order.pop(1)
 
 
-@pytest.fixture(params=[(STALE, SWEPT), (0, SWEPT), (0, 1)], ids=["unswept", "swept", "always sweeping"])
+@pytest.fixture(
+    params=[(STALE, SWEEP_FACTOR), (0, SWEEP_FACTOR), (0, 1)], ids=["unswept", "swept", "always sweeping"]
+)
 def sweeping(request, monkeypatch):
     stale, swept = request.param
     monkeypatch.setattr("headrace.core.memory.eviction.STALE", stale)
-    monkeypatch.setattr("headrace.core.memory.eviction.SWEPT", swept)
+    monkeypatch.setattr("headrace.core.memory.eviction.SWEEP_FACTOR", swept)
 
 
 @pytest.mark.usefixtures("sweeping")
@@ -178,7 +180,7 @@ def test_no_change_waits_for_a_sweep_of_everything():
             Watched.looks = 0
             order.update([block])
             worst, entries = max(worst, Watched.looks), max(entries, order._entries)
-    assert worst <= 2 * SWEPT
+    assert worst <= 2 * SWEEP_FACTOR
     assert entries <= 3 * len(blocks) + STALE
     assert order.pop(len(blocks)) == blocks
 
@@ -233,7 +235,7 @@ def test_a_low_retention_ends_too():
         ([(80, None), (80, 5.0)], (80, None)),
     ],
 )
-def test_of_several_wishes_the_higher_and_longer_counts(asked, settled):
+def test_of_several_retentions_the_higher_and_longer_counts(asked, settled):
     block = Block(0)
     assert (block.retention, block.seconds) == (DEFAULT_RETENTION, None)
     for retention, seconds in asked:
@@ -251,7 +253,7 @@ def test_new_content_does_not_inherit_what_was_asked_for_the_old():
 # -- wanted --------------------------------------------------------------------------------------------
 
 
-def test_what_a_waiting_request_wants_outlives_what_nobody_waits_for():
+def test_blocks_of_a_waiting_request_are_evicted_last():
     pool, events = pool_of(3)
     wanted, other, newest = leave(pool, 1, 1), leave(pool, 2, 2), leave(pool, 3, 3)
     pool.want(keys_of(1, 1))

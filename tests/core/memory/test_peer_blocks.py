@@ -35,7 +35,7 @@ def ask(engine: Engine, record: Record, name: str, tokens: Sequence[int], **fiel
     """Let one request run alone until it has ended; how many of its tokens were not computed."""
     engine.submit(request(name, tuple(tokens), max_tokens=3, **fields), 0.0)
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert record.tokens[name] == expected_tokens(tuple(tokens), 0, 3, frozenset())
     (admitted,) = [event for event in record.of(Admitted) if event.request_id == name]
     return admitted.cached_tokens
@@ -99,7 +99,7 @@ def test_a_waiting_request_is_looked_up_again_only_when_something_has_come(monke
         for _ in range(count):
             now += apart
             record.fold(engine.step(now))
-            engine.check_books()
+            engine.check_consistency()
         return len(lookups)
 
     now = 0.0
@@ -121,7 +121,7 @@ def test_a_waiting_request_is_looked_up_again_only_when_something_has_come(monke
 @pytest.mark.parametrize("ends", [FinishReason.CANCELLED, None])
 def test_a_request_that_waits_until_more_copies_may_begin(ends, monkeypatch):
     monkeypatch.setattr("headrace.core.memory.tiers.MAX_TRANSFERS", 3)
-    monkeypatch.setattr("headrace.core.memory.tiers.LEAST_BEGUN", 1)
+    monkeypatch.setattr("headrace.core.memory.tiers.MIN_STARTED", 1)
     engine, runner, peers, record = scene()
     peers.hold(OTHER, 4)
     runner.disk_steps = 3
@@ -131,7 +131,7 @@ def test_a_request_that_waits_until_more_copies_may_begin(ends, monkeypatch):
     if ends is not None:
         engine.cancel("first", ends, 0.0)
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert record.tokens["second"] == expected_tokens(OTHER, 0, 3, frozenset())
     assert {event.request_id: event.cached_tokens for event in record.of(Admitted)}["second"] == 16
 
@@ -145,7 +145,7 @@ def test_a_request_may_be_cancelled_while_peers_are_asked():
     record.fold(engine.step(0.0))
     peers.answer_all()
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert [event.reason for event in record.of(Finished)] == [FinishReason.CANCELLED]
 
 
@@ -187,7 +187,7 @@ def follow(engine: Engine, peers: HashingPeers, record: Record, grow, steps: int
         if step % grow == 0:
             peers.hold(STORY[: 4 * (step // grow)], 4)
         record.fold(engine.step(step * ASK_SECONDS))
-        engine.check_books()
+        engine.check_consistency()
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -244,7 +244,7 @@ def test_other_requests_do_not_lose_the_blocks_that_a_follower_has_pulled():
         record.fold(engine.step(step * ASK_SECONDS))
     peers.hold(STORY, 4)
     drain(engine, record, 60 * ASK_SECONDS)
-    engine.check_books()
+    engine.check_consistency()
     assert {event.request_id: event.cached_tokens for event in record.of(Admitted)}["a"] == 16
     for name, tokens in (("a", STORY), ("b", OTHER)):
         assert record.tokens[name] == expected_tokens(tokens, 0, 3, frozenset())

@@ -11,7 +11,7 @@ def kept(*retention: Retention, tokens: int = 16, blocks: int = 5) -> list[Block
     return block_retention(request("r", tokens, retention=retention), 4, blocks)
 
 
-def test_without_a_wish_every_block_has_the_default():
+def test_without_retention_every_block_has_the_default():
     assert kept() == [UNSET_RETENTION] * 5
 
 

@@ -148,7 +148,7 @@ class First:
         pass
 
 
-def test_what_is_quicker_to_compute_is_computed_and_told():
+def test_blocks_that_are_faster_to_compute_are_computed_and_reported():
     scene = Scene(device=2, host=4, restore=Nothing())
     scene.run(1, 1, 2, 2)
     scene.run(3, 3, 4, 4)
@@ -193,7 +193,7 @@ def leave(scene: Scene, *tokens: int, retention: int) -> None:
     scene.lower.take_moves()
 
 
-def test_what_nobody_wants_kept_does_not_go_down():
+def test_blocks_of_low_retention_are_not_demoted():
     scene = Scene(device=1, host=4, disk=4)
     leave(scene, 1, 1, retention=34)
     assert scene.run(2, 2) == []

@@ -33,7 +33,7 @@ class Scene:
             restore or AlwaysRestore(),
             block_size=SIZE,
             block_bytes=100,
-            tell=self.events.append,
+            emit=self.events.append,
         )
         self.pool = BlockPool(device, SIZE, LeastRecentlyUsed(), self.events.append, self.lower)
 
@@ -52,8 +52,8 @@ class Scene:
         self.pool.share(hit.blocks)
         self.lower.hold(hit.below)
         table = [*hit.blocks, *self.pool.allocate(len(tokens) // SIZE - len(hit.blocks))]
-        self.pool.bring_up(hit, table[len(hit.blocks) : hit.full])
-        self.lower.tell_restored("r", len(hit.below), hit.declined)
+        self.pool.promote(hit, table[len(hit.blocks) : hit.full])
+        self.lower.emit_restored("r", len(hit.below), hit.declined)
         parents = [self.root, *self.keys(tokens)]
         for i in range(hit.full, len(table)):
             self.pool.register(table[i], parents[i], tokens[i * SIZE : (i + 1) * SIZE])

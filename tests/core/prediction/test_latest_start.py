@@ -29,14 +29,14 @@ def predictions(steps: int = 400, seconds: float = 0.01, token_seconds: float = 
     return seen
 
 
-def test_the_class_stands_in_for_what_a_request_leaves_open():
+def test_targets_default_to_those_of_the_class():
     seen = predictions()
     assert seen.slo(request("a")) == Slo(2.0, None)
     assert seen.slo(request("a", slo=Slo(None, 0.1))) == Slo(2.0, 0.1)
     assert seen.slo(request("a", slo=Slo(0.5))) == Slo(0.5, None)
 
 
-def test_who_has_a_wish_must_start_before_it_by_the_time_of_its_prompt():
+def test_the_latest_start_is_the_ttft_target_minus_the_prefill_time():
     seen = predictions()
     asked = request("a", 50, arrived=10.0)
     start = seen.latest_start(asked, Slo(1.0))
@@ -44,22 +44,22 @@ def test_who_has_a_wish_must_start_before_it_by_the_time_of_its_prompt():
     assert seen.latest_start(asked, Slo(None)) == math.inf
 
 
-def test_a_part_of_the_wish_is_kept_for_what_was_not_foreseen():
+def test_a_share_of_the_target_is_reserved_for_prediction_errors():
     seen = predictions()
     asked = request("a", 50, arrived=10.0)
     for _ in range(400):
-        seen.saw_first_token(50, 2.0 * seen.prefill_seconds(50))
+        seen.observe_first_token(50, 2.0 * seen.prefill_seconds(50))
     start = seen.latest_start(asked, Slo(1.0))
     assert start + 2.0 * seen.prefill_seconds(50) == pytest.approx(10.0 + TTFT_SHARE)
 
 
-def test_nobody_is_judged_before_enough_has_been_seen():
+def test_no_request_is_late_before_enough_steps_are_observed():
     seen = predictions(ENOUGH_STEPS - 1)
     assert seen.latest_start(request("a"), Slo(1e-9)) == math.inf
     assert not seen.unreachable(request("a", deadline=0.0), 0.0)
 
 
-def test_a_deadline_is_given_up_only_when_even_a_short_answer_would_miss_it():
+def test_a_deadline_is_unreachable_only_if_even_a_short_answer_would_miss_it():
     seen = predictions()
     alone = seen.prefill_seconds(40)
     assert seen.unreachable(request("a", 40, max_tokens=1, deadline=alone / 2), 0.0)
@@ -67,7 +67,7 @@ def test_a_deadline_is_given_up_only_when_even_a_short_answer_would_miss_it():
     assert not seen.unreachable(request("a", 40), 0.0)
 
 
-def test_what_is_answered_already_takes_no_time():
+def test_known_output_tokens_take_no_time():
     seen = predictions()
     deadline = 3 * seen.prefill_seconds(45)
     asked = request("a", 40, params=SamplingParams(max_tokens=60, ignore_eos=True), deadline=deadline)
@@ -77,7 +77,7 @@ def test_what_is_answered_already_takes_no_time():
 
 
 @pytest.mark.parametrize("host_blocks", [0, 30])
-def test_a_deadline_is_not_given_up_for_the_computing_of_what_is_kept(host_blocks):
+def test_cached_tokens_do_not_make_a_deadline_unreachable(host_blocks):
     seen = predictions()
     engine, _ = engine_with(seen, num_blocks=32, host_blocks=host_blocks)
     record = Record()
@@ -100,7 +100,7 @@ def engine_with(seen: LatestStarts, **given):
     return hashing_engine(queue=FairQueue(ShareLedger(CLASSES, {}), TenantQueue), predictions=seen, **given)
 
 
-def test_an_unreachable_deadline_is_told_before_anything_is_computed():
+def test_an_unreachable_deadline_is_rejected_before_any_computation():
     engine, runner = engine_with(predictions())
     record = Record()
     engine.submit(request("late", 60, deadline=0.001), 0.0)
@@ -111,7 +111,7 @@ def test_an_unreachable_deadline_is_told_before_anything_is_computed():
     assert runner.computed_tokens == 0
 
 
-def test_those_who_can_still_be_in_time_go_before_those_who_cannot():
+def test_requests_that_can_meet_their_target_go_first():
     engine, _ = engine_with(predictions(), max_num_seqs=1)
     record = Record()
     engine.submit(request("runs", max_tokens=3, arrived=0.0), 0.0)
@@ -123,7 +123,7 @@ def test_those_who_can_still_be_in_time_go_before_those_who_cannot():
 
 
 @pytest.mark.parametrize("length", [10, 20])
-def test_the_late_have_their_share_though_others_could_be_in_time(length):
+def test_late_requests_receive_their_share(length):
     seen = predictions(seconds=0.0)
     engine, _ = engine_with(seen, max_num_seqs=1)
     record = Record()
@@ -135,7 +135,7 @@ def test_the_late_have_their_share_though_others_could_be_in_time(length):
     assert list(record.ends).index("hopeless") == pytest.approx(others, abs=1)
 
 
-def test_a_long_prompt_is_given_up_for_two_short_ones():
+def test_a_long_prompt_is_deferred_for_two_short_ones():
     seen = predictions(seconds=0.0)
     engine, _ = engine_with(seen, max_num_seqs=1)
     record = Record()
@@ -147,7 +147,7 @@ def test_a_long_prompt_is_given_up_for_two_short_ones():
     assert list(record.ends) == ["runs", "short", "shorter", "long"]
 
 
-def test_prefill_beside_a_wish_for_quick_tokens_stays_within_it():
+def test_prefill_respects_the_tpot_target_of_decoding_requests():
     engine, _ = engine_with(predictions(seconds=0.001, token_seconds=0.001))
     record = Record()
     engine.submit(request("quick", max_tokens=60, slo=Slo(None, 0.05)), 0.0)
@@ -160,7 +160,7 @@ def test_prefill_beside_a_wish_for_quick_tokens_stays_within_it():
 
 
 @pytest.mark.parametrize(("tpot", "held"), [(0.02, True), (None, False), (0.0005, False)])
-def test_a_batch_does_not_grow_beyond_what_somebody_wishes_if_the_wish_can_be_kept(tpot, held):
+def test_a_batch_does_not_grow_beyond_a_tpot_target_that_can_be_met(tpot, held):
     seen = LatestStarts(StepTimes(), LengthPredictor(128), {each.name: each for each in CLASSES})
     for i in range(400):
         rows = 1 + i % 8

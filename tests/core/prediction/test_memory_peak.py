@@ -4,28 +4,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.capacity import blocks_needed
-from headrace.core.prediction.memory_peak import AlwaysFits, Headroom, Life, peak_growth
+from headrace.core.prediction.memory_peak import AlwaysFits, Growth, Headroom, peak_growth
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.sequence import Sequence
 from tests.doubles.scenes import request
 
 LIVES = st.lists(
-    st.tuples(st.integers(1, 40), st.integers(0, 60)).map(lambda pair: Life(pair[0], sum(pair))),
+    st.tuples(st.integers(1, 40), st.integers(0, 60)).map(lambda pair: Growth(pair[0], sum(pair))),
     min_size=1,
     max_size=12,
 )
 
 
-def simulated_growth(lives: list[Life], block_size: int) -> int:
+def simulated_growth(growths: list[Growth], block_size: int) -> int:
     """Blocks held beyond those of now, at the worst step, when every sequence is really played to its end."""
-    now = sum(blocks_needed(life.tokens, block_size) for life in lives)
+    now = sum(blocks_needed(growth.tokens, block_size) for growth in growths)
     worst = 0
-    for step in range(max(life.final - life.tokens for life in lives) + 1):
+    for step in range(max(growth.final - growth.tokens for growth in growths) + 1):
         held = sum(
-            blocks_needed(life.tokens + step, block_size)
-            if life.tokens + step <= life.final
-            else min(life.shared, blocks_needed(life.tokens, block_size))
-            for life in lives
+            blocks_needed(growth.tokens + step, block_size)
+            if growth.tokens + step <= growth.final
+            else min(growth.shared, blocks_needed(growth.tokens, block_size))
+            for growth in growths
         )
         worst = max(worst, held - now)
     return worst
@@ -33,12 +33,12 @@ def simulated_growth(lives: list[Life], block_size: int) -> int:
 
 @settings(max_examples=300, deadline=None)
 @given(LIVES, st.integers(1, 9))
-def test_the_peak_is_that_of_playing_every_sequence_to_its_end(lives, block_size):
-    assert peak_growth(lives, block_size) == simulated_growth(lives, block_size)
+def test_the_peak_is_that_of_playing_every_sequence_to_its_end(growths, block_size):
+    assert peak_growth(growths, block_size) == simulated_growth(growths, block_size)
 
 
 def test_blocks_that_others_hold_too_do_not_come_free():
-    short, long = Life(8, 12), Life(4, 20)
+    short, long = Growth(8, 12), Growth(4, 20)
     assert peak_growth([short, long], 4) == 2, (
         "the long one takes its fourth block when the short one has left"
     )
@@ -62,7 +62,7 @@ def taught(output_tokens: int, max_tokens: int) -> LengthPredictor:
     return lengths
 
 
-def test_who_would_push_others_out_later_does_not_fit_though_there_is_room_now():
+def test_a_request_that_would_cause_preemptions_later_does_not_fit_now():
     # Four with 8 tokens each will end with 22; a fifth fits into what is free now, but not at the peak.
     policy = Headroom(taught(14, 100), block_size=8, watermark=0)
     others = [running(f"r{i}", 8, 0, 100, 8) for i in range(4)]

@@ -99,7 +99,7 @@ def test_before_any_answer_the_prior_is_a_chat_answer():
     assert predictor.quantile(asking, 0.5, given=4000) > 5000, "who has produced much may produce much more"
 
 
-def test_a_new_tenant_is_taken_for_one_of_the_others_until_it_shows_its_own_ways():
+def test_a_new_tenant_is_predicted_like_the_others_until_it_has_observations():
     predictor = LengthPredictor(MODEL_LEN)
     for _ in range(200):
         predictor.observe(request("o", max_tokens=1000, tenant="old"), 100)
@@ -111,7 +111,7 @@ def test_a_new_tenant_is_taken_for_one_of_the_others_until_it_shows_its_own_ways
     assert predictor.quantile(request("o", max_tokens=1000, tenant="old"), 0.9) < 120
 
 
-def test_callers_who_allow_much_are_told_apart_from_those_who_allow_little():
+def test_requests_with_large_and_small_max_tokens_have_separate_predictions():
     predictor = LengthPredictor(MODEL_LEN)
     for _ in range(100):
         predictor.observe(request("s", max_tokens=64), 20)
@@ -120,7 +120,7 @@ def test_callers_who_allow_much_are_told_apart_from_those_who_allow_little():
     assert predictor.quantile(request("l", max_tokens=4000), 0.5) > 800
 
 
-def test_who_reached_its_limit_says_that_another_would_reach_its_own():
+def test_an_answer_at_its_limit_predicts_that_others_reach_theirs():
     predictor = LengthPredictor(MODEL_LEN)
     for _ in range(100):
         predictor.observe(request("s", max_tokens=520), 520)
@@ -132,7 +132,7 @@ def test_drift_is_followed():
     asking = request("r", max_tokens=1000)
     for _ in range(3000):
         predictor.observe(asking, 50)
-    for _ in range(2 * lengths.MEMORY):
+    for _ in range(2 * lengths.DECAY_OBSERVATIONS):
         predictor.observe(asking, 800)
     assert predictor.quantile(asking, 0.5) > 700
 
@@ -140,7 +140,7 @@ def test_drift_is_followed():
 def test_old_weights_shrink_before_floats_run_out():
     predictor = LengthPredictor(MODEL_LEN)
     asking = request("r", max_tokens=1000)
-    for i in range(30 * lengths.MEMORY):
+    for i in range(30 * lengths.DECAY_OBSERVATIONS):
         predictor.observe(asking, 90 if i % 2 else 400)
     assert predictor.quantile(asking, 0.4) == pytest.approx(90, rel=0.1)
     assert predictor.quantile(asking, 0.6) == pytest.approx(400, rel=0.1)

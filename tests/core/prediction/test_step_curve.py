@@ -79,7 +79,7 @@ def test_attention_is_no_part_of_a_size():
     for contexts in (20_000, 60_000, 100_000):
         curve.observe(64, contexts, 0.02 + 2e-7 * contexts)
     curve.observe(512, 1000, 0.1 + 2e-7 * 1000)
-    curve.line_moved((0.0, 1e-3, 2e-7))
+    curve.line_changed((0.0, 1e-3, 2e-7))
     assert curve.seconds(64, 50_000) == pytest.approx(0.03, rel=0.03)
     assert curve.seconds(512, 50_000) == pytest.approx(0.11)
     assert curve.seconds(64) == pytest.approx(0.02, rel=0.1)

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.events import Preempted
 from headrace.core.queueing import fair_queue as fair_module
-from headrace.core.queueing.fair_queue import FairQueue, single_file
+from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.tenant_queue import PolicyFailed, TenantQueue
 from headrace.core.request import FinishReason
 from headrace.core.sequence import Sequence, Status
@@ -51,14 +51,14 @@ def test_coming_and_going_for_ever_does_not_grow_the_books():
     assert len(group.heap) <= len(group.tenants) <= 3
 
 
-def test_tenants_who_stand_alike_go_in_the_order_in_which_they_began_to_wait():
+def test_tenants_with_equal_virtual_time_are_served_in_order_of_waiting():
     queue = fair()
     for name in ("zoe", "max", "ada"):
         enter(queue, name, tenant=name)
     assert [queue.pop(0.0).request.tenant for _ in range(3)] == ["zoe", "max", "ada"]
 
 
-def test_new_tenants_without_end_starve_nobody_who_was_served_before():
+def test_a_stream_of_new_tenants_does_not_starve_earlier_ones():
     queue = fair()
     for i in range(5):
         enter(queue, f"regular{i}", tenant="regular")
@@ -74,7 +74,7 @@ def test_new_tenants_without_end_starve_nobody_who_was_served_before():
     assert gone.count("regular") >= 3, "some of them always wait, and the regular one has his share"
 
 
-def test_whether_to_hurry_is_asked_of_those_only_who_run(monkeypatch):
+def test_may_slow_decoding_checks_only_running_tenants(monkeypatch):
     asked = []
     holds = fair_module._holds_too_much
     monkeypatch.setattr(fair_module, "_holds_too_much", lambda *given: asked.append(1) or holds(*given))
@@ -86,7 +86,7 @@ def test_whether_to_hurry_is_asked_of_those_only_who_run(monkeypatch):
 
 
 def test_in_single_file_only_rank_counts():
-    queue = single_file()
+    queue = single_queue()
     for name, tenant in (("a", "x"), ("b", "y"), ("c", "x")):
         enter(queue, name, tenant=tenant, service_class="flex" if name == "a" else "priority")
     assert [queue.pop(0.0).request.id for _ in range(3)] == ["a", "b", "c"]
@@ -185,7 +185,7 @@ def test_a_pick_that_fails_costs_one_request(pick):
     assert reasons["c"] is FinishReason.LENGTH, "alone in its line it needs no pick"
     assert set(reasons.values()) == {FinishReason.FAILED, FinishReason.LENGTH}
     assert "pick policy failed" in record.ends["a"][0].message
-    engine.check_books()
+    engine.check_consistency()
 
 
 class BadOrder:
@@ -220,10 +220,10 @@ def test_a_policy_that_raises_costs_the_request_it_was_asked_for(given):
         "bad": FinishReason.FAILED,
         "fine": FinishReason.LENGTH,
     }
-    engine.check_books()
+    engine.check_consistency()
 
 
-def test_a_victim_policy_that_raises_costs_those_that_needed_a_victim_and_nobody_else():
+def test_a_failing_victim_policy_fails_only_requests_that_needed_a_victim():
     engine, _ = hashing_engine(victims=BadVictims(), num_blocks=8, block_size=4, max_model_len=32)
     record = Record()
     for name in "abcd":
@@ -233,4 +233,4 @@ def test_a_victim_policy_that_raises_costs_those_that_needed_a_victim_and_nobody
     assert len(reasons) == 4
     assert FinishReason.LENGTH in reasons
     assert FinishReason.FAILED in reasons
-    engine.check_books()
+    engine.check_consistency()

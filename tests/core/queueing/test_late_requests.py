@@ -29,7 +29,7 @@ def in_time(line: Many[Sequence], now: float) -> bool:
     return True
 
 
-def test_nobody_is_given_up_while_all_can_be_in_time():
+def test_no_request_is_deferred_while_all_can_be_in_time():
     assert requests_to_defer(waiting((0.0, 1.0), (1.0, 5.0), (6.0, 1.0)), 0.0) == []
     assert requests_to_defer([], 0.0) == []
 
@@ -39,7 +39,7 @@ def test_the_longest_is_given_up_though_it_is_not_the_one_that_would_be_late():
     assert requests_to_defer([first, longest, last], 0.0) == [longest]
 
 
-def test_who_is_late_already_costs_nobody_else_anything():
+def test_a_request_that_is_already_late_delays_no_other():
     late, other = waiting((0.0, 1.0), (2.0, 5.0))
     assert requests_to_defer([late, other], 1.0) == [late]
 

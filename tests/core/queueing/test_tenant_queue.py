@@ -9,7 +9,7 @@ def sequences(count: int) -> list[Sequence]:
     return [Sequence(request(f"r{i}"), (i,), 64) for i in range(count)]
 
 
-def test_lowest_rank_first_whoever_came_when():
+def test_lowest_rank_first_in_any_order_of_arrival():
     queue = TenantQueue()
     a, b, c = sequences(3)
     for sequence in (c, a, b):

@@ -14,13 +14,13 @@ def test_continuous_admits_all_that_wait_and_asks_at_once():
     assert policy.ready_at(Queue(7, 0.0, 3, 12)) == -math.inf
 
 
-def test_a_full_gang_is_ready_at_once():
+def test_a_full_static_batch_is_ready_at_once():
     policy = StaticBatch(3, timeout=10.0)
     assert policy.ready_at(Queue(waiting=3, oldest_arrival=5.0, running=0, admitted=0)) <= 5.0
     assert policy.ready_at(Queue(waiting=2, oldest_arrival=5.0, running=0, admitted=0)) == 15.0
 
 
-def test_engine_does_not_sleep_while_a_full_gang_waits():
+def test_engine_does_not_sleep_while_a_full_static_batch_waits():
     engine, _ = hashing_engine(admission=StaticBatch(2, timeout=10.0))
     for name in "abcd":
         engine.submit(request(name), 0.0)
@@ -30,7 +30,7 @@ def test_engine_does_not_sleep_while_a_full_gang_waits():
     assert end < 1.0, "the second gang waited for a timeout that it did not need"
 
 
-def test_a_small_gang_starts_when_its_oldest_has_waited_long_enough():
+def test_a_small_static_batch_starts_after_the_timeout_of_its_oldest():
     engine, _ = hashing_engine(admission=StaticBatch(3, timeout=0.5))
     engine.submit(request("a", arrived=0.0), 0.0)
     record = Record()
@@ -41,7 +41,7 @@ def test_a_small_gang_starts_when_its_oldest_has_waited_long_enough():
     assert admitted(record) == ["a"]
 
 
-def test_the_next_gang_starts_only_when_all_of_the_last_have_finished():
+def test_the_next_static_batch_starts_only_when_all_of_the_last_have_finished():
     engine, _ = hashing_engine(admission=StaticBatch(2, timeout=0.5))
     lengths = {"a": 1, "b": 6, "c": 2, "d": 2}
     for name, length in lengths.items():
@@ -55,7 +55,7 @@ def test_the_next_gang_starts_only_when_all_of_the_last_have_finished():
     assert admitted(record) == ["a", "b", "c", "d"]
 
 
-def test_a_gang_larger_than_the_slots_is_admitted_as_they_come_free():
+def test_a_static_batch_larger_than_the_slots_is_admitted_as_they_come_free():
     engine, _ = hashing_engine(admission=StaticBatch(3, timeout=0.5), max_num_seqs=2)
     for name in "abc":
         engine.submit(request(name), 0.0)
@@ -64,7 +64,7 @@ def test_a_gang_larger_than_the_slots_is_admitted_as_they_come_free():
     assert set(record.ends) == set("abc")
 
 
-def test_a_cancelled_member_does_not_hold_the_gang_up():
+def test_a_cancelled_member_does_not_hold_the_static_batch_up():
     engine, _ = hashing_engine(admission=StaticBatch(2, timeout=0.5))
     for name in "ab":
         engine.submit(request(name, max_tokens=None), 0.0)

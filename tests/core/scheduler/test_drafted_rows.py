@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from headrace.core.drafting.proposal import DraftAsk, Proposal, StepLoad
+from headrace.core.drafting.proposal import DraftRow, Proposal, StepLoad
 from headrace.core.events import (
     DraftDeclined,
     DraftedStep,
@@ -29,7 +29,7 @@ from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.scenes import plans, request, step
 
-Propose = Callable[[DraftAsk], Sequence[int] | None]
+Propose = Callable[[DraftRow], Sequence[int] | None]
 
 
 class Drafting:
@@ -39,38 +39,38 @@ class Drafting:
 
     def __init__(self, propose: Propose) -> None:
         self.propose = propose
-        self.asks: list[DraftAsk] = []
+        self.draft_rows: list[DraftRow] = []
         self.loads: list[StepLoad] = []
-        self.told: list[tuple[str, tuple[int, ...], int]] = []
+        self.reported: list[tuple[str, tuple[int, ...], int]] = []
         self.ends: list[tuple[str, int]] = []
         self.seconds: dict[str, float] = {}
         self.steps: list[tuple[int, int, float, bool]] = []
 
-    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
-        self.asks += [each._replace(tokens=list(each.tokens)) for each in asks]
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
+        self.draft_rows += [each._replace(tokens=list(each.tokens)) for each in draft_rows]
         self.loads.append(load)
-        told = [self.propose(ask) for ask in asks]
-        return [None if t is None else Proposal(tuple(t), (0.9,) * len(t), "test") for t in told]
+        reported = [self.propose(draft_row) for draft_row in draft_rows]
+        return [None if t is None else Proposal(tuple(t), (0.9,) * len(t), "test") for t in reported]
 
-    def asked_from(self, request: Request) -> int:
+    def next_draft_step(self, request: Request) -> int:
         return 0
 
     def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
         self.steps.append((rows, drawn, seconds, drafted))
 
     def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
-        self.told.append((request_id, proposal.tokens, accepted))
+        self.reported.append((request_id, proposal.tokens, accepted))
 
     def ended(self, request: Request, tokens: list[int]) -> None:
         self.ends.append((request.id, len(tokens)))
 
 
 def right(count: int) -> Propose:
-    return lambda ask: hashed_truth(ask, count)
+    return lambda draft_row: hashed_truth(draft_row, count)
 
 
 def wrong(count: int) -> Propose:
-    return lambda ask: [(token + 1) % 97 for token in hashed_truth(ask, count)]
+    return lambda draft_row: [(token + 1) % 97 for token in hashed_truth(draft_row, count)]
 
 
 def drafted(plan: StepPlan) -> dict[int, tuple[int, ...]]:
@@ -91,7 +91,7 @@ def test_right_drafts_come_out_at_once():
     assert [len(event.tokens) for event in record.of(Emitted)] == [1, 4, 4]
     assert rows(seen) == [[(5, 0)], [(4, 3)], [(4, 3)]]
     assert [event[:4] for event in record.of(Verified)] == [("r", "test", 3, 3)] * 2
-    assert [(name, accepted) for name, _, accepted in drafter.told] == [("r", 3)] * 2
+    assert [(name, accepted) for name, _, accepted in drafter.reported] == [("r", 3)] * 2
     assert drafter.ends == [("r", 14)]
     assert [event.computed_tokens for event in record.of(Stepped)] == [5, 4, 4]
     assert [event.decode_rows for event in record.of(Stepped)] == [0, 1, 1]
@@ -108,15 +108,18 @@ def test_wrong_drafts_cost_positions_and_nothing_else():
 
 
 def test_an_ask_has_all_known_tokens_and_room_for_the_last_drawn_one():
-    drafter = Drafting(lambda ask: None)
+    drafter = Drafting(lambda draft_row: None)
     engine, _ = hashing_engine(drafter=drafter)
     record = Record()
     made = request("r", 5, max_tokens=4)
     engine.submit(made, 0.0)
     drain(engine, record)
     answer = record.tokens["r"]
-    assert [ask.tokens for ask in drafter.asks] == [[*made.tokens, *answer[:1]], [*made.tokens, *answer[:2]]]
-    assert [ask.most for ask in drafter.asks] == [2, 1]
+    assert [draft_row.tokens for draft_row in drafter.draft_rows] == [
+        [*made.tokens, *answer[:1]],
+        [*made.tokens, *answer[:2]],
+    ]
+    assert [draft_row.max_tokens for draft_row in drafter.draft_rows] == [2, 1]
     assert not record.of(Verified)
 
 
@@ -138,7 +141,7 @@ def test_a_draft_ends_before_a_token_that_ends_the_answer():
 
 @pytest.mark.parametrize("limit", range(1, 8))
 def test_max_tokens_ends_inside_a_draft(limit):
-    engine, _ = hashing_engine(drafter=Drafting(lambda ask: hashed_truth(ask, 20)))
+    engine, _ = hashing_engine(drafter=Drafting(lambda draft_row: hashed_truth(draft_row, 20)))
     record = Record()
     engine.submit(request("r", 5, max_tokens=limit), 0.0)
     drain(engine, record)
@@ -147,14 +150,16 @@ def test_max_tokens_ends_inside_a_draft(limit):
 
 
 def test_the_context_ends_inside_a_draft():
-    engine, _ = hashing_engine(drafter=Drafting(lambda ask: hashed_truth(ask, 40)), max_model_len=16)
+    engine, _ = hashing_engine(
+        drafter=Drafting(lambda draft_row: hashed_truth(draft_row, 40)), max_model_len=16
+    )
     record = Record()
     engine.submit(request("r", 5, max_tokens=None), 0.0)
     drain(engine, record)
     assert len(record.tokens["r"]) == 11
 
 
-def test_a_draft_is_cut_where_blocks_end_and_preempts_nobody():
+def test_a_draft_is_cut_at_the_last_free_block_and_preempts_no_request():
     """Six blocks of four tokens: the first request holds four of them when both decode."""
     engine, _ = hashing_engine(
         drafter=Drafting(right(12)), num_blocks=7, block_size=4, max_model_len=24, prefix_caching=False
@@ -192,7 +197,7 @@ def test_only_accepted_tokens_are_found_in_the_prefix_cache():
     drain(engine, record)
     answer = record.tokens["r"]
     assert engine.scheduler.pool.num_cached == 5, "nine computed positions, of the last block a part"
-    drafter.propose = lambda ask: None
+    drafter.propose = lambda draft_row: None
     engine.submit(Request("again", (*first.tokens, *answer), SamplingParams(max_tokens=2)), 0.0)
     other = [(token + 1) % 97 for token in answer]
     engine.submit(Request("other", (*first.tokens, *other), SamplingParams(max_tokens=2)), 0.0)
@@ -213,8 +218,8 @@ def test_drafted_positions_are_charged():
         return ledger.classes["default"].virtual
 
     alone, drafting = (
-        served(lambda ask: None),
-        served(lambda ask: wrong(3)(ask) if ask.request.id == "r" else None),
+        served(lambda draft_row: None),
+        served(lambda draft_row: wrong(3)(draft_row) if draft_row.request.id == "r" else None),
     )
     assert drafting == pytest.approx(alone + served_more(), rel=0.01)
 
@@ -238,7 +243,9 @@ def test_drafts_keep_to_the_budget_and_leave_half_of_it_to_prompts():
 
 
 def test_rows_of_one_token_come_before_those_with_drafts():
-    engine, _ = hashing_engine(drafter=Drafting(lambda ask: right(2)(ask) if ask.request.id != "b" else None))
+    engine, _ = hashing_engine(
+        drafter=Drafting(lambda draft_row: right(2)(draft_row) if draft_row.request.id != "b" else None)
+    )
     record, seen = Record(), plans(engine)
     for name in "abc":
         engine.submit(request(name, 5, max_tokens=20), 0.0)
@@ -264,8 +271,8 @@ def test_step_times_see_drafted_positions():
     record = Record()
     engine.submit(request("r", 5, max_tokens=12), 0.0)
     step(engine, record, 4)
-    told = [(rows, drawn, drafted) for rows, drawn, _, drafted in drafter.steps]
-    assert told == [(1, 4, True), (1, 4, True)], "steps of decode rows only"
+    reported = [(rows, drawn, drafted) for rows, drawn, _, drafted in drafter.steps]
+    assert reported == [(1, 4, True), (1, 4, True)], "steps of decode rows only"
     drafts = [(1, 4, 5 + 6 + 7 + 8, True), (1, 4, 9 + 10 + 11 + 12, True)]
     assert seen == [(1, 5, 12, False), *drafts]
 
@@ -280,12 +287,12 @@ def test_with_overlap_a_step_with_drafts_is_committed_before_the_next_is_planned
     assert record.tokens["r"] == expected_tokens(request("r", 5).tokens, 0, 30, frozenset())
     # Its first token is not known when it is drafted for: the first of six is not verified, the others are.
     assert rows(seen)[1] == [(6, 5)]
-    assert all(told.accepted == told.drafted for told in record.of(Verified))
+    assert all(reported.accepted == reported.drafted for reported in record.of(Verified))
     assert len(seen) == 6
 
 
 def test_with_overlap_a_proposal_that_begins_wrong_is_rejected():
-    drafter = Drafting(lambda ask: [96, *right(3)(ask)[1:]])
+    drafter = Drafting(lambda draft_row: [96, *right(3)(draft_row)[1:]])
     engine, _ = hashing_engine(drafter=drafter, overlap=1)
     record = Record()
     engine.submit(request("r", 5, max_tokens=30), 0.0)
@@ -313,7 +320,7 @@ def test_a_drafter_that_raises_is_not_asked_again(moment, monkeypatch):
 
 def test_too_few_proposals_count_as_a_failure():
     drafter = Drafting(right(3))
-    drafter.draft = lambda asks, load: []  # type: ignore[method-assign]
+    drafter.draft = lambda draft_rows, load: []  # type: ignore[method-assign]
     engine, _ = hashing_engine(drafter=drafter)
     record = Record()
     engine.submit(request("r", 5, max_tokens=9), 0.0)
@@ -335,10 +342,10 @@ def test_a_request_may_end_while_its_drafts_are_in_flight(overlap):
     else:
         plan = engine._in_flight.popleft()
     engine.cancel("a", FinishReason.CANCELLED, 0.0)
-    engine.check_books()
+    engine.check_consistency()
     engine.scheduler.commit(plan, runner.collect())
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert record.tokens["b"] == expected_tokens(request("b", 5).tokens, 0, 20, frozenset())
     assert record.ends["a"][0].reason is FinishReason.CANCELLED
 
@@ -351,7 +358,7 @@ def test_a_broken_off_step_with_drafts_is_planned_again():
     engine.submit(request("r", 5, service_class="background", max_tokens=20), 0.0)
     runner.interrupts = lambda plan: bool(drafted(plan)) and plan.step % 2 == 0
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert any(drafted(plan) and plan.step % 2 == 0 for plan in seen)
     assert record.tokens["r"] == expected_tokens(request("r", 5).tokens, 0, 20, frozenset())
 
@@ -361,9 +368,11 @@ class Reasoned(Drafting):
 
     cut = "not_worth"
 
-    def draft(self, asks: Sequence[DraftAsk], load: StepLoad) -> Sequence[Proposal | None]:
-        told = [self.propose(ask) for ask in asks]
-        return [None if t is None else Proposal(tuple(t), (0.5,) * len(t), "test", self.cut) for t in told]
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
+        reported = [self.propose(draft_row) for draft_row in draft_rows]
+        return [
+            None if t is None else Proposal(tuple(t), (0.5,) * len(t), "test", self.cut) for t in reported
+        ]
 
 
 def test_events_say_what_was_expected_and_what_bounded_the_draft():
@@ -375,8 +384,8 @@ def test_events_say_what_was_expected_and_what_bounded_the_draft():
     assert not record.of(DraftedStep), "no times are known"
 
 
-def test_a_reason_to_verify_nothing_is_told_when_it_changes():
-    drafter = Reasoned(lambda ask: ())
+def test_a_declined_draft_is_reported_when_its_reason_changes():
+    drafter = Reasoned(lambda draft_row: ())
     engine, _ = hashing_engine(drafter=drafter)
     record = Record()
     engine.submit(request("r", 5, max_tokens=20), 0.0)
@@ -385,7 +394,7 @@ def test_a_reason_to_verify_nothing_is_told_when_it_changes():
     step(engine, record, 4)
     drafter.propose = right(1)
     step(engine, record, 2)
-    drafter.propose = lambda ask: ()
+    drafter.propose = lambda draft_row: ()
     drain(engine, record)
     assert record.of(DraftDeclined) == [
         DraftDeclined("r", "test", "not_worth"),

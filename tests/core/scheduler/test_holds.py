@@ -52,7 +52,7 @@ def test_it_waits_without_stalling_and_starts_when_the_grammar_is_there():
     grammars.done = True
     events = run(engine, 8, 1.0)
     assert finished(events)["a"].reason is FinishReason.LENGTH
-    engine.check_books()
+    engine.check_consistency()
 
 
 def test_others_pass_it_and_are_not_counted_as_overtaking():
@@ -76,7 +76,7 @@ def test_many_that_wait_for_grammars_do_not_block_those_behind_them():
     assert finished(run(engine, 6)).keys() == {"free"}
     grammars.done = True
     assert len(finished(run(engine, 40, 1.0))) == 3 * LOOKAHEAD
-    engine.check_books()
+    engine.check_consistency()
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone():
@@ -95,7 +95,7 @@ def test_a_policy_that_fails_fails_the_request_that_it_was_asked_for():
     engine = engine_of(Broken())
     engine.submit(request("a", CONSTRAINED), 0.0)
     assert "hold policy failed" in finished(run(engine, 2))["a"].message
-    engine.check_books()
+    engine.check_consistency()
 
 
 def test_it_may_be_cancelled_while_it_waits():
@@ -119,7 +119,7 @@ def test_many_held_requests_of_two_tenants_are_no_stall():
     assert engine.wake_at(0.09) == 0.09 + HOLD_SECONDS
     grammars.done = True
     assert len(finished(run(engine, 40, 1.0))) == 20
-    engine.check_books()
+    engine.check_consistency()
 
 
 def test_a_request_held_before_the_step_was_full_wakes_the_engine():
@@ -136,4 +136,4 @@ def test_a_request_held_before_the_step_was_full_wakes_the_engine():
     assert engine.wake_at(0.01) == 0.01 + HOLD_SECONDS
     grammars.done = True
     assert finished(run(engine, 8, 1.0)).keys() == {"held"}
-    engine.check_books()
+    engine.check_consistency()

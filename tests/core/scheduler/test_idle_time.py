@@ -19,7 +19,7 @@ def fair() -> FairQueue:
     return FairQueue(ShareLedger(CLASSES, {}), TenantQueue)
 
 
-def test_it_stands_still_while_somebody_is_served_and_goes_on_from_where_it_was():
+def test_background_work_pauses_while_requests_run_and_continues_afterwards():
     engine, _ = hashing_engine(queue=fair(), num_blocks=32)
     record = Record()
     engine.submit(request("idle", service_class="background", max_tokens=20), 0.0)
@@ -29,15 +29,15 @@ def test_it_stands_still_while_somebody_is_served_and_goes_on_from_where_it_was(
     step(engine, record, 5)
     assert list(record.ends) == ["real"]
     assert len(record.tokens["idle"]) == before
-    (told,) = record.of(Skipped)
-    assert (told.request_id, told.reason) == ("idle", SkipReason.NOT_IDLE)
+    (reported,) = record.of(Skipped)
+    assert (reported.request_id, reported.reason) == ("idle", SkipReason.NOT_IDLE)
     drain(engine, record)
     assert admitted(record) == ["idle", "real"], "it kept its slot"
     assert not record.of(Preempted)
     assert len(record.tokens["idle"]) == 20
 
 
-def test_it_gives_its_slot_to_whoever_wants_it():
+def test_background_work_yields_its_slot():
     engine, _ = hashing_engine(queue=fair(), max_num_seqs=2)
     record = Record()
     for number in range(2):
@@ -54,7 +54,7 @@ def test_it_gives_its_slot_to_whoever_wants_it():
     assert len(record.tokens["idle0"]) == len(record.tokens["idle1"]) == 20
 
 
-def test_it_gives_its_blocks_to_whoever_starts_in_the_same_step():
+def test_background_work_yields_its_blocks_to_a_request_that_starts_in_the_same_step():
     engine, _ = hashing_engine(queue=fair(), num_blocks=8, block_size=4, max_model_len=32)
     record = Record()
     engine.submit(request("idle", 12, service_class="background", max_tokens=10), 0.0)
@@ -67,7 +67,7 @@ def test_it_gives_its_blocks_to_whoever_starts_in_the_same_step():
     assert list(record.ends) == ["real", "idle"]
 
 
-def test_it_gives_its_blocks_to_whoever_grows():
+def test_background_work_yields_its_blocks_to_a_request_that_grows():
     engine, _ = hashing_engine(queue=fair(), num_blocks=8, block_size=4, max_model_len=32)
     record = Record()
     engine.submit(request("idle", 14, service_class="background", max_tokens=10), 0.0)
@@ -80,7 +80,7 @@ def test_it_gives_its_blocks_to_whoever_grows():
     assert list(record.ends) == ["real", "idle"]
 
 
-def test_nobody_waits_for_a_prefix_that_stands_still():
+def test_no_request_waits_for_a_prefix_of_paused_work():
     prompt = tuple(range(16))
     engine, _ = hashing_engine(queue=fair(), knobs=Knobs(batched_tokens=8))
     record = Record()
@@ -128,7 +128,7 @@ def test_a_step_that_is_broken_off_is_planned_again_as_if_it_had_not_been():
     assert len(ends[0]) == 9
 
 
-def test_what_somebody_waits_for_is_not_idle():
+def test_work_that_a_client_waits_for_is_not_idle():
     engine, _ = hashing_engine(queue=fair())
     seen = plans(engine)
     engine.submit(request("idle", service_class="background"), 0.0)
@@ -138,7 +138,7 @@ def test_what_somebody_waits_for_is_not_idle():
     assert [plan.idle for plan in seen] == [True, False]
 
 
-def test_a_step_of_background_work_alone_is_short_because_somebody_may_come():
+def test_a_step_of_background_work_is_short_because_requests_may_arrive():
     prompt = tuple(range(4 * LEAST_PREFILL))
     engine, _ = hashing_engine(queue=fair(), times=StepTimes(token_seconds=0.1))
     record = Record()

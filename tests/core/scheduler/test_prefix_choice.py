@@ -23,7 +23,7 @@ def order(record: Record) -> list[str]:
     return [event.request_id for event in record.of(Admitted)]
 
 
-def test_who_finds_most_in_the_cache_goes_first():
+def test_the_request_with_the_longest_cached_prefix_goes_first():
     engine, _ = engine_with_pick(max_passes=9)
     record = Record()
     shared = tuple(range(20))
@@ -35,7 +35,7 @@ def test_who_finds_most_in_the_cache_goes_first():
     assert order(record) == ["first", "most", "part", "other"]
 
 
-def test_nobody_is_passed_over_more_often_than_allowed():
+def test_no_request_is_passed_over_more_often_than_allowed():
     engine, _ = engine_with_pick(max_passes=2)
     record = Record()
     shared = tuple(range(20))

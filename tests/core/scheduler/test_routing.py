@@ -22,7 +22,7 @@ def prompt(*parts: tuple[int, int]) -> tuple[int, ...]:
 
 
 def test_prompts_that_begin_alike_go_where_the_first_went():
-    policy = PrefixAffinity(stretch_tokens=4)
+    policy = PrefixAffinity(chunk_tokens=4)
     loads = [ReplicaLoad(1, 100), ReplicaLoad(0, 0), ReplicaLoad(0, 0)]
     assert policy.choose(request("a", prompt((1, 8), (2, 4))), loads) == 1
     busier = [ReplicaLoad(0, 0), ReplicaLoad(1, 12), ReplicaLoad(0, 0)]
@@ -32,7 +32,7 @@ def test_prompts_that_begin_alike_go_where_the_first_went():
 
 
 def test_affinity_yields_to_imbalance():
-    policy = PrefixAffinity(stretch_tokens=4, slack_tokens=100, imbalance=1.5)
+    policy = PrefixAffinity(chunk_tokens=4, slack_tokens=100, imbalance=1.5)
     shared = prompt((1, 8))
     assert policy.choose(request("a", shared), IDLE) == 0
     assert (
@@ -47,7 +47,7 @@ def test_affinity_yields_to_imbalance():
 
 
 def test_affinity_forgets_the_oldest_prefixes():
-    policy = PrefixAffinity(stretch_tokens=4, remembered=2)
+    policy = PrefixAffinity(chunk_tokens=4, max_entries=2)
     assert policy.choose(request("a", prompt((1, 4))), [ReplicaLoad(0, 9), ReplicaLoad(0, 0)]) == 1
     for token in (2, 3):
         policy.choose(request("x", prompt((token, 4))), [ReplicaLoad(0, 0), ReplicaLoad(0, 9)])

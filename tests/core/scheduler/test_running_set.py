@@ -44,7 +44,7 @@ def test_steps_in_flight_draw_tokens_of_different_sequences(turns: int) -> None:
     for each in crowd:
         engine.submit(each, 0.0)
     drain(engine, record)
-    engine.check_books()
+    engine.check_consistency()
     assert runner.most == turns
     for each in crowd:
         assert each.params.max_tokens is not None

@@ -284,7 +284,7 @@ def test_a_preempted_request_comes_back_with_cache_hits_and_the_same_text(overla
         assert record.tokens[name] == expected_tokens(prompt, seed, length, frozenset())
 
 
-def test_what_is_cached_at_a_resume_is_not_told_as_cached_prompt():
+def test_tokens_cached_at_a_resume_are_not_reported_as_cached_prompt():
     engine, _, record = preempting()
     drain(engine, record)
     assert record.of(Preempted)
@@ -330,8 +330,8 @@ def test_each_prompt_position_is_scored_once_even_when_computed_twice(batched_to
     drain(engine, record)
     assert record.of(Preempted)
     scores = [e for e in record.of(PromptScored) if e.request_id == "b"]
-    told = [-entry.logprob for event in scores for entry in event.logprobs]
-    assert told == list(range(7))
+    reported = [-entry.logprob for event in scores for entry in event.logprobs]
+    assert reported == list(range(7))
     for event in scores:
         assert event.start == -event.logprobs[0].logprob
 
@@ -352,7 +352,7 @@ def test_a_stop_token_ends_the_answer_and_is_named(overlap):
     assert (record.ends["a"][0].reason, record.ends["a"][0].stop_token) == (FinishReason.STOP, stop)
 
 
-def test_a_stop_that_somebody_else_decides_names_no_token():
+def test_a_stop_decided_outside_the_engine_names_no_token():
     engine, _ = hashing_engine()
     record = Record()
     engine.submit(request("a"), 0.0)
@@ -419,7 +419,7 @@ def test_a_deadline_ends_a_request_wherever_it_is(steps, overlap):
     assert record.ends["a"][0].reason is FinishReason.TIMEOUT
 
 
-def test_the_deadline_of_a_finished_request_wakes_nobody():
+def test_the_deadline_of_a_finished_request_wakes_no_step():
     engine, _ = hashing_engine()
     record = Record()
     engine.submit(request("a", deadline=600.0), 0.0)
@@ -467,7 +467,7 @@ def test_a_step_tells_its_sizes():
     step(engine, record)
     engine.submit(request("b", 3), 0.0)
     step(engine, record)
-    told = record.of(Stepped)[1]
-    assert (told.decode_rows, told.prefill_rows, told.computed_tokens) == (1, 1, 4)
-    assert (told.running, told.waiting, told.blocks_held, told.blocks_total) == (2, 0, 3, 8)
-    assert (told.slots_allocated, told.slots_filled) == (12, 9)
+    reported = record.of(Stepped)[1]
+    assert (reported.decode_rows, reported.prefill_rows, reported.computed_tokens) == (1, 1, 4)
+    assert (reported.running, reported.waiting, reported.blocks_held, reported.blocks_total) == (2, 0, 3, 8)
+    assert (reported.slots_allocated, reported.slots_filled) == (12, 9)

@@ -74,7 +74,7 @@ def test_better_classes_mostly_go_first_and_idle_time_comes_last():
     assert position(engine, "filler") == 8
 
 
-def test_who_can_still_be_in_time_is_ahead_of_who_cannot():
+def test_requests_that_can_meet_their_target_are_ahead():
     engine = fair()
     for i in range(2):
         engine.submit(certain(f"r{i}"), 0.0)
@@ -132,7 +132,7 @@ def test_requests_start_and_end_about_when_it_was_said(slots):
     assert now > began
 
 
-def test_it_is_told_in_plain_values():
+def test_it_is_reported_as_plain_values():
     assert estimate_fields(None) is None
     assert estimate_fields(StartEstimate(3, None)) == {"position": 3}
     assert estimate_fields(StartEstimate(3, Forecast(1.0, 2.0, 4.0))) == {
@@ -143,7 +143,7 @@ def test_it_is_told_in_plain_values():
     }
 
 
-def test_a_class_of_which_nobody_is_left_is_no_obstacle():
+def test_a_class_without_requests_is_no_obstacle():
     engine = fair()
     record = Record()
     engine.submit(certain("running", 50), 0.0)

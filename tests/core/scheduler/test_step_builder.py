@@ -57,7 +57,7 @@ def test_a_queue_of_prompts_may_add_more_than_one():
     assert draft.share(0, 1000, HALF) == (12, "budget")
 
 
-def foreseeing(decodes: int, times: StepTimes, budget: int = 10_000) -> StepBuilder:
+def predicting(decodes: int, times: StepTimes, budget: int = 10_000) -> StepBuilder:
     """A draft in which so many decode, and steps have been seen."""
     draft = StepBuilder(0, budget=budget, cost=TOKENS_ONLY)
     draft.rows = [None] * decodes
@@ -69,30 +69,30 @@ def foreseeing(decodes: int, times: StepTimes, budget: int = 10_000) -> StepBuil
 def test_what_steps_have_taken_says_what_a_prompt_adds():
     """A fixed part of 40 tokens of a millisecond: one that decodes takes 41 ms, and half of them are 20 tokens."""
     times = StepTimes(StepCost(fixed_tokens=40), token_seconds=0.001)
-    assert foreseeing(1, times).share(0, 1000, HALF) == (20, "budget")
-    assert foreseeing(21, times).share(0, 1000, HALF) == (30, "budget")
+    assert predicting(1, times).share(0, 1000, HALF) == (20, "budget")
+    assert predicting(21, times).share(0, 1000, HALF) == (30, "budget")
 
 
-def test_a_step_that_nobody_notices_takes_what_fits():
+def test_a_short_mixed_step_takes_the_prefill_that_fits():
     times = StepTimes(StepCost(fixed_tokens=10.5), token_seconds=SMOOTH_SECONDS / 1000)
-    assert foreseeing(1, times).share(0, 2000, HALF) == (988, "budget")
-    assert foreseeing(1, times).share(0, 500, HALF) == (500, "whole")
+    assert predicting(1, times).share(0, 2000, HALF) == (988, "budget")
+    assert predicting(1, times).share(0, 500, HALF) == (500, "whole")
 
 
 @pytest.mark.parametrize(
     ("token_seconds", "tokens"),
     [(BACKGROUND_SECONDS / 10, 10), (BACKGROUND_SECONDS, BACKGROUND_STRETCH), (1.0, BACKGROUND_STRETCH)],
 )
-def test_a_step_that_nobody_waits_for_is_short_and_never_empty(token_seconds, tokens):
+def test_a_background_step_is_short_and_never_empty(token_seconds, tokens):
     draft = StepBuilder(0, budget=1000, cost=TOKENS_ONLY)
-    draft.keep_short(StepTimes(token_seconds=token_seconds * 0.999))
+    draft.limit_background(StepTimes(token_seconds=token_seconds * 0.999))
     rows = 0
-    while draft.takes_row(100, 0):
+    while draft.fits_row(100, 0):
         draft.rows.append(None)
         rows += 1
     draft.tokens = rows
     assert rows == tokens
     assert draft.share(0, 100, Knobs()) == (0, "budget")
     empty = StepBuilder(0, budget=1000, cost=TOKENS_ONLY)
-    empty.keep_short(StepTimes(token_seconds=token_seconds * 0.999))
+    empty.limit_background(StepTimes(token_seconds=token_seconds * 0.999))
     assert empty.share(0, 100, Knobs()) == (max(tokens, LEAST_PREFILL), "budget")

@@ -32,7 +32,7 @@ def running(
 FIRST = running(0, 1)
 
 
-def test_whoever_would_be_served_last_gives_way():
+def test_the_last_ranked_candidate_is_the_victim():
     candidates = [Sequence(request(f"r{i}"), (i,), 64) for i in range(3)]
     assert LastRanked().choose(candidates, 0.0) is candidates[2]
 
@@ -68,7 +68,7 @@ def test_a_lower_class_gives_first_whatever_it_loses():
     assert LowestRecomputeCost().choose(candidates, 0.0) is candidates[2]
 
 
-def test_who_has_little_slack_is_spared_and_who_is_late_already_is_not():
+def test_little_slack_protects_and_a_missed_target_does_not():
     soon = running(1, 100, latest_start=2.0)
     calm = running(2, 160)
     assert LowestRecomputeCost().choose([FIRST, soon, calm], 0.0) is soon, "two seconds: half as much again"
@@ -78,7 +78,7 @@ def test_who_has_little_slack_is_spared_and_who_is_late_already_is_not():
     assert LowestRecomputeCost().choose([FIRST, soon, calm], 2.5) is soon, "too late for it in any case"
 
 
-def test_who_has_given_way_before_is_spared():
+def test_earlier_preemptions_protect():
     once = running(1, 100)
     once.preemptions = 1
     other = running(2, 150)

@@ -69,7 +69,7 @@ def test_an_unknown_class_is_an_error():
         ShareLedger(CLASSES, {}).enter("platinum", "a")
 
 
-def test_tenants_who_come_once_do_not_grow_the_books():
+def test_tenants_with_one_request_do_not_grow_the_ledger():
     books = ShareLedger(CLASSES, {})
     always = [books.enter("default", f"always{i}") for i in range(10)]
     owner = always[0].owner
@@ -86,7 +86,7 @@ def test_tenants_who_come_once_do_not_grow_the_books():
     assert "debtor" in owner.tenants, "those who owe least are forgiven first"
 
 
-def test_the_weight_of_a_class_is_that_of_its_tenants_who_have_requests():
+def test_the_weight_of_a_class_is_that_of_its_tenants_with_requests():
     books = ShareLedger(CLASSES, {"big": 4.0})
     big, small = books.enter("default", "big"), books.enter("default", "small")
     books.enter("default", "big")
@@ -98,7 +98,7 @@ def test_the_weight_of_a_class_is_that_of_its_tenants_who_have_requests():
     assert big.owner.weight == 0.0
 
 
-def test_the_clock_goes_on_as_if_all_who_have_requests_were_served_alike():
+def test_the_clock_advances_as_if_all_tenants_with_requests_were_served_equally():
     books = ShareLedger(CLASSES, {"big": 3.0})
     big, small = books.enter("default", "big"), books.enter("default", "small")
     big.charge(300.0)

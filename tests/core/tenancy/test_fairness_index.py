@@ -17,7 +17,7 @@ def test_jain(values: list[float], index: float) -> None:
     assert jain(values) == pytest.approx(index)
 
 
-def test_who_asks_for_little_gets_it_all_and_the_rest_is_shared() -> None:
+def test_small_demands_are_met_and_the_rest_is_shared() -> None:
     assert fair_shares({"a": 10.0, "b": 100.0, "c": 100.0}, {"a": 1.0, "b": 1.0, "c": 1.0}, 90.0) == {
         "a": 10.0,
         "b": 40.0,

@@ -43,7 +43,7 @@ def test_retry_after_follows_the_speed_of_the_queue(rate, seconds):
 @pytest.mark.parametrize(
     ("sequences", "tokens"), [(LIMITS.queued_requests + 1, 1), (1, LIMITS.queued_tokens + 1)]
 )
-def test_what_is_too_large_for_an_empty_queue_is_not_told_to_come_again(sequences, tokens):
+def test_a_call_too_large_for_an_empty_queue_gets_no_retry_after(sequences, tokens):
     decision = decide(Load(0, 0, 0.0, False), sequences, tokens, LIMITS)
     assert isinstance(decision, Reject)
     assert decision.reason is RejectReason.TOO_LARGE

@@ -40,7 +40,7 @@ def test_no_stretch_of_time_holds_more_than_the_limit(steps: list[tuple[float, i
 
 
 @given(STEPS)
-def test_the_wait_that_is_told_is_true_and_not_too_long(steps: list[tuple[float, int, float]]) -> None:
+def test_the_reported_wait_is_exact(steps: list[tuple[float, int, float]]) -> None:
     window = SlidingWindow(100, SECONDS, SLICES)
     now = 0.0
     for pause, amount, _ in steps:
@@ -108,7 +108,7 @@ def test_a_call_that_computed_more_than_it_held_is_charged_for_it() -> None:
     assert quotas.shortage("acme", "m", 1, 1.0) is not None
 
 
-def test_the_bound_that_lasts_longest_is_told() -> None:
+def test_the_limit_with_the_longest_wait_is_reported() -> None:
     quotas = Quotas(tenants(requests_per_minute=1, tokens_per_day=100))
     quotas.take("acme", "m", 90, 0.0)
     shortage = quotas.shortage("acme", "m", 20, 1.0)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
 
 
-def test_who_is_not_named_has_the_default_terms() -> None:
+def test_an_unnamed_tenant_has_the_default_terms() -> None:
     acme = TenantTerms(weight=3.0)
     tenants = Tenants({"acme": acme}, TenantTerms(weight=0.5))
     assert tenants.terms("acme") is acme

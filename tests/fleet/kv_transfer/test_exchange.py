@@ -197,9 +197,10 @@ def test_an_importer_refuses_an_exporter_that_does_not_know_the_secret(scene):
             with connection:
                 wire.send(connection, {"headrace_kv": wire.VERSION, "nonce": "1"})
                 wire.receive(connection)
-                told = IDENTITY | {"facts": {"slots": 1, "area": None}}
+                reported = IDENTITY | {"facts": {"slots": 1, "area": None}}
                 wire.send(
-                    connection, {"identity": told, "proof": wire.proof(b"guess", "exporter", "1", told)}
+                    connection,
+                    {"identity": reported, "proof": wire.proof(b"guess", "exporter", "1", reported)},
                 )
 
         thread = threading.Thread(target=lie)
@@ -224,7 +225,7 @@ def test_another_version_of_the_protocol_is_refused(scene):
         thread.join(PATIENCE)
 
 
-def test_nothing_is_told_to_a_client_without_the_secret(scene):
+def test_a_client_without_the_secret_gets_no_data(scene):
     exporter = scene.exporter()
     wrong = {"proof": "0" * 64, "identity": IDENTITY, "nonce": "1"}
     for first in (wrong, {}, {"proof": None}, {"proof": "é\ud800"}):

@@ -206,14 +206,14 @@ def test_chunks_cut_anywhere_read_the_same(cut: int) -> None:
     assert (record.error, record.output_tokens, len(record.token_seconds)) == ("", 2, 2)
 
 
-def test_the_wire_says_whose_a_request_is_and_how_urgent() -> None:
+def test_requests_carry_tenant_and_priority() -> None:
     endpoint = Endpoint("http://host", "toy", api_key="secret")
-    plain, told = Work("a", "hi", 1), Work("b", "hi", 1, tenant="acme", service_class="flex")
+    plain, reported = Work("a", "hi", 1), Work("b", "hi", 1, tenant="acme", service_class="flex")
     assert endpoint.headers(plain) == {"Authorization": "Bearer secret"}
-    assert endpoint.headers(told) == {"Authorization": "Bearer secret", "X-Tenant-Id": "acme"}
+    assert endpoint.headers(reported) == {"Authorization": "Bearer secret", "X-Tenant-Id": "acme"}
     assert "service_tier" not in endpoint.body(plain)
-    assert endpoint.body(told)["service_tier"] == "flex"
-    record = Answer().record(told, 0.0, 1.0, "gone")
+    assert endpoint.body(reported)["service_tier"] == "flex"
+    record = Answer().record(reported, 0.0, 1.0, "gone")
     assert (record.tenant, record.service_class) == ("acme", "flex")
 
 

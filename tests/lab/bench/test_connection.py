@@ -65,16 +65,16 @@ async def heard(connections: Connections, body: bytes = b"{}") -> tuple[int, lis
     return status, pieces
 
 
-def test_each_piece_is_told_and_the_connection_used_again() -> None:
+def test_each_chunk_is_reported_and_the_connection_is_reused() -> None:
     async def say(connections: Connections) -> list[tuple[int, list[tuple[int, bytes]]]]:
         return [await heard(connections, b"one"), await heard(connections, b"two")]
 
     chunked: list[bytes | None] = [CHUNKED + b"3\r\nab", b"c\r\n", b"2\r\nde\r\n0\r\n\r\n"]
-    told, script = talk([chunked, [SIZED + b"no", b"ne"]], say)
-    assert told[0][0] == 200
-    assert b"".join(data for _, data in told[0][1]) == b"abcde"
-    assert len(told[0][1]) >= 2  # not held back until all is there
-    assert told[1] == (404, [(404, b"no"), (404, b"ne")])
+    reported, script = talk([chunked, [SIZED + b"no", b"ne"]], say)
+    assert reported[0][0] == 200
+    assert b"".join(data for _, data in reported[0][1]) == b"abcde"
+    assert len(reported[0][1]) >= 2  # not held back until all is there
+    assert reported[1] == (404, [(404, b"no"), (404, b"ne")])
     assert script.connections == 1
     head, _, body = script.requests[0].partition(b"\r\n\r\n")
     assert body == b"one"
@@ -91,9 +91,9 @@ def test_each_piece_is_told_and_the_connection_used_again() -> None:
     ],
 )
 def test_other_ways_to_end(pieces: list[bytes | None], expected: str) -> None:
-    (status, told), _ = talk([pieces], heard)
+    (status, reported), _ = talk([pieces], heard)
     assert status == 200
-    assert b"".join(data for _, data in told).decode() == expected
+    assert b"".join(data for _, data in reported).decode() == expected
 
 
 @pytest.mark.parametrize(

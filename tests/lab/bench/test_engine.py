@@ -81,7 +81,7 @@ def test_a_request_that_cannot_be_served_is_an_error_of_its_own() -> None:
     assert not good.error
 
 
-def test_an_engine_that_goes_idle_with_work_open_is_told_not_waited_for() -> None:
+def test_an_engine_that_goes_idle_with_open_requests_is_an_error() -> None:
     class Idle:
         def submit(self, request: Request, now: float) -> None: ...
 

@@ -48,10 +48,12 @@ def test_rounds_alternate_and_ratios_are_medians_per_round() -> None:
     diary: list[str] = []
     base = Scripted("base", [1.0, 10.0, 1.0], diary)  # the machine is slow in the second round
     twice = Scripted("twice", [0.5, 5.0, 0.25], diary)
-    told: list[tuple[int, str]] = []
-    result = compare([base, twice], WORK, 3, finished=lambda number, run: told.append((number, run.target)))
+    reported: list[tuple[int, str]] = []
+    result = compare(
+        [base, twice], WORK, 3, finished=lambda number, run: reported.append((number, run.target))
+    )
     assert diary == ["base", "twice", "twice", "base", "base", "twice"]
-    assert [name for _, name in told] == diary
+    assert [name for _, name in reported] == diary
     assert result.ratios["twice"]["output_tokens_per_second"] == pytest.approx(2.0)
     assert result.ratios["twice"]["ttft_p99"] == pytest.approx(0.5)
     assert [run.summary.seconds for run in result.middle()] == [1.0, 0.5]
@@ -96,12 +98,12 @@ def test_a_report_can_be_read_by_any_json_reader_and_holds_every_record(tmp_path
     path = tmp_path / "deep" / "report.json"
     settings = {"seed": 0, "rate": float("inf")}
     report.write(path, report.document([run], settings, {"ratios": {"x": float("nan")}}))
-    told = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"not JSON: {text}"))
-    assert told["settings"] == {"seed": 0, "rate": None}
-    assert told["machine"]["cores"] >= 1
-    assert told["runs"][0]["summary"]["output_tokens"] == 20
-    assert len(told["runs"][0]["records"]) == 4
-    assert told["command"]
+    reported = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"not JSON: {text}"))
+    assert reported["settings"] == {"seed": 0, "rate": None}
+    assert reported["machine"]["cores"] >= 1
+    assert reported["runs"][0]["summary"]["output_tokens"] == 20
+    assert len(reported["runs"][0]["records"]) == 4
+    assert reported["command"]
 
 
 def test_a_report_hides_api_keys() -> None:

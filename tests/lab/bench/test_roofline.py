@@ -83,8 +83,8 @@ def test_tables_and_document_say_the_same():
         "70%",
     ):
         assert expected in text
-    told = json.loads(json.dumps(document(MACHINE, [step()])))
-    assert told["machine_read_bytes_per_second"] == {"1": 20e9, "2": 40e9}
-    (only,) = told["steps"]
+    reported = json.loads(json.dumps(document(MACHINE, [step()])))
+    assert reported["machine_read_bytes_per_second"] == {"1": 20e9, "2": 40e9}
+    (only,) = reported["steps"]
     assert only["allowed_seconds"] == pytest.approx(0.035)
     assert [part["held_by"] for part in only["parts"]] == ["bandwidth", "arithmetic", "overhead"]

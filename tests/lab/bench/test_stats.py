@@ -53,7 +53,7 @@ def test_slos() -> None:
     assert meets(Record("one", 0.0, 1.0, (1.0,), output_tokens=1), {"tpot": 0.001})
 
 
-def test_an_answer_whose_parts_nobody_saw_meets_no_bound_of_their_times() -> None:
+def test_an_answer_without_observed_chunks_meets_no_latency_target() -> None:
     unseen = Record("unseen", 0.0, 1.0, output_tokens=5)
     for name in ("ttft", "tpot", "itl"):
         assert not meets(unseen, {name: 9.0})
@@ -66,7 +66,7 @@ def test_no_records_at_all() -> None:
     assert (summary.requests, summary.seconds, summary.output_tokens_per_second) == (0, 0.0, 0.0)
 
 
-def test_who_failed_is_not_within_the_slo() -> None:
+def test_a_failed_request_does_not_meet_the_slo() -> None:
     assert slo_share([FAST, SLOW, LOST], {"ttft": 1.0}) == pytest.approx(1 / 3)
     assert summarize([FAST, SLOW, LOST], {"ttft": 9.0}).slo_share == pytest.approx(2 / 3)
 

@@ -71,8 +71,8 @@ class Answering:
         stalled = busy * self.stall / (longest - 1)
         times = [self.ttft]
         while len(times) < longest:
-            told = 1 if kind == "lone" else sum(each.max_tokens > len(times) for each in work)
-            times.append(times[-1] + self.step + stalled + self.event * told)
+            reported = 1 if kind == "lone" else sum(each.max_tokens > len(times) for each in work)
+            times.append(times[-1] + self.step + stalled + self.event * reported)
             if kind == "lone" and len(times) == 2:
                 times[-1] += self.wake
         return [
@@ -165,7 +165,7 @@ def test_requests_of_a_slow_model_do_not_wait_for_each_other():
     assert measured(OneByOne(1.010, 0.010, 0.0005), 1.0).request == pytest.approx(0.010)
 
 
-def test_it_adds_nothing_less_than_nothing_and_failures_are_told():
+def test_it_adds_no_negative_times_and_reports_failures():
     assert measured(Answering(0.01, 0.009)) == FrontSeconds()
     with pytest.raises(RuntimeError, match="0: no"):
         measured(Answering(0.1, 0.01, error="no"))

@@ -7,13 +7,13 @@ from headrace.lab.workload.call import Call, Span
 
 
 def test_a_workload_in_numbers():
-    told = demand([Call(1.0, 100, 10), Call(2.0, 300, 30)])
-    assert told.requests_per_second == 1.0
-    assert (told.prompt_tokens, told.fresh_tokens, told.output_tokens) == (200, 200, 20)
-    assert told.context == (10 * 105 + 30 * 315) / 40
-    assert told.longest == 330
-    assert (told.prompt_at(0.5), told.prompt_at(0.51), told.prompt_at(1.0)) == (100, 300, 300)
-    assert not told.shares_prefixes
+    reported = demand([Call(1.0, 100, 10), Call(2.0, 300, 30)])
+    assert reported.requests_per_second == 1.0
+    assert (reported.prompt_tokens, reported.fresh_tokens, reported.output_tokens) == (200, 200, 20)
+    assert reported.context == (10 * 105 + 30 * 315) / 40
+    assert reported.longest == 330
+    assert (reported.prompt_at(0.5), reported.prompt_at(0.51), reported.prompt_at(1.0)) == (100, 300, 300)
+    assert not reported.shares_prefixes
 
 
 def test_a_system_prompt_is_computed_once_per_tenant():

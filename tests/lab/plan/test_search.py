@@ -79,9 +79,9 @@ def test_the_dearer_device_is_taken_where_fewer_of_it_cost_less():
 def test_none_that_fits_comes_with_every_reason():
     verdict = search([A100, CPU], rate=30.0, needed={}, max_devices=8)
     assert verdict.best is None
-    told = "\n".join(verdict.refused)
-    assert "cpu: a single stream takes" in told
-    assert "1 x A100-80G, 2048 batched tokens: 8 replicas serve 0.1 % of the requests within SLO" in told
+    reported = "\n".join(verdict.refused)
+    assert "cpu: a single stream takes" in reported
+    assert "1 x A100-80G, 2048 batched tokens: 8 replicas serve 0.1 % of the requests within SLO" in reported
     assert len(set(verdict.refused)) == len(verdict.refused)
 
 

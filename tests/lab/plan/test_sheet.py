@@ -28,25 +28,25 @@ def text_of(shown) -> str:
 
 
 def test_a_sheet_agrees_with_the_roofline():
-    told = sheet(REPLICA, SETTINGS, 1024)
-    assert told.kv_bytes_per_token == 128 * 1024
-    assert told.kv_tokens == 16 * REPLICA.num_blocks(16, 2048, 256)
-    assert told.sequences == told.kv_tokens // 1024
-    assert [each.batch for each in told.decode] == [1, 8, 32, 64, 128, 256]
-    one = told.decode[0]
+    reported = sheet(REPLICA, SETTINGS, 1024)
+    assert reported.kv_bytes_per_token == 128 * 1024
+    assert reported.kv_tokens == 16 * REPLICA.num_blocks(16, 2048, 256)
+    assert reported.sequences == reported.kv_tokens // 1024
+    assert [each.batch for each in reported.decode] == [1, 8, 32, 64, 128, 256]
+    one = reported.decode[0]
     seconds = REPLICA.step_seconds(decoding(1, 1024))
     assert one.step_seconds == seconds
     assert one.tokens_per_second == 1 / seconds
     assert one.dollars_per_million == pytest.approx(1e6 * H100.dollars_per_hour / 3600 * seconds)
-    assert told.prefill_seconds == REPLICA.step_seconds(chunk(0, 1024, last=True))
-    assert 0.4 < told.prefill_mfu < 0.6
-    assert told.decode[-1].dollars_per_million < one.dollars_per_million / 50
+    assert reported.prefill_seconds == REPLICA.step_seconds(chunk(0, 1024, last=True))
+    assert 0.4 < reported.prefill_mfu < 0.6
+    assert reported.decode[-1].dollars_per_million < one.dollars_per_million / 50
 
 
 def test_batches_that_do_not_fit_are_left_out():
-    told = sheet(Replica(SHAPES["qwen3-0.6b"], CPU), SETTINGS, 20_000)
-    assert 0 < told.sequences < 32
-    assert [each.batch for each in told.decode] == [1, 8]
+    reported = sheet(Replica(SHAPES["qwen3-0.6b"], CPU), SETTINGS, 20_000)
+    assert 0 < reported.sequences < 32
+    assert [each.batch for each in reported.decode] == [1, 8]
     assert not sheet(Replica(SHAPES["llama-3.1-70b"], H100), SETTINGS, 1024).fits
 
 

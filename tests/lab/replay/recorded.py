@@ -40,7 +40,7 @@ def record_life(seed: int, path: Path, monkeypatch) -> tuple[Record, Compose]:
         return recorded(engine, moments.append), runner
 
     monkeypatch.setattr(random_runs, "hashing_engine", make)
-    told = random_runs.run(seed)
+    reported = random_runs.run(seed)
     write(path, moments)
 
     def compose(settings: Mapping[str, Any], runner: Runner, drafter: Drafter | ForcedAcceptance) -> Engine:
@@ -50,7 +50,7 @@ def record_life(seed: int, path: Path, monkeypatch) -> tuple[Record, Compose]:
         engine.runner = runner
         return engine
 
-    return told, compose
+    return reported, compose
 
 
 def recorded(engine: Engine, tell: Callable[[Moment], None]) -> RecordedEngine:

@@ -30,7 +30,7 @@ SEEDS = 120
 
 
 def test_random_lives_are_lived_again_event_by_event(tmp_path, monkeypatch):
-    told, broken_off, accepted = set(), 0, 0
+    reported, broken_off, accepted = set(), 0, 0
     for seed in range(SEEDS):
         path = tmp_path / f"{seed}.jsonl"
         record, compose = record_life(seed, path, monkeypatch)
@@ -41,25 +41,25 @@ def test_random_lives_are_lived_again_event_by_event(tmp_path, monkeypatch):
         shapes = [(type(event), getattr(event, "request_id", None)) for event in events]
         assert shapes == [(type(event), getattr(event, "request_id", None)) for event in record.events]
         accepted += sum(event.accepted for event in events if isinstance(event, Verified))
-        told |= {(type(event), getattr(event, "reason", None)) for event in events}
-        told |= {("shared", event.cached_tokens > 0) for event in events if isinstance(event, Admitted)}
-    assert {kind for kind, _ in told} >= {Admitted, Evicted, Preempted, Skipped, Finished, DraftingFailed}
+        reported |= {(type(event), getattr(event, "reason", None)) for event in events}
+        reported |= {("shared", event.cached_tokens > 0) for event in events if isinstance(event, Admitted)}
+    assert {kind for kind, _ in reported} >= {Admitted, Evicted, Preempted, Skipped, Finished, DraftingFailed}
     assert accepted > SEEDS
-    assert {(Finished, reason) for reason in FinishReason} <= told
+    assert {(Finished, reason) for reason in FinishReason} <= reported
     assert broken_off
-    assert {("shared", True), (Evicted, EvictReason.RESET)} <= told
+    assert {("shared", True), (Evicted, EvictReason.RESET)} <= reported
 
 
-def test_a_changed_life_is_told_by_its_first_difference(tmp_path, monkeypatch):
+def test_a_changed_history_is_reported_by_its_first_difference(tmp_path, monkeypatch):
     path = tmp_path / "trace.jsonl"
     _, compose = record_life(3, path, monkeypatch)
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines, start=1):
-        told = json.loads(line)
-        admitted = [event for event in told.get("events", []) if event[0] == "Admitted"]
+        reported = json.loads(line)
+        admitted = [event for event in reported.get("events", []) if event[0] == "Admitted"]
         if admitted:
             admitted[0][1]["known_tokens"] += 1
-            lines[number - 1] = json.dumps(told)
+            lines[number - 1] = json.dumps(reported)
             break
     path.write_text("\n".join(lines) + "\n")
     replay = Replay(read_trace(path), compose)
@@ -88,7 +88,7 @@ def deadlocked(path):
     return lambda settings, runner, drafter: stuck()  # no step ever reaches a runner
 
 
-def test_a_recorded_deadlock_shows_who_waits_and_why(tmp_path):
+def test_a_recorded_deadlock_shows_which_requests_wait_and_why(tmp_path):
     path = tmp_path / "trace.jsonl"
     compose = deadlocked(path)
     (scene,) = Replay(read_trace(path), compose).scenes()

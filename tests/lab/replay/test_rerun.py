@@ -74,13 +74,13 @@ def test_the_unchanged_life_takes_as_long_as_it_took(tmp_path):
     requests = [request(f"r{i}", 0.01 * i, prompt=5 + 3 * i) for i in range(6)]
     compose_with, ends = record(path, requests, max_num_seqs=3)
     trace = read_trace(path)
-    told = recorded(trace, compose_with())
+    reported = recorded(trace, compose_with())
     again = rerun(trace, compose_with(), exact_times())
-    assert told.divergence is None
-    assert again.steps == told.tally.steps
-    assert again.cached_tokens == told.tally.cached_tokens > 0
+    assert reported.divergence is None
+    assert again.steps == reported.tally.steps
+    assert again.cached_tokens == reported.tally.cached_tokens > 0
     for name in ("waits", "ttft", "e2e"):
-        assert getattr(again, name) == pytest.approx(getattr(told.tally, name), abs=1e-4)
+        assert getattr(again, name) == pytest.approx(getattr(reported.tally, name), abs=1e-4)
     took = sorted(ends[each.id] - each.arrived for each in requests)
     assert sorted(again.e2e) == pytest.approx(took, abs=1e-3)
 
@@ -157,13 +157,13 @@ def test_what_lies_on_disk_comes_back_after_as_long_as_it_took(tmp_path):
     small = {"num_blocks": 12, "host_blocks": 2, "disk_blocks": 100, "max_model_len": 48, "max_num_seqs": 1}
     compose_with, _ = record(path, requests, **small)
     trace = read_trace(path)
-    told = recorded(trace, compose_with())
-    assert told.divergence is None
+    reported = recorded(trace, compose_with())
+    assert reported.divergence is None
     again = rerun(trace, compose_with(), exact_times())
     without = rerun(trace, compose_with(disk_blocks=0), exact_times())
-    assert told.tally.cached_tokens > 0
-    assert again.cached_tokens == pytest.approx(told.tally.cached_tokens, rel=0.2)
-    assert told.tally.cached_tokens > 2 * without.cached_tokens
+    assert reported.tally.cached_tokens > 0
+    assert again.cached_tokens == pytest.approx(reported.tally.cached_tokens, rel=0.2)
+    assert reported.tally.cached_tokens > 2 * without.cached_tokens
 
 
 def test_drafts_are_accepted_as_they_were(tmp_path, monkeypatch):
@@ -171,12 +171,12 @@ def test_drafts_are_accepted_as_they_were(tmp_path, monkeypatch):
     seed = next(seed for seed in range(100) if _drafts(seed, path, monkeypatch) > 100)
     _, compose = record_life(seed, path, monkeypatch)
     trace = read_trace(path)
-    told = recorded(trace, compose)
-    assert told.divergence is None
-    assert told.drafting.rates == recorded_rates(trace)
-    assert told.drafting.pass_seconds == 0
+    reported = recorded(trace, compose)
+    assert reported.divergence is None
+    assert reported.drafting.rates == recorded_rates(trace)
+    assert reported.drafting.pass_seconds == 0
     plain = rerun(trace, compose, exact_times())
-    drafted = rerun(trace, compose, exact_times(), told.drafting._replace(rates=(1.0,)))
+    drafted = rerun(trace, compose, exact_times(), reported.drafting._replace(rates=(1.0,)))
     assert drafted.steps < plain.steps
     slow = rerun(trace, compose, exact_times(), Drafting((1.0,), 1.0))
     assert slow.busy_seconds > drafted.busy_seconds + 10

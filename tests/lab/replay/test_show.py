@@ -102,14 +102,14 @@ def test_a_timeline_tells_one_request_and_joins_its_tokens():
         line.add(scene(step, 2.0 + step, (Emitted("r", (1, 2)),)))
     line.add(scene(9, 20.0, (Finished("r", FinishReason.LENGTH, 8, 8, 4),)))
     text = text_of(line.table())
-    told = [
+    reported = [
         "arrived: 8 tokens of me",
         "waits: no slot",
         "admitted (new), 4 of 8 tokens cached",
         "prompt [4, 8) planned: whole",
     ]
-    told += ["tokens 1 to 8", "finished (length) after 8 tokens"]
-    assert [text.index(each) for each in told] == sorted(text.index(each) for each in told)
+    reported += ["tokens 1 to 8", "finished (length) after 8 tokens"]
+    assert [text.index(each) for each in reported] == sorted(text.index(each) for each in reported)
     assert "other" not in text
     assert "19.0000" in text  # seconds since it came
     assert Timeline("nobody").table() is None
@@ -129,16 +129,16 @@ def test_where_two_lives_part():
     assert "no further event" in lines[2]
 
 
-def test_the_board_keeps_who_waits_since_when_and_why():
+def test_the_board_shows_which_requests_wait_since_when_and_why():
     board = RequestStates()
-    told = [
+    reported = [
         (1.0, Arrived("a", 1, "x", 0)),
         (2.0, Skipped("a", SkipReason.NO_BLOCKS)),
         (3.0, Admitted("a", AdmitReason.NEW, 0, 1)),
         (4.0, Preempted("a", PreemptReason.NO_BLOCKS, 5)),
         (4.0, Arrived("b", 1, "x", 0)),
     ]
-    for now, event in told:
+    for now, event in reported:
         board.fold(event, now)
     assert list(board.waiting.values()) == [
         Waiting("a", 4.0, "preempted: no_blocks"),

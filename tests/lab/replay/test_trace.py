@@ -114,9 +114,9 @@ def test_what_requests_were_answered_is_collected(tmp_path, monkeypatch):
 def test_a_request_comes_back_with_what_scheduling_goes_by(tmp_path, monkeypatch):
     path = tmp_path / "trace.jsonl"
     record_life(2, path, monkeypatch)
-    told = [json.loads(line)["submit"] for line in path.read_text().splitlines() if '"submit"' in line]
+    reported = [json.loads(line)["submit"] for line in path.read_text().splitlines() if '"submit"' in line]
     requests = [moment.request for moment in read_trace(path).of(Submitted)]
-    for told_one, request in zip(told, requests, strict=True):
+    for told_one, request in zip(reported, requests, strict=True):
         assert told_one["priority"] == request.priority
         assert told_one["max_tokens"] == request.params.max_tokens
         assert len(told_one["tokens"]) == 4 * len(request.tokens)

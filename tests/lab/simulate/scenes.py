@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from headrace.build.drafting import ModelDrafts
 from headrace.build.engine import TierSizes, make_engine
 from headrace.config import CacheOptions, SchedulerOptions
-from headrace.core.drafting.proposal import DraftAsk, Proposal
+from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_cost import TOKENS_ONLY
 from headrace.core.request import Request
@@ -53,12 +53,12 @@ class Foreknown:
         self.seconds = 0.0
         self._answers, self._rate, self._random = answers, rate, random.Random(1)
 
-    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Proposal | None]:
-        return [self._propose(ask) for ask in asks]
+    def propose(self, draft_rows: Sequence[DraftRow]) -> Sequence[Proposal | None]:
+        return [self._propose(draft_row) for draft_row in draft_rows]
 
-    def _propose(self, ask: DraftAsk) -> Proposal:
-        begun, right = len(ask.tokens) - len(ask.request.tokens), self._rate
-        true = self._answers[ask.request.id][begun : begun + ask.most]
+    def _propose(self, draft_row: DraftRow) -> Proposal:
+        begun, right = len(draft_row.tokens) - len(draft_row.request.tokens), self._rate
+        true = self._answers[draft_row.request.id][begun : begun + draft_row.max_tokens]
         tokens = tuple(token if self._random.random() < right else token ^ 1 for token in true)
         self.seconds += 1e-4 * len(tokens)
         return Proposal(tokens, (right,) * len(tokens), self.name)

@@ -50,7 +50,7 @@ def overloaded(policy: str) -> list[float]:
     return list(group.ttft)
 
 
-def test_under_overload_those_who_are_not_given_up_are_in_time_and_not_just_too_late():
+def test_under_overload_requests_that_are_not_deferred_meet_their_target():
     waits = overloaded("fair")
     in_time = sum(each <= 1.0 for each in waits)
     assert in_time > 4 * sum(each <= 1.0 for each in overloaded("fcfs"))
@@ -120,7 +120,7 @@ def test_every_request_ends_once_with_the_length_that_only_the_runner_knew(overl
         assert group.prompt_tokens == sum(call.prompt_tokens for call in mine)
         assert not group.failed
     assert tally.gaps.count == sum(call.output_tokens - 1 for call in calls)
-    live.replicas[0].engine.check_books()
+    live.replicas[0].engine.check_consistency()
     backlog = live.replicas[0].backlog
     assert (backlog.open_requests, backlog.open_tokens, backlog.queued_requests, backlog.queued_tokens) == (
         0,
@@ -203,7 +203,7 @@ def test_the_gate_turns_away_what_may_not_wait():
     assert len(group.e2e) == 2
 
 
-def test_what_can_never_be_served_is_told():
+def test_an_unservable_workload_is_reported():
     tally = run(fleet(Fixed(), max_model_len=64), [Call(0.0, 64, 2), Call(0.0, 63, 2)])
     (group,) = tally.groups
     assert group.failed == {"rejected": 1}

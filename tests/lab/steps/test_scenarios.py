@@ -82,9 +82,9 @@ def test_chunks_keep_steps_short():
 def test_a_request_is_preempted_and_resumes():
     shown = film("preemption")
     assert shown["summary"]["preemptions"] >= 1
-    told = [(each["id"], each["event"]) for step in shown["steps"] for each in step["events"]]
-    victim = next(name for name, event in told if event == "preempted")
-    assert (victim, "resumed") in told
+    reported = [(each["id"], each["event"]) for step in shown["steps"] for each in step["events"]]
+    victim = next(name for name, event in reported if event == "preempted")
+    assert (victim, "resumed") in reported
     assert any("preempted" in each["why"] for step in shown["steps"] for each in step["queue"])
 
 

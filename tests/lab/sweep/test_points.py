@@ -58,9 +58,9 @@ def test_tables_sentences_and_files(tmp_path):
     assert [table.row_count for table in tables] == [3, 3]
     assert len(tables[0].columns) == 1 + 2 * 4 + 2
     assert len(report.sentences(points)) == 4
-    told = report.document(points)
-    assert len(told["points"]) == 12
-    assert {each["axis"] for each in told["knees"]} == {"batch-size", "chunk-size"}
+    reported = report.document(points)
+    assert len(reported["points"]) == 12
+    assert {each["axis"] for each in reported["knees"]} == {"batch-size", "chunk-size"}
     report.write_csv(tmp_path / "s.csv", points)
     rows = list(csv.DictReader((tmp_path / "s.csv").open()))
     assert len(rows) == 12

@@ -101,7 +101,7 @@ def test_files_of_every_known_shape(tmp_path: Path) -> None:
     assert len(jsonl(path, 12, output_len=1)) == 12
 
 
-def test_a_line_may_say_whose_it_is(tmp_path: Path) -> None:
+def test_a_line_may_name_its_tenant(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": "hi", "tenant": "acme", "service_tier": "flex"}))
     (work,) = jsonl(path, 1, output_len=1)

@@ -112,7 +112,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path, text, message):
     ],
     ids=["in the middle", "from the start", "no end of a field"],
 )
-def test_a_file_that_is_no_text_is_told(tmp_path, content, message):
+def test_a_file_that_is_no_text_is_an_error(tmp_path, content, message):
     path = tmp_path / "trace"
     path.write_bytes(content)
     with pytest.raises(BadTrace, match=message):
@@ -124,7 +124,7 @@ def test_slight_disorder_is_mended_and_the_limit_counts_calls(tmp_path):
     assert [(c.arrival, c.prompt_tokens) for c in read_trace(path, limit=2)] == [(0.0, 2), (1.0, 1)]
 
 
-def test_great_disorder_is_told_instead_of_hidden(tmp_path, monkeypatch):
+def test_large_disorder_of_arrivals_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("headrace.lab.workload.traces.DISORDER", 2)
     path = write(
         tmp_path, "timestamp_s,input_tokens,output_tokens\n" + "".join(f"{9 - i},1,1\n" for i in range(9))

@@ -17,8 +17,8 @@ def test_an_explanation_says_what_was_drafted_and_what_bounded_it() -> None:
         "declined_because": None,
     }
     book.fold(DraftDeclined("a", "ngram", Cut.TPOT), 1.0)
-    told = (book.explain("a") or {})["drafting"]
-    assert "TPOT target" in told["declined_because"]
+    reported = (book.explain("a") or {})["drafting"]
+    assert "TPOT target" in reported["declined_because"]
     book.fold(Verified("a", "ngram", 1, 1, 0.5, "a reason of a plug-in"), 1.0)
-    told = (book.explain("a") or {})["drafting"]
-    assert (told["declined_because"], told["bounded_by"]["a reason of a plug-in"]) == (None, 1)
+    reported = (book.explain("a") or {})["drafting"]
+    assert (reported["declined_because"], reported["bounded_by"]["a reason of a plug-in"]) == (None, 1)

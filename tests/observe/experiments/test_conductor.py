@@ -99,8 +99,8 @@ def test_experiments_survive_a_restart():
     again.live(40.0)
     assert len(again.conductor.get("e0").pairs) > pairs
     changed_since = House(Knobs(mixed_prefill_ratio=0.5))
-    (told,) = changed_since.conductor.restore(stored, 7.0)
-    assert "mixed_prefill_ratio is 0.5 since the restart" in told
+    (reported,) = changed_since.conductor.restore(stored, 7.0)
+    assert "mixed_prefill_ratio is 0.5 since the restart" in reported
     assert changed_since.conductor.running is None
 
 

@@ -40,6 +40,6 @@ def test_the_forecast_has_times():
     assert by_pair[0.05].seconds == by_pair[0.05].needed * 70.0
     assert by_pair[0.2].needed < by_pair[0.05].needed
     assert all(each.seconds is None for each in forecast(UNITS, 0.5))
-    told = to_json(UNITS, 0.5, 10.0)
-    assert told["most"] == 72_000
-    assert told["changes"][2]["seconds"] == pytest.approx(told["changes"][2]["needed"] / 10.0)
+    reported = to_json(UNITS, 0.5, 10.0)
+    assert reported["most"] == 72_000
+    assert reported["changes"][2]["seconds"] == pytest.approx(reported["changes"][2]["needed"] / 10.0)

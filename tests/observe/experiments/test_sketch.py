@@ -19,10 +19,10 @@ def test_percentiles_are_right_to_within_the_promised_share():
     for percent in (1.0, 50.0, 95.0, 99.0, 99.9):
         exact = sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
         assert sketch.percentile(percent) == pytest.approx(exact, rel=1.01 * ACCURACY)
-    told = spread_of(sketch)
-    assert (told.count, told.most) == (20_001, max(values))
-    assert told.mean == pytest.approx(sum(values) / len(values))
-    assert told.p50 == pytest.approx(percentile(values, 50.0), rel=0.01)
+    reported = spread_of(sketch)
+    assert (reported.count, reported.most) == (20_001, max(values))
+    assert reported.mean == pytest.approx(sum(values) / len(values))
+    assert reported.p50 == pytest.approx(percentile(values, 50.0), rel=0.01)
 
 
 def test_weights_and_zeros_count():

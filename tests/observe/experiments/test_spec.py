@@ -16,7 +16,7 @@ def test_an_experiment_takes_the_present_value_as_control():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"setting": None}, "setting: expected one of mixed_prefill_ratio, max_running"),
         ({"setting": "mixed_prefil_ratio"}, "did you mean mixed_prefill_ratio"),
@@ -36,8 +36,8 @@ def test_an_experiment_takes_the_present_value_as_control():
         ({"control": 1.0}, "control: unknown field"),
     ],
 )
-def test_each_wrong_field_is_named(change, told):
-    with pytest.raises(BadExperiment, match=told):
+def test_each_wrong_field_is_named(change, reported):
+    with pytest.raises(BadExperiment, match=reported):
         read_spec(GOOD | change, SETTINGS, PRESENT)
 
 

@@ -13,7 +13,7 @@ def test_changes_are_taken_once_and_in_order() -> None:
     assert changes.take() == []
 
 
-def test_what_came_before_a_reset_is_not_told() -> None:
+def test_events_before_a_reset_are_not_published() -> None:
     changes = Changes(10)
     changes.stored(None, A, [1], 0)
     changes.cleared()
@@ -21,7 +21,7 @@ def test_what_came_before_a_reset_is_not_told() -> None:
     assert changes.take() == [Cleared(), Stored(None, B, (2,))]
 
 
-def test_beyond_the_limit_a_reader_is_told_that_nothing_is_there() -> None:
+def test_beyond_the_limit_lost_changes_become_a_cleared_event() -> None:
     changes = Changes(3)
     for number in range(4):
         changes.stored(None, bytes([number]), [number], 0)

@@ -43,27 +43,31 @@ def test_a_departure_is_explained_and_counted_by_cause():
     book, page = make()
     assert serve(book, "one", HEAD, 0)["cause"] == "new"
     place = Place("system", "system", "current_date", before="Today: 2", after="6")
-    told = serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16, place=place)
-    assert (told["cause"], told["section"], told["marker"]) == ("marker_changed", "system", "current_date")
-    assert (told["left_at_token"], told["compared_with"]) == (20, "one")
-    assert "text" not in told
-    assert recomputed(page) == {"marker_changed": told["recomputed_tokens"]}
-    assert json.loads(json.dumps(told)) == told
+    reported = serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16, place=place)
+    assert (reported["cause"], reported["section"], reported["marker"]) == (
+        "marker_changed",
+        "system",
+        "current_date",
+    )
+    assert (reported["left_at_token"], reported["compared_with"]) == (20, "one")
+    assert "text" not in reported
+    assert recomputed(page) == {"marker_changed": reported["recomputed_tokens"]}
+    assert json.loads(json.dumps(reported)) == reported
 
 
 def test_words_of_the_prompt_are_shown_only_if_that_is_allowed():
     book, _ = make(show_text=True)
     serve(book, "one", HEAD, 0)
     place = Place("system", "system", before="Today: 2", after="6")
-    told = serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16, place=place)
-    assert told["text"] == {"before": "Today: 2", "after": "6"}
+    reported = serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16, place=place)
+    assert reported["text"] == {"before": "Today: 2", "after": "6"}
 
 
-def test_what_another_tenant_has_sent_is_told_to_administrators_alone():
+def test_requests_of_another_tenant_are_shown_to_administrators_only():
     book, page = make()
     serve(book, "one", HEAD, 0, tenant="b")
-    told = serve(book, "two", HEAD, 0)
-    assert (told["cause"], told["recomputed_tokens"]) == ("new", 0)
+    reported = serve(book, "two", HEAD, 0)
+    assert (reported["cause"], reported["recomputed_tokens"]) == ("new", 0)
     assert book.explain("two", True)["cause"] == "other_tenant"
     assert recomputed(page) == {"other_tenant": 399.0}
 
@@ -125,8 +129,8 @@ def test_a_text_that_cannot_be_searched_costs_only_the_place():
     prompt = (*HEAD[:20], 7, *HEAD[21:])
     book.enter(Request("two", prompt, tenant="a"), broken)
     book.fold(Admitted("two", AdmitReason.NEW, 16, len(prompt)), 1.0)
-    told = book.explain("two")
-    assert (told["cause"], told["section"]) == ("text_changed", None)
+    reported = book.explain("two")
+    assert (reported["cause"], reported["section"]) == ("text_changed", None)
 
 
 def test_a_short_prompt_is_not_compared():

@@ -31,7 +31,7 @@ def recorded_engine(**more):
     return RecordedEngine(*parts, moments.append, clock=lambda: next(clock)), runner, moments
 
 
-def test_every_way_in_is_told_before_it_is_taken():
+def test_every_input_is_recorded_before_it_is_applied():
     engine, _, moments = recorded_engine()
     request = Request("r", (1, 2, 3), SamplingParams(max_tokens=4))
     engine.submit(request, 0.5)
@@ -47,7 +47,7 @@ def test_every_way_in_is_told_before_it_is_taken():
     assert isinstance(events[0], Finished)
 
 
-def test_failures_and_scores_are_told_in_shape():
+def test_failures_and_scores_are_recorded_by_shape():
     engine, runner, moments = recorded_engine()
     engine.submit(Request("bad", (1,), SamplingParams(max_tokens=4)), 0.0)
     runner.poison.add("bad")
@@ -55,7 +55,7 @@ def test_failures_and_scores_are_told_in_shape():
     assert list(moments[-1].outcome.failures) == [0]
 
 
-def test_knobs_are_told_when_they_have_been_swapped():
+def test_knobs_are_recorded_when_they_change():
     engine, _, moments = recorded_engine()
     engine.step(0.0)
     engine.knobs = dataclasses.replace(engine.knobs, batched_tokens=7)
@@ -71,7 +71,7 @@ def test_knobs_are_told_when_they_have_been_swapped():
     ]  # it may decide where the request waits
 
 
-def test_a_reset_and_events_taken_between_steps_are_told():
+def test_a_reset_and_events_taken_between_steps_are_recorded():
     engine, _, moments = recorded_engine()
     engine.submit(Request("r", (1, 2, 3, 4, 5), SamplingParams(max_tokens=1)), 0.0)
     engine.step(0.0)
@@ -83,7 +83,7 @@ def test_a_reset_and_events_taken_between_steps_are_told():
     assert len(moments) == 4
 
 
-def test_a_step_that_ends_the_engine_is_told_and_raised():
+def test_a_step_that_ends_the_engine_is_recorded_and_raised():
     engine, runner, moments = recorded_engine()
     engine.submit(Request("r", (1, 2)), 0.0)
     runner.pages.clear()
@@ -98,18 +98,18 @@ def test_every_way_into_an_engine_is_recorded():
     """A new public method of the engine must be decided on: told to the tape, or one that only looks."""
     only_look = {
         "wake_at",
-        "check_books",
+        "check_consistency",
         "estimate_start",
         "save_cache",
         "retain",  # sessions are off while a trace is recorded
         "set_tenant_weights",  # `build.reload` does not call it while a trace is recorded
     }  # the last of them when all has happened
     ways = {name for name, value in vars(Engine).items() if callable(value) and not name.startswith("_")}
-    told = {name for name, value in vars(RecordedEngine).items() if callable(value)}
-    assert ways - told == only_look
+    reported = {name for name, value in vars(RecordedEngine).items() if callable(value)}
+    assert ways - reported == only_look
 
 
-def test_all_that_a_runner_returns_is_told_or_withheld():
+def test_all_runner_outputs_are_recorded_or_withheld():
     # in shape; step numbers follow from the plans
-    told = {"tokens", "prompt_logprobs", "failures", "arrivals", "broken_off"}
-    assert {*StepOutput._fields} == {*told, "step", "logprobs"}
+    reported = {"tokens", "prompt_logprobs", "failures", "arrivals", "broken_off"}
+    assert {*StepOutput._fields} == {*reported, "step", "logprobs"}

@@ -41,7 +41,7 @@ def test_a_later_prompt_continues_an_answer():
     assert prints.begin(request("b", 1, 2, 3, 4, 5, 6, 7))[0][:6] == prompt + answer
 
 
-def test_what_ends_an_answer_is_told_apart_from_what_only_looks_like_it():
+def test_only_tokens_that_end_an_answer_get_the_stop_mark():
     prints = Fingerprints(b"key")
     ends = {"eos_token_ids": frozenset({7})}
     prints.begin(request("a", 7, params=SamplingParams(stop_token_ids=(9,)), **ends))

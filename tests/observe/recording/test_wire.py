@@ -38,7 +38,7 @@ def as_is(request_id, tokens):
     return tokens
 
 
-def test_every_field_of_a_request_is_told_or_withheld():
+def test_every_field_of_a_request_is_recorded_or_withheld():
     """A new field must be decided on: what scheduling goes by is told, what says anything of the text is not."""
     assert {each.name for each in fields(Request)} == {*RECORDED, *WITHHELD}
     assert not set(RECORDED) & set(WITHHELD)
@@ -47,13 +47,13 @@ def test_every_field_of_a_request_is_told_or_withheld():
 def test_groups_stay_apart_and_have_no_names():
     """A group's name is what callers write into ``prompt_cache_key``."""
     scribe = Scribe(b"key")
-    told = [
+    reported = [
         scribe.line(Submitted(Request(id, (1,), affinity=group), 0.0))["submit"]["affinity"]
         for id, group in (("a", "secret group"), ("b", "secret group"), ("c", "another"), ("d", ""))
     ]
-    assert told[0] == told[1] != told[2]
-    assert told[3] == ""
-    assert "secret" not in told[0]
+    assert reported[0] == reported[1] != reported[2]
+    assert reported[3] == ""
+    assert "secret" not in reported[0]
 
 
 def test_no_text_and_no_token_reaches_the_file():
@@ -129,8 +129,8 @@ def test_events_are_short_and_tokens_shown_as_asked():
         "Admitted",
         {"request_id": "r", "reason": "new", "cached_tokens": 4, "known_tokens": 8},
     ]
-    _, told = event_line(Emitted("r", (5, 6)), lambda request_id, tokens: tuple(reversed(tokens)))
-    assert read(told["tokens"]) == (6, 5)
+    _, reported = event_line(Emitted("r", (5, 6)), lambda request_id, tokens: tuple(reversed(tokens)))
+    assert read(reported["tokens"]) == (6, 5)
     assert event_line(Stepped(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), as_is)[1]["blocks_total"] == 8
 
 
@@ -141,7 +141,7 @@ def test_the_rows_of_a_step_are_not_written():
     assert event_line(step._replace(work=work), as_is) == event_line(step, as_is)
 
 
-def test_infinite_times_and_wishes_are_plain_json():
-    told = plain({"arrived": -math.inf, "slo": Slo(1.0, None)})
-    assert json.dumps(told, allow_nan=False) == '{"arrived": "-inf", "slo": [1.0, null]}'
-    assert float(told["arrived"]) == -math.inf
+def test_infinite_times_and_targets_are_plain_json():
+    reported = plain({"arrived": -math.inf, "slo": Slo(1.0, None)})
+    assert json.dumps(reported, allow_nan=False) == '{"arrived": "-inf", "slo": [1.0, null]}'
+    assert float(reported["arrived"]) == -math.inf

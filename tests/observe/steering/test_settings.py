@@ -15,7 +15,7 @@ def test_every_setting_is_a_field_of_the_knobs():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "reported"),
     [
         ("max_num_batched_tokens", 63, "is not between 64 and"),
         ("max_running", 1.5, "whole number"),
@@ -24,6 +24,6 @@ def test_every_setting_is_a_field_of_the_knobs():
         ("mixed_prefill_ratio", "0.5", "needs a number"),
     ],
 )
-def test_a_wrong_value_is_named(name, value, told):
-    with pytest.raises(BadValue, match=told):
+def test_a_wrong_value_is_named(name, value, reported):
+    with pytest.raises(BadValue, match=reported):
         changed(SETTINGS, Knobs(), name, value)

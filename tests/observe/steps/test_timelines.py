@@ -43,7 +43,7 @@ def stepped(step: int, began: float, *rows: tuple[str, int, int]) -> Stepped:
 
 def lived() -> Timelines:
     """A request that waits, computes its prompt in two chunks, is preempted, resumes and ends."""
-    told = Timelines()
+    reported = Timelines()
     for now, event in (
         (9.9, LookedUp("a", Layer.EXACT, Lookup.MISS, 0.1)),
         (10.0, Arrived("a", 40, "acme", 0)),
@@ -63,8 +63,8 @@ def lived() -> Timelines:
         (16.0, Finished("a", FinishReason.STOP, 40, 4, 16)),
         (16.0, stepped(2, 15.0, ("a", 32, 11))),
     ):
-        told.fold(event, now)
-    return told
+        reported.fold(event, now)
+    return reported
 
 
 def test_a_life_has_its_stages_chunks_tokens_and_events() -> None:
@@ -101,22 +101,22 @@ def test_a_life_has_its_stages_chunks_tokens_and_events() -> None:
 
 
 def test_an_open_request_has_a_stage_that_lasts_until_now() -> None:
-    told = Timelines()
-    told.fold(Arrived("a", 4, "t", 0), 1.0)
-    told.fold(Skipped("a", SkipReason.NO_BLOCKS), 1.5)
-    life = told.get("a")
+    reported = Timelines()
+    reported.fold(Arrived("a", 4, "t", 0), 1.0)
+    reported.fold(Skipped("a", SkipReason.NO_BLOCKS), 1.5)
+    life = reported.get("a")
     assert life is not None
     assert [tuple(span) for span in life.stages(3.0)] == [(Stage.QUEUE, 1.0, 3.0)]
-    [waiting] = told.waiting()
+    [waiting] = reported.waiting()
     assert (waiting.request_id, waiting.since) == ("a", 1.0)
     assert "no room" in waiting.reason
 
 
 def test_a_request_that_a_cache_served_never_reached_the_engine() -> None:
-    told = Timelines()
-    told.fold(LookedUp("a", Layer.EXACT, Lookup.HIT, 0.25), 2.0)
-    told.fold(Spared("a", "acme", Layer.EXACT, 7, 5, 60.0), 2.0)
-    life = told.get("a")
+    reported = Timelines()
+    reported.fold(LookedUp("a", Layer.EXACT, Lookup.HIT, 0.25), 2.0)
+    reported.fold(Spared("a", "acme", Layer.EXACT, 7, 5, 60.0), 2.0)
+    life = reported.get("a")
     assert life is not None
     assert (life.tenant, life.prompt_tokens, life.output_tokens) == ("acme", 7, 5)
     assert life.finish == {"seconds": 0.25, "reason": "cached", "message": ""}
@@ -124,10 +124,10 @@ def test_a_request_that_a_cache_served_never_reached_the_engine() -> None:
 
 
 def test_a_rejected_request_says_why() -> None:
-    told = Timelines()
-    told.fold(TurnedAway("a", "acme", "default", RejectReason.QUEUE_FULL), 2.0)
-    told.fold(Finished("a", FinishReason.REJECTED, 7, 0, 0, "full"), 2.0)
-    life = told.get("a")
+    reported = Timelines()
+    reported.fold(TurnedAway("a", "acme", "default", RejectReason.QUEUE_FULL), 2.0)
+    reported.fold(Finished("a", FinishReason.REJECTED, 7, 0, 0, "full"), 2.0)
+    life = reported.get("a")
     assert life is not None
     assert "queue was full" in life.marks[0].facts["why"]
     assert life.finish is not None
@@ -136,26 +136,26 @@ def test_a_rejected_request_says_why() -> None:
 
 def test_ended_requests_and_token_times_are_bounded(monkeypatch) -> None:
     monkeypatch.setattr(timelines, "MOST_TIMES", 10)
-    told = Timelines(keep=5)
+    reported = Timelines(keep=5)
     for i in range(20):
         name = f"r{i}"
-        told.fold(Arrived(name, 4, "t", 0), i)
-        told.fold(Emitted(name, (1, 2, 3)), i)
-        told.fold(Finished(name, FinishReason.STOP, 4, 3, 0), i)
-        told.fold(LookedUp(f"never{i}", Layer.EXACT, Lookup.MISS, 0.0), i)
-    assert [name for name, _ in told.lives()] == ["r17", "r18", "r19"]
-    assert told.get("never14") is None
-    assert told.get("never19") is not None
+        reported.fold(Arrived(name, 4, "t", 0), i)
+        reported.fold(Emitted(name, (1, 2, 3)), i)
+        reported.fold(Finished(name, FinishReason.STOP, 4, 3, 0), i)
+        reported.fold(LookedUp(f"never{i}", Layer.EXACT, Lookup.MISS, 0.0), i)
+    assert [name for name, _ in reported.lives()] == ["r17", "r18", "r19"]
+    assert reported.get("never14") is None
+    assert reported.get("never19") is not None
 
 
 def test_events_of_one_request_are_bounded(monkeypatch) -> None:
     monkeypatch.setattr(timelines, "MOST_TIMES_EACH", 4)
-    told = Timelines()
-    told.fold(Arrived("a", 4, "t", 0), 0.0)
+    reported = Timelines()
+    reported.fold(Arrived("a", 4, "t", 0), 0.0)
     for i in range(2000):
-        told.fold(Skipped("a", SkipReason.NO_SLOT), i)
-        told.fold(Emitted("a", (1,)), i)
-    life = told.get("a")
+        reported.fold(Skipped("a", SkipReason.NO_SLOT), i)
+        reported.fold(Emitted("a", (1,)), i)
+    life = reported.get("a")
     assert life is not None
     assert len(life.tokens) == 4
     assert life.shown()["token_seconds_dropped"] == 1996
@@ -164,11 +164,11 @@ def test_events_of_one_request_are_bounded(monkeypatch) -> None:
 
 
 def test_an_unknown_request_changes_nothing() -> None:
-    told = Timelines()
-    told.fold(Emitted("a", (1,)), 1.0)
-    told.fold(Skipped("a", SkipReason.NO_SLOT), 1.0)
-    told.fold(stepped(0, 0.5, ("a", 0, 4)), 1.0)
-    assert list(told.lives()) == []
+    reported = Timelines()
+    reported.fold(Emitted("a", (1,)), 1.0)
+    reported.fold(Skipped("a", SkipReason.NO_SLOT), 1.0)
+    reported.fold(stepped(0, 0.5, ("a", 0, 4)), 1.0)
+    assert list(reported.lives()) == []
 
 
 def test_the_place_of_a_copied_block_follows_from_the_cached_tokens():

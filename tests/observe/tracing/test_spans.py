@@ -123,7 +123,7 @@ def test_requests_of_the_server_itself_make_no_spans() -> None:
     assert not made
 
 
-def test_a_lookup_that_is_told_after_the_end_is_not_lost() -> None:
+def test_a_lookup_reported_after_the_end_is_kept() -> None:
     lookup, *rest = STORY
     made, _ = traced((*rest, (10.0, lookup[1])))
     assert "cache_lookup" in {span.name for span in made}

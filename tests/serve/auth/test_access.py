@@ -25,7 +25,7 @@ def test_other_routes_need_a_key(path):
         AccessCheck(KEYS).identity("POST", path, "Bearer wrong")
 
 
-def test_a_role_that_is_not_sufficient_is_told_what_is():
+def test_an_insufficient_role_gets_an_error_that_names_the_required_one():
     check = AccessCheck(KEYS)
     with pytest.raises(RoleRequired) as error:
         check.identity("POST", "/reset_prefix_cache", "Bearer user")

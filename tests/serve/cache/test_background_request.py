@@ -18,10 +18,10 @@ async def test_what_is_computed_ahead_is_there_when_it_is_asked_for():
     async with house() as h:
         ahead = BackgroundRequests(h.recall)
         answer = await ahead.open([h.question(), h.question(6)])
-        told = await read_all(answer)
+        reported = await read_all(answer)
         ahead.close(answer)
         assert answer.note == "computed"
-        assert [event.output_tokens for _, event in sorted(told)] == [5, 6], "it ends and tells no tokens"
+        assert [event.output_tokens for _, event in sorted(reported)] == [5, 6], "it ends and tells no tokens"
         await h.settle()
         before = h.runner.computed_tokens
         assert await h.answer() == ("hit; layer=exact; age=0", truth())
@@ -59,13 +59,13 @@ async def test_what_was_computed_leaves_nothing_that_has_to_be_searched_for():
 
 
 @pytest.mark.parametrize(
-    "wish", [CacheDirectives(no_store=True), CacheDirectives(samples=4)], ids=["no_store", "pool"]
+    "directives", [CacheDirectives(no_store=True), CacheDirectives(samples=4)], ids=["no_store", "pool"]
 )
 @on_a_loop
-async def test_what_could_not_be_kept_is_not_computed(wish):
+async def test_what_could_not_be_kept_is_not_computed(directives):
     async with house() as h:
         with pytest.raises(NotCacheable):
-            await BackgroundRequests(h.recall).open([h.question(control=wish, temperature=1.0)])
+            await BackgroundRequests(h.recall).open([h.question(control=directives, temperature=1.0)])
         assert not h.service.open_requests()
 
 
@@ -90,7 +90,7 @@ async def test_interrupted_it_leaves_what_it_has_for_the_next_time():
 
 
 @on_a_loop
-async def test_who_asks_meanwhile_does_not_wait_for_idle_time():
+async def test_a_client_that_joins_background_work_does_not_wait_for_idle_time():
     async with house(**WHOLE) as h:
         ahead = BackgroundRequests(h.recall)
         warm = await ahead.open([h.question(400)])

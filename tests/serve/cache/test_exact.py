@@ -134,7 +134,7 @@ def test_what_a_further_store_has_comes_nearer(kinds, tmp_path, request):
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_a_clearing_is_heard_by_whoever_shares_the_store(kind, tmp_path, request):
+def test_an_invalidation_reaches_all_servers_of_a_shared_store(kind, tmp_path, request):
     def make(tell):
         return [tier("memory", tmp_path, request), tier(kind, tmp_path, request, tell)]
 
@@ -162,7 +162,7 @@ def test_a_clearing_is_heard_by_whoever_shares_the_store(kind, tmp_path, request
 
 
 @pytest.mark.parametrize("kind", ["redis", "memcached"])
-def test_a_clearing_is_heard_also_when_the_store_has_lost_the_earlier_ones(kind, tmp_path, request):
+def test_an_invalidation_is_seen_after_a_store_lost_earlier_ones(kind, tmp_path, request):
     tag = user_tag("default", kind)
     tagged = CacheDirectives(tags=(kind,))
 
@@ -202,19 +202,19 @@ async def forget_versions(kind, request):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_a_clearing_that_a_store_could_not_hear_is_told_it_later(kind, tmp_path, request, monkeypatch):
+def test_an_invalidation_during_a_store_outage_is_published_later(kind, tmp_path, request, monkeypatch):
     tag = user_tag("default", f"late {kind}")
 
     def make(tell):
         return [tier("memory", tmp_path, request), tier(kind, tmp_path, request, tell)]
 
-    async def deaf(self, tag):
+    async def without_tokens(self, tag):
         raise OSError
 
     async def run():
         async with house(make) as one, house(make) as other, asyncio.timeout(60.0):
             with monkeypatch.context() as patch:
-                patch.setattr(type(one.recall._exact._tiers[1]._store), "clear", deaf)
+                patch.setattr(type(one.recall._exact._tiers[1]._store), "clear", without_tokens)
                 assert await one.recall.clear(tag) == {"memory": True, kind: False}
             await until_they_agree(one, other, tag)
 
@@ -342,8 +342,8 @@ def test_two_servers_on_one_file_answer_right_while_both_write(tmp_path, request
         async with house(make) as one, house(make) as other:
             for round_ in range(3):
                 for max_tokens in range(1, 20):
-                    told = await asyncio.gather(one.answer(max_tokens), other.answer(max_tokens))
-                    assert all(tokens == truth(max_tokens) for _, tokens in told)
-                    assert round_ == 0 or all(note.startswith("hit") for note, _ in told)
+                    reported = await asyncio.gather(one.answer(max_tokens), other.answer(max_tokens))
+                    assert all(tokens == truth(max_tokens) for _, tokens in reported)
+                    assert round_ == 0 or all(note.startswith("hit") for note, _ in reported)
 
     asyncio.run(run())

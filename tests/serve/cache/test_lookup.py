@@ -78,11 +78,11 @@ class House:
     async def answer(self, *args, **more):
         """The note, and the tokens of one answer; what is written has been written when it returns."""
         answer = await self.recall.open([self.question(*args, **more)])
-        told = await read_all(answer)
+        reported = await read_all(answer)
         self.recall.close(answer)
         await self.settle()
-        assert sum(isinstance(event, Finished) for _, event in told) == 1
-        return answer.note, tokens_of(told)
+        assert sum(isinstance(event, Finished) for _, event in reported) == 1
+        return answer.note, tokens_of(reported)
 
     async def settle(self):
         await self.recall.settle()
@@ -169,17 +169,17 @@ def test_a_pool_serves_nothing_before_it_is_full_and_then_each_of_its_samples():
     asyncio.run(run())
 
 
-def test_who_asks_at_the_same_time_is_answered_by_one_computation():
+def test_simultaneous_equal_requests_are_coalesced():
     async def run():
         async with house() as h:
             gate = Gate(h.service)
             answers = [await h.open() for _ in range(20)]
             late = await h.open(h.question(tenant="else"))
             gate.open.set()
-            told = [await read_all(answer) for answer in answers]
+            reported = [await read_all(answer) for answer in answers]
             await read_all(late)
             assert [answer.note for answer in answers] == ["miss"] + ["coalesced"] * 19
-            assert all(tokens_of(each) == truth() for each in told)
+            assert all(tokens_of(each) == truth() for each in reported)
             assert late.note == "miss"
             assert answers[1].cached_tokens == [3]
             await h.settle()
@@ -213,8 +213,8 @@ def test_the_first_caller_may_leave_and_the_others_get_their_answer():
             leader, follower = await h.open(), await h.open()
             h.recall.close(leader)
             gate.open.set()
-            told = await read_all(leader)
-            assert [event.reason for _, event in told] == [FinishReason.CANCELLED]
+            reported = await read_all(leader)
+            assert [event.reason for _, event in reported] == [FinishReason.CANCELLED]
             assert tokens_of(await read_all(follower)) == truth()
 
     asyncio.run(run())
@@ -252,7 +252,7 @@ def test_a_failure_is_the_first_callers_and_the_others_try_once_more():
     asyncio.run(run())
 
 
-def test_a_failure_is_told_to_all_when_the_second_attempt_fails_too():
+def test_a_failure_reaches_all_coalesced_requests_if_the_second_attempt_fails():
     async def run():
         async with house() as h:
             gate = Gate(h.service)
@@ -284,18 +284,18 @@ def test_the_sequences_of_a_call_are_found_one_by_one():
             await h.answer(temperature=1.0, given_seed=1, seed=1)
             questions = [h.question(temperature=1.0, given_seed=1, seed=seed) for seed in (1, 2)]
             answer = await h.open(*questions)
-            told = await read_all(answer)
+            reported = await read_all(answer)
             assert answer.note == "miss"
-            assert [tokens_of(told, i) for i in (0, 1)] == [truth(seed=1), truth(seed=2)]
+            assert [tokens_of(reported, i) for i in (0, 1)] == [truth(seed=1), truth(seed=2)]
             twins = await h.open(h.question(7), h.question(7))
-            told = await read_all(twins)
-            assert tokens_of(told, 0) == tokens_of(told, 1) == truth(7)
+            reported = await read_all(twins)
+            assert tokens_of(reported, 0) == tokens_of(reported, 1) == truth(7)
             assert h.service.open_requests() == 0
 
     asyncio.run(run())
 
 
-def test_wishes_are_obeyed():
+def test_cache_directives_are_obeyed():
     async def run():
         async with house() as h:
             with pytest.raises(NotCached):
@@ -323,7 +323,7 @@ def test_an_answer_ends_with_its_time_however_often_it_is_asked_for():
     asyncio.run(run())
 
 
-def test_a_stale_answer_serves_who_takes_it_while_a_new_one_is_computed():
+def test_a_stale_response_is_served_where_accepted_while_a_new_one_is_computed():
     async def run():
         async with house() as h:
             control = CacheDirectives(ttl=10.0, stale_while_revalidate=20.0)
@@ -481,7 +481,7 @@ def test_without_a_cache_everything_is_computed_and_nothing_is_said():
     asyncio.run(run())
 
 
-def test_a_stream_is_told_again_in_pieces():
+def test_a_cached_stream_is_replayed_in_chunks():
     async def run():
         async with house(max_model_len=256, num_blocks=128) as h:
             await h.answer(100)

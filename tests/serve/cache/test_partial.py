@@ -11,7 +11,7 @@ from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
-from headrace.core.drafting.proposal import DraftAsk
+from headrace.core.drafting.proposal import DraftRow
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Emitted, Finished, Layer, LookedUp, Spared
 from headrace.core.request import FinishReason, SamplingParams
@@ -49,8 +49,8 @@ def halted(h: House, after: int) -> Iterator[None]:
 async def hear(answer, count):
     heard = 0
     while heard < count:
-        told = await asyncio.wait_for(answer.read(), SOON)
-        heard += sum(len(event.tokens) for _, event in told if isinstance(event, Emitted))
+        reported = await asyncio.wait_for(answer.read(), SOON)
+        heard += sum(len(event.tokens) for _, event in reported if isinstance(event, Emitted))
     assert heard == count
 
 
@@ -105,10 +105,10 @@ def test_an_answer_that_ended_by_itself_serves_every_greater_length():
             assert note == "miss"
             before = h.runner.computed_tokens
             answer = await h.open(h.question(200, eos_token_ids=stop))
-            told = await read_all(answer)
-            assert tokens_of(told) == tokens
-            assert told[-1][1].reason is FinishReason.STOP
-            assert told[-1][1].stop_token in stop
+            reported = await read_all(answer)
+            assert tokens_of(reported) == tokens
+            assert reported[-1][1].reason is FinishReason.STOP
+            assert reported[-1][1].stop_token in stop
             assert h.runner.computed_tokens == before
             h.recall.close(answer)
 
@@ -116,7 +116,7 @@ def test_an_answer_that_ended_by_itself_serves_every_greater_length():
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "given_seed": 7, "seed": 7}])
-def test_who_comes_back_is_told_at_once_what_was_heard_and_the_rest_as_it_comes(sampling):
+def test_a_resumed_request_gets_its_known_tokens_at_once_and_the_rest_as_computed(sampling):
     async def run():
         async with house(partial=partial(), **WHOLE) as h:
             kept = await hang_up(h, **sampling)
@@ -125,9 +125,9 @@ def test_who_comes_back_is_told_at_once_what_was_heard_and_the_rest_as_it_comes(
             ((_, first),) = await answer.read()
             expected = truth(400, seed=sampling.get("seed", 0))
             assert list(first.tokens) == expected[:kept]
-            told = await read_all(answer)
-            assert [*first.tokens, *tokens_of(told)] == expected
-            assert told[-1][1].output_tokens == 400
+            reported = await read_all(answer)
+            assert [*first.tokens, *tokens_of(reported)] == expected
+            assert reported[-1][1].output_tokens == 400
             assert h.runner.computed_tokens - before <= 400 - kept + 8
             assert answer.note == "partial"
             h.recall.close(answer)
@@ -154,8 +154,8 @@ def test_nothing_is_taken_up_by_another_request(other):
             await hang_up(h)
             answer = await h.open(h.question(400, **other))
             assert answer.note.partition(";")[0] in ("miss", "bypass")
-            told = await read_all(answer)
-            assert tokens_of(told) == truth(
+            reported = await read_all(answer)
+            assert tokens_of(reported) == truth(
                 400, **{name: other[name] for name in ("prompt", "seed") if name in other}
             )
             h.recall.close(answer)
@@ -248,7 +248,7 @@ def test_an_answer_is_as_old_as_what_it_was_taken_up_from():
     asyncio.run(run())
 
 
-def test_who_takes_nothing_old_does_not_join_what_goes_on_from_it():
+def test_a_request_with_max_age_does_not_join_a_resumed_older_answer():
     async def run():
         async with house(partial=partial(), **WHOLE) as h:
             await h.answer(20)
@@ -332,7 +332,7 @@ def drafting(outputs):
 
 def proposed(outputs, question, tokens, most=1):
     request = question.request
-    (found,) = outputs.propose([DraftAsk(request, [*request.tokens, *tokens], most)])
+    (found,) = outputs.propose([DraftRow(request, [*request.tokens, *tokens], most)])
     return found and found.tokens
 
 

@@ -26,11 +26,11 @@ ENTRY = Entry(
 
 
 def pieces(answer):
-    told = answer._unread
-    assert [type(event) for _, event in told] == [Emitted] * (len(told) - 1) + [Finished]
-    for _, event in told[:-1]:
+    reported = answer._unread
+    assert [type(event) for _, event in reported] == [Emitted] * (len(reported) - 1) + [Finished]
+    for _, event in reported[:-1]:
         assert tuple(score.token for score in event.logprobs) == event.tokens
-    end = told[-1][1]
+    end = reported[-1][1]
     assert (end.reason, end.stop_token, end.prompt_tokens, end.output_tokens) == (
         FinishReason.STOP,
         99,
@@ -38,15 +38,15 @@ def pieces(answer):
         100,
     )
     assert answer.cached_tokens == [3]
-    assert tuple(token for _, event in told[:-1] for token in event.tokens) == TOKENS
-    return [len(event.tokens) for _, event in told[:-1]]
+    assert tuple(token for _, event in reported[:-1] for token in event.tokens) == TOKENS
+    return [len(event.tokens) for _, event in reported[:-1]]
 
 
 def answer(interval):
     return Answer([Request("r", (1, 2, 3))], interval)
 
 
-def test_whoever_waits_for_the_end_is_told_all_at_once():
+def test_a_replay_without_streaming_is_sent_in_one_part():
     whole = answer(False)
     tell_whole(whole, 0, ENTRY)
     assert pieces(whole) == [100]
@@ -56,7 +56,7 @@ def test_whoever_waits_for_the_end_is_told_all_at_once():
     ("pace", "lengths"),
     [(Pace.IMMEDIATE, [TOKENS_AT_ONCE] * 3 + [4]), (Pace.ORIGINAL, [1, 60, 39])],
 )
-def test_a_stream_is_told_in_pieces_and_the_end_comes_with_the_last(pace, lengths):
+def test_a_replayed_stream_has_chunks_and_ends_with_the_last(pace, lengths):
     streamed = answer(True)
     asyncio.run(tell_paced(streamed, 0, ENTRY, pace))
     assert pieces(streamed) == lengths

@@ -48,17 +48,17 @@ def test_an_answer_is_read_before_it_is_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("why", [FinishReason.TIMEOUT, FinishReason.CANCELLED])
-def test_who_is_given_up_twice_is_told_once(why):
+def test_a_request_that_is_cancelled_twice_ends_once(why):
     async def run():
         async with house(max_model_len=2048, num_blocks=1024) as h:
             await h.answer(100)
             gate = Gate(h.service)
             leader, follower = await h.open(), await h.open()
-            told_again = await h.open(h.question(100))
+            cached_again = await h.open(h.question(100))
             renewal = h.recall.renew(h.question(7))
             reader = await h.open(h.question(7, service_class=BACKGROUND.name))
             assert reader.note == "coalesced"
-            for answer in (follower, told_again, reader):
+            for answer in (follower, cached_again, reader):
                 h.recall.close(answer, why)
                 h.recall.close(answer)
                 assert end_of(await read_all(answer)) is why
@@ -88,7 +88,7 @@ def test_a_deadline_that_cannot_be_met_is_its_callers_alone():
     asyncio.run(run())
 
 
-def test_where_nobody_can_wait_longer_all_hear_that_it_is_too_late():
+def test_if_no_coalesced_request_can_wait_longer_all_miss_their_deadline():
     async def run():
         async with house(predictions=Hopeless()) as h:
             soon = h.service.now() + 60.0
@@ -102,7 +102,7 @@ def test_where_nobody_can_wait_longer_all_hear_that_it_is_too_late():
     asyncio.run(run())
 
 
-def test_a_failure_after_the_first_caller_has_left_is_nobodys():
+def test_a_failure_after_the_first_caller_left_does_not_reach_the_others():
     async def run():
         async with house() as h:
             gate = Gate(h.service)
@@ -130,7 +130,7 @@ def test_a_second_attempt_whose_name_is_in_use_fails_alone():
     asyncio.run(run())
 
 
-def test_who_asks_after_a_clearing_does_not_join_what_was_begun_before_it():
+def test_a_request_after_an_invalidation_does_not_join_an_older_computation():
     async def run():
         async with house() as h:
             gate = Gate(h.service)
@@ -153,7 +153,7 @@ def test_who_asks_after_a_clearing_does_not_join_what_was_begun_before_it():
     asyncio.run(run())
 
 
-def test_a_look_up_that_was_begun_before_a_clearing_serves_nobody_who_asks_after_it():
+def test_a_lookup_started_before_an_invalidation_serves_no_later_request():
     class Slow(Level):
         def __init__(self):
             self.looking, self.go_on = asyncio.Event(), asyncio.Event()
@@ -207,10 +207,10 @@ def test_each_reader_hears_one_end_when_the_first_attempt_has_failed():
             h.runner.poison.add("r1")
             leader, follower = await h.open(), await h.open()
             gate.open.set()
-            told = await read_all(leader)
+            reported = await read_all(leader)
             h.recall.close(leader)
             h.recall.close(leader)
-            assert sum(isinstance(event, Finished) for _, event in told) == 1
+            assert sum(isinstance(event, Finished) for _, event in reported) == 1
             assert leader.exhausted
             assert tokens_of(await read_all(follower)) == truth()
 

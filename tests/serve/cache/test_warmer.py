@@ -124,7 +124,7 @@ async def test_its_own_requests_are_no_arrivals():
 
 
 @on_a_loop
-async def test_nothing_is_begun_while_somebody_is_answered_also_in_quiet_times():
+async def test_no_warming_starts_while_a_request_is_open_even_at_low_traffic():
     scene = Scene(Desk(), below_rate=100.0)
     scene.warmer.add([question("a")])
     scene.busy = True
@@ -137,7 +137,7 @@ async def test_nothing_is_begun_while_somebody_is_answered_also_in_quiet_times()
 
 
 @on_a_loop
-async def test_who_comes_while_a_batch_is_begun_is_heard_before_the_next_of_it():
+async def test_an_arrival_is_handled_before_the_next_request_of_a_warming_batch():
     scene = Scene(Desk(), below_rate=100.0, batch=8)
     scene.warmer.add(question(name) for name in "abcdefgh")
     asyncio.get_running_loop().call_soon(setattr, scene, "busy", True)

@@ -17,7 +17,7 @@ from tests.serve.cache.test_lookup import truth
 from tests.serve.test_service import read_all, tokens_of
 
 
-class Told:
+class Reported:
     """A keeper."""
 
     def __init__(self):
@@ -81,7 +81,7 @@ def test_what_ended_is_kept_within_a_moment(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_it_waits_for_those_who_are_answered_but_not_for_ever(monkeypatch):
+def test_it_waits_for_open_calls_for_a_bounded_time(monkeypatch):
     async def scenario():
         h = House()
         h.busy = True
@@ -104,7 +104,7 @@ def test_it_waits_for_those_who_are_answered_but_not_for_ever(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_one_is_kept_after_the_other_and_who_comes_is_seen_in_between(monkeypatch):
+def test_entries_are_written_one_by_one_and_arrivals_are_handled_in_between(monkeypatch):
     async def scenario():
         h = House()
         for name in (b"a", b"b", b"c"):
@@ -131,7 +131,7 @@ def test_one_is_kept_after_the_other_and_who_comes_is_seen_in_between(monkeypatc
     asyncio.run(scenario())
 
 
-def test_who_asks_for_it_meanwhile_has_it_kept_at_once(monkeypatch):
+def test_a_lookup_of_a_queued_entry_writes_it_at_once(monkeypatch):
     async def scenario():
         h = House()
         h.keeping.add(h.flight(b"a"))
@@ -170,8 +170,8 @@ def test_at_the_end_nothing_is_left(monkeypatch):
 
 def test_keepers_hear_of_what_is_kept_and_of_nothing_else():
     async def scenario():
-        told = Told()
-        h = House(told)
+        reported = Reported()
+        h = House(reported)
         wrong, cleared, right = (h.flight(name) for name in (b"a", b"b", b"c"))
         h.keeping.add(wrong)
         await h.exact.bar(wrong.ask.key)
@@ -179,12 +179,12 @@ def test_keepers_hear_of_what_is_kept_and_of_nothing_else():
         h.keeping.add(cleared)
         await h.exact.clear("*")
         await h.keeping.finish()
-        assert told.kept_keys == []
+        assert reported.kept_keys == []
         assert h.landed == [wrong, cleared]
         right.versions = h.exact.snapshot(right.ask)
         h.keeping.add(right)
         await h.keeping.finish()
-        assert told.kept_keys == [right.ask.key]
+        assert reported.kept_keys == [right.ask.key]
 
     asyncio.run(scenario())
 
@@ -195,17 +195,17 @@ def test_a_keeper_that_fails_costs_the_others_nothing():
             raise RuntimeError("no")
 
     async def scenario():
-        told = Told()
-        h = House(Failing(), told)
+        reported = Reported()
+        h = House(Failing(), reported)
         h.keeping.add(h.flight(b"a"))
         await h.keeping.finish()
-        assert told.kept_keys == [b"a" * 32]
+        assert reported.kept_keys == [b"a" * 32]
         assert await h.has(b"a")
 
     asyncio.run(scenario())
 
 
-def test_who_asks_again_at_once_is_served_what_has_not_been_written_yet():
+def test_a_repeated_request_is_served_an_entry_that_is_still_queued():
     async def run():
         async with recalling() as h:
             for words in ("miss", "hit; layer=exact; age=0"):

@@ -38,7 +38,7 @@ async def result_of(worker: EmbeddingWorker, one: EmbeddingJob) -> np.ndarray:
         worker.end(one, FinishReason.STOP)
 
 
-def told(book: Book) -> list[Embedded]:
+def reported(book: Book) -> list[Embedded]:
     return [event for event in book.events if isinstance(event, Embedded)]
 
 
@@ -111,7 +111,7 @@ def test_an_input_that_fails_ends_its_own_call_only() -> None:
     asyncio.run(run())
 
 
-def test_each_call_is_told_once_with_what_was_computed() -> None:
+def test_each_call_is_reported_once_with_its_computed_tokens() -> None:
     async def run() -> None:
         book = Book()
         async with serving(watchers=[book]) as service:
@@ -121,8 +121,8 @@ def test_each_call_is_told_once_with_what_was_computed() -> None:
                 worker.submit(job(service, model, (1,) * 2000, name="large"))
             assert refused.value.verdict.reason is RejectReason.TOO_LARGE
             service.count()
-            found = {event.request_id: event for event in told(book)}
-            assert len(told(book)) == 2
+            found = {event.request_id: event for event in reported(book)}
+            assert len(reported(book)) == 2
             done, large = found["done"], found["large"]
             assert (done.inputs, done.tokens, done.computed_tokens) == (2, 3, 3)
             assert done.reason is FinishReason.STOP

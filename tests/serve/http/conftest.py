@@ -29,7 +29,7 @@ from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.prediction.memory_peak import AlwaysFits
 from headrace.core.prediction.step_cost import TOKENS_ONLY
-from headrace.core.queueing.fair_queue import single_file
+from headrace.core.queueing.fair_queue import single_queue
 from headrace.core.queueing.order import FirstComeFirstServed
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.admission import Continuous
@@ -207,7 +207,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     )
     scheduler = Scheduler(
         BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append),
-        single_file(),
+        single_queue(),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),

@@ -27,8 +27,10 @@ def test_a_browser_may_ask_without_a_key_and_call_with_one(house):
     headers = {"Origin": PAGE, "Authorization": "Bearer alpha"}
     answer = house.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers)
     assert answer.status_code == 200
-    told = answer.headers["access-control-expose-headers"]
-    assert all(name in told for name in ("X-Request-Id", "X-Headrace-Cache", "x-ratelimit-remaining-tokens"))
+    reported = answer.headers["access-control-expose-headers"]
+    assert all(
+        name in reported for name in ("X-Request-Id", "X-Headrace-Cache", "x-ratelimit-remaining-tokens")
+    )
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_bug_in_a_route_is_a_500_that_tells_nothing(house, monkeypatch):
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_who_is_cut_off_at_the_servers_end_before_his_answer_began_is_told(begun):
+def test_a_request_without_output_at_shutdown_gets_an_error(begun):
     sent = []
 
     async def stuck(scope, receive, send):

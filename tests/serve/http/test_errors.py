@@ -43,7 +43,7 @@ def test_a_tenants_limit_is_a_429_with_its_headers():
     assert error.headers == {"x-ratelimit-remaining-requests": "0", "Retry-After": "7"}
 
 
-def test_a_deadline_that_passed_and_one_that_cannot_be_met_are_told_apart():
+def test_a_passed_deadline_and_an_unreachable_one_have_different_errors():
     passed = errors.of_finish(Finished("r", FinishReason.TIMEOUT, 1, 0, 0), 3.0)
     hopeless = errors.of_finish(Finished("r", FinishReason.UNREACHABLE, 1, 0, 0, "predicted 9 s"), 3.0)
     assert (passed.status, passed.code) == (408, "deadline_exceeded")
@@ -74,8 +74,8 @@ def test_each_end_is_an_answer_or_an_error(reason):
             FinishReason.FAILED: 500,
         }[reason]
     )
-    told = (FinishReason.REJECTED, FinishReason.UNREACHABLE)  # their messages are written for the caller
-    assert error is None or reason in told or "inside" not in str(error)
+    reported = (FinishReason.REJECTED, FinishReason.UNREACHABLE)  # their messages are written for the caller
+    assert error is None or reason in reported or "inside" not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_durations_as_openai_writes_them(seconds: float, text: str) -> None:
 
 def test_headers_say_what_is_limited_and_nothing_else() -> None:
     assert rate_headers({}) == {}
-    told = rate_headers(
+    reported = rate_headers(
         {
             Limit.REQUESTS_PER_MINUTE: Room(5, 2, 30.0),
             Limit.TOKENS_PER_MINUTE: Room(100, 80, 1.0),
@@ -30,7 +30,7 @@ def test_headers_say_what_is_limited_and_nothing_else() -> None:
             Limit.CONCURRENT_REQUESTS: Room(3, 1, 0.0),
         }
     )
-    assert told == {
+    assert reported == {
         "x-ratelimit-limit-requests": "5",
         "x-ratelimit-remaining-requests": "2",
         "x-ratelimit-reset-requests": "30s",

@@ -146,7 +146,7 @@ def test_an_exception_in_detokenizing_fails_that_request_alone(house, stream, mo
     assert house.client.post(PATH, json={"prompt": "x"}).status_code == 200
 
 
-def test_draining_tells_those_who_cannot_finish(house):
+def test_draining_ends_unfinished_streams_with_an_error(house):
     def close_all() -> None:
         while not house.service.open_requests():
             time.sleep(0.005)

@@ -129,16 +129,16 @@ def test_plain_text_is_content_unchanged(text):
 def test_arguments_lag_behind_the_text_by_no_more_than_a_marker(name):
     case = next(case for case in cases(name) if len(case.text) > 500)
     machine = machine_for(case)
-    told = lag = 0
+    reported = lag = 0
     for number, char in enumerate(case.text, start=1):
-        told += sum(len(text) for _, text in machine.push(char))
-        if told:
-            lag = max(lag, number - told)
-    never_told = len(case.text) - told
+        reported += sum(len(text) for _, text in machine.push(char))
+        if reported:
+            lag = max(lag, number - reported)
+    never_told = len(case.text) - reported
     assert lag <= never_told + 32
 
 
-def test_the_name_is_told_as_soon_as_the_arguments_begin():
+def test_the_name_is_sent_as_soon_as_the_arguments_begin():
     machine = Machine(TOOLS["hermes"], None)
     assert machine.push('<tool_call>{"name": "f", "arguments": ') == []
     assert machine.push("{") == [(Kind.NAME, "f"), (Kind.ARGUMENTS, "{")]

@@ -28,7 +28,7 @@ def test_a_step_adds_one_piece_per_call():
     assert message.push(TWO).calls == [CallPiece(0, "a", "f", '{"a": 1}'), CallPiece(1, "b", "g", "{}")]
 
 
-def test_without_parallel_calls_only_the_first_is_told():
+def test_without_parallel_calls_only_the_first_is_returned():
     message = reader(Reading(TOOLS["hermes"], None, parallel=False))
     assert message.push(TWO).calls == [CallPiece(0, "a", "f", '{"a": 1}')]
 

@@ -1,5 +1,5 @@
 // The Python module headrace.compute.kernels._cpu: addresses and sizes in, ranges checked, kernels run.
-// It knows no torch; `kernels/cpp.py` keeps the tensors alive and contiguous.
+// It does not use torch; `kernels/cpp.py` keeps the tensors alive and contiguous.
 
 #include "arguments.h"
 
@@ -54,8 +54,8 @@ PyObject *supported_levels(PyObject *, PyObject *) {
   return found;
 }
 
-// Short calls keep the interpreter's lock: giving it up costs more than it frees, and another thread that takes it
-// holds it for milliseconds.
+// Short calls keep the GIL: releasing it costs more than it gains, and another thread that takes it holds it for
+// milliseconds.
 template <class Run>
 void run_unlocked_if(bool long_enough, Run run) {
   if (!long_enough) return run();
@@ -314,7 +314,7 @@ std::vector<Pages> stack_pages(const Stack &a, const StackBounds &bounds) {
   return layers;
 }
 
-// run_stack: whether it was not broken off.
+// run_stack: whether it was not interrupted.
 PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();

@@ -1,4 +1,4 @@
-// See team.h. One team in the process, as large as it was ever asked to be; its threads sleep when there is nothing to do.
+// See team.h. One thread pool in the process, as large as the largest request so far; idle threads sleep.
 
 #include "team.h"
 
@@ -19,8 +19,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a thread looks for work, or for the end of others' work, before it offers its core to whoever wants it, and
-// before it sleeps. Between two kernels of a step pass some microseconds; waking takes fifty.
+// How long a thread spins for work, or for the end of other threads' work, before it yields its core, and before it
+// sleeps. Some microseconds pass between two kernels of a step; waking takes fifty.
 const auto LOOK = std::chrono::microseconds(10), STAY = std::chrono::microseconds(100);
 const int GLANCES = 32;  // looks between two looks at the clock
 
@@ -50,7 +50,7 @@ bool look(Ready ready, bool forever) {
 
 class Team {
  public:
-  // Does the tasks alone where the team is at work for another thread.
+  // Runs the tasks alone if the pool is busy with the call of another thread.
   void share(int64_t count, int64_t at_once, int threads, Work work, void *task) {
     if (taken_.exchange(true, std::memory_order_acquire)) return work(task, 0, count, 0);
     grow(threads - 1);
@@ -71,13 +71,13 @@ class Team {
   }
 
  private:
-  // A line of the cache to each, as they are written by different threads.
+  // One cache line each, because different threads write them.
   struct alignas(64) Count {
     std::atomic<int64_t> value{0};
   };
 
-  // Lots of tasks that nobody has taken. Its member takes the first, and goes through memory in order; who has nothing
-  // left takes the last, so that they meet in the end.
+  // Chunks of tasks that are not taken yet. The owner takes the first, so that it reads memory in order; a thread without
+  // chunks steals the last (work stealing).
   class alignas(64) Stretch {
    public:
     struct Lots {
@@ -125,8 +125,8 @@ class Team {
     }
   }
 
-  // Helpers may be where the sharer may, but for the core that it is on: one that wakes while the others are taken for a
-  // moment is put in line behind it, and stays there for milliseconds after they are free again.
+  // Helpers may be where the sharer may, but for the core that it is on: one that wakes while the other cores are busy
+  // for a moment is queued on that core, and stays there for milliseconds after they are free again.
   void stand_apart() {
 #if defined(__linux__)
     const int here = sched_getcpu();

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from headrace.core.cache.partial.continuation_index import (
     BYTES_PER_TOKEN,
-    NOTHING,
-    SMALLEST,
+    INITIAL_TOKENS,
+    NO_PROPOSAL,
     ContinuationIndex,
     Proposal,
 )
@@ -44,7 +44,7 @@ class ScopedIndexes:
         self._evicted = 0
 
     def add(
-        self, scope: bytes, output: Sequence[int], lead: Sequence[int] = (), *, goes_on: bool = False
+        self, scope: bytes, output: Sequence[int], lead: Sequence[int] = (), *, continued: bool = False
     ) -> None:
         """Add the tokens of a finished answer or the next part of them, as `ContinuationIndex.add`."""
         index = self._scopes.get(scope)
@@ -54,14 +54,14 @@ class ScopedIndexes:
                 return
         self._scopes.move_to_end(scope)
         before = index.nbytes
-        index.add(output, lead, goes_on=goes_on, max_bytes=self._max_bytes - self._nbytes + before)
+        index.add(output, lead, continued=continued, max_bytes=self._max_bytes - self._nbytes + before)
         self._nbytes += index.nbytes - before
 
     def propose(self, scope: bytes, context: Sequence[int], max_tokens: int) -> Proposal:
         """The proposed tokens after ``context``, from outputs of this scope only."""
         index = self._scopes.get(scope)
         if index is None:
-            return NOTHING
+            return NO_PROPOSAL
         self._scopes.move_to_end(scope)
         return index.propose(context, max_tokens)
 
@@ -82,7 +82,7 @@ class ScopedIndexes:
         )
 
     def _open(self, scope: bytes) -> ContinuationIndex | None:
-        needed = SMALLEST * BYTES_PER_TOKEN
+        needed = INITIAL_TOKENS * BYTES_PER_TOKEN
         if needed > self._max_bytes:
             return None
         while self._nbytes + needed > self._max_bytes:

@@ -19,7 +19,7 @@ BYTES_PER_TOKEN = 8
 BYTES_PER_ANSWER = 400
 """Key, record and their entries in the table, and the versions of the tags, of which most answers have three."""
 
-LEAST_TOKENS = 8
+MIN_TOKENS = 8
 """Shorter partial answers are not stored."""
 
 
@@ -52,7 +52,7 @@ class UnfinishedAnswers:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[bytes, UnfinishedAnswer] = OrderedDict()
+        self._entries: OrderedDict[bytes, UnfinishedAnswer] = OrderedDict()
         self._nbytes = 0
         self._evictions = 0
 
@@ -60,18 +60,18 @@ class UnfinishedAnswers:
         """Store a partial answer, unless a longer one, or one of equal length that expires later, has the same tag
         versions.
         """
-        known = self._kept.get(key)
+        known = self._entries.get(key)
         if known is not None:
-            self._kept.move_to_end(key)
-            if known.versions == beginning.versions and _worth(known) >= _worth(beginning):
+            self._entries.move_to_end(key)
+            if known.versions == beginning.versions and _value(known) >= _value(beginning):
                 return
-        if len(beginning.tokens) < LEAST_TOKENS or _nbytes(beginning) > self._max_bytes:
+        if len(beginning.tokens) < MIN_TOKENS or _nbytes(beginning) > self._max_bytes:
             return
         self.forget(key)
-        self._kept[key] = beginning
+        self._entries[key] = beginning
         self._nbytes += _nbytes(beginning)
         while self._nbytes > self._max_bytes:
-            self.forget(next(iter(self._kept)))
+            self.forget(next(iter(self._entries)))
             self._evictions += 1
 
     def find(
@@ -82,7 +82,7 @@ class UnfinishedAnswers:
         ``now`` is Unix time, ``max_age`` (seconds) the maximum accepted age. An expired one is dropped, so that it
         does not block a shorter and newer one.
         """
-        beginning = self._kept.get(key)
+        beginning = self._entries.get(key)
         if beginning is None:
             return None
         age = now - beginning.created
@@ -91,23 +91,23 @@ class UnfinishedAnswers:
             return None
         if beginning.versions != versions or (max_age is not None and age > max_age):
             return None
-        self._kept.move_to_end(key)
+        self._entries.move_to_end(key)
         return beginning
 
     def forget(self, key: bytes) -> None:
         """Drop the partial answer of one key."""
-        beginning = self._kept.pop(key, None)
+        beginning = self._entries.pop(key, None)
         if beginning is not None:
             self._nbytes -= _nbytes(beginning)
 
     def counts(self) -> UnfinishedCounts:
         """Sizes and evictions."""
-        return UnfinishedCounts(len(self._kept), self._nbytes, self._evictions)
+        return UnfinishedCounts(len(self._entries), self._nbytes, self._evictions)
 
 
 def _nbytes(beginning: UnfinishedAnswer) -> int:
     return BYTES_PER_ANSWER + BYTES_PER_TOKEN * len(beginning.tokens)
 
 
-def _worth(beginning: UnfinishedAnswer) -> tuple[int, float]:
+def _value(beginning: UnfinishedAnswer) -> tuple[int, float]:
     return len(beginning.tokens), beginning.expires

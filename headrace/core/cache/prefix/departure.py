@@ -165,7 +165,7 @@ def _cause(looked: Looked, earlier: Known, found: Place) -> PrefixCause:
     return PrefixCause.TEXT_CHANGED
 
 
-SAYS = {
+EXPLANATIONS = {
     PrefixCause.NOT_LOOKED_UP: "The prefix cache was not looked up.",
     PrefixCause.SHORT: "The prompt is so short that it is not compared with earlier ones.",
     PrefixCause.WHOLE_PROMPT: "The whole prompt was cached, up to its last token, which is always computed.",

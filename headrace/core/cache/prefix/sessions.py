@@ -37,10 +37,10 @@ class _Tenant:
         self.sessions: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
         self.uses: Counter[bytes] = Counter()
 
-    def hold(self, keys: Sequence[bytes]) -> None:
+    def add(self, keys: Sequence[bytes]) -> None:
         self.uses.update(keys)
 
-    def let_go(self, keys: Sequence[bytes]) -> list[bytes]:
+    def remove(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those of ``keys`` that no session needs any more."""
         unused = []
         for key in keys:
@@ -73,13 +73,13 @@ class SessionBook:
             (at for at, (a, b) in enumerate(zip(before, kept, strict=False)) if a != b),
             min(len(before), len(kept)),
         )
-        known.hold(kept[common:])
-        replaced = known.let_go(before[common:])
+        known.add(kept[common:])
+        replaced = known.remove(before[common:])
         known.sessions[session] = kept
         released = [key for key in keys[self._max_blocks :] if key not in known.uses]
         while len(known.uses) > self._max_blocks or len(known.sessions) > MAX_SESSIONS:
             oldest = next(iter(known.sessions))
-            released += known.let_go(known.sessions.pop(oldest))
+            released += known.remove(known.sessions.pop(oldest))
         if len(self._tenants) > MAX_TENANTS:
             _, forgotten = self._tenants.popitem(last=False)
             released += forgotten.uses
@@ -90,7 +90,7 @@ class SessionBook:
         known = self._tenants.get(tenant)
         if known is None or session not in known.sessions:
             return None
-        released = known.let_go(known.sessions.pop(session))
+        released = known.remove(known.sessions.pop(session))
         if not known.sessions:
             del self._tenants[tenant]
         return Dropped(released=tuple(released))

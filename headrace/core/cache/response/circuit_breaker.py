@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 FAILURES = 5
-REST_SECONDS = 1.0
-LONGEST_REST_SECONDS = 60.0
+OPEN_SECONDS = 1.0
+MAX_OPEN_SECONDS = 60.0
 
 
 class CircuitBreaker:
@@ -16,7 +16,7 @@ class CircuitBreaker:
 
     def __init__(self) -> None:
         self._failures = 0
-        self._rest = REST_SECONDS
+        self._open_seconds = OPEN_SECONDS
         self._until: float | None = None
 
     @property
@@ -30,13 +30,13 @@ class CircuitBreaker:
             return True
         if now < self._until:
             return False
-        self._until = now + self._rest  # this request is the trial; all others wait for its result
+        self._until = now + self._open_seconds  # this request is the trial; all others wait for its result
         return True
 
     def succeeded(self) -> None:
         """The store answered, with an entry or without one."""
         self._failures = 0
-        self._rest = REST_SECONDS
+        self._open_seconds = OPEN_SECONDS
         self._until = None
 
     def failed(self, now: float) -> None:
@@ -44,5 +44,5 @@ class CircuitBreaker:
         self._failures += 1
         if self._failures >= FAILURES:
             if self._until is not None:
-                self._rest = min(LONGEST_REST_SECONDS, 2 * self._rest)
-            self._until = now + self._rest
+                self._open_seconds = min(MAX_OPEN_SECONDS, 2 * self._open_seconds)
+            self._until = now + self._open_seconds

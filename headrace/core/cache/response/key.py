@@ -27,7 +27,7 @@ FORMAT = b"headrace/answer/3"
 
 KEY_BYTES = 32
 
-SMALL = 256
+MAX_MEMOIZED = 256
 """Encodings are memoized for sampling parameters with at most this many numbers and characters in their lists."""
 
 
@@ -122,7 +122,7 @@ class Engine:
 
     def fingerprint(self) -> bytes:
         """32 bytes, equal for engines that give the same answers."""
-        parts = [FORMAT, *(_write(getattr(self, each.name)) for each in fields(self))]
+        parts = [FORMAT, *(_encode(getattr(self, each.name)) for each in fields(self))]
         return hashlib.sha256(b"".join(parts)).digest()
 
 
@@ -148,17 +148,17 @@ def beginning_key(
         _tagged(b"P", _tokens(request.tokens)) if instead is None else _tagged(b"Q", instead),
     ]
     if request.params.temperature > 0:
-        parts.append(_tagged(b"R", _write(request.seed)))
+        parts.append(_tagged(b"R", _encode(request.seed)))
     if request.answered:
         parts.append(_tagged(b"A", _tokens(request.answered)))
     if request.call_format:
-        parts.append(_tagged(b"K", _write(request.call_format)))
+        parts.append(_tagged(b"K", _encode(request.call_format)))
     return hashlib.sha256(b"".join(parts)).digest()
 
 
 def answer_key(beginning: bytes, request: Request) -> bytes:
     """The cache key of ``request``, whose `beginning_key` is ``beginning``."""
-    return hashlib.sha256(FORMAT + _tagged(b"B", beginning) + _write(request.params.max_tokens)).digest()
+    return hashlib.sha256(FORMAT + _tagged(b"B", beginning) + _encode(request.params.max_tokens)).digest()
 
 
 def digest(*values: object) -> bytes:
@@ -167,7 +167,7 @@ def digest(*values: object) -> bytes:
     Raises:
         Unkeyable: a value has another type, or is NaN.
     """
-    return hashlib.sha256(FORMAT + _write(values)).digest()
+    return hashlib.sha256(FORMAT + _encode(values)).digest()
 
 
 _GENERATION = tuple(
@@ -203,9 +203,9 @@ def _scope(
     """The part that all calls of one client have in common."""
     parts = [
         FORMAT,
-        _tagged(b"E", fingerprint + _write(adapter)),
-        _tagged(b"S", _write(tenant) + _write(salt)),
-        _tagged(b"Z", _write(sorted(eos_token_ids))),
+        _tagged(b"E", fingerprint + _encode(adapter)),
+        _tagged(b"S", _encode(tenant) + _encode(salt)),
+        _tagged(b"Z", _encode(sorted(eos_token_ids))),
         _tagged(b"C", b"\x01" if continues else b"\x00"),
     ]
     return b"".join(parts)
@@ -220,25 +220,25 @@ def _generation(params: SamplingParams) -> bytes:
     items = len(params.logit_bias) + len(params.allowed_token_ids or ()) + len(params.stop_token_ids)
     constraint = params.structured_outputs
     items += 0 if constraint is None else len(constraint.source)
-    small = items + sum(map(len, params.bad_words)) + sum(map(len, params.stop)) <= SMALL
-    return _remembered(params) if small else _written(params)
+    small = items + sum(map(len, params.bad_words)) + sum(map(len, params.stop)) <= MAX_MEMOIZED
+    return _memoized(params) if small else _encode_params(params)
 
 
-def _written(params: SamplingParams) -> bytes:
+def _encode_params(params: SamplingParams) -> bytes:
     _refuse_unknown(params, _UNKNOWN_OF_SAMPLING)
     return _tagged(b"G", b"".join([_field(params, name) for name in _GENERATION]))
 
 
-_remembered = lru_cache(maxsize=1024)(_written)
+_memoized = lru_cache(maxsize=1024)(_encode_params)
 
 
 def _field(params: SamplingParams, name: str) -> bytes:
     value = getattr(params, name)
     if name == "logit_bias":
-        return _write([(token, float(bias)) for token, bias in value])
+        return _encode([(token, float(bias)) for token, bias in value])
     if name == "structured_outputs":
-        return _write(value if value is None else value.digest)
-    return _write(float(value) if name in _REALS else value)
+        return _encode(value if value is None else value.digest)
+    return _encode(float(value) if name in _REALS else value)
 
 
 def _tagged(tag: bytes, content: bytes) -> bytes:
@@ -255,7 +255,7 @@ def _tokens(tokens: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-def _write(value: object) -> bytes:
+def _encode(value: object) -> bytes:
     """One value with its type and length; floats as their 64 bits, with a single zero."""
     match value:
         case None:
@@ -273,8 +273,8 @@ def _write(value: object) -> bytes:
         case bytes():
             return _tagged(b"b", value)
         case tuple() | list():
-            return _tagged(b"l", b"".join([_write(each) for each in value]))
+            return _tagged(b"l", b"".join([_encode(each) for each in value]))
         case Mapping():
-            pairs = sorted((_write(name), _write(each)) for name, each in value.items())
+            pairs = sorted((_encode(name), _encode(each)) for name, each in value.items())
             return _tagged(b"m", b"".join([part for pair in pairs for part in pair]))
     raise Unkeyable(f"a {type(value).__name__} cannot be part of a key")

@@ -60,35 +60,35 @@ class Audits:
         self._max_error = max_error
         self._confidence = confidence
         self._most = most
-        self._standing: dict[Hashable, AuditBound] = {}
+        self._tests: dict[Hashable, AuditBound] = {}
         self._refuted: dict[Hashable, None] = {}  # oldest first
 
-    def refuted(self, whose: Hashable) -> bool:
-        """Whether the error bound of key ``whose`` was exceeded."""
-        return whose in self._refuted
+    def refuted(self, key: Hashable) -> bool:
+        """Whether the error bound of key ``key`` was exceeded."""
+        return key in self._refuted
 
-    def observe(self, whose: Hashable, wrong: bool) -> bool:
-        """A response of key ``whose`` was audited; whether this audit exceeded its error bound."""
-        if whose in self._refuted:
+    def observe(self, key: Hashable, wrong: bool) -> bool:
+        """A response of key ``key`` was audited; whether this audit exceeded its error bound."""
+        if key in self._refuted:
             return False
-        bound = self._standing.get(whose) or AuditBound(self._max_error, self._confidence)
-        self._standing[whose] = bound
+        bound = self._tests.get(key) or AuditBound(self._max_error, self._confidence)
+        self._tests[key] = bound
         bound.observe(wrong)
         if bound.violated:
-            del self._standing[whose]
-            self._refuted[whose] = None
+            del self._tests[key]
+            self._refuted[key] = None
             if len(self._refuted) > self._most:
                 del self._refuted[next(iter(self._refuted))]
             return True
-        if len(self._standing) > self._most:
-            del self._standing[self._least_suspected()]
+        if len(self._tests) > self._most:
+            del self._tests[self._least_suspected()]
         return False
 
     def _least_suspected(self) -> Hashable:
-        for whose, bound in self._standing.items():
+        for key, bound in self._tests.items():
             if bound.wealth < 1.0:
-                return whose
-        return min(self._standing, key=lambda whose: self._standing[whose].wealth)
+                return key
+        return min(self._tests, key=lambda key: self._tests[key].wealth)
 
 
 @cache

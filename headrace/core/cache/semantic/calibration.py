@@ -98,9 +98,9 @@ class Calibration:
     def certificates(self, max_error: float, confidence: float) -> list[Certificate | Unsupported]:
         """The certificate of each stratum, or why there is none; all of them together hold with ``confidence``."""
         found: list[Certificate | Unsupported] = []
-        everyone = range(len(self.strata))
-        promising = [index for index in everyone if self.strata[index].promises(max_error, confidence)]
-        sharing = promising or everyone
+        all_strata = range(len(self.strata))
+        promising = [index for index in all_strata if self.strata[index].promises(max_error, confidence)]
+        sharing = promising or all_strata
         for index, stratum in enumerate(self.strata):
             if index not in sharing:
                 found.append(stratum.refusal(max_error, confidence))

@@ -40,8 +40,8 @@ _POINTING = re.compile(
     r"\b(?:this|these|the (?:following|above|below|attached))\b(?! (?:week|month|year|morning|evening|weekend))",
     re.IGNORECASE,
 )
-_READ = 16384
-_HUGE = 4096
+_MEMOIZED = 16384
+_MAX_MEMOIZED_CHARACTERS = 4096
 _TITLE = 0.6
 """If more than this share of its words is capitalised, a question is a title or in capitals, and its capitals mean
 nothing."""
@@ -93,10 +93,10 @@ class Difference(NamedTuple):
 
 def traits(text: str) -> Traits:
     """Analyse a question; recent results are memoized, except for huge texts."""
-    return _remembered(text) if len(text) <= _HUGE else _read(text)
+    return _memoized(text) if len(text) <= _MAX_MEMOIZED_CHARACTERS else _analyse(text)
 
 
-def _read(text: str) -> Traits:
+def _analyse(text: str) -> Traits:
     text = _HALF_DAY.sub(r"\1m", text)
     words: list[str] = []
     names: set[str] = set()
@@ -126,14 +126,14 @@ def _read(text: str) -> Traits:
         numbers=numbers,
         negations=sum(word in NEGATIONS for word in words),
         names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
-        sources=_behind("from", words),
-        targets=_behind("to", words),
+        sources=_words_after("from", words),
+        targets=_words_after("to", words),
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
 
 
-_remembered = lru_cache(maxsize=_READ)(_read)
+_memoized = lru_cache(maxsize=_MEMOIZED)(_analyse)
 
 
 def compare(one: Traits, other: Traits) -> Difference:
@@ -151,7 +151,7 @@ def compare(one: Traits, other: Traits) -> Difference:
         negation=one.negations % 2 != other.negations % 2,
         opposite=_opposed(one, other),
         names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
-        reordered=(moved > 0 and _bag(one) == _bag(other)) or _exchanged(one, other),
+        reordered=(moved > 0 and _word_counts(one) == _word_counts(other)) or _exchanged(one, other),
     )
 
 
@@ -170,7 +170,7 @@ def veto(difference: Difference) -> Veto | None:
     return None
 
 
-def _behind(preposition: str, words: list[str]) -> frozenset[str]:
+def _words_after(preposition: str, words: list[str]) -> frozenset[str]:
     """Stems of the first content words after a preposition, at most three words away."""
     found = set()
     for place, word in enumerate(words):
@@ -189,7 +189,7 @@ def _moved(one: tuple[str, ...], other: tuple[str, ...]) -> float:
     return swapped / pairs if pairs else 0.0
 
 
-def _bag(question: Traits) -> Counter[str]:
+def _word_counts(question: Traits) -> Counter[str]:
     return Counter(word for word in question.words if word not in POLITE_WORDS)
 
 

@@ -21,7 +21,7 @@ NEIGHBOURS = 32
 """The number of nearest entries examined."""
 
 _VOTERS = 10
-_DONORS = 8
+_MAX_TRIED = 8
 """The number of entries with the answer that are tried before the guards' veto applies."""
 _TEMPERATURE = 0.05
 """Temperature of the cosines when they are weighted as votes."""
@@ -83,7 +83,7 @@ def weigh(question: str, neighbours: Sequence[Neighbour]) -> Candidate | Veto | 
     answer = max(votes, key=votes.__getitem__)
     alike = [near for near in neighbours if near.answer == answer]
     forbidden: Veto | None = None
-    for near in alike[:_DONORS]:
+    for near in alike[:_MAX_TRIED]:
         difference = compare(asked, traits(near.text))
         reason = veto(difference)
         if reason is None:

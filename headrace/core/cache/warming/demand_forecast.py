@@ -44,7 +44,7 @@ class Demand(NamedTuple):
     def asked(self, now: float) -> Demand:
         """The demand with one more request."""
         hour, day = _hour(now), _day(now)
-        level = self.season[hour] * _faded(day - self.days[hour]) + SEASON_WEIGHT
+        level = self.season[hour] * _decay(day - self.days[hour]) + SEASON_WEIGHT
         return Demand(
             self.first,
             max(now, self.last),
@@ -56,18 +56,18 @@ class Demand(NamedTuple):
 
     def expected(self, now: float, seconds: float) -> float:
         """The number of requests expected within ``seconds`` from ``now``."""
-        trust = 1.0 - _faded(max(0, _day(now) - _day(self.first)))
+        season_share = 1.0 - _decay(max(0, _day(now) - _day(self.first)))
         seasonal = sum(share * self._daily(at) for at, share in _hours(now, seconds))
         # The recent rate fades during the window, as it would without arrivals.
         recent = self._recent(now) * RECENT_SECONDS * -math.expm1(-seconds / RECENT_SECONDS)
-        return trust * seasonal + (1.0 - trust) * recent
+        return season_share * seasonal + (1.0 - season_share) * recent
 
     def _daily(self, at: float) -> float:
         """Requests per day in the hour of ``at``; today is incomplete, so it does not count as a day without
         requests.
         """
         hour, day = _hour(at), _day(at)
-        return self.season[hour] * _faded(max(0, day - 1 - self.days[hour]))
+        return self.season[hour] * _decay(max(0, day - 1 - self.days[hour]))
 
     def _recent(self, now: float) -> float:
         return self.recent * math.exp(-max(0.0, now - self.last) / RECENT_SECONDS)
@@ -98,7 +98,7 @@ class Choice(NamedTuple):
     cost_seconds: float
 
 
-LEAST_EXPECTED = 0.05
+MIN_EXPECTED = 0.05
 """A request expected less often than this within the window is not computed ahead, however long it takes."""
 
 
@@ -109,14 +109,14 @@ def choose(
 
     A candidate that does not fit into the remaining budget is passed over for smaller ones.
     """
-    worth = []
+    savings = []
     for candidate in candidates:
         expected = candidate.demand.expected(now, window_seconds)
-        if expected >= LEAST_EXPECTED:
-            worth.append(Choice(candidate.key, expected * candidate.seconds, candidate.cost_seconds))
-    worth.sort(key=lambda choice: (-choice.saved_seconds, choice.key))
+        if expected >= MIN_EXPECTED:
+            savings.append(Choice(candidate.key, expected * candidate.seconds, candidate.cost_seconds))
+    savings.sort(key=lambda choice: (-choice.saved_seconds, choice.key))
     chosen = []
-    for choice in worth:
+    for choice in savings:
         if choice.cost_seconds <= budget_seconds:
             budget_seconds -= choice.cost_seconds
             chosen.append(choice)
@@ -131,7 +131,7 @@ def _day(at: float) -> int:
     return int(at // DAY)
 
 
-def _faded(days: int) -> float:
+def _decay(days: int) -> float:
     return float((1.0 - SEASON_WEIGHT) ** max(0, days))
 
 

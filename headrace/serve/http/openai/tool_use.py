@@ -14,7 +14,7 @@ from headrace.core.constraint import (
     ConstraintKind,
     ReasoningLimit,
     UnusableConstraint,
-    settled,
+    as_constraint,
 )
 from headrace.core.request import SamplingParams
 from headrace.serve.http import structured
@@ -93,7 +93,7 @@ def _tools_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> Constrai
     if found is None:
         return None
     try:
-        made = settled({"structural_tag": found.tag})
+        made = as_constraint({"structural_tag": found.tag})
     except UnusableConstraint as error:
         raise structured.refused(error, "tools", None) from None
     return after(made, found.after) if found.after else made
@@ -125,7 +125,7 @@ def or_calls(stated: Constraint, dialect: Dialect, body: ChatBody) -> Constraint
         schema = json.loads(stated.source)
     except (NotEnforceable, ValueError):
         return stated
-    return stated if tag is None else settled({"structural_tag": tag | {"otherwise": schema}})
+    return stated if tag is None else as_constraint({"structural_tag": tag | {"otherwise": schema}})
 
 
 class ToolConstraint(NamedTuple):

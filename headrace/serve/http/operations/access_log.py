@@ -23,7 +23,7 @@ PROBES = frozenset(
 BATCH_SECONDS = 0.1
 """Maximum time that an exchange that has ended waits, so that several are logged together."""
 
-MOST_HELD = 256
+MAX_HELD = 256
 """Maximum number of exchanges that wait."""
 
 CLIENT_CLOSED = 499
@@ -69,7 +69,7 @@ class AccessLog:
         self._ended.append((time.time(), exchange))
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(BATCH_SECONDS, self.flush)
-        elif len(self._ended) >= MOST_HELD:
+        elif len(self._ended) >= MAX_HELD:
             self.flush()
 
     def flush(self) -> None:

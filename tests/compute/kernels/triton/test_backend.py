@@ -35,7 +35,7 @@ def test_a_stack_is_the_same_as_by_torch(kind: str, rich: bool) -> None:
     close(exact(written[0]), exact(written[1]), torch.float32, least=1e-4)
 
 
-def test_a_step_ends_at_a_layer_when_its_bell_rings() -> None:
+def test_an_interrupt_ends_a_step_after_a_layer() -> None:
     bell = StepInterrupt()
     bell.set()
     batch: Batch = replace(DECODING, bell=bell)

@@ -32,7 +32,7 @@ def tokens(
         SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=7, max_tokens=3, ignore_eos=True),
     ]
     outputs = llm.generate(prompts, params[: len(prompts)], progress=False)
-    llm.loaded.engine.check_books()
+    llm.loaded.engine.check_consistency()
     return [output.outputs[0].token_ids for output in outputs], llm
 
 

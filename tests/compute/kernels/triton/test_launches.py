@@ -35,9 +35,9 @@ def count(
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("page_dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize(("told", "kernels"), BACKENDS, ids=["torch", "triton"])
+@pytest.mark.parametrize(("reported", "kernels"), BACKENDS, ids=["torch", "triton"])
 def test_layers(
-    told: Kernels, kernels: Any, page_dtype: torch.dtype, normed: bool, monkeypatch: pytest.MonkeyPatch
+    reported: Kernels, kernels: Any, page_dtype: torch.dtype, normed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = make(kernels, torch.bfloat16, "plain", rich=normed)
     # Biases, windows and soft caps are no operations of their own in the models that are planned.
@@ -46,9 +46,9 @@ def test_layers(
     one, two = (count(kernels, stack, layers, page_dtype, monkeypatch) for layers in (1, 2))
     integers = page_dtype == torch.int8
     assert two - one == (
-        told.layer + told.integer * integers + (told.head_norm + 2 * told.post_norm) * normed
+        reported.layer + reported.integer * integers + (reported.head_norm + 2 * reported.post_norm) * normed
     )
-    assert one - (two - one) == told.step
+    assert one - (two - one) == reported.step
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_the_model_knows_which_product_is_chosen() -> None:
     assert limits == tuple(KERNEL_ROWS[name] for name in ("w4a8", "int8", "fp8"))
 
 
-@pytest.mark.parametrize(("told", "kernels"), BACKENDS, ids=["torch", "triton"])
-def test_sampling(told: Kernels, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("reported", "kernels"), BACKENDS, ids=["torch", "triton"])
+def test_sampling(reported: Kernels, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     head = kernels.prepare_linear(torch.randn(256, 32).to(torch.bfloat16))
     hidden = torch.randn(2, 32).to(torch.bfloat16)
     with torch.no_grad(), monkeypatch.context() as patch, Launches(patch) as launched:
         kernels.likeliest(kernels.linear(hidden, head))
-    assert len(launched.names) == told.sampling, launched.names
+    assert len(launched.names) == reported.sampling, launched.names

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from headrace.core.cache.partial.continuation_index import (
     CANDIDATES,
-    FLOOR,
-    GRAM,
-    SMALLEST,
+    INITIAL_TOKENS,
+    MIN_MATCH,
+    MIN_SURVIVAL,
     ContinuationIndex,
 )
 
@@ -46,7 +46,7 @@ def test_the_longest_agreement_decides_and_then_the_majority():
     index.add(text("it went by and large yes"), max_bytes=ROOM)
     assert proposed(index, "at sea by and large ", most=1) == "n"
     longest = index.propose(text("it went by and large "), 1)
-    assert longest.agreed == 16
+    assert longest.matched == 16
     assert proposed(index, "it went by and large ", most=1) == "y"
 
 
@@ -71,20 +71,20 @@ def test_parts_of_an_output_are_joined(outputs, part, context):
         whole.add(output, lead=[9, 8], max_bytes=ROOM)
         for start in range(0, max(1, len(output)), part):
             lead = [9, 8, *output[:start]]
-            parts.add(output[start : start + part], lead, goes_on=start > 0, max_bytes=ROOM)
+            parts.add(output[start : start + part], lead, continued=start > 0, max_bytes=ROOM)
     assert parts.outputs == whole.outputs
     assert parts.tokens == whole.tokens
     assert parts._votes(array("I", context)) == whole._votes(array("I", context))
 
 
 def test_parts_that_pass_the_end_of_the_log_are_found():
-    index, output = ContinuationIndex(), list(range(100, 100 + 3 * SMALLEST))
+    index, output = ContinuationIndex(), list(range(100, 100 + 3 * INITIAL_TOKENS))
     for start in range(0, len(output), 50):
         index.add(
-            output[start : start + 50], output[max(0, start - 8) : start], goes_on=start > 0, max_bytes=0
+            output[start : start + 50], output[max(0, start - 8) : start], continued=start > 0, max_bytes=0
         )
     assert index.outputs == 1
-    for at in range(-SMALLEST // 2, -50):
+    for at in range(-INITIAL_TOKENS // 2, -50):
         assert index.propose(output[at - 8 : at], 4).tokens[:1] == (output[at],)
 
 
@@ -95,7 +95,7 @@ def test_a_proposal_ends_with_its_output_and_where_it_would_not_pay():
     chance = 1.0
     for probability in unsure.probabilities:
         chance *= probability
-    assert chance >= FLOOR
+    assert chance >= MIN_SURVIVAL
     assert 0 < len(unsure.tokens) < len("defghijklmnop")
     assert index.propose(text("mnop"), 16).tokens == ()
 
@@ -115,7 +115,7 @@ def test_memory_is_bounded_and_the_oldest_is_forgotten():
     for i in range(10):
         index.add(range(1000 * i + 1000, 1000 * i + 2000), max_bytes=smallest)
     assert index.nbytes == smallest
-    assert index.tokens <= SMALLEST
+    assert index.tokens <= INITIAL_TOKENS
     assert index.propose([10, 11, 12], 1).tokens == ()
     assert index.propose([10500, 10501, 10502], 1).tokens == (10503,)
 
@@ -131,8 +131,8 @@ def test_it_grows_into_its_room_and_keeps_what_it_had():
 
 def test_an_output_longer_than_the_log_is_taken_in_by_its_end():
     index = ContinuationIndex()
-    index.add(range(3 * SMALLEST), max_bytes=index.nbytes)
-    last = 3 * SMALLEST
+    index.add(range(3 * INITIAL_TOKENS), max_bytes=index.nbytes)
+    last = 3 * INITIAL_TOKENS
     assert index.propose([last - 6, last - 5, last - 4], 1).tokens == (last - 3,)
     assert index.propose([5, 6, 7], 1).tokens == ()
 
@@ -140,7 +140,7 @@ def test_an_output_longer_than_the_log_is_taken_in_by_its_end():
 @settings(max_examples=60, deadline=None)
 @given(
     outputs=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=400), min_size=1, max_size=60),
-    contexts=st.lists(st.lists(st.integers(0, 3), min_size=GRAM, max_size=40), min_size=1, max_size=8),
+    contexts=st.lists(st.lists(st.integers(0, 3), min_size=MIN_MATCH, max_size=40), min_size=1, max_size=8),
     doublings=st.integers(0, 2),
 )
 def test_every_proposal_was_once_written_after_the_same_tokens(outputs, contexts, doublings):
@@ -149,9 +149,9 @@ def test_every_proposal_was_once_written_after_the_same_tokens(outputs, contexts
     for output in outputs:
         index.add(output, max_bytes=room)
     written = [bytes(output) for output in outputs]
-    for context in [*contexts, *(output[:20] for output in outputs if len(output) > GRAM)]:
+    for context in [*contexts, *(output[:20] for output in outputs if len(output) > MIN_MATCH)]:
         given = index.propose(context, 8)
-        agreed = bytes(context[-given.agreed :]) if given.tokens else b""
+        agreed = bytes(context[-given.matched :]) if given.tokens else b""
         for end in range(len(given.tokens)):  # each step follows from a place that has all steps before it
             assert any(agreed + bytes(given.tokens[: end + 1]) in output for output in written)
     assert index.nbytes <= room

@@ -1,10 +1,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.cache.partial.continuation_index import BYTES_PER_TOKEN, SMALLEST
+from headrace.core.cache.partial.continuation_index import BYTES_PER_TOKEN, INITIAL_TOKENS
 from headrace.core.cache.partial.scoped_indexes import ScopedIndexes
 
-ONE = SMALLEST * BYTES_PER_TOKEN
+ONE = INITIAL_TOKENS * BYTES_PER_TOKEN
 
 
 def test_a_scope_proposes_its_own_outputs_only():
@@ -38,7 +38,7 @@ def test_without_room_for_one_index_nothing_is_kept():
 def test_forgetting_gives_the_memory_back():
     proposals = ScopedIndexes(8 * ONE)
     for scope in (b"a", b"b", b"c"):
-        proposals.add(scope, list(range(2 * SMALLEST)))
+        proposals.add(scope, list(range(2 * INITIAL_TOKENS)))
     proposals.forget(b"a")
     assert proposals.propose(b"a", [1, 2, 3], 1).tokens == ()
     assert proposals.counts().scopes == 2
@@ -47,7 +47,7 @@ def test_forgetting_gives_the_memory_back():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 3 * SMALLEST)), max_size=20))
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 3 * INITIAL_TOKENS)), max_size=20))
 def test_all_scopes_together_stay_within_the_bound(added):
     proposals = ScopedIndexes(6 * ONE)
     for scope, length in added:

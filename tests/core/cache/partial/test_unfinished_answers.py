@@ -1,4 +1,4 @@
-from headrace.core.cache.partial.unfinished_answers import LEAST_TOKENS, UnfinishedAnswer, UnfinishedAnswers
+from headrace.core.cache.partial.unfinished_answers import MIN_TOKENS, UnfinishedAnswer, UnfinishedAnswers
 
 KEY, TAGS = b"k" * 32, (("*", 0),)
 
@@ -15,13 +15,13 @@ def known(*kept: UnfinishedAnswer) -> UnfinishedAnswers:
 
 
 def test_the_longest_is_kept_and_of_equals_the_one_that_lives_longer():
-    short, long = beginning(LEAST_TOKENS), beginning(20)
+    short, long = beginning(MIN_TOKENS), beginning(20)
     assert known(short, long).find(KEY, TAGS, 1.0) == known(long, short).find(KEY, TAGS, 1.0) == long
     newer = beginning(20, 50.0, 150.0)
     assert known(long, newer).find(KEY, TAGS, 60.0) == known(newer, long).find(KEY, TAGS, 60.0) == newer
 
 
-def test_it_is_found_in_its_time_and_by_those_who_take_it_so_old():
+def test_it_is_found_until_it_expires_and_within_max_age():
     one = beginning(20, 10.0, 100.0)
     assert known(one).find(KEY, TAGS, 99.0, max_age=90.0) == one
     assert known(one).find(KEY, TAGS, 99.0, max_age=80.0) is None
@@ -33,7 +33,7 @@ def test_it_is_found_in_its_time_and_by_those_who_take_it_so_old():
 def test_what_has_ended_makes_room_for_what_is_shorter():
     beginnings = known(beginning(20))
     assert beginnings.find(KEY, TAGS, 100.0) is None
-    short = beginning(LEAST_TOKENS, 100.0, 200.0)
+    short = beginning(MIN_TOKENS, 100.0, 200.0)
     beginnings.keep(KEY, short)
     assert beginnings.find(KEY, TAGS, 150.0) == short
 

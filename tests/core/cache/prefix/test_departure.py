@@ -3,8 +3,8 @@ import random
 import pytest
 
 from headrace.core.cache.prefix.departure import (
+    EXPLANATIONS,
     NOWHERE,
-    SAYS,
     Departure,
     Looked,
     Place,
@@ -41,7 +41,7 @@ def left(prompt, cached, known=(), place=NOWHERE, scope=MINE, moves=False, tools
 
 
 def test_every_cause_is_said_in_words():
-    assert SAYS.keys() == set(PrefixCause)
+    assert EXPLANATIONS.keys() == set(PrefixCause)
 
 
 def test_a_first_prompt_is_new():

@@ -1,7 +1,7 @@
 from headrace.core.cache.response.circuit_breaker import (
     FAILURES,
-    LONGEST_REST_SECONDS,
-    REST_SECONDS,
+    MAX_OPEN_SECONDS,
+    OPEN_SECONDS,
     CircuitBreaker,
 )
 
@@ -26,17 +26,17 @@ def test_it_opens_after_failures_in_a_row_only():
 
 def test_one_tries_when_the_rest_is_over_and_success_lets_all_in():
     breaker = broken()
-    assert not breaker.permits(REST_SECONDS - 0.01)
-    assert breaker.permits(REST_SECONDS)
-    assert not breaker.permits(REST_SECONDS)
+    assert not breaker.permits(OPEN_SECONDS - 0.01)
+    assert breaker.permits(OPEN_SECONDS)
+    assert not breaker.permits(OPEN_SECONDS)
     breaker.succeeded()
-    assert breaker.permits(REST_SECONDS)
+    assert breaker.permits(OPEN_SECONDS)
 
 
-def test_a_try_that_is_never_heard_of_again_does_not_close_it_for_ever():
+def test_a_trial_without_a_result_does_not_block_it_for_ever():
     breaker = broken()
-    assert breaker.permits(REST_SECONDS)
-    assert breaker.permits(2 * REST_SECONDS)
+    assert breaker.permits(OPEN_SECONDS)
+    assert breaker.permits(2 * OPEN_SECONDS)
 
 
 def test_rests_grow_to_a_bound():
@@ -48,6 +48,6 @@ def test_rests_grow_to_a_bound():
             waited += 0.5
         breaker.failed(now)
         rests.append(waited)
-    assert rests[0] == REST_SECONDS
-    assert rests[1] == 2 * REST_SECONDS
-    assert rests[-1] == LONGEST_REST_SECONDS
+    assert rests[0] == OPEN_SECONDS
+    assert rests[1] == 2 * OPEN_SECONDS
+    assert rests[-1] == MAX_OPEN_SECONDS

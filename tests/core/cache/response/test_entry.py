@@ -18,7 +18,7 @@ def test_an_entry_lives_fresh_then_stale_then_not_at_all():
     assert freshness(ENTRY, 250.0, 0.0) is Freshness.GONE
 
 
-def test_who_wants_it_younger_does_not_get_it():
+def test_an_entry_older_than_max_age_is_not_served():
     assert freshness(ENTRY, 150.0, 0.0, max_age=50.0) is Freshness.FRESH
     assert freshness(ENTRY, 150.0, 0.0, max_age=49.0) is Freshness.GONE
     assert freshness(ENTRY, 220.0, 0.0, max_age=49.0) is Freshness.GONE

@@ -55,14 +55,14 @@ def test_audits_count_for_their_own_alone():
     audits = Audits(0.01, 0.95, most=10)
     for _ in range(1000):
         assert not audits.observe("b", wrong=False)
-    told = [audits.observe("a", wrong=True) for _ in range(10)]
-    assert told.count(True) == 1, "it is told once"
+    reported = [audits.observe("a", wrong=True) for _ in range(10)]
+    assert reported.count(True) == 1, "it is told once"
     assert audits.refuted("a")
     assert not audits.refuted("b")
-    assert told == [audits.observe("c", wrong=True) for _ in range(10)]
+    assert reported == [audits.observe("c", wrong=True) for _ in range(10)]
 
 
-def test_who_was_wrong_is_remembered_however_many_others_there_are():
+def test_a_key_with_errors_is_kept_among_many_others():
     alone = Audits(0.01, 0.95, most=10)
     needed = 1
     while not alone.observe("a", wrong=True):
@@ -93,4 +93,4 @@ def test_there_is_room_for_so_many_and_newcomers_are_watched():
     assert [audits.refuted(number) for number in (0, 89, 90, 99)] == [False, False, True, True]
     for number in range(100, 200):
         audits.observe(number, wrong=False)
-    assert len(audits._standing) == len(audits._refuted) == 10
+    assert len(audits._tests) == len(audits._refuted) == 10

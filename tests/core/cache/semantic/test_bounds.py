@@ -78,7 +78,7 @@ def test_starts_share_the_doubt():
     assert certified_threshold([Tally(0.9, 368, 0), Tally(0.8, 0, 0)], [0, 1], 0.01, 0.95) is not None
 
 
-def test_who_comes_as_far_as_the_next_start_takes_up_its_doubt():
+def test_a_sequence_of_tests_that_reaches_the_next_start_adds_its_level():
     strict, loose = (
         Tally(0.9, 400, 0),
         Tally(0.8, 730, 2),

@@ -130,11 +130,11 @@ class Asked:
         self.drafts = []
         self.seconds = {}
 
-    def draft(self, asks, load):
-        self.drafts += [ask.request.cached_answer for ask in asks]
-        return [None] * len(asks)
+    def draft(self, draft_rows, load):
+        self.drafts += [draft_row.request.cached_answer for draft_row in draft_rows]
+        return [None] * len(draft_rows)
 
-    def asked_from(self, request):
+    def next_draft_step(self, request):
         return 0
 
     def observed(self, rows, drawn, seconds, drafted):
@@ -246,7 +246,7 @@ def test_a_longer_answer_than_asked_for_is_not_cut():
 
 
 def test_a_slow_encoder_is_a_miss_within_the_deadline_and_is_then_left_alone(monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "REST_SECONDS", 3600.0)
+    monkeypatch.setattr(circuit_breaker, "OPEN_SECONDS", 3600.0)
 
     async def go():
         async with scene(deadline=0.02) as h:
@@ -288,7 +288,7 @@ def test_shadow_serves_nothing_and_compares_everything():
     asyncio.run(go())
 
 
-def test_audits_that_refute_the_promise_switch_the_tenant_off_and_nobody_else():
+def test_audits_that_exceed_the_error_bound_disable_only_that_tenant():
     async def go():
         async with scene(audit=1.0, max_error=0.01) as h:
             assert await h.wrongs("a", 20) < 20
@@ -364,7 +364,7 @@ def test_feedback_takes_the_entry_from_its_neighbours_and_leaves_it_to_itself():
     asyncio.run(go())
 
 
-def test_who_gives_a_tag_is_served_only_what_carries_it():
+def test_a_request_with_a_tag_is_served_only_entries_with_that_tag():
     async def go():
         async with scene() as h:
             mine, ours = CacheDirectives(tags=("mine",)), CacheDirectives(tags=("ours",))

@@ -41,7 +41,7 @@ def started():
     made.stop()
 
 
-def test_it_proposes_what_it_was_told_to_keep(started):
+def test_it_proposes_stored_entries(started):
     assert verdict(started, "shoes red") == Decline(Doubt.NO_NEIGHBOUR)
     started.note(computed("shoes red"))
     settle(started)
@@ -80,21 +80,21 @@ def test_questions_about_now_and_long_ones_are_not_kept(started):
 
 def test_an_audit_compares_and_a_wrong_entry_goes(started):
     started.note(computed("shoes red", said="yes"))
-    told: list[bool] = []
-    started.note(computed("shoes red please", said="Yes!", instead=b"shoes red"), told.append)
+    reported: list[bool] = []
+    started.note(computed("shoes red please", said="Yes!", instead=b"shoes red"), reported.append)
     settle(started)
-    assert told == [True]
-    started.note(computed("shoes red now", said="never", instead=b"shoes red"), told.append)
+    assert reported == [True]
+    started.note(computed("shoes red now", said="never", instead=b"shoes red"), reported.append)
     settle(started)
-    assert told == [True, False]
+    assert reported == [True, False]
     found = verdict(started, "shoes red")
     assert isinstance(found, Proposal)
     assert found.key != b"shoes red"
     started.note(
-        computed("shoes red again", said="never", instead=b"shoes red"), told.append
+        computed("shoes red again", said="never", instead=b"shoes red"), reported.append
     )  # not there any more
     settle(started)
-    assert told == [True, False]
+    assert reported == [True, False]
 
 
 def test_tags(started):
@@ -132,7 +132,7 @@ def test_an_embedder_that_fails_costs_the_questions_at_hand():
     made.stop()
 
 
-def test_nobody_waits_for_a_question_that_was_given_up():
+def test_a_cancelled_query_is_not_embedded():
     embedder = Words()
     made = librarian(embedder)
     made.start()

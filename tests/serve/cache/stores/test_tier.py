@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from headrace.core.cache.response.circuit_breaker import FAILURES, REST_SECONDS
+from headrace.core.cache.response.circuit_breaker import FAILURES, OPEN_SECONDS
 from headrace.core.cache.response.codec import Seal
 from headrace.core.cache.response.entry import Entry
 from headrace.core.events import Fault
@@ -96,7 +96,7 @@ def test_what_is_damaged_is_deleted_and_a_miss(seal):
     asyncio.run(run())
 
 
-def test_a_value_that_somebody_else_wrote_is_not_believed():
+def test_a_value_written_by_another_program_is_rejected():
     async def run():
         bench, forger = Bench(seal=Seal(b"secret")), Bench(seal=Seal(b"guess"))
         forger.tier._store = bench.store
@@ -122,11 +122,11 @@ def test_the_breaker_logs_when_it_opens_and_when_it_closes(caplog):
         for _ in range(FAILURES + 3):
             await bench.tier.find(KEY)
         assert states() == ["circuit breaker open, it is retried later"]
-        bench.now += 2 * REST_SECONDS
+        bench.now += 2 * OPEN_SECONDS
         await bench.tier.find(KEY)  # it is tried, fails again, and is still down
         assert len(states()) == 1
         bench.store.hangs = False
-        bench.now += 10 * REST_SECONDS
+        bench.now += 10 * OPEN_SECONDS
         await bench.tier.find(KEY)
         await bench.tier.find(KEY)
         assert states()[1:] == ["circuit breaker closed"]

@@ -36,10 +36,10 @@ def ask(house, status=200, path=PATH, **more):
 
 def events(answer):
     """The events of a stream; each says its type twice."""
-    *told, rest = answer.text.split("\n\n")
+    *reported, rest = answer.text.split("\n\n")
     assert rest == ""
     found = []
-    for event in told:
+    for event in reported:
         if event.startswith(":"):
             continue
         name, data = event.split("\n")
@@ -48,9 +48,9 @@ def events(answer):
     return found
 
 
-def joined(told):
+def joined(reported):
     """The message that events spell, by Anthropic's rules for their order."""
-    start, *middle, delta, stop = [event for event in told if event["type"] != "ping"]
+    start, *middle, delta, stop = [event for event in reported if event["type"] != "ping"]
     assert (start["type"], delta["type"], stop) == (
         "message_start",
         "message_delta",

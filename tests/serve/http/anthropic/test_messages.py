@@ -38,9 +38,9 @@ def test_a_whole_message(house):
 
 def test_a_stream_spells_the_same_message(house, monkeypatch):
     in_step(house, monkeypatch)
-    told = events(ask(house, stream=True))
-    assert sum(event["type"] == "content_block_delta" for event in told) > 5
-    assert without_ids(joined(told)) == without_ids(ask(house).json())
+    reported = events(ask(house, stream=True))
+    assert sum(event["type"] == "content_block_delta" for event in reported) > 5
+    assert without_ids(joined(reported)) == without_ids(ask(house).json())
 
 
 def test_stop_sequences(house):
@@ -245,8 +245,8 @@ def test_the_user_is_the_tenant_and_classes_have_anthropics_name(house):
     answer = ask(house, metadata={"user_id": "u-1"}, service_tier="standard_only", request_id="mine").json()
     assert answer["id"] == "msg_mine"
     assert answer["usage"]["service_tier"] == "standard"
-    told = house.client.get("/v1/requests/msg_mine").json()
-    assert told["tenant"] == "u-1"
+    reported = house.client.get("/v1/requests/msg_mine").json()
+    assert reported["tenant"] == "u-1"
 
 
 AGENT = {

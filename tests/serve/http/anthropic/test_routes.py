@@ -38,8 +38,8 @@ def test_a_key_in_either_header_is_the_tenants(house):
     for number, headers in enumerate(({"x-api-key": "good"}, {"Authorization": "Bearer good"})):
         body = {"model": "fox", "messages": HI, "max_tokens": 5, "request_id": f"r{number}"}
         assert house.client.post(PATH, json=body, headers=headers).status_code == 200
-        told = house.client.get(f"/v1/requests/msg_r{number}", headers=headers).json()
-        assert told["tenant"] == "acme"
+        reported = house.client.get(f"/v1/requests/msg_r{number}", headers=headers).json()
+        assert reported["tenant"] == "acme"
 
 
 def test_models_in_the_format_of_the_client(house):
@@ -59,10 +59,10 @@ def test_models_in_the_format_of_the_client(house):
 def test_an_error_inside_of_a_stream_is_an_event(house, monkeypatch):
     at_the_fourth_step(house, monkeypatch, lambda: house.runner.poison.add("msg_r"))
     body = {"messages": HI, "max_tokens": 25, "stream": True, "request_id": "r"}
-    told = events(house.client.post(PATH, json=body))
-    assert told[0]["type"] == "message_start"
-    assert told[-1]["type"] == "error"
-    assert told[-1]["error"] == {
+    reported = events(house.client.post(PATH, json=body))
+    assert reported[0]["type"] == "message_start"
+    assert reported[-1]["type"] == "error"
+    assert reported[-1]["error"] == {
         "type": "api_error",
         "message": "The server had an error while processing your request.",
     }

@@ -190,7 +190,7 @@ def test_a_field_without_a_row_forbids_caching_where_it_is_set(house, spy, monke
 
 
 @pytest.mark.parametrize(
-    ("wishes", "header", "control"),
+    ("directives", "header", "control"),
     [
         (None, "no-store", CacheDirectives(no_store=True)),
         (None, "No-Cache , only-x", CacheDirectives(no_cache=True)),
@@ -202,15 +202,15 @@ def test_a_field_without_a_row_forbids_caching_where_it_is_set(house, spy, monke
         ({"samples": 8}, "only-if-cached", CacheDirectives(samples=8, only_if_cached=True)),
     ],
 )
-def test_wishes_and_header_together(house, spy, wishes, header, control):
+def test_body_fields_and_header_are_combined(house, spy, directives, header, control):
     headers = {"Cache-Control": header} if header else {}
-    body = CHAT | ({"response_cache": wishes} if wishes else {})
+    body = CHAT | ({"response_cache": directives} if directives else {})
     house.client.post("/v1/chat/completions", json=body, headers=headers)
     assert spy.asks[0].control == control
 
 
 @pytest.mark.parametrize(
-    ("wishes", "header", "param"),
+    ("directives", "header", "param"),
     [
         ({"ttl": 0}, None, "response_cache.ttl"),
         ({"ttl": 10**9}, None, "response_cache.ttl"),
@@ -223,9 +223,9 @@ def test_wishes_and_header_together(house, spy, wishes, header, control):
         (None, "min-fresh=5", "Cache-Control"),
     ],
 )
-def test_what_cannot_be_obeyed_is_refused_by_name(house, wishes, header, param):
+def test_what_cannot_be_obeyed_is_refused_by_name(house, directives, header, param):
     headers = {"Cache-Control": header} if header else {}
-    body = CHAT | ({"response_cache": wishes} if wishes else {})
+    body = CHAT | ({"response_cache": directives} if directives else {})
     answer = house.client.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
@@ -245,7 +245,7 @@ def test_a_hostile_header_is_read_to_its_end(text):
 
 
 @pytest.mark.parametrize("options", [{"recall": with_memory}, {}])
-def test_who_wants_nothing_computed_gets_504(house):
+def test_only_if_cached_without_an_entry_gets_504(house):
     answer = house.client.post("/v1/chat/completions", json=CHAT, headers={"Cache-Control": "only-if-cached"})
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "not_cached"

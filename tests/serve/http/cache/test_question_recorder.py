@@ -36,13 +36,13 @@ def test_a_question_is_noted_under_the_name_that_its_caller_carries_on():
 
 
 @pytest.mark.parametrize(
-    ("header", "wishes"),
+    ("header", "directives"),
     [("no-store", None), ("max-age=5, No-Store", {"ttl": 5}), (None, {"no_store": True})],
 )
-def test_who_wants_nothing_kept_is_not_noted(header, wishes):
+def test_a_request_with_no_store_is_not_recorded(header, directives):
     history = Noted()
     caller = NOBODY._replace(cache_control=header)
-    assert note(history, caller, response_cache=wishes) == caller
+    assert note(history, caller, response_cache=directives) == caller
     assert history.questions == []
 
 

@@ -97,7 +97,7 @@ def test_usage_is_the_answers_and_its_whole_prompt_was_cached(house):
 @pytest.mark.parametrize(
     "more", [{"echo": True}, {"echo": True, "max_tokens": 0}, {"best_of": 3, "seed": 1, "temperature": 1}]
 )
-def test_what_only_completions_have_is_told_again_too(house, more):
+def test_fields_of_completions_are_served_from_cache_too(house, more):
     live, hit = (post(house, COMPLETIONS, **more) for _ in range(2))
     assert note(hit).startswith("hit")
     assert without_names(hit.json()) == without_names(live.json())
@@ -155,7 +155,7 @@ def test_an_unclear_clearing_is_refused(house, body):
 
 
 @pytest.mark.parametrize("options", [{"recall": with_memory, "keys": ("alpha", "beta")}])
-def test_with_keys_nobody_clears_or_blames_another_ones_answers(house):
+def test_with_keys_a_tenant_cannot_invalidate_or_report_entries_of_another(house):
     alpha, beta = ({"Authorization": f"Bearer {key}"} for key in ("alpha", "beta"))
     mine = post(house, headers=alpha).json()["id"]
     assert house.client.post("/v1/cache/clear", json={"scope": "all"}, headers=beta).status_code == 403
@@ -168,14 +168,14 @@ def test_with_keys_nobody_clears_or_blames_another_ones_answers(house):
 def test_an_answer_that_was_wrong_is_computed_from_then_on(house):
     post(house)
     hit = post(house)
-    told = house.client.post("/v1/cache/feedback", json={"id": hit.json()["id"]})
-    assert told.json() == {"id": hit.json()["id"], "deleted": 1}
+    reported = house.client.post("/v1/cache/feedback", json={"id": hit.json()["id"]})
+    assert reported.json() == {"id": hit.json()["id"], "deleted": 1}
     for _ in range(2):
         assert note(post(house)) == "miss"
     assert house.client.post("/v1/cache/feedback", json={"id": "chatcmpl-nobody"}).status_code == 404
 
 
-def test_a_wrong_answer_is_no_longer_told_however_early_it_is_called_so(house):
+def test_a_response_reported_as_wrong_is_never_served_again(house):
     wrong = post(house, temperature=1, response_cache={"samples": 2}).json()["id"]
     house.client.post("/v1/cache/feedback", json={"id": wrong})
     for _ in range(40):
@@ -201,7 +201,7 @@ def test_the_ledger_counts_tokens(house):
 def test_a_request_that_was_spared_can_be_explained(house):
     post(house)
     answer = post(house).json()
-    told = house.client.get(f"/v1/requests/{answer['id']}").json()
-    assert told["state"] == "finished"
-    assert told["finish"]["layer"] == "exact"
-    assert told["output_tokens"] == answer["usage"]["completion_tokens"]
+    reported = house.client.get(f"/v1/requests/{answer['id']}").json()
+    assert reported["state"] == "finished"
+    assert reported["finish"]["layer"] == "exact"
+    assert reported["output_tokens"] == answer["usage"]["completion_tokens"]

@@ -49,7 +49,7 @@ def test_steps_join_up_to_the_text():
     assert made.output_tokens == len(encode("naïve 😀 fox"))
 
 
-def test_several_steps_are_told_as_one():
+def test_several_steps_are_merged_into_one_chunk():
     made = choice()
     made.take([Emitted("r", (token,)) for token in encode("the fox")])
     made.take([Emitted("r", encode(" ran"))])
@@ -80,7 +80,7 @@ def test_a_stop_token_is_hidden_unless_it_shall_be_shown(include, shown):
     assert made.output_tokens == len(encode("the")) + 1
 
 
-def test_a_stop_string_ends_the_answer_and_what_comes_after_is_nobodys():
+def test_a_stop_string_ends_the_answer_and_later_text_is_dropped():
     made = choice(stop=("END",))
     assert not made.take([Emitted("r", encode("a E"))])
     assert text_of(made) == "a "
@@ -93,7 +93,7 @@ def test_a_stop_string_ends_the_answer_and_what_comes_after_is_nobodys():
     assert (made.finish_reason, made.output_tokens) == ("stop", counted)
 
 
-def test_what_was_held_back_for_a_stop_string_is_told_at_the_end():
+def test_text_held_back_for_a_stop_string_is_sent_at_the_end():
     made = choice(stop=("END",))
     made.take([Emitted("r", encode("the E"))])
     assert text_of(made) == "the "

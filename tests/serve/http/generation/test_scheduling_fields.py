@@ -52,7 +52,7 @@ def test_where_numbers_alone_decide_a_tier_is_a_number(given, number):
     assert asked(policy="priority", **given).priority == number
 
 
-def test_who_names_no_class_gets_his_tenants():
+def test_a_request_without_a_class_gets_the_tenants_default():
     assert asked("acme").service_class == "flex"
     assert asked("acme", service_tier="auto").service_class == "flex"
     assert asked("acme", service_tier="default").service_class == "default"

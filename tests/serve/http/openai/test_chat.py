@@ -105,7 +105,7 @@ def test_logprobs_follow_the_shown_tokens(house):
     assert [entry["token"] for entry in entries] == [entry["token"] for entry in content]
 
 
-def test_token_ids_are_told_when_asked_for(house):
+def test_token_ids_are_returned_on_request(house):
     whole = ask(house, return_token_ids=True).json()
     said = events(ask(house, return_token_ids=True, stream=True))
     assert said[0]["choices"][0]["prompt_token_ids"] == whole["prompt_token_ids"]
@@ -154,10 +154,11 @@ def test_prompt_logprobs_come_in_vllms_shape(house):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [({}, None), ({"service_tier": "auto"}, "default"), ({"service_tier": "flex"}, "flex")]
+    ("given", "reported"),
+    [({}, None), ({"service_tier": "auto"}, "default"), ({"service_tier": "flex"}, "flex")],
 )
-def test_the_service_tier_is_told_as_it_was_served(house, given, told):
-    assert ask(house, max_tokens=1, **given).json().get("service_tier") == told
+def test_the_service_tier_is_the_one_that_served_the_request(house, given, reported):
+    assert ask(house, max_tokens=1, **given).json().get("service_tier") == reported
 
 
 def test_a_template_too_long_to_compile_quickly_is_refused(house):

@@ -119,7 +119,7 @@ def test_best_of_generates_more_than_it_tells(house):
     assert answer["usage"]["completion_tokens"] == 4 * one["usage"]["completion_tokens"]
 
 
-def test_token_ids_are_told_when_asked_for(house):
+def test_token_ids_are_returned_on_request(house):
     choice = ask(house, return_token_ids=True).json()["choices"][0]
     assert house.model.tokenizer.decode(choice["prompt_token_ids"]) == "hi fox"
     assert house.model.tokenizer.decode(choice["token_ids"]) == ANSWER

@@ -125,6 +125,6 @@ def test_metrics_usage_and_explanations_add_up(house):
         name: sum(float(line.rsplit(" ", 1)[1]) for line in own if f"spec_decode_{name}{{" in line)
         for name in ("num_draft_tokens_total", "num_accepted_tokens_total")
     }
-    told = [counted(answer) for answer in answers]
-    assert sum(right for right, _ in told) == mine["num_accepted_tokens_total"]
-    assert sum(right + wrong for right, wrong in told) == mine["num_draft_tokens_total"]
+    reported = [counted(answer) for answer in answers]
+    assert sum(right for right, _ in reported) == mine["num_accepted_tokens_total"]
+    assert sum(right + wrong for right, wrong in reported) == mine["num_draft_tokens_total"]

@@ -9,6 +9,6 @@ def test_a_text_is_tokenized_whatever_it_says(house, prompt):
 
 def test_a_conversation_is_tokenized_as_a_call_would(house):
     body = {"messages": [{"role": "user", "content": "hi"}], "return_token_strs": True}
-    told = house.client.post("/tokenize", json=body).json()
-    assert house.model.tokenizer.decode(told["tokens"]) == "[user] hi\n[assistant] "
-    assert len(told["token_strs"]) == told["count"]
+    reported = house.client.post("/tokenize", json=body).json()
+    assert house.model.tokenizer.decode(reported["tokens"]) == "[user] hi\n[assistant] "
+    assert len(reported["token_strs"]) == reported["count"]

@@ -64,7 +64,7 @@ def joined(answer):
 
 
 @said("Let me look.\n" + TWO)
-def test_calls_are_told_apart_from_content(house):
+def test_tool_calls_are_separate_from_content(house):
     message, reason = message_of(ask(house))
     assert (message["content"], reason) == ("Let me look.", "tool_calls")
     assert [call["function"] for call in message["tool_calls"]] == [
@@ -180,7 +180,7 @@ def test_the_template_gets_tools_and_history(house):
 
 
 @said("<think>\nHm, so.\n</think>\n\nIt is warm.")
-def test_reasoning_is_told_and_counted(house):
+def test_reasoning_is_returned_and_counted(house):
     for tools in ([WEATHER], None):
         answer = ask(house, tools=tools)
         message, reason = message_of(answer)
@@ -255,7 +255,7 @@ def test_markers_may_be_special_tokens(house):
 
 
 @said("Let me look.\n" + TWO)
-def test_logprobs_and_token_ids_are_told_for_every_token(house):
+def test_logprobs_and_token_ids_are_returned_for_every_token(house):
     whole = ask(house, logprobs=True, return_token_ids=True).json()["choices"][0]
     streamed = [
         e["choices"][0] for e in events(ask(house, logprobs=True, return_token_ids=True, stream=True))

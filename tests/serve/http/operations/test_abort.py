@@ -43,11 +43,11 @@ def test_an_aborted_request_says_so(house, stream):
 
 @pytest.mark.parametrize("options", [{"recall": with_memory}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_who_joined_another_may_be_aborted_alone(house, stream):
+def test_a_coalesced_request_can_be_aborted_alone(house, stream):
     house.runner.gate.clear()
     shared = {"prompt": "x", "temperature": 0, "max_tokens": 50, "stream": stream}
-    told = []
-    leader = threading.Thread(target=lambda: told.append(house.client.post(PATH, json=shared)))
+    reported = []
+    leader = threading.Thread(target=lambda: reported.append(house.client.post(PATH, json=shared)))
     leader.start()
     while not house.service.open_requests():
         time.sleep(0.005)
@@ -57,7 +57,7 @@ def test_one_who_joined_another_may_be_aborted_alone(house, stream):
     leader.join()
     assert answer.status_code == 409
     assert answer.json()["error"]["code"] == "request_aborted"
-    assert told[0].status_code == 200
+    assert reported[0].status_code == 200
 
 
 @pytest.mark.parametrize("options", [{"keys": ("alpha", "beta")}])

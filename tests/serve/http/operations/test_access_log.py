@@ -214,14 +214,14 @@ def test_exchanges_are_logged_together_and_with_the_time_of_their_end(caplog, mo
 def test_a_full_batch_is_logged_at_once_and_nothing_twice(caplog):
     async def add_many() -> None:
         log = AccessLog()
-        for number in range(access_log.MOST_HELD + 1):
+        for number in range(access_log.MAX_HELD + 1):
             log.add(ended(number))
-        assert len(logged(caplog)) == access_log.MOST_HELD
+        assert len(logged(caplog)) == access_log.MAX_HELD
         log.flush()
         log.flush()
 
     asyncio.run(add_many())
-    assert len(logged(caplog)) == access_log.MOST_HELD + 1
+    assert len(logged(caplog)) == access_log.MAX_HELD + 1
 
 
 def test_the_end_of_the_application_logs_what_still_waits(caplog):

@@ -40,17 +40,17 @@ def test_a_draining_server_is_healthy_and_not_ready(house):
 
 def test_a_request_is_explained(house):
     answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 2, "metadata": {"a": "b"}}).json()
-    told = house.client.get(f"/v1/requests/{answer['id']}").json()
-    assert told["state"] == "finished"
-    assert told["output_tokens"] == 2
-    assert told["metadata"] == {"a": "b"}
-    assert told["finish"]["reason"] == "length"
+    reported = house.client.get(f"/v1/requests/{answer['id']}").json()
+    assert reported["state"] == "finished"
+    assert reported["output_tokens"] == 2
+    assert reported["metadata"] == {"a": "b"}
+    assert reported["finish"]["reason"] == "length"
 
 
 def test_a_call_with_several_answers_is_explained_by_each(house):
     answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 2, "n": 2}).json()
-    told = house.client.get(f"/v1/requests/{answer['id']}").json()
-    assert [each["id"] for each in told["sequences"]] == [f"{answer['id']}-0", f"{answer['id']}-1"]
+    reported = house.client.get(f"/v1/requests/{answer['id']}").json()
+    assert [each["id"] for each in reported["sequences"]] == [f"{answer['id']}-0", f"{answer['id']}-1"]
     assert house.client.get("/v1/requests/cmpl-other").status_code == 404
 
 
@@ -82,8 +82,8 @@ def test_an_id_used_again_is_explained_anew(house):
     body = {"prompt": "x", "max_tokens": 2, "request_id": "mine"}
     house.client.post(PATH, json=body | {"n": 2, "metadata": {"a": "b"}})
     house.client.post(PATH, json=body)
-    told = house.client.get("/v1/requests/cmpl-mine").json()
-    assert (told["id"], told["metadata"]) == ("cmpl-mine", {})
+    reported = house.client.get("/v1/requests/cmpl-mine").json()
+    assert (reported["id"], reported["metadata"]) == ("cmpl-mine", {})
 
 
 def two_for_one_slot(house) -> None:
@@ -103,9 +103,9 @@ SLOW = {"max_num_seqs": 1, "step_seconds": 0.05, "predict_start": lambda request
 def test_what_only_the_engine_knows_of_a_waiting_request_is_asked_of_it(house, monkeypatch):
     monkeypatch.setattr(status, "PREDICT_SECONDS", 60.0)
     two_for_one_slot(house)
-    told = house.client.get("/v1/requests/second").json()
-    assert told["state"] == "waiting"
-    assert told | FORESEEN == told
+    reported = house.client.get("/v1/requests/second").json()
+    assert reported["state"] == "waiting"
+    assert reported | FORESEEN == reported
     assert "predicted_start_seconds" not in house.client.get("/v1/requests/first").json()
 
 

@@ -13,19 +13,19 @@ RULES = Rules(tenants=Tenants({"acme": TenantTerms(limits=TenantLimits(requests_
 
 
 @pytest.mark.parametrize("options", [{"rules": RULES}])
-def test_usage_is_told_by_tenant(house):
+def test_usage_is_reported_by_tenant(house):
     for tenant in ("acme", "acme", "else"):
         house.client.post(PATH, json=BODY, headers={"X-Tenant-Id": tenant})
     quiet(house)
-    told = house.client.get("/v1/usage").json()
-    assert [each["tenant"] for each in told["data"]] == ["acme", "else"]
-    acme, rest = told["data"]
+    reported = house.client.get("/v1/usage").json()
+    assert [each["tenant"] for each in reported["data"]] == ["acme", "else"]
+    acme, rest = reported["data"]
     assert (acme["requests"], acme["refused"]) == (1, {"tenant_limit": 1})
     assert acme["prompt_tokens"] == 3
     assert acme["limits"]["requests_per_minute"]["remaining"] == 0
     assert 0 < acme["limits"]["requests_per_minute"]["reset_seconds"] <= 61
     assert rest["limits"] == {}
-    assert told["has_more"] is False
+    assert reported["has_more"] is False
     only = house.client.get("/v1/usage?tenant=else").json()["data"]
     assert [each["tenant"] for each in only] == ["else"]
 
@@ -38,6 +38,6 @@ def test_a_key_sees_its_own_tenant_alone(house):
     quiet(house)
     alpha = {"Authorization": "Bearer alpha"}
     for query in ("", "?tenant=acme"):
-        (told,) = house.client.get("/v1/usage" + query, headers=alpha).json()["data"]
-        assert (told["tenant"], told["requests"]) == (keys.identify("Bearer alpha").name, 1)
+        (reported,) = house.client.get("/v1/usage" + query, headers=alpha).json()["data"]
+        assert (reported["tenant"], reported["requests"]) == (keys.identify("Bearer alpha").name, 1)
     assert house.client.get("/v1/usage").status_code == 401

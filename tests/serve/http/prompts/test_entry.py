@@ -39,8 +39,8 @@ def ask(house, call, **headers):
     path, body = call
     answer = house.client.post(path, json=body, headers=headers)
     assert answer.status_code == 200, answer.text
-    told = house.client.get(f"/v1/requests/{answer.json()['id']}").json()
-    return answer, told["prefix"]
+    reported = house.client.get(f"/v1/requests/{answer.json()['id']}").json()
+    return answer, reported["prefix"]
 
 
 @pytest.fixture
@@ -124,8 +124,8 @@ def test_words_around_the_place_are_shown_where_that_is_allowed(house):
 def test_only_the_first_of_several_answers_is_explained(house):
     path, body = chat("aaaa", n=2)
     answer = house.client.post(path, json=body).json()
-    told = house.client.get(f"/v1/requests/{answer['id']}").json()["sequences"]
-    assert ["prefix" in each for each in told] == [True, False]
+    reported = house.client.get(f"/v1/requests/{answer['id']}").json()["sequences"]
+    assert ["prefix" in each for each in reported] == [True, False]
 
 
 def test_a_completion_is_explained_without_sections(house):

@@ -13,7 +13,7 @@ from headrace.serve.http.prompts.policy import (
 from headrace.serve.sessions import Turn
 
 
-class Told:
+class Reported:
     """Takes the requests of sessions."""
 
     def __init__(self):
@@ -36,21 +36,21 @@ def test_a_tenants_own_markers_replace_the_servers():
 def test_a_session_retains_its_prompt_for_a_while():
     assert session_of(None, None, releases=False) is None
     assert session_of("", 5.0, releases=True) is None
-    told = session_of("s", None, releases=False)
-    assert told == (Turn("s"), Retention(0, None, SESSION_RETENTION, 300.0))
-    told = session_of("s", 7.0, releases=True)
-    assert told == (Turn("s", releases=True), Retention(0, None, SESSION_RETENTION, 7.0))
+    reported = session_of("s", None, releases=False)
+    assert reported == (Turn("s"), Retention(0, None, SESSION_RETENTION, 300.0))
+    reported = session_of("s", 7.0, releases=True)
+    assert reported == (Turn("s", releases=True), Retention(0, None, SESSION_RETENTION, 7.0))
 
 
 def test_a_stored_response_continues_the_session_of_the_previous_one():
-    told = session_of_stored("resp_2", "resp_1", 60.0)
-    assert told.turn == Turn(stored_name("resp_2"), stored_name("resp_1"))
-    assert told.retention == Retention(0, None, STORED_RETENTION, 60.0)
+    reported = session_of_stored("resp_2", "resp_1", 60.0)
+    assert reported.turn == Turn(stored_name("resp_2"), stored_name("resp_1"))
+    assert reported.retention == Retention(0, None, STORED_RETENTION, 60.0)
     assert session_of_stored("resp_1", None, 60.0).turn.continues == ""
 
 
-def test_a_request_is_entered_where_somebody_listens():
-    request, sessions, seen = Request("r", (1, 2)), Told(), []
+def test_a_request_is_entered_if_there_is_a_listener():
+    request, sessions, seen = Request("r", (1, 2)), Reported(), []
     PromptPolicy().submit(request, About(), session_of("s", None, releases=False))
     policy = PromptPolicy(enter=lambda *given: seen.append(given), sessions=sessions)
     about = About(tools=(5,), normalized=({"marker": "m"},))

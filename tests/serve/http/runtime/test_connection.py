@@ -93,8 +93,8 @@ def request(*headers, target="/", body=b""):
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def error(told):
-    status, body, closed = told
+def error(reported):
+    status, body, closed = reported
     assert closed
     return status, json.loads(body)["error"]
 
@@ -109,23 +109,23 @@ def test_a_head_within_the_limits_is_served(address):
 
 def test_too_many_headers_are_refused_with_the_limit(address):
     many = [f"x-{number}: y" for number in range(MAX_HEADERS - 1)]
-    status, told = error(exchange(address, request(*many)))
-    assert (status, told["code"]) == (431, "headers_too_large")
-    assert f"{MAX_HEADERS} headers" in told["message"]
+    status, reported = error(exchange(address, request(*many)))
+    assert (status, reported["code"]) == (431, "headers_too_large")
+    assert f"{MAX_HEADERS} headers" in reported["message"]
 
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_too_many_bytes_of_headers_are_refused_with_the_limit(address, count):
     each = "y" * (MAX_HEADER_BYTES // count)
-    status, told = error(exchange(address, request(*(f"x-{number}: {each}" for number in range(count)))))
+    status, reported = error(exchange(address, request(*(f"x-{number}: {each}" for number in range(count)))))
     assert status == 431
-    assert f"{MAX_HEADER_BYTES} bytes" in told["message"]
+    assert f"{MAX_HEADER_BYTES} bytes" in reported["message"]
 
 
 def test_a_request_line_that_is_too_long_is_refused_with_the_limit(address):
-    status, told = error(exchange(address, request(target="/" + "p" * MAX_REQUEST_LINE_BYTES)))
-    assert (status, told["code"]) == (414, "uri_too_long")
-    assert str(MAX_REQUEST_LINE_BYTES) in told["message"]
+    status, reported = error(exchange(address, request(target="/" + "p" * MAX_REQUEST_LINE_BYTES)))
+    assert (status, reported["code"]) == (414, "uri_too_long")
+    assert str(MAX_REQUEST_LINE_BYTES) in reported["message"]
 
 
 def test_a_header_that_never_ends_is_refused_before_it_fills_the_memory(address):
@@ -163,8 +163,8 @@ def test_the_limits_count_for_each_request_of_a_connection(address):
 
 
 def test_what_is_no_http_is_a_400_in_the_format_of_all_errors(address):
-    status, told = error(exchange(address, b"NONSENSE\r\n\r\n"))
-    assert (status, told["code"]) == (400, "invalid_http")
+    status, reported = error(exchange(address, b"NONSENSE\r\n\r\n"))
+    assert (status, reported["code"]) == (400, "invalid_http")
 
 
 def test_the_limits_are_at_least_what_clients_and_proxies_use():

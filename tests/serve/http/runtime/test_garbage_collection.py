@@ -61,7 +61,7 @@ def test_recent_circles_are_found_when_there_is_no_answer() -> None:
     assert lost() is None
 
 
-def test_who_is_always_answered_is_searched_in_the_end() -> None:
+def test_collection_runs_eventually_under_constant_load() -> None:
     house = House()
     house.busy = True
     lost = weakref.ref(Circle())
@@ -71,7 +71,7 @@ def test_who_is_always_answered_is_searched_in_the_end() -> None:
     assert lost() is None
 
 
-def test_everything_is_searched_after_a_rest_when_nobody_has_called_for_a_while() -> None:
+def test_a_full_collection_runs_after_an_idle_time() -> None:
     house = House()
     lost = put_aside(house)
     house.after(REST_SECONDS - RECENT_SECONDS - 0.1)

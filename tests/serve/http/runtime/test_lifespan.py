@@ -36,12 +36,12 @@ def test_the_application_is_started_before_and_stopped_after_the_block():
 
 
 @pytest.mark.parametrize(
-    ("failing", "told", "expected"),
+    ("failing", "reported", "expected"),
     [("start", "failed during startup", []), ("stop", "failed during shutdown", ["start", "used"])],
 )
-def test_failures_are_raised(failing, told, expected):
+def test_failures_are_raised(failing, reported, expected):
     seen: list[str] = []
-    with pytest.raises(RuntimeError, match=told):
+    with pytest.raises(RuntimeError, match=reported):
         asyncio.run(use(application(seen, failing), seen))
     assert seen == expected
 

@@ -35,16 +35,16 @@ class Model:
 
 
 @pytest.fixture
-def told():
+def reported():
     return Model()
 
 
 @pytest.fixture
-def options(told, request):
+def options(reported, request):
     from tests.serve.text.vocabularies import byte_level
 
-    told.tokenizer = byte_level()
-    wide = {"template": TOOL_TEMPLATE, "max_model_len": 4000, "num_blocks": 4000, "reply": told.reply}
+    reported.tokenizer = byte_level()
+    wide = {"template": TOOL_TEMPLATE, "max_model_len": 4000, "num_blocks": 4000, "reply": reported.reply}
     return wide | getattr(request, "param", {})
 
 
@@ -54,11 +54,11 @@ def create(house, status=200, **body):
     return answer.json()
 
 
-def test_a_long_conversation_is_compacted_before_it_is_answered(house, told):
+def test_a_long_conversation_is_compacted_before_it_is_answered(house, reported):
     response = create(house, **COMPACT)
     item, message = response["output"]
     assert (item["type"], message["content"][0]["text"]) == ("compaction", "Tuesday.")
-    asked, answered = told.prompts
+    asked, answered = reported.prompts
     assert "We launch on Tuesday." in asked
     assert "When do we launch?" not in asked
     assert "Be brief." not in asked
@@ -66,19 +66,19 @@ def test_a_long_conversation_is_compacted_before_it_is_answered(house, told):
     assert "When do we launch?" in answered
     assert "Noted." not in answered
     used = response["usage"]
-    assert used["input_tokens"] > len(told.tokenizer.encode(asked, add_special_tokens=False))
+    assert used["input_tokens"] > len(reported.tokenizer.encode(asked, add_special_tokens=False))
     assert used["total_tokens"] == used["input_tokens"] + used["output_tokens"]
     assert used["output_tokens_details"]["reasoning_tokens"] > 0
 
 
-def test_the_item_carries_the_conversation_on(house, told):
+def test_the_item_carries_the_conversation_on(house, reported):
     first = create(house, **COMPACT)
     chained = create(house, input="And then?", previous_response_id=first["id"])
     alone = create(house, input=[TALK[0], *first["output"], {"role": "user", "content": "And then?"}])
-    assert len(told.prompts) == 3
+    assert len(reported.prompts) == 3
     assert chained["usage"]["input_tokens"] == alone["usage"]["input_tokens"]
-    assert "When do we launch?" in told.prompts[-1]
-    assert "Noted." not in told.prompts[-1]
+    assert "When do we launch?" in reported.prompts[-1]
+    assert "Noted." not in reported.prompts[-1]
 
 
 def test_the_events_of_a_stream_begin_with_the_item(house):
@@ -92,42 +92,42 @@ def test_the_events_of_a_stream_begin_with_the_item(house):
     assert [item["type"] for item in read[-1]["response"]["output"]] == ["compaction", "message"]
 
 
-def test_a_long_last_turn_is_summed_up_with_the_rest(house, told):
+def test_a_long_last_turn_is_summed_up_with_the_rest(house, reported):
     create(house, input=[*TALK[:3], {"role": "user", "content": "When do we launch? " * 10}], **COMPACT)
-    assert "When do we launch?" in told.prompts[0]
-    assert "When do we launch?" not in told.prompts[1]
+    assert "When do we launch?" in reported.prompts[0]
+    assert "When do we launch?" not in reported.prompts[1]
 
 
-def test_tools_alone_are_not_compacted(house, told):
+def test_tools_alone_are_not_compacted(house, reported):
     tools = [{"type": "function"} | WEATHER["function"]]
     (message,) = create(house, input="When?", tools=tools, **COMPACT)["output"]
     assert message["type"] == "message"
-    assert len(told.prompts) == 1
+    assert len(reported.prompts) == 1
 
 
-def test_below_the_threshold_nothing_is_compacted(house, told):
+def test_below_the_threshold_nothing_is_compacted(house, reported):
     (message,) = create(house, context_management=[{"type": "compaction"}])["output"]
     assert message["type"] == "message"
-    assert len(told.prompts) == 1
+    assert len(reported.prompts) == 1
 
 
 @pytest.mark.parametrize("options", [{"max_model_len": 160}], indirect=True)
-def test_the_oldest_items_are_left_out_where_they_do_not_fit(house, told):
+def test_the_oldest_items_are_left_out_where_they_do_not_fit(house, reported):
     create(house, 400)
     response = create(house, truncation="auto")
     assert response["truncation"] == "auto"
-    assert "Be brief." in told.prompts[-1]
-    assert "When do we launch?" in told.prompts[-1]
-    assert "on Tuesday" not in told.prompts[-1]
+    assert "Be brief." in reported.prompts[-1]
+    assert "When do we launch?" in reported.prompts[-1]
+    assert "on Tuesday" not in reported.prompts[-1]
 
 
 @pytest.mark.parametrize("options", [{"max_model_len": 220}], indirect=True)
-def test_an_output_never_stands_without_its_call(house, told):
+def test_an_output_never_stands_without_its_call(house, reported):
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "one hundred " * 8}
     asked = [*TALK[:2], call, output, TALK[3]]
     create(house, input=asked, truncation="auto")
-    shown = told.prompts[-1]
+    shown = reported.prompts[-1]
     assert ("<tool_call>" in shown.split("[user]", 1)[-1]) == ("[tool]" in shown)
     assert "When do we launch?" in shown
 
@@ -171,11 +171,11 @@ def test_nested_json_in_an_item_is_refused(house):
     assert create(house, 400, input=held("[" * 100_000))["error"]["code"] == "invalid_compaction"
 
 
-def test_rules_stay_beside_a_compaction_that_was_asked_for(house, told):
+def test_rules_stay_beside_a_compaction_that_was_asked_for(house, reported):
     answer = house.client.post(
         f"{PATH}/compact", json={"model": "fox", "input": TALK, "service_tier": "auto"}
     )
     rule, item = answer.json()["output"]
     assert (rule["role"], item["type"]) == ("developer", "compaction")
     create(house, input=[rule, item, TALK[3]])
-    assert told.prompts[-1].startswith("[system] Be brief.\n[user] Summary of the conversation so far:")
+    assert reported.prompts[-1].startswith("[system] Be brief.\n[user] Summary of the conversation so far:")
