@@ -6,7 +6,7 @@
  --------'
  tokens  32      512
 ```
-The line of `StepTimes` is fitted to the recent steps, so it is wrong for sizes that the present settings do not produce.
+The line of `StepTimes` is fitted to the recent steps, so it is wrong for sizes that the present settings do not make.
 Under load every step is mixed, and the line through mixed steps says that decoding takes almost no time. The table
 remembers all sizes. Attention to earlier positions is kept apart: each costs what the line says. Beyond the largest
 measured size, each further token costs the slope of that line or the mean per token of that size, whichever is less.
