@@ -18,13 +18,6 @@ from headrace.observe.tuner.verdict import gain_of, is_within
 LEAST_GAIN = 0.03
 """Rehearsed gain from which on a change is made; smaller ones are not worth a change."""
 
-SATURATION = 2.0
-"""The engine is near saturation if its latency grows by this factor when the load rises as it may."""
-
-LEAST_GAIN_NEAR_SATURATION = 0.3
-"""Rehearsed gain from which on a change away from the start is made near saturation: there rehearsals are least exact,
-and a queue that a wrong value leaves behind lasts until the load falls."""
-
 MOST_STEPS = 3
 """Steps of a setting that one change may take: where a step alone brings nothing, more may."""
 
@@ -126,8 +119,6 @@ class Chooser:
     ) -> Generator[None, None, list[Choice]]:
         """The values on these ways that keep the guards at the present load, and gain there or go back."""
         found, present = [], self.present
-        near = start[1].seconds_per_token > SATURATION * start[0].seconds_per_token
-        least = LEAST_GAIN_NEAR_SATURATION if near else LEAST_GAIN
         for name, up in ways:
             value = present[name]
             for _ in range(MOST_STEPS):
@@ -143,7 +134,7 @@ class Chooser:
                 first = self._start[name]
                 back = min(present[name], first) <= value <= max(present[name], first)
                 # What is slower now would be measured so and undone, and a queue that is left later lasts.
-                away = gain_of(own[0], now) > least and gain_of(start[1], later) > 0
+                away = gain_of(own[0], now) > LEAST_GAIN and gain_of(start[1], later) > 0
                 if is_within(now, own[0], start[0]) and (back or away):
                     found.append(Choice(name, value, gain, back))
                 if gain < -LEAST_GAIN:
