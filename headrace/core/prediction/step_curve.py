@@ -163,6 +163,8 @@ def _solve(left: float, slope: float, context: float) -> int:
     """The largest n with ``slope * n + context / 2 * n ** 2 <= left``; unbounded if tokens cost nothing."""
     if left <= 0:
         return 0
+    if left == math.inf:
+        return sys.maxsize
     # in the form that has no difference of almost equal numbers
     divisor = slope + math.sqrt(slope * slope + 2 * context * left)
     return int(2 * left / divisor) if divisor > 0 else sys.maxsize

@@ -54,6 +54,10 @@ def test_below_the_smallest_measured_size_a_step_takes_no_longer_than_the_line_s
     assert curve.seconds(256) == pytest.approx(0.4), "the weights are read"
 
 
+def test_without_a_limit_of_its_time_a_step_takes_a_row_of_any_length():
+    assert learned((32, 0.02), token=1e-3, context=1e-6).longest(0, math.inf, 4, 100) > 10**9
+
+
 def test_a_curve_never_falls_between_two_sizes_that_do():
     curve = learned((32, 0.05), (512, 0.04))
     assert curve.seconds(300) <= 0.05
