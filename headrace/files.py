@@ -20,12 +20,12 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     Raises:
         OSError: the file cannot be written.
     """
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # before links are followed: that of a pipe leads to no path
         with path.open("wb") as file:
             yield file
         return
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)  # of a process that was killed
     try:

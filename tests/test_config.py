@@ -117,6 +117,8 @@ def test_every_default_can_be_given_as_text(name: str, monkeypatch: pytest.Monke
         ({"max_model_len": "long"}, "--max-model-len"),
         ({"port": 70_000}, "--port"),
         ({"max_num_queued_reqs": 0}, "--max-num-queued-reqs"),  # nothing could ever come in
+        ({"mixed_prefill_ratio": "inf"}, "--mixed-prefill-ratio: expected a finite number of at least 0"),
+        ({"mixed_prefill_ratio": float("nan")}, "--mixed-prefill-ratio"),
         ({"port": True}, "--port"),  # a switch is no number
         ({"max_model_len": True}, "--max-model-len"),
         ({"no_such": 1}, "no_such"),

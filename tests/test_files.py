@@ -53,6 +53,17 @@ def test_permissions_stay_and_a_link_is_followed(tmp_path):
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
+def test_a_pipe_is_written_through_the_link_of_standard_output():
+    """``/dev/stdout`` in a pipeline: its target has no path."""
+    read, write = os.pipe()
+    try:
+        replace_text(Path(f"/dev/fd/{write}"), "text")
+        assert os.read(read, 10) == b"text"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
 def test_a_device_is_written_and_a_folder_is_refused(tmp_path):
     replace_text(Path("/dev/null"), "gone")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)

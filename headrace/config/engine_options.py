@@ -246,7 +246,9 @@ class SchedulerOptions:
         float,
         Field(
             ge=0,
+            allow_inf_nan=False,
             description="Time that prefill may add to a decoding step, as a share of the step; 0 sets no limit.",
+            json_schema_extra={"expected": "a finite number of at least 0"},
         ),
     ] = 0.7
     max_step_seconds: Annotated[

@@ -84,6 +84,10 @@ class UsageFile:
 
     async def _read(self, read: Callable[[], ResultT]) -> ResultT:
         """Write new usage, then read the file, on a thread."""
+        # Shielded: a thread cannot be stopped, so the lock is held until it ends, even if the caller is cancelled.
+        return await asyncio.shield(self._read_locked(read))
+
+    async def _read_locked(self, read: Callable[[], ResultT]) -> ResultT:
         async with self._lock:
             if self._waiting is not None:
                 await asyncio.to_thread(self._write)

@@ -1,6 +1,8 @@
 """The task that adds usage to a file: nothing is lost while the file cannot be written, or at the end."""
 
+import asyncio
 import logging
+import threading
 
 import pytest
 
@@ -88,3 +90,27 @@ async def test_it_writes_by_itself_and_at_the_end(monkeypatch):
     await file.stop()
     assert store.added == ["a", "b"]
     assert store.closed
+
+
+@pytest.mark.anyio
+async def test_usage_counts_once_if_a_reader_leaves_while_it_is_written():
+    """The thread goes on writing, so the next reader must wait for it."""
+    file, store, used = make()
+    begun, may_end, add = threading.Event(), threading.Event(), store.add
+
+    def slowly(used):
+        begun.set()
+        may_end.wait(60.0)
+        add(used)
+
+    store.add = slowly
+    used.append("a")
+    reader = asyncio.create_task(file.tenants())
+    await asyncio.to_thread(begun.wait, 60.0)
+    reader.cancel()
+    stopping = asyncio.create_task(file.stop())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    may_end.set()
+    await stopping
+    assert store.added == ["a"]

@@ -9,7 +9,9 @@
 The line of `StepTimes` is fitted to the recent steps, so it is wrong for sizes that the present settings do not make.
 Under load every step is mixed, and the line through mixed steps says that decoding takes almost no time. The table
 remembers all sizes. Attention to earlier positions is kept apart: each costs what the line says. Beyond the largest
-measured size, each further token costs the slope of that line or the mean per token of that size, whichever is less.
+measured size, each further token costs the slope of that line or the mean per token of that size, whichever is less. A
+step of one token takes what the line says, at most as long as the smallest size, until it has been measured: otherwise
+a deadline would be rejected, or decoding slowed down by prompts, only because no small step has run yet.
 """
 
 from __future__ import annotations
@@ -151,6 +153,8 @@ class StepCurve:
             rest = cell.seconds - self._context / self._pace * cell.contexts
             least = min(least, max(rest, LEAST_REST * cell.seconds))
             self._points.append((cell.tokens, least))
+        if cell.tokens > 1:
+            self._points.append((1.0, min(least, (self._fixed + self._token) / self._pace)))
         self._points.reverse()
         return self._points
 
@@ -159,6 +163,8 @@ def _solve(left: float, slope: float, context: float) -> int:
     """The largest n with ``slope * n + context / 2 * n ** 2 <= left``; unbounded if tokens cost nothing."""
     if left <= 0:
         return 0
+    if left == math.inf:
+        return sys.maxsize
     # in the form that has no difference of almost equal numbers
     divisor = slope + math.sqrt(slope * slope + 2 * context * left)
     return int(2 * left / divisor) if divisor > 0 else sys.maxsize

@@ -63,6 +63,7 @@ class ExactCache:
         self._random = random.Random(seed)
         # The versions that each store reported last. A store that has not reported any is not searched.
         self._reported: dict[str, Mapping[str, int]] = {tier.name: {} for tier in tiers if tier.at_hand}
+        self._unpublished: dict[str, set[str]] = {}  # counters whose invalidation each store has missed
         self._samples: OrderedDict[bytes, int] = OrderedDict()  # number stored, of unfilled pools
         self._filling = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
@@ -153,7 +154,10 @@ class ExactCache:
     async def clear(self, tag: str) -> Mapping[str, bool]:
         """Invalidate all entries with ``tag`` at once; returns for each store whether it was reached."""
         counter = self._versions.raise_(tag)
-        return {tier.name: await tier.clear(counter) for tier in self._tiers}
+        reached = {tier.name: await tier.clear(counter) for tier in self._tiers}
+        for name in [name for name, done in reached.items() if not done]:
+            self._unpublished.setdefault(name, set()).add(counter)
+        return reached
 
     def age(self, entry: Entry) -> float:
         """Seconds since ``entry`` was computed."""
@@ -225,6 +229,8 @@ class ExactCache:
             for nearer in self._tiers:
                 if nearer.at_hand:
                     await nearer.clear(counter)
+        missed = self._unpublished.pop(tier.name, set())
+        self._versions.exceed(missed, numbers)
         behind = self._versions.ahead_of(numbers)
-        if behind:
-            await tier.advance(behind)
+        if behind and not await tier.advance(behind):
+            self._unpublished.setdefault(tier.name, set()).update(missed)

@@ -67,6 +67,15 @@ def test_a_deadline_is_unreachable_only_if_even_a_short_answer_would_miss_it():
     assert not seen.unreachable(request("a", 40), 0.0)
 
 
+def test_decoding_after_long_prompts_alone_is_not_thought_to_take_as_long_as_these():
+    """A device that computes: 512 tokens take half a second, so 20 rows of one token do not take ten."""
+    seen = predictions(0)
+    for _ in range(ENOUGH_STEPS):
+        seen.times.observe(1, 512, 512 * 256, 0.5)
+    asked = request("a", 10, params=SamplingParams(max_tokens=20, ignore_eos=True), deadline=1.0)
+    assert not seen.unreachable(asked, 0.0)
+
+
 def test_known_output_tokens_take_no_time():
     seen = predictions()
     deadline = 3 * seen.prefill_seconds(45)

@@ -43,6 +43,21 @@ def test_before_the_first_step_the_line_holds():
     assert StepCurve((0.0, 0.0, 0.0)).longest(0, 1.0) > 10**9, "tokens seem to cost nothing"
 
 
+def test_below_the_smallest_measured_size_a_step_takes_no_longer_than_the_line_says():
+    """Only chunks of prompts have been measured: nothing says that one token takes as long."""
+    curve = StepCurve((0.01, 1e-3, 0.0))
+    curve.observe(512, 0, 0.5)
+    assert curve.seconds(1) == pytest.approx(0.011)
+    assert curve.seconds(256) == pytest.approx(0.25)
+    assert curve.longest(0, 0.25 + 1e-9) == 256
+    curve.observe(1, 0, 0.4)
+    assert curve.seconds(256) == pytest.approx(0.4), "the weights are read"
+
+
+def test_without_a_limit_of_its_time_a_step_takes_a_row_of_any_length():
+    assert learned((32, 0.02), token=1e-3, context=1e-6).longest(0, math.inf, 4, 100) > 10**9
+
+
 def test_a_curve_never_falls_between_two_sizes_that_do():
     curve = learned((32, 0.05), (512, 0.04))
     assert curve.seconds(300) <= 0.05

@@ -221,6 +221,32 @@ def test_an_invalidation_during_a_store_outage_is_published_later(kind, tmp_path
     asyncio.run(run())
 
 
+def test_invalidations_at_two_servers_during_an_outage_are_both_published(tmp_path, request, monkeypatch):
+    """Each counts one, so what the other one has computed in between must not seem current."""
+    tag = user_tag("default", "twice")
+
+    async def without_tokens(self, tag):
+        raise OSError
+
+    async def run():
+        tiers = [tier("sqlite", tmp_path, request) for _ in range(2)]
+        one, other = [ExactCache([each], TagVersions(), Clock()) for each in tiers]
+        with monkeypatch.context() as patch:
+            patch.setattr(SQLiteStore, "clear", without_tokens)
+            await other.clear(tag)
+            between = other._versions.snapshot([tag])
+            await one.clear(tag)
+        for _ in range(2):
+            for cache, each in zip((one, other), tiers, strict=True):
+                await cache._read_invalidations(each)
+        assert not other._versions.current(between)
+        assert one._versions.snapshot([tag]) == other._versions.snapshot([tag])
+        for cache in (one, other):
+            await cache.close()
+
+    asyncio.run(run())
+
+
 def test_two_stores_that_count_differently_come_to_agree(tmp_path, request):
     tag = user_tag("default", "counted")
 

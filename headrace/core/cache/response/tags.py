@@ -75,6 +75,15 @@ class TagVersions:
             self._raise(counter)
         return news + lost
 
+    def exceed(self, counters: Iterable[str], numbers: Mapping[str, int]) -> None:
+        """Raise those of ``counters`` that are not ahead of the ``numbers`` of a shared store.
+
+        The store has missed an invalidation here. Equal numbers hide it if another server has counted one of its own.
+        """
+        for counter in counters:
+            if self._numbers.get(counter, 0) <= numbers.get(counter, 0):
+                self._raise(counter)
+
     def ahead_of(self, numbers: Mapping[str, int]) -> dict[str, int]:
         """By how much the counters ``numbers`` of a shared store are behind, for those that are."""
         gaps = {counter: number - numbers.get(counter, 0) for counter, number in self._numbers.items()}

@@ -81,9 +81,10 @@ class Tier:
         """The versions in the store; None if it failed."""
         return await self._ask(self._store.versions, self._reading, WRITE_SECONDS)
 
-    async def advance(self, steps: Mapping[str, int]) -> None:
-        """Raise versions in the store, unless it fails."""
-        await self._ask(lambda: self._store.advance(steps), self._writing, WRITE_SECONDS)
+    async def advance(self, steps: Mapping[str, int]) -> bool:
+        """Raise versions in the store; returns whether the store did."""
+        done = await self._ask(lambda: _done(self._store.advance(steps)), self._writing, WRITE_SECONDS)
+        return done is not None
 
     def facts(self) -> StoreFacts:
         """The store's size."""
