@@ -201,8 +201,8 @@ class StepTimes:
         before = self.residuals.line_seconds(self._line)
         self._fit()
         self.residuals.line_changed(self._line, before)
-        fixed, row, token, context = self._coefficients
-        self.curve.line_changed((fixed, row + token, context))
+        fixed, _, token, context = self._coefficients
+        self.curve.line_changed((fixed, token, context))
 
     def _line(self, rows: float) -> float:
         """The line's seconds of a step of ``rows`` rows of one token, at the mean context."""

@@ -143,3 +143,13 @@ def test_decoding_is_not_underestimated_while_no_step_only_decodes():
         times.observe(rows, tokens, 1000 * rows, max(0.03, 2e-4 * tokens))
     assert times.predict(20, 20, 20_000) < 0.02
     assert times.curve.seconds(20, 20_000) == pytest.approx(0.03, rel=0.1)
+
+
+def test_what_a_row_costs_is_no_part_of_a_further_token():
+    """Steps of at most 16 tokens, in which a row costs ten times as much as a token; a long prompt is one row."""
+    times = StepTimes(StepCost(5, 50_000))
+    for step in range(2000):
+        rows = 1 + step % 8
+        tokens = rows if step % 2 else 16
+        times.observe(rows, tokens, 100 * rows, 1e-3 + 1e-3 * rows + 1e-4 * tokens)
+    assert times.curve.seconds(512, 100) < 0.1
