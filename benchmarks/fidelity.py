@@ -10,9 +10,9 @@ calibration and a round of every load. In every second part the round comes firs
 calibration of all turns, and with the step times of its own part's turn. No prediction uses what a round measured.
 
 A request is in time if its TTFT and TPOT are within ``--ttft`` and ``--tpot``. Each figure is the median of the
-rounds. Its error has a 95 % interval: resampled are the rounds, and stretches of the
-trace, the same in measured and simulated rounds. The last column of figures is the difference between two rounds of the
-same load: no prediction of a round can be closer than that.
+rounds. Its error has a 95 % interval: resampled are the rounds, and stretches of the trace, the same in measured and
+simulated rounds. The last column of figures is the difference between two rounds of the same load: no prediction of a
+round can be closer than that.
 
 ``--replicas 2`` does the same with several servers that get the requests in turn. They share the bandwidth of the
 memory: beside a server that decodes, a step takes much longer than beside one that computes a prompt. So every turn

@@ -46,9 +46,8 @@ class UsageFile:
     def __init__(self, store: Store, take: Callable[[], Additions]) -> None:
         self._store = store
         self._take = take
-        self._waiting: Additions | None = (
-            None  # could not be written yet; later usage stays where it is counted
-        )
+        # Could not be written yet; later usage stays where it is counted.
+        self._waiting: Additions | None = None
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 

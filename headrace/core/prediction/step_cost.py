@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import NamedTuple
 
 
@@ -25,12 +26,18 @@ class StepCost(NamedTuple):
 
         Solves ``length * (1 + (start + length / 2) / context_tokens) = budget``.
         """
-        if self.context_tokens == math.inf:
-            return int(budget)
-        slope = 1 + start / self.context_tokens
-        return int(
-            self.context_tokens * (math.sqrt(slope * slope + 2 * budget / self.context_tokens) - slope)
-        )
+        return longest_row(budget, 1 + start / self.context_tokens, 1 / self.context_tokens)
+
+
+def longest_row(budget: float, token: float, context: float) -> int:
+    """The largest n with ``token * n + context / 2 * n ** 2 <= budget``; unbounded if tokens cost nothing."""
+    if budget <= 0:
+        return 0
+    if budget == math.inf:
+        return sys.maxsize
+    # in the form that has no difference of almost equal numbers
+    divisor = token + math.sqrt(token * token + 2 * context * budget)
+    return int(2 * budget / divisor) if divisor > 0 else sys.maxsize
 
 
 TOKENS_ONLY = StepCost()

@@ -17,8 +17,9 @@ a deadline would be rejected, or decoding slowed down by prompts, only because n
 from __future__ import annotations
 
 import math
-import sys
 from bisect import bisect_left
+
+from headrace.core.prediction.step_cost import longest_row
 
 CELLS_PER_DOUBLING = 2
 """Number of classes of sizes per doubling: each is larger than the one before by the square root of 2."""
@@ -65,9 +66,8 @@ class StepCurve:
 
     def __init__(self, line: tuple[float, float, float] = (0.0, math.inf, 0.0)) -> None:
         self._cells: dict[int, _Cell] = {}  # by class
-        self._points: list[
-            tuple[float, float]
-        ] = []  # tokens, seconds without attention; empty: to be rebuilt
+        # Tokens, and seconds without attention; empty: to be rebuilt.
+        self._points: list[tuple[float, float]] = []
         self._fixed, self._token, self._context = line
         self._pace = 1.0  # recent seconds of a step, relative to the table
 
@@ -128,15 +128,17 @@ class StepCurve:
             if larger + context * length * (start + length / 2) > left:
                 slope = larger / size
                 within = min(
-                    _solve(left - slope * tokens, slope + context * start, context),
-                    _solve(left - smaller, context * start, context),
+                    longest_row(left - slope * tokens, slope + context * start, context),
+                    longest_row(left - smaller, context * start, context),
                     int(length),
                 )
                 return max(fits, within)
             fits, smaller = int(length), larger
         size, larger = points[-1]
         slope = self._slope_beyond(size, larger)
-        return max(fits, _solve(left - larger + slope * (size - tokens), slope + context * start, context))
+        return max(
+            fits, longest_row(left - larger + slope * (size - tokens), slope + context * start, context)
+        )
 
     def _slope_beyond(self, tokens: float, seconds: float) -> float:
         """Seconds of each token beyond the largest size, which has ``tokens`` and takes ``seconds``."""
@@ -157,14 +159,3 @@ class StepCurve:
             self._points.append((1.0, min(least, (self._fixed + self._token) / self._pace)))
         self._points.reverse()
         return self._points
-
-
-def _solve(left: float, slope: float, context: float) -> int:
-    """The largest n with ``slope * n + context / 2 * n ** 2 <= left``; unbounded if tokens cost nothing."""
-    if left <= 0:
-        return 0
-    if left == math.inf:
-        return sys.maxsize
-    # in the form that has no difference of almost equal numbers
-    divisor = slope + math.sqrt(slope * slope + 2 * context * left)
-    return int(2 * left / divisor) if divisor > 0 else sys.maxsize

@@ -59,9 +59,8 @@ def parts(calls: Sequence[Call], window_seconds: float) -> Parts:
 def _windows(calls: Sequence[Call], low: float, high: float, seconds: float) -> list[list[Call]]:
     count = max(1, int((high - low) / seconds + 1e-9))
     windows: list[list[Call]] = [[] for _ in range(count)]
-    last = (
-        count - 1 if count * seconds > (high - low) * (1 - 1e-9) else count
-    )  # or in the rest that is omitted
+    # If the windows fill the time, its end belongs to the last one; otherwise to the rest that is omitted.
+    last = count - 1 if count * seconds > (high - low) * (1 - 1e-9) else count
     for call in calls:
         place = min(int((call.arrival - low) / seconds), last)
         if place < count:

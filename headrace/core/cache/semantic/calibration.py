@@ -52,7 +52,7 @@ class Stratum:
     fitted_rows: int
     held_rows: int
 
-    def promises(self, max_error: float, confidence: float) -> bool:
+    def is_promising(self, max_error: float, confidence: float) -> bool:
         """Whether the rows used for fitting suggest that a certificate will be found."""
         growth = self.held_rows / max(1, self.fitted_rows)
         return is_promising(self.fitted, max_error, confidence, growth)
@@ -99,7 +99,7 @@ class Calibration:
         """The certificate of each stratum, or why there is none; all of them together hold with ``confidence``."""
         found: list[Certificate | Unsupported] = []
         all_strata = range(len(self.strata))
-        promising = [index for index in all_strata if self.strata[index].promises(max_error, confidence)]
+        promising = [index for index in all_strata if self.strata[index].is_promising(max_error, confidence)]
         sharing = promising or all_strata
         for index, stratum in enumerate(self.strata):
             if index not in sharing:
