@@ -193,7 +193,8 @@ def run(load: Load, calls: Sequence[Call], plans: SchedulerOptions, mode: Mode) 
     def steer(engine: Engine) -> Steering:
         kind = Late if load.name == "delayed" else Recorded
         settings = live_settings(plans.max_num_seqs)
-        rehearse = partial(in_parts, steps=STEPS_PER_PAUSE)  # by a process of its own, as in the server
+        # In the server a process of its own rehearses.
+        rehearse = partial(in_parts, overlap=engine.overlap, steps=STEPS_PER_PAUSE)
         made.append(
             kind(settings, lambda: engine.knobs, str, mode, WINDOW, times=engine.times, rehearse=rehearse)
         )

@@ -46,7 +46,7 @@ class Engine:
         self.knobs = knobs
         self.runner = runner
         self._events = events
-        self._overlap = overlap
+        self.overlap = overlap
         self._in_flight: deque[StepPlan] = deque()
         self._since: float | None = (
             None  # the time of the last `step`, if it committed a plan and requests still run
@@ -77,7 +77,7 @@ class Engine:
         if plan.has_work:
             self.runner.launch(plan, now)
             self._in_flight.append(plan)
-        if self._in_flight and (len(self._in_flight) > self._overlap or not plan.rows):
+        if self._in_flight and (len(self._in_flight) > self.overlap or not plan.rows):
             try:
                 output = self.runner.collect()
             except RunnerLost as error:

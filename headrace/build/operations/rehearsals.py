@@ -28,9 +28,10 @@ logger = logging.getLogger("headrace.tuner")
 
 
 class Rehearsals:
-    """Runs one rehearsal at a time; a `serve.http.app.BackgroundWork`."""
+    """Runs one rehearsal at a time, of an engine with this ``overlap``; a `serve.http.app.BackgroundWork`."""
 
-    def __init__(self) -> None:
+    def __init__(self, overlap: int) -> None:
+        self._overlap = overlap
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, "rehearsals")  # writing to a full pipe waits
 
@@ -46,16 +47,16 @@ class Rehearsals:
         self, scene: Scene, knobs: Knobs, curve: StepCurve, slots: int, static: bool
     ) -> Generator[None, None, Outcome]:
         """Like `in_parts`; if the process fails, `in_parts` runs instead."""
-        asked = self._thread.submit(self._ask, (scene, knobs, curve.copy(), slots, static))
+        asked = self._thread.submit(self._ask, (scene, knobs, curve, slots, static, self._overlap))
         while not asked.done():
             yield
         try:
             return asked.result()
         except FAILURES as error:
             logger.warning("the tuner rehearses in the server: %s: %s", type(error).__name__, error)
-            return (yield from in_parts(scene, knobs, curve, slots, static))
+            return (yield from in_parts(scene, knobs, curve, slots, static, overlap=self._overlap))
 
-    def _ask(self, asked: tuple[Scene, Knobs, StepCurve, int, bool]) -> Outcome:
+    def _ask(self, asked: tuple[Scene, Knobs, StepCurve, int, bool, int]) -> Outcome:
         process, pipe = self._process, subprocess.PIPE
         if process is None:
             command = (sys.executable, "-m", PROGRAM)
@@ -86,10 +87,10 @@ def main() -> None:
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
-            scene, knobs, curve, slots, static = pickle.load(source)
+            scene, knobs, curve, slots, static, overlap = pickle.load(source)
         except EOFError:
             return
-        outcome = Rehearsal(scene, knobs, curve, slots, static=static).run()
+        outcome = Rehearsal(scene, knobs, curve, slots, static=static, overlap=overlap).run()
         pickle.dump(outcome, target)
         target.flush()
 

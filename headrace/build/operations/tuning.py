@@ -38,7 +38,7 @@ def make_tuning(
     A dry run simulates ``machine`` with the load of the requests in ``lives``.
     """
     plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
-    service, rehearsals = recall.service, Rehearsals()
+    service, rehearsals = recall.service, Rehearsals(engine.overlap)
     steering = Steering(
         live_settings(plans.max_num_seqs, static=is_static(plans), patience=has_patience(plans)),
         lambda: engine.knobs,

@@ -8,16 +8,22 @@
 ```
 The line of `StepTimes` is fitted to the recent steps, so it is wrong for sizes that the present settings do not make.
 Under load every step is mixed, and the line through mixed steps says that decoding takes almost no time. The table
-remembers all sizes. Attention to earlier positions is kept apart: each costs what the line says. Beyond the largest
-measured size, each further token costs the slope of that line or the mean per token of that size, whichever is less. A
-step of one token takes what the line says, at most as long as the smallest size, until it has been measured: otherwise
-a deadline would be rejected, or decoding slowed down by prompts, only because no small step has run yet.
+remembers all sizes. Beyond the largest measured size, each further token costs the slope of that line or the mean per
+token of that size, whichever is less. A step of one token takes what the line says, at most as long as the smallest
+size, until it has been measured: otherwise a deadline would be rejected, or decoding slowed down by prompts, only
+because no small step has run yet.
+
+Attention to earlier positions is kept apart. Each size has its own cost of a position, because decoding reads the keys
+and values of each one, while the tokens of a chunk share that and cost arithmetic, an order of magnitude less. It is
+the slope of the seconds over the positions, among steps of this size and at equal tokens. Until these differ enough, it
+is the arithmetic of attention, as a share of that of a token.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from copy import copy
 
 from headrace.core.prediction.step_cost import longest_row
 
@@ -38,37 +44,77 @@ PACE_MEMORY = 32
 """Steps over which the pace is averaged."""
 
 LEAST_REST = 0.1
-"""Minimum share of a step's time that is not attention, because the line's cost of a position is not exact."""
+"""Minimum share of a step's time that is not attention, because the cost of a position is not exact."""
+
+ASSUMED = 8
+"""Weight of the assumed cost of a position, in steps whose positions differ by as much as their mean."""
 
 
 class _Cell:
-    """Steps of about one size: their number, and their means."""
+    """Steps of about one size: their number, and the means and covariances of their tokens, contexts and seconds."""
 
-    __slots__ = ("contexts", "seconds", "steps", "tokens")
+    __slots__ = (
+        "contexts",
+        "contexts_seconds",
+        "contexts_squared",
+        "seconds",
+        "steps",
+        "token_contexts",
+        "token_seconds",
+        "tokens",
+        "tokens_squared",
+    )
 
-    def __init__(self, tokens: float, contexts: float, seconds: float, steps: int = 0) -> None:
-        self.tokens, self.contexts, self.seconds, self.steps = tokens, contexts, seconds, steps
+    def __init__(self, tokens: float, contexts: float, seconds: float) -> None:
+        self.tokens, self.contexts, self.seconds, self.steps = tokens, contexts, seconds, 0
+        self.tokens_squared = self.contexts_squared = 0.0
+        self.token_contexts = self.token_seconds = self.contexts_seconds = 0.0
 
     def add(self, tokens: int, contexts: int, seconds: float) -> None:
+        """Count one step."""
         self.steps += 1
         weight = max(NEWEST, 1 / self.steps)
-        self.tokens += (tokens - self.tokens) * weight
-        self.contexts += (contexts - self.contexts) * weight
+        kept, by_tokens, by_contexts = 1 - weight, tokens - self.tokens, contexts - self.contexts
+        ratio = min(LIMIT, seconds / self.seconds)
+        later = weight * (ratio - 1) * self.seconds
+        self.tokens_squared = kept * (self.tokens_squared + weight * by_tokens * by_tokens)
+        self.contexts_squared = kept * (self.contexts_squared + weight * by_contexts * by_contexts)
+        self.token_contexts = kept * (self.token_contexts + weight * by_tokens * by_contexts)
+        self.token_seconds = kept * (self.token_seconds + by_tokens * later)
+        self.contexts_seconds = kept * (self.contexts_seconds + by_contexts * later)
+        self.tokens += by_tokens * weight
+        self.contexts += by_contexts * weight
         # A geometric mean: a first step that was slow is soon forgotten.
-        self.seconds *= min(LIMIT, seconds / self.seconds) ** weight
+        self.seconds *= ratio**weight
+
+    def position(self, assumed: float) -> float:
+        """Seconds per position attended to: a regression within the size, drawn towards what is ``assumed``."""
+        if not self.contexts:
+            return assumed
+        squared, product = self.contexts_squared, self.contexts_seconds
+        if self.tokens_squared:
+            share = self.token_contexts / self.tokens_squared
+            squared, product = squared - share * self.token_contexts, product - share * self.token_seconds
+        weight = max(ASSUMED * NEWEST, ASSUMED / self.steps) * self.contexts * self.contexts
+        cost = (product + weight * assumed) / (squared + weight)
+        return max(0.0, min(cost, (1 - LEAST_REST) * self.seconds / self.contexts))
 
 
 class StepCurve:
     """The measured seconds of steps, by their number of tokens; before the first one, what the ``line`` says.
 
-    ``line`` is the seconds per step, token, and position attended to. ``contexts`` are as in `StepTimes`.
+    ``line`` is the seconds per step, token, and position attended to. ``context_tokens`` is as in `StepCost`, and
+    ``contexts`` are as in `StepTimes`.
     """
 
-    def __init__(self, line: tuple[float, float, float] = (0.0, math.inf, 0.0)) -> None:
+    def __init__(
+        self, line: tuple[float, float, float] = (0.0, math.inf, 0.0), context_tokens: float = math.inf
+    ) -> None:
         self._cells: dict[int, _Cell] = {}  # by class
-        # Tokens, and seconds without attention; empty: to be rebuilt.
-        self._points: list[tuple[float, float]] = []
+        # Tokens, seconds without attention, and seconds of a position, of each size; empty: to be rebuilt.
+        self._points: list[tuple[float, float, float]] = []
         self._fixed, self._token, self._context = line
+        self._context_tokens = context_tokens
         self._pace = 1.0  # recent seconds of a step, relative to the table
 
     def observe(self, tokens: int, contexts: int, seconds: float) -> None:
@@ -91,26 +137,23 @@ class StepCurve:
 
     def copy(self) -> StepCurve:
         """A copy at the usual pace; another thread may call `observe` meanwhile."""
-        made = StepCurve((self._fixed, self._token, self._context))
-        made._cells = {
-            number: _Cell(cell.tokens, cell.contexts, cell.seconds, cell.steps)
-            for number, cell in list(self._cells.items())
-        }
+        made = StepCurve((self._fixed, self._token, self._context), self._context_tokens)
+        made._cells = {number: copy(cell) for number, cell in list(self._cells.items())}
         return made
 
     def seconds(self, tokens: int, contexts: int = 0) -> float:
         """Seconds of a step of ``tokens`` tokens."""
         points = self._points or self._make_points()
-        at = bisect_left(points, (tokens, 0.0))
+        at = bisect_left(points, (tokens, 0.0, 0.0))
         if at == len(points):
-            size, larger = points[-1]
+            size, larger, context = points[-1]
             rest = larger + self._slope_beyond(size, larger) * (tokens - size)
         elif at:
-            size, larger = points[at]
+            size, larger, context = points[at]
             rest = max(larger * tokens / size, points[at - 1][1])
         else:
-            rest = points[0][1]
-        return self._pace * rest + self._context * contexts
+            _, rest, context = points[0]
+        return self._pace * (rest + context * contexts)
 
     def longest(self, start: int, seconds: float, tokens: int = 0, contexts: int = 0) -> int:
         """The longest row from position ``start`` that keeps a step with ``tokens`` others within ``seconds``.
@@ -119,43 +162,43 @@ class StepCurve:
         """
         if seconds < self.seconds(tokens, contexts):
             return 0
-        points = self._points or self._make_points()
-        left, context = (seconds - self._context * contexts) / self._pace, self._context / self._pace
-        at, fits = bisect_left(points, (tokens, math.inf)), 0
+        points, left = self._points or self._make_points(), seconds / self._pace
+        at, fits = bisect_left(points, (tokens, math.inf, 0.0)), 0
         smaller = points[max(0, at - 1)][1]
-        for size, larger in points[at:]:
-            length = size - tokens
-            if larger + context * length * (start + length / 2) > left:
+        for size, larger, context in points[at:]:
+            length, room = size - tokens, left - context * contexts
+            if larger + context * length * (start + length / 2) > room:
                 slope = larger / size
                 within = min(
-                    longest_row(left - slope * tokens, slope + context * start, context),
-                    longest_row(left - smaller, context * start, context),
+                    longest_row(room - slope * tokens, slope + context * start, context),
+                    longest_row(room - smaller, context * start, context),
                     int(length),
                 )
                 return max(fits, within)
             fits, smaller = int(length), larger
-        size, larger = points[-1]
-        slope = self._slope_beyond(size, larger)
-        return max(
-            fits, longest_row(left - larger + slope * (size - tokens), slope + context * start, context)
-        )
+        size, larger, context = points[-1]
+        slope, room = self._slope_beyond(size, larger), left - context * contexts
+        row = longest_row(room - larger + slope * (size - tokens), slope + context * start, context)
+        return max(fits, row)
 
     def _slope_beyond(self, tokens: float, seconds: float) -> float:
         """Seconds of each token beyond the largest size, which has ``tokens`` and takes ``seconds``."""
         slope = self._token / self._pace
         return min(slope, seconds / tokens) if tokens else slope
 
-    def _make_points(self) -> list[tuple[float, float]]:
+    def _make_points(self) -> list[tuple[float, float, float]]:
         """The table without attention, in which a size takes at most as long as a larger one."""
-        if not self._cells:
-            return [(0.0, self._fixed)]
+        cells = self._cells
+        if not cells:
+            return [(0.0, self._fixed, self._context)]
+        assumed = min(cell.seconds / cell.tokens for cell in cells.values()) / self._context_tokens
         least = math.inf
-        for number in sorted(self._cells, reverse=True):
-            cell = self._cells[number]
-            rest = cell.seconds - self._context / self._pace * cell.contexts
-            least = min(least, max(rest, LEAST_REST * cell.seconds))
-            self._points.append((cell.tokens, least))
+        for number in sorted(cells, reverse=True):
+            cell = cells[number]
+            context = cell.position(assumed)
+            least = min(least, cell.seconds - context * cell.contexts)
+            self._points.append((cell.tokens, least, context))
         if cell.tokens > 1:
-            self._points.append((1.0, min(least, (self._fixed + self._token) / self._pace)))
+            self._points.append((1.0, min(least, (self._fixed + self._token) / self._pace), context))
         self._points.reverse()
         return self._points

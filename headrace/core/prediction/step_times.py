@@ -79,7 +79,7 @@ class StepTimes:
         self.residuals = StepResiduals()
         """Corrections of the line, by number of tokens."""
         fixed, _, token, context = self._coefficients
-        self.curve = StepCurve((fixed, token, context))
+        self.curve = StepCurve((fixed, token, context), cost.context_tokens)
         """Measured seconds of steps, by number of tokens: prompts are divided by it."""
         self._verify_times: dict[int, VerifyTimes] = {}  # by rows
         self._context = 0.0  # the mean context of rows of one token

@@ -36,12 +36,9 @@ from headrace.core.scheduler.drafted_rows import DraftedRows
 from headrace.core.scheduler.holds import HoldPolicy, NoHolds
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.start_estimate import StartEstimate, estimate_start
-from headrace.core.scheduler.step_builder import StepBuilder
+from headrace.core.scheduler.step_builder import LONG_PROMPT_SHARE, StepBuilder
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
-
-LONG_PROMPT_SHARE = 0.5
-"""Share of a step's prefill that a prompt of several steps gets while other prompts run too."""
 
 
 class Stalled(AssertionError):

@@ -26,6 +26,9 @@ QUEUE_POWER = 0.25
 three prompts at once make all decoding requests wait twice as long. The fourth root keeps as many requests within
 their SLOs (`benchmarks/scheduling.py`)."""
 
+LONG_PROMPT_SHARE = 0.5
+"""Share of a step's prefill that a prompt of several steps gets while other prompts run too."""
+
 LEAST_PREFILL = 16
 """Tokens of prefill that a step takes even if its time limit is already used up."""
 

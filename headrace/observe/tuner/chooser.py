@@ -13,10 +13,7 @@ from headrace.observe.steering.settings import Setting, Value, changed
 from headrace.observe.tuner.forecast import Forecast
 from headrace.observe.tuner.rehearsal import Outcome, Scene
 from headrace.observe.tuner.steps import Range
-from headrace.observe.tuner.verdict import gain_of, is_within
-
-LEAST_GAIN = 0.03
-"""Rehearsed gain from which on a change is made; smaller ones are not worth a change."""
+from headrace.observe.tuner.verdict import LEAST_GAIN, gain_of, is_within
 
 MOST_STEPS = 3
 """Steps of a setting that one change may take: where a step alone brings nothing, more may."""

@@ -15,13 +15,13 @@ class _Live:
     """A request that is open, or ended within the scene.
 
     ``known`` positions of the prompt are cached or computed; ``done`` were when the scene began, and ``before`` tokens
-    had been generated.
+    had been generated. ``began`` is when it arrived, or when the scene began if that was later.
     """
 
-    __slots__ = ("arrived", "before", "done", "ended", "known", "prompt", "tokens")
+    __slots__ = ("arrived", "before", "began", "done", "ended", "known", "prompt", "tokens")
 
     def __init__(self, arrived: float, prompt: int) -> None:
-        self.arrived, self.prompt = arrived, prompt
+        self.arrived, self.began, self.prompt = arrived, arrived, prompt
         self.known = self.done = self.tokens = self.before = 0
         self.ended = False
 
@@ -63,7 +63,7 @@ class History:
         self._began = now
         self._scene = list(self._live.values())
         for each in self._scene:
-            each.arrived, each.done, each.before = now, each.known, each.tokens
+            each.began, each.done, each.before = now, each.known, each.tokens
 
     def close(self, now: float) -> Watched | None:
         """End the scene; None if no request of it has generated a token."""
@@ -117,12 +117,14 @@ class History:
 def _job(live: _Live, length: int) -> Job:
     """What is left of a request at the beginning of the scene, if it generates ``length`` tokens in all."""
     if live.before:
-        return Job(live.arrived, 0, live.prompt + live.before, length - live.before)
-    return Job(live.arrived, max(1, live.prompt - live.done), live.done, length)
+        return Job(live.began, 0, live.prompt + live.before, length - live.before)
+    return Job(
+        live.began, max(1, live.prompt - live.done), live.done, length, waited=live.began - live.arrived
+    )
 
 
 def _left(live: _Live, length: int, now: float) -> Job:
     """What is left of it ``now``."""
     if live.tokens:
         return Job(now, 0, live.prompt + live.tokens, length - live.tokens)
-    return Job(now, max(1, live.prompt - live.known), live.known, length)
+    return Job(now, max(1, live.prompt - live.known), live.known, length, waited=now - live.arrived)

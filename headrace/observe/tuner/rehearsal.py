@@ -1,9 +1,9 @@
 """A rehearsal: the requests of a scene run through a model of the scheduler, with other knobs.
 
 The model has the scheduler's own bounds of a step. These and the times of steps come from the engine's measured curve.
-It decodes first, and prefills in order of arrival within the bounds. It knows no caches, drafts, priorities or
-preemption, and no random numbers. All decoding rows are two sums, so a step costs microseconds however many requests
-run.
+It decodes first, and prefills in order of arrival within the bounds, but a prompt of several steps last. It knows no
+caches, drafts, priorities or preemption, and no random numbers. All decoding rows are two sums, so a step costs
+microseconds however many requests run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_curve import StepCurve
-from headrace.core.scheduler.step_builder import LEAST_PREFILL, mixed_limit, usual_limit
+from headrace.core.scheduler.step_builder import LEAST_PREFILL, LONG_PROMPT_SHARE, mixed_limit, usual_limit
 
 PART_STEPS = 50
 """Steps that are rehearsed at a time, in less than a millisecond."""
@@ -24,13 +24,15 @@ PART_STEPS = 50
 
 class Job(NamedTuple):
     """A request of a scene: ``prompt`` tokens are to be computed after ``context`` known ones, ``output`` to be
-    generated. One that has its first token already has ``prompt`` 0.
+    generated. One that has its first token already has ``prompt`` 0. One that was open when the scene began had
+    ``waited`` so many seconds before.
     """
 
     arrived: float
     prompt: int
     context: int
     output: int
+    waited: float = 0.0
 
 
 class Scene(NamedTuple):
@@ -56,15 +58,66 @@ class _Prompt:
         self.job, self.position, self.goal = job, job.context, job.context + job.prompt
 
 
+class _Step:
+    """A step that is planned: ``decoding`` rows of these ``contexts``, and the chunks that are added.
+
+    Its bounds are the scheduler's while so many ``prompts`` wait or run.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_curve",
+        "_decoding",
+        "_knobs",
+        "_prompts",
+        "_seconds",
+        "chunks",
+        "contexts",
+        "tokens",
+    )
+
+    def __init__(self, curve: StepCurve, knobs: Knobs, decoding: int, contexts: int, prompts: int) -> None:
+        self._curve, self._knobs, self._decoding, self._prompts = curve, knobs, decoding, prompts
+        self._budget, self._seconds = knobs.batched_tokens - decoding, curve.seconds(decoding, contexts)
+        self.tokens, self.contexts = decoding, contexts
+        self.chunks: list[tuple[_Prompt, int]] = []
+
+    def add(self, prompt: _Prompt, share: float) -> bool:
+        """Add the next chunk of a prompt within this share of what prefill may take; False if nothing is left.
+
+        The first chunk of a step has a length even if the bounds leave no room.
+        """
+        curve, knobs, start = self._curve, self._knobs, prompt.position
+        length = min(prompt.goal - start, self._budget - int(knobs.batched_tokens * (1.0 - share)))
+        length = min(length, knobs.long_prefill_tokens or length)
+        if self._decoding and knobs.mixed_prefill_ratio:
+            limit = mixed_limit(self._seconds, knobs.mixed_prefill_ratio, self._prompts, share)
+            fitting = curve.longest(start, limit, self.tokens, self.contexts)
+            length = min(length, fitting or int(not self.chunks))
+        if self._decoding and knobs.step_seconds:
+            room = share * max(0.0, usual_limit(knobs.step_seconds, self._seconds) - self._seconds)
+            fitting = curve.longest(start, self._seconds + room, self.tokens, self.contexts)
+            length = min(length, fitting if self.chunks else max(fitting, LEAST_PREFILL))
+        if length <= 0:
+            return False
+        self.chunks.append((prompt, length))
+        self.tokens += length
+        self.contexts += length * start + length * length // 2
+        self._budget -= length
+        return True
+
+
 class Outcome(NamedTuple):
     """How a rehearsal went.
 
-    ``seconds_per_token`` is the time that requests are open, per token, within the scene: what a measurement of the
-    scene shows. ``open_seconds`` is the time that all jobs are open until the last one has ended: the same work for
-    all knobs, so it compares them. ``ttft_p99`` and ``itl_p99`` are 0 where there is none.
+    A measurement of the scene shows ``seconds_per_token``, the time that requests are open, per token,
+    ``scene_ttft_p99`` and ``scene_itl_p99``. The others are of the same work for all knobs, until the last job has
+    ended, so they compare these: ``open_seconds``, ``ttft_p99`` and ``itl_p99``. Tails are 0 where there is none.
     """
 
     seconds_per_token: float
+    scene_ttft_p99: float
+    scene_itl_p99: float
     open_seconds: float
     ttft_p99: float
     itl_p99: float
@@ -74,25 +127,35 @@ class Outcome(NamedTuple):
 class Rehearsal:
     """One run; ``slots`` bounds the running requests, ``curve`` is what the engine has learnt of step times.
 
-    ``static``: requests start in static batches of all slots, or fewer after the batches' timeout.
+    ``static``: requests start in static batches of all slots, or fewer after the batches' timeout. ``overlap`` is as
+    in `Engine`: so many steps are under way when the next one is planned, and a request that arrives then is not in it.
     """
 
     def __init__(
-        self, scene: Scene, knobs: Knobs, curve: StepCurve, slots: int, *, static: bool = False
+        self,
+        scene: Scene,
+        knobs: Knobs,
+        curve: StepCurve,
+        slots: int,
+        *,
+        static: bool = False,
+        overlap: int = 0,
     ) -> None:
-        self._scene, self._knobs, self._curve = scene, knobs, curve.copy()
+        self._scene, self._knobs, self._curve = scene, knobs, curve
         self._slots = min(slots, knobs.max_running or slots)
         self._timeout = (knobs.static_batch_seconds or 0.0) if static else None
         self._joining = 0  # requests of a static batch that have not started yet
         self._now, self._step = scene.began, 0
+        self._under_way: deque[float] = deque(maxlen=overlap)  # when the last steps without a gap began
         self._waiting: deque[Job] = deque()
         self._prefilling: list[_Prompt] = []
         self._decoding = self._contexts = 0
         self._ends: list[tuple[int, int, float]] = []  # step, context and arrival of each decoding job's end
         self._inside = self._open = 0.0  # seconds that jobs were open, within the scene and in all
         self._tokens = 0  # generated within the scene
-        self._first: list[float] = []
+        self._first: list[tuple[float, int]] = []  # TTFT of each job, counted once
         self._steps: list[tuple[float, int]] = []  # seconds and decoding rows of each step
+        self._inside_first = self._inside_steps = 0  # how many of these are within the scene
         self._arriving = deque(scene.jobs)
 
     def run(self, most_steps: float = math.inf) -> Outcome | None:
@@ -101,16 +164,22 @@ class Rehearsal:
         while arriving or self._waiting or self._prefilling or self._decoding:
             if self._step >= last:
                 return None
-            while arriving and arriving[0].arrived <= self._now:
+            planned = self._under_way[0] if self._under_way else self._now
+            while arriving and arriving[0].arrived <= planned:
                 self._arrive(arriving.popleft())
             if self._startable() or self._prefilling or self._decoding:
                 self._run_step()
             else:
-                self._now = min(arriving[0].arrived if arriving else math.inf, self._ready_at())
+                self._now = max(
+                    self._now, min(arriving[0].arrived if arriving else math.inf, self._ready_at())
+                )
+                self._under_way.clear()
         return Outcome(
             self._inside / max(1, self._tokens),
+            _p99(self._first[: self._inside_first]),
+            _p99(self._steps[: self._inside_steps]),
             self._open,
-            _p99([(each, 1) for each in self._first]),
+            _p99(self._first),
             _p99(self._steps),
             self._step,
         )
@@ -138,11 +207,14 @@ class Rehearsal:
 
     def _run_step(self) -> None:
         chunks, seconds = self._plan()
+        self._under_way.append(self._now)
         self._now += seconds
         self._step += 1
         self._steps.append((seconds, self._decoding))
-        if self._now <= self._scene.ended:
+        inside = self._now <= self._scene.ended
+        if inside:
             self._tokens += self._decoding
+            self._inside_steps = self._step
         self._contexts += self._decoding
         while self._ends and self._ends[0][0] <= self._step:
             _, context, arrived = heapq.heappop(self._ends)
@@ -150,42 +222,42 @@ class Rehearsal:
             self._contexts -= context
             self._end(arrived)
         if chunks:
-            for prompt, length in zip(self._prefilling, chunks, strict=False):
+            for prompt, length in chunks:
                 prompt.position += length
             self._emit_first()
+            if inside:
+                self._inside_first = len(self._first)
 
-    def _plan(self) -> tuple[list[int], float]:
-        """The chunks of the prompts under way and of those that start now, and the seconds of the step.
-
-        The first chunk of a step has a length even if the bounds leave no room, as in the scheduler.
-        """
-        curve, knobs = self._curve, self._knobs
-        tokens = self._decoding
-        contexts, prompts = self._contexts, len(self._prefilling) + self._startable()
-        decoding = curve.seconds(tokens, contexts)
-        usual = usual_limit(knobs.step_seconds, decoding)
-        mixed = mixed_limit(decoding, knobs.mixed_prefill_ratio, prompts)
-        chunks: list[int] = []
-        for number in range(prompts):
-            starts = number == len(self._prefilling)
-            prompt = _Prompt(self._waiting[0]) if starts else self._prefilling[number]
-            position, goal = prompt.position, prompt.goal
-            length = min(goal - position, knobs.batched_tokens - tokens, knobs.long_prefill_tokens or goal)
-            if self._decoding and knobs.mixed_prefill_ratio:
-                length = min(length, curve.longest(position, mixed, tokens, contexts) or int(not chunks))
-            if self._decoding and knobs.step_seconds:
-                fitting = curve.longest(position, usual, tokens, contexts)
-                length = min(length, fitting if chunks else max(fitting, LEAST_PREFILL))
-            if length <= 0:
+    def _plan(self) -> tuple[list[tuple[_Prompt, int]], float]:
+        """The chunks of the prompts under way and of those that start now, and the seconds of the step."""
+        startable = self._startable()
+        step = _Step(
+            self._curve, self._knobs, self._decoding, self._contexts, len(self._prefilling) + startable
+        )
+        long = self._longest()
+        share = 1.0 if long is None else 1.0 - LONG_PROMPT_SHARE
+        for prompt in self._prefilling:
+            if prompt is not long and not step.add(prompt, share):
                 break
-            if starts:
+        else:
+            for _ in range(startable):
+                prompt = _Prompt(self._waiting[0])
+                if not step.add(prompt, share):
+                    break
                 self._waiting.popleft()
                 self._prefilling.append(prompt)
                 self._joining -= 1
-            chunks.append(length)
-            tokens += length
-            contexts += length * position + length * length // 2
-        return chunks, curve.seconds(tokens, contexts)
+        if long is not None:
+            step.add(long, 1.0)
+        return step.chunks, self._curve.seconds(step.tokens, step.contexts)
+
+    def _longest(self) -> _Prompt | None:
+        """The first prompt that needs several steps, if other prompts may run beside it, as in the scheduler."""
+        if len(self._prefilling) > 1 or self._waiting:
+            for prompt in self._prefilling:
+                if prompt.goal - prompt.position > self._knobs.batched_tokens // 2:
+                    return prompt
+        return None
 
     def _emit_first(self) -> None:
         """The prompts that are complete have their first token."""
@@ -195,7 +267,7 @@ class Rehearsal:
                 left.append(prompt)
                 continue
             job = prompt.job
-            self._first.append(self._now - job.arrived)
+            self._first.append((self._now - job.arrived + job.waited, 1))
             self._tokens += self._now <= self._scene.ended
             if job.output > 1:
                 self._decode(job, prompt.goal + 1, job.output - 1)
@@ -214,10 +286,16 @@ class Rehearsal:
 
 
 def in_parts(
-    scene: Scene, knobs: Knobs, curve: StepCurve, slots: int, static: bool, steps: int = PART_STEPS
+    scene: Scene,
+    knobs: Knobs,
+    curve: StepCurve,
+    slots: int,
+    static: bool,
+    overlap: int = 0,
+    steps: int = PART_STEPS,
 ) -> Generator[None, None, Outcome]:
     """The outcome of a rehearsal; yields after every ``steps`` steps."""
-    rehearsal = Rehearsal(scene, knobs, curve, slots, static=static)
+    rehearsal = Rehearsal(scene, knobs, curve, slots, static=static, overlap=overlap)
     while (outcome := rehearsal.run(steps)) is None:
         yield
     yield

@@ -5,7 +5,7 @@ The logarithm of measured over rehearsed time per token is the error of the rehe
 noise, because both sides have the same requests. Then, in this order:
 
     a change on probation   gain = what the rehearsal says the change brings - what the error has risen since.
-                            Below zero, or beyond a guard: it is undone, and its direction rests.
+                            A loss of 3 %, or beyond a guard: it is undone, and its direction rests.
     what is to come         the requests of the last scenes, at the present load and at one that may come later, with
                             each setting some steps up and down, and with all at their values at the start. The change
                             that gains most, as a mean over both loads, is made if it gains enough, and is on probation
@@ -28,12 +28,12 @@ from headrace.core.prediction.step_curve import StepCurve
 from headrace.core.prediction.step_times import StepTimes
 from headrace.observe.experiments.conductor import Change
 from headrace.observe.steering.settings import Setting, Value
-from headrace.observe.tuner.chooser import LEAST_GAIN, Choice, Chooser, Rehearse, Way
+from headrace.observe.tuner.chooser import Choice, Chooser, Rehearse, Way
 from headrace.observe.tuner.forecast import SCENES, Forecaster
 from headrace.observe.tuner.history import History, Watched
 from headrace.observe.tuner.rehearsal import Outcome, in_parts
 from headrace.observe.tuner.steps import Range
-from headrace.observe.tuner.verdict import GUARDS, METRIC, Probation, Rehearsed, errors_of, judge
+from headrace.observe.tuner.verdict import GUARDS, LEAST_GAIN, METRIC, Probation, Rehearsed, errors_of, judge
 
 MOST_REHEARSED = 10_000
 """Steps of a rehearsal of what is to come, about: with fast steps it is shorter."""
@@ -109,7 +109,7 @@ class Tuner:
         self._pending: deque[Change] = deque()
         self._probation: Probation | None = None
         self._errors: dict[str, float] = {}  # of the last scene
-        self._kept: float | None = None  # smoothed gain over the start, as measured
+        self._kept = 0.0  # smoothed gain over the start, as measured
         self._start_error: float | None = None  # smoothed error with the settings at the start
         self._thinking: Generator[None, None, None] | None = None
         self._advised: tuple[str, Value] | None = None  # what has been reported last
@@ -161,7 +161,7 @@ class Tuner:
             self.history.open(now)
             self._in_scene, self._look_at = True, now + SCENE_WINDOWS * self._window_seconds
             if watched and self._times and self._times.ready:
-                self._thinking, self._go_on_at = self._think(watched, self._times.curve, now), now
+                self._thinking, self._go_on_at = self._think(watched, self._times.curve.copy(), now), now
         if self._thinking is not None and now >= self._go_on_at:
             parts = int((now - self._go_on_at) / PAUSE_SECONDS) + 1
             self._go_on_at = now + PAUSE_SECONDS
@@ -235,13 +235,13 @@ class Tuner:
     def _is_harmful(self, own: Outcome, start: Outcome, error: float, present: Mapping[str, Value]) -> bool:
         """Whether the settings are measured worse than those at the start, over several scenes."""
         if present == self._start:
-            known, self._kept = self._start_error, None
+            known, self._kept = self._start_error, 0.0
             self._start_error = error if known is None else known + SMOOTHING * (error - known)
             return False
         if self._start_error is None:
             return False
         gain = math.log(start.seconds_per_token / own.seconds_per_token) - (error - self._start_error)
-        self._kept = gain if self._kept is None else self._kept + SMOOTHING * (gain - self._kept)
+        self._kept += SMOOTHING * (gain - self._kept)
         return self._kept < -LEAST_GAIN
 
     # -- deeds -------------------------------------------------------------------------------------

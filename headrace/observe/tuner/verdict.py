@@ -30,6 +30,11 @@ REHEARSED_SHARE = 0.5
 its guard when it is measured has done harm for a scene."""
 
 
+LEAST_GAIN = 0.03
+"""Gain from which on a change is made, and loss from which on it is undone, as differences of logarithms. A scene does
+not show smaller ones."""
+
+
 class Probation(NamedTuple):
     """A change that has been made and is not confirmed: the value before it, and how the last scene before it went."""
 
@@ -66,7 +71,7 @@ class Verdict(NamedTuple):
     @property
     def good(self) -> bool:
         """Whether the change is kept."""
-        return self.gain >= 0.0 and not self.broken
+        return self.gain > -LEAST_GAIN and not self.broken
 
     def __str__(self) -> str:
         name, change = (self.broken, self.change) if self.broken else (METRIC, -self.gain)
@@ -103,7 +108,11 @@ def is_within(outcome: Outcome, own: Outcome, start: Outcome) -> bool:
 
 def errors_of(measured: Mapping[str, float], own: Outcome) -> dict[str, float]:
     """The logarithms of measured over rehearsed metrics, where both are known."""
-    rehearsed = {METRIC: own.seconds_per_token, **{name: tail(own) for name, tail in TAILS.items()}}
+    rehearsed = {
+        METRIC: own.seconds_per_token,
+        "itl_p99_seconds": own.scene_itl_p99,
+        "ttft_p99_seconds": own.scene_ttft_p99,
+    }
     return {
         name: math.log(measured[name] / value)
         for name, value in rehearsed.items()

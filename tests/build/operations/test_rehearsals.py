@@ -32,7 +32,7 @@ def ended(run: Generator[None, None, Outcome]) -> Outcome:
 
 
 def test_another_process_has_the_same_outcome_and_its_loss_costs_none(monkeypatch):
-    rehearsals, asked = Rehearsals(), (SCENE, KNOBS, learnt(), 16, False)
+    rehearsals, asked = Rehearsals(overlap=0), (SCENE, KNOBS, learnt(), 16, False)
     expected = ended(in_parts(*asked))
     with monkeypatch.context() as broken:
         broken.setattr("headrace.build.operations.rehearsals.PROGRAM", "headrace.nothing")

@@ -1,4 +1,5 @@
 import math
+import random
 
 import pytest
 
@@ -7,8 +8,8 @@ from headrace.core.prediction.step_curve import StepCurve
 from headrace.core.prediction.step_times import StepTimes
 
 
-def learned(*steps, token=math.inf, context=0.0):
-    curve = StepCurve((0.0, token, context))
+def learned(*steps, token=math.inf, context_tokens=math.inf):
+    curve = StepCurve((0.0, token, 0.0), context_tokens)
     for tokens, seconds in steps:
         curve.observe(tokens, 0, seconds)
     return curve
@@ -55,7 +56,7 @@ def test_below_the_smallest_measured_size_a_step_takes_no_longer_than_the_line_s
 
 
 def test_without_a_limit_of_its_time_a_step_takes_a_row_of_any_length():
-    assert learned((32, 0.02), token=1e-3, context=1e-6).longest(0, math.inf, 4, 100) > 10**9
+    assert learned((32, 0.02), token=1e-3, context_tokens=1000.0).longest(0, math.inf, 4, 100) > 10**9
 
 
 def test_a_curve_never_falls_between_two_sizes_that_do():
@@ -91,23 +92,56 @@ def test_a_new_pace_of_the_machine_is_followed_for_all_sizes_and_not_copied():
 def test_attention_is_no_part_of_a_size():
     """Steps of 64 tokens attended to many positions, and those of 512 to few."""
     curve = StepCurve()
-    for contexts in (20_000, 60_000, 100_000):
+    for contexts in (20_000, 60_000, 100_000) * 100:
         curve.observe(64, contexts, 0.02 + 2e-7 * contexts)
-    curve.observe(512, 1000, 0.1 + 2e-7 * 1000)
-    curve.line_changed((0.0, 1e-3, 2e-7))
+    curve.observe(512, 1000, 0.1)
+    curve = curve.copy()
     assert curve.seconds(64, 50_000) == pytest.approx(0.03, rel=0.03)
-    assert curve.seconds(512, 50_000) == pytest.approx(0.11)
-    assert curve.seconds(64) == pytest.approx(0.02, rel=0.1)
+    assert curve.seconds(512, 1000) == pytest.approx(0.1)
+    assert curve.seconds(64) == pytest.approx(0.02, rel=0.05)
+
+
+def test_each_size_has_its_own_cost_of_a_position():
+    """Decoding reads keys and values, and a chunk computes with them: one cost for both was wrong for one of them."""
+    curve, rng = StepCurve((0.0, 1e-3, 1e-6), context_tokens=50_000), random.Random(1)
+
+    def seconds(tokens, contexts):
+        return 0.02 + 6e-8 * contexts if tokens < 100 else 2e-4 * tokens + 4e-9 * contexts
+
+    for _ in range(2000):
+        rows, start = rng.randint(8, 40), rng.choice((0, 4000, 30_000))
+        tokens, contexts = rows, rows * rng.randint(200, 3000)
+        if rng.random() < 0.3:
+            chunk = rng.randint(300, 2000)
+            tokens, contexts = rows + chunk, contexts + chunk * start + chunk * chunk // 2
+        curve.observe(tokens, contexts, seconds(tokens, contexts) * math.exp(rng.gauss(0.0, 0.1)))
+    curve.line_changed((0.0, 1e-4, 1e-6))
+    for tokens, contexts in ((16, 3000), (16, 60_000), (32, 100_000)):
+        assert curve.seconds(tokens, contexts) == pytest.approx(seconds(tokens, contexts), rel=0.1)
+    for start in (0, 60_000):
+        contexts = 1000 * start + 500_000
+        assert curve.seconds(1000, contexts) == pytest.approx(seconds(1000, contexts), rel=0.15)
+
+
+def test_where_tokens_explain_the_time_as_well_attention_costs_what_its_arithmetic_does():
+    """First chunks of prompts: the positions grow with the square of the tokens, and nothing else differs."""
+    curve, rng = StepCurve(context_tokens=50_000), random.Random(1)
+    for _ in range(2000):
+        tokens = rng.randint(512, 723)
+        curve.observe(tokens, tokens * tokens // 2, 1e-4 * tokens)
+    extra = curve.seconds(600, 600 * 10_000) - curve.seconds(600, 0)
+    assert extra == pytest.approx(1e-4 * 600 * 10_000 / 50_000, rel=0.5)
 
 
 @pytest.mark.parametrize("start", [0, 100, 50_000])
 @pytest.mark.parametrize("seconds", [0.01, 0.024, 0.06, 0.1, 0.5])
 def test_the_longest_row_beside_others_keeps_the_step_in_time(start, seconds):
-    curve = learned((4, 0.018), (32, 0.02), (512, 0.1), (1000, 0.19), token=2e-4, context=3e-9)
+    curve = learned((4, 0.018), (32, 0.02), (512, 0.1), (1000, 0.19), token=2e-4, context_tokens=6e4)
+    context = 0.19 / 1000 / 6e4
     length = curve.longest(start, seconds, 8, 4000)
 
     def of(more):
-        return curve.seconds(8 + more, 4000) + 3e-9 * (more * start + more * more / 2)
+        return curve.seconds(8 + more, 4000) + context * (more * start + more * more / 2)
 
     assert length == 0 or of(length) <= seconds + 1e-9
     assert of(length + 1) > seconds

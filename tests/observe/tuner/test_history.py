@@ -40,7 +40,7 @@ def test_a_request_that_was_open_before_has_only_what_was_left_of_it():
     end(history, "a", 5.0)
     emit(history, "b", 6.0, 2)
     end(history, "b", 6.0)
-    assert history.close(10.0).scene.jobs == [Job(4.0, 0, 105, 3), Job(4.0, 100, 0, 2)]
+    assert history.close(10.0).scene.jobs == [Job(4.0, 0, 105, 3), Job(4.0, 100, 0, 2, waited=1.0)]
 
 
 def test_a_prompt_that_was_computed_in_part_before_has_only_the_rest():
@@ -51,7 +51,7 @@ def test_a_prompt_that_was_computed_in_part_before_has_only_the_rest():
     history.fold(Chunked("a", 56, 44, ChunkReason.REST), 4.0)
     emit(history, "a", 4.0, 2)
     end(history, "a", 5.0)
-    assert history.close(6.0).scene.jobs == [Job(3.0, 44, 56, 2)]
+    assert history.close(6.0).scene.jobs == [Job(3.0, 44, 56, 2, waited=2.0)]
 
 
 def test_an_open_request_becomes_as_long_as_those_that_ended_and_longer_than_it_is():
@@ -64,7 +64,7 @@ def test_an_open_request_becomes_as_long_as_those_that_ended_and_longer_than_it_
     emit(history, "b", 2.0, 9)
     watched = history.close(3.0)
     assert [each.output for each in watched.scene.jobs] == [6, 10, 6]
-    assert watched.left == [Job(3.0, 0, 109, 1), Job(3.0, 100, 0, 6)]
+    assert watched.left == [Job(3.0, 0, 109, 1), Job(3.0, 100, 0, 6, waited=2.0)]
 
 
 def test_what_is_left_of_a_prompt_is_what_was_not_computed_by_the_end_of_the_scene():
@@ -75,7 +75,7 @@ def test_what_is_left_of_a_prompt_is_what_was_not_computed_by_the_end_of_the_sce
     end(history, "a", 2.0)
     arrive(history, "b", 3.0, 100, cached=16)
     history.fold(Chunked("b", 16, 40, ChunkReason.BUDGET), 4.0)
-    assert history.close(5.0).left == [Job(5.0, 44, 56, 5)]
+    assert history.close(5.0).left == [Job(5.0, 44, 56, 5, waited=2.0)]
 
 
 def test_requests_that_generated_nothing_are_left_out_and_an_empty_scene_is_none():

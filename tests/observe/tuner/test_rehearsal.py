@@ -24,12 +24,13 @@ def measured(seconds=lambda tokens: 0.02 + 1e-4 * tokens):
         rows = rng.randint(1, 40)
         tokens = rows + rng.choice((0, 0, 50, 200, 800))
         times.observe(rows, tokens, 100 * tokens, seconds(tokens))
-    return times.curve
+    return times.curve.copy()
 
 
-def rehearsed(jobs, ended=100.0, slots=64, curve=None, static=False, **knobs):
+def rehearsed(jobs, ended=100.0, slots=64, curve=None, static=False, overlap=0, **knobs):
     knobs = {"batched_tokens": 2048, "mixed_prefill_ratio": 0.7} | knobs
-    return Rehearsal(Scene(0.0, ended, jobs), Knobs(**knobs), curve or measured(), slots, static=static).run()
+    scene, curve = Scene(0.0, ended, jobs), curve or measured()
+    return Rehearsal(scene, Knobs(**knobs), curve, slots, static=static, overlap=overlap).run()
 
 
 def test_one_request_takes_its_prompt_and_one_step_for_each_further_token():
@@ -51,6 +52,40 @@ def test_only_the_scene_counts_for_the_time_per_token_and_all_of_it_for_the_comp
     found = rehearsed([Job(0.0, 10, 0, 20)], ended=10.0, curve=curve)
     assert found.seconds_per_token == pytest.approx(10.0 / 10)
     assert found.open_seconds == pytest.approx(20.0)
+
+
+def test_only_what_a_measurement_of_the_scene_sees_counts_for_its_tails():
+    """The prompt of 1,000 tokens slows down the step that ends after the scene."""
+    curve = measured(lambda tokens: 1.0 if tokens < 500 else 4.0)
+    jobs = [Job(0.0, 10, 0, 20), Job(8.5, 1000, 0, 2)]
+    found = rehearsed(jobs, ended=10.0, curve=curve, mixed_prefill_ratio=0.0)
+    assert (found.scene_ttft_p99, found.scene_itl_p99) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert min(found.ttft_p99, found.itl_p99) > 4.0
+
+
+def test_a_request_that_waited_before_the_scene_has_waited_as_long_as_its_client_did():
+    found = rehearsed([Job(0.0, 100, 0, 5, waited=30.0)], curve=measured(lambda tokens: 0.5))
+    assert found.ttft_p99 == found.scene_ttft_p99 == pytest.approx(30.5)
+    assert found.open_seconds == pytest.approx(2.5)
+
+
+def test_a_request_is_not_in_the_step_that_was_planned_before_it_arrived():
+    """It arrives while a step runs: without overlap it is in the next one, with overlap in the one after."""
+    curve = measured(lambda tokens: 1.0)
+    jobs = [Job(0.0, 10, 0, 20), Job(2.5, 10, 0, 1)]
+    assert rehearsed(jobs[1:], curve=curve, overlap=1).ttft_p99 == pytest.approx(1.0), "nothing runs"
+    assert rehearsed(jobs, curve=curve).ttft_p99 == pytest.approx(1.5)
+    assert rehearsed(jobs, curve=curve, overlap=1).ttft_p99 == pytest.approx(2.5)
+    assert rehearsed(jobs, curve=curve, overlap=2).ttft_p99 == pytest.approx(3.5)
+
+
+def test_short_prompts_do_not_wait_for_one_of_several_steps():
+    """As in the scheduler, the long one has half of each step while others want the rest."""
+    curve = measured(lambda tokens: 1e-3 * tokens)
+    jobs = [Job(0.0, 8000, 0, 1), *[Job(0.1, 500, 0, 1)] * 4]
+    found = rehearsed(jobs, ended=6.0, curve=curve, batched_tokens=1000)
+    assert found.scene_ttft_p99 == pytest.approx(5.0, rel=0.05), "the first step had begun without them"
+    assert found.ttft_p99 == pytest.approx(10.0, rel=0.05)
 
 
 def test_a_rehearsal_in_parts_is_the_same():
@@ -118,8 +153,9 @@ def test_a_rehearsal_tells_what_the_scheduler_would_do_with_other_settings(ratio
     jobs = [Job(each.arrival, each.prompt_tokens, 0, each.output_tokens) for each in calls]
     learnt = simulated(calls, 4.0)[1]
     seconds, engine = simulated(calls, ratio)
-    found = Rehearsal(Scene(0.0, 60.0, jobs), engine.knobs, learnt.times.curve, 64).run()
-    assert found.open_seconds == pytest.approx(seconds, rel=0.08)
+    scene, overlap = Scene(0.0, 60.0, jobs), learnt.overlap
+    found = Rehearsal(scene, engine.knobs, learnt.times.curve, 64, overlap=overlap).run()
+    assert found.open_seconds == pytest.approx(seconds, rel=0.03)
 
 
 def test_a_machine_that_was_busy_at_the_end_of_a_scene_does_not_slow_down_all_of_its_rehearsal():
@@ -131,6 +167,5 @@ def test_a_machine_that_was_busy_at_the_end_of_a_scene_does_not_slow_down_all_of
             seconds = 0.001 if request < 80 else 0.01
             times.observe(1, 1, 9 + position, seconds)
             now += seconds
-    assert rehearsed(jobs, now, curve=times.curve).seconds_per_token == pytest.approx(
-        now / (82 * 30), rel=0.1
-    )
+    found = rehearsed(jobs, now, curve=times.curve.copy())
+    assert found.seconds_per_token == pytest.approx(now / (82 * 30), rel=0.1)

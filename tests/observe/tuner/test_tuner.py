@@ -55,7 +55,7 @@ class World:
     def ratio(self):
         return self.knobs.mixed_prefill_ratio
 
-    def rehearsal(self, scene, knobs, times, slots, *, static):
+    def rehearsal(self, scene, knobs, times, slots, *, static, overlap):
         world, ratio = self, knobs.mixed_prefill_ratio
         rise = scene.load / self.load
 
@@ -64,7 +64,7 @@ class World:
                 world.rehearsals += 1
                 rehearsed = (rise > 1.1 and world.later) or world.rehearsed
                 seconds = rehearsed(ratio)
-                return Outcome(seconds, 1000 * seconds, world.ttft(ratio), 0.05, 100)
+                return Outcome(seconds, world.ttft(ratio), 0.05, 1000 * seconds, world.ttft(ratio), 0.05, 100)
 
         return Rehearsed()
 
