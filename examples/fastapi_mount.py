@@ -37,7 +37,8 @@ client = AsyncOpenAI(
 @app.get("/story")
 async def story(about: str = "a fox") -> dict[str, str]:
     """A short story."""
-    answer = await client.completions.create(model="builtin", prompt=f"Once there was {about}", max_tokens=30)
+    prompt = f"Once there was {about}"
+    answer = await client.completions.create(model="builtin", prompt=prompt, max_tokens=30, temperature=0)
     return {"story": answer.choices[0].text}
 
 

@@ -171,7 +171,10 @@ def test_a_stop_sequence_is_named(builtin):
 def test_json_output(builtin):
     schema = {
         "type": "object",
-        "properties": {"animal": {"enum": ["fox", "hen"]}, "age": {"type": "integer", "maximum": 20}},
+        "properties": {
+            "animal": {"enum": ["fox", "hen"]},
+            "age": {"type": "integer", "minimum": 0, "maximum": 20},
+        },
         "required": ["animal", "age"],
         "additionalProperties": False,
     }
@@ -180,6 +183,7 @@ def test_json_output(builtin):
         max_tokens=60,
         messages=STORY,
         output_config={"format": {"type": "json_schema", "schema": schema}},
+        extra_body={"temperature": 0},
     )
     assert message.stop_reason == "end_turn"
     assert '"animal"' in message.content[0].text

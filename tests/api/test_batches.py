@@ -72,7 +72,7 @@ def rows(client, file_id):
 
 
 def test_a_batch_from_upload_to_results(client):
-    lines = [chat_line(f"r{n}", f"Say {n}") for n in range(12)]
+    lines = [chat_line(f"r{n}", f"Say {n}", temperature=0) for n in range(12)]
     lines.append(chat_line("bad", model="another"))
     lines.append(chat_line("worse", temperature=-1))
     file = upload(client, lines, "küche.jsonl")
@@ -125,7 +125,7 @@ def test_completions(client):
             "custom_id": f"c{n}",
             "method": "POST",
             "url": "/v1/completions",
-            "body": {"prompt": "Once", "max_tokens": n},
+            "body": {"prompt": "Once", "max_tokens": n, "ignore_eos": True},
         }
         for n in range(1, 4)
     ]

@@ -8,7 +8,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
-CHAT = {"model": "builtin", "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
+STORY = [{"role": "user", "content": "Tell me a story."}]
+CHAT = {"model": "builtin", "messages": STORY, "max_tokens": 8, "temperature": 0}
 
 
 def curl(*arguments: str) -> str:

@@ -17,8 +17,13 @@ def test_a_server_that_was_killed_leaves_a_trace_that_replays(tmp_path):
     with serving("--record-trace", str(path), "--max-num-seqs", "2") as server:
 
         def ask(number: int) -> None:
-            stop = ["."] if number % 2 else None
-            body = {"model": "builtin", "prompt": secret + str(number % 3), "max_tokens": 30, "stop": stop}
+            body = {
+                "model": "builtin",
+                "prompt": secret + str(number % 3),
+                "max_tokens": 30,
+                "temperature": 0,
+            }
+            body |= {"ignore_eos": True, "stop": [" "] if number % 2 else None}
             assert server.post("/v1/completions", body).status_code == 200
 
         with ThreadPoolExecutor(4) as pool:

@@ -158,7 +158,7 @@ def test_a_refusal_names_the_field(client):
 
 def test_the_built_in_model_answers_in_the_shape_of_a_class(real):
     response = real.responses.parse(
-        model="builtin", input="Who are you?", text_format=Person, max_output_tokens=200
+        model="builtin", input="Who are you?", text_format=Person, max_output_tokens=200, temperature=0
     )
     assert isinstance(response.output_parsed, Person)
     assert response.status == "completed"
@@ -214,7 +214,7 @@ def test_a_conversation_is_compacted(real):
     )
     assert compacted.object == "response.compaction"
     asked = [*compacted.output, {"role": "user", "content": "When?"}]
-    response = real.responses.create(model="builtin", input=asked, max_output_tokens=10)
+    response = real.responses.create(model="builtin", input=asked, max_output_tokens=10, temperature=0)
     assert response.output_text
 
 
@@ -222,7 +222,12 @@ def test_a_conversation_is_compacted_before_it_is_answered(real):
     context = [{"type": "compaction", "compact_threshold": 20}]
     talk = [{"role": "user", "content": "We launch on Tuesday. " * 5}, {"role": "user", "content": "When?"}]
     stream = real.responses.create(
-        model="builtin", input=talk, max_output_tokens=10, context_management=context, stream=True
+        model="builtin",
+        input=talk,
+        max_output_tokens=10,
+        temperature=0,
+        context_management=context,
+        stream=True,
     )
     response = list(stream)[-1].response
     assert [item.type for item in response.output] == ["compaction", "message"]
@@ -231,6 +236,7 @@ def test_a_conversation_is_compacted_before_it_is_answered(real):
         input="So?",
         previous_response_id=response.id,
         max_output_tokens=10,
+        temperature=0,
         truncation="auto",
     )
     assert after.output_text

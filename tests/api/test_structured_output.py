@@ -221,6 +221,10 @@ def test_openais_client_parses_into_a_model(server):
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
     model = client.models.list().data[0].id
     answer = client.chat.completions.parse(
-        model=model, messages=[{"role": "user", "content": "Hi"}], response_format=Person, max_tokens=150
+        model=model,
+        messages=[{"role": "user", "content": "Hi"}],
+        response_format=Person,
+        max_tokens=150,
+        temperature=0,
     )
     assert isinstance(answer.choices[0].message.parsed, Person)

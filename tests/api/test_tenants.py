@@ -64,7 +64,7 @@ def test_a_tenant_beyond_its_requests_hears_when_to_come_again(shop):
 
 
 def test_tokens_are_charged_by_what_was_computed(shop):
-    long = BODY | {"max_tokens": 40}
+    long = BODY | {"max_tokens": 40, "ignore_eos": True}
     first = shop.post("/v1/completions", long, headers=key("beta"))
     used = first.json()["usage"]["completion_tokens"]
     refused = shop.post("/v1/completions", long, headers=key("beta"))
@@ -97,7 +97,12 @@ def test_a_deadline_of_the_callers_is_a_408(server, stream):
 
 
 def test_a_request_shows_its_class_targets_and_cost(server):
-    body = BODY | {"service_tier": "flex", "slo": {"ttft_ms": 750}, "request_id": "urgent"}
+    body = BODY | {
+        "service_tier": "flex",
+        "slo": {"ttft_ms": 750},
+        "request_id": "urgent",
+        "ignore_eos": True,
+    }
     assert server.post("/v1/completions", body).status_code == 200
     reported = server.get("/v1/requests/cmpl-urgent").json()
     assert (reported["service_class"], reported["slo"]["ttft_seconds"]) == ("flex", 0.75)
