@@ -99,10 +99,10 @@ class Run:
         """Whether the treatment was adopted."""
         return self.status is Status.BETTER and self.spec.adopt
 
-    def roll_back(self, now: float) -> None:
+    def roll_back(self, why: str, now: float) -> None:
         """Undo an adopted treatment; the setting returns to its control value."""
-        self.status, self.why = Status.ROLLED_BACK, "rolled back on request"
-        self.note(f"{self.status.value}: on request", now)
+        self.status, self.why = Status.ROLLED_BACK, f"rolled back {why}"
+        self.note(f"{self.status.value}: {why}", now)
 
     def report(self) -> dict[str, Any]:
         """The report as JSON: effect with its interval, guards, decision, log."""
