@@ -170,9 +170,9 @@ class Conductor:
         running = self.running
         return math.inf if running is None else running.due
 
-    def to_json(self, now: float) -> list[dict[str, Any]]:
-        """All experiments, as `restore` reads them."""
-        return [each.to_json(now) for each in self._experiments.values()]
+    def stored(self, now: float) -> str:
+        """All experiments as a list in JSON, as `restore` reads it."""
+        return f"[{', '.join(each.stored(now) for each in self._experiments.values())}]"
 
     def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]:
         """Restore experiments of an earlier process; returns messages about those that were stopped or rolled back.

@@ -93,7 +93,7 @@ def test_experiments_survive_a_restart():
     experiment = house.conductor.start(BODY, 0.0)
     house.live(20.0)
     pairs = len(experiment.pairs)
-    stored = json.loads(json.dumps(house.conductor.to_json(20.0)))
+    stored = json.loads(house.conductor.stored(20.0))
     again = House()
     assert again.conductor.restore(stored, 7.0) == []
     again.live(40.0)
@@ -140,7 +140,7 @@ def test_an_adopted_value_is_rolled_back():
     assert house.knobs.mixed_prefill_ratio == 0.7
     assert (experiment.status, experiment.why) == (Status.ROLLED_BACK, "rolled back on request")
     assert not house.conductor.pending
-    stored = json.loads(json.dumps(house.conductor.to_json(11.0)))
+    stored = json.loads(house.conductor.stored(11.0))
     again = House()
     again.conductor.restore(stored, 0.0)
     again.tick(1.0)
@@ -157,9 +157,27 @@ def test_an_adopted_value_that_a_later_experiment_changed_is_not_rolled_back():
     assert experiment.status is Status.BETTER
 
 
+def test_an_ended_experiment_is_written_as_text_once(monkeypatch):
+    """Each of a hundred may hold some thousand windows, and the file follows every measurement of the running one."""
+    house = House()
+    ended = adopted(house)
+    running = house.conductor.start(OTHER, 6.0)
+    first = json.loads(house.conductor.stored(7.0))
+    assert [each["id"] for each in first] == [ended.id, running.id]
+    monkeypatch.setattr(ended, "to_json", lambda now: pytest.fail("written again"))
+    house.conductor.stop(running.id, 8.0)
+    second = json.loads(house.conductor.stored(9.0))
+    assert (second[0], second[1]["status"]) == (first[0], "stopped")
+    monkeypatch.undo()
+    house.conductor.stop(ended.id, 10.0)
+    house.tick(10.0)
+    third = json.loads(house.conductor.stored(11.0))[0]
+    assert (third["status"], third["log"][-1][1]) == ("rolled_back", "mixed_prefill_ratio is 0.7")
+
+
 def restarted(house, knobs=None):
     """A house that has read the file of another one, and the messages about it."""
-    stored = json.loads(json.dumps(house.conductor.to_json(20.0)))
+    stored = json.loads(house.conductor.stored(20.0))
     again = House(knobs)
     return again, again.conductor.restore(stored, 0.0)
 
@@ -224,7 +242,7 @@ def test_a_treatment_that_is_out_of_bounds_after_a_restart_is_not_set():
     for house, status in ((running, Status.STOPPED), (keeping, Status.ROLLED_BACK)):
         again = House()
         again.settings.update(live_settings(8))
-        (message,) = again.conductor.restore(json.loads(json.dumps(house.conductor.to_json(6.0))), 0.0)
+        (message,) = again.conductor.restore(json.loads(house.conductor.stored(6.0)), 0.0)
         assert "max_running 40 is not between 0 and 8" in message
         again.tick(0.0)
         assert again.conductor.get("e0").status is status
