@@ -34,13 +34,14 @@ function options(element: HTMLElement, props: Props): uPlot.Options {
   const grid = { stroke: style.getPropertyValue("--rule").trim(), width: 1 };
   const times = (_plot: uPlot, ticks: number[]) => ticks.map((tick) => CLOCK.format(1000 * tick));
   const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
+  const below = { ...axis, size: 32 };
   return {
     width: element.clientWidth || 300,
     height: props.height ?? 180,
     legend: { show: true, live: false, markers: { fill: (_plot, at) => colour(element, at - 1) } },
     cursor: { drag: { x: false, y: false } },
     scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => span(low, high, props.most ?? Infinity) } },
-    axes: [props.numbers ? axis : { ...axis, values: times, space: 80 }, { ...axis, size: 72, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
+    axes: [props.numbers ? below : { ...below, values: times, space: 80 }, { ...axis, size: 72, space: 22, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
     series: [
       {},
       ...props.lines.map((line, at) => ({
