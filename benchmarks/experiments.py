@@ -1,8 +1,9 @@
 """False alarms and power of experiments whose true effect is known.
 
 ``simulated``: 200 experiments of each design without a difference, evaluated after every pair or second, and 100 with a
-difference. By time: windows of a load that drifts (autocorrelation 0.8, spread 15 %), with 5 % noise. By request and by
-tenant: 8 tenants that differ, ten requests per second of different sizes, a load that drifts, with 30 % noise.
+difference. By time: windows of a load that drifts (autocorrelation 0.8, spread 15 %), with 5 % noise; and in a closed
+loop, where clients wait for responses, a speed of the server that drifts so. By request and by tenant: 8 tenants that
+differ, ten requests per second of different sizes, a load that drifts, with 30 % noise.
 
 ``live``: a server with the built-in model, and clients that send one request after the other. The setting under test
 has no effect; the treatment makes each step longer by a planted share.
@@ -30,7 +31,7 @@ from headrace.build.server import build_app
 from headrace.config import options
 from headrace.core.engine import Engine
 from headrace.core.events import Event
-from headrace.observe.experiments.experiment import Experiment
+from headrace.observe.experiments.experiment import LATENCY, Experiment
 from headrace.observe.experiments.run import Status
 from headrace.observe.experiments.spec import Spec
 from headrace.observe.experiments.unit_experiment import UnitExperiment
@@ -51,8 +52,11 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def by_time(seed: int, effect: float) -> Outcome:
-    """One switchback experiment; ``effect`` is the logarithm of the true change."""
+def by_time(seed: int, effect: float, closed: bool = False) -> Outcome:
+    """One switchback experiment; ``effect`` is the logarithm of the true change.
+
+    In a ``closed`` loop, load and latency follow the speed of the server. Otherwise both rise with the load.
+    """
     rng, load = random.Random(seed), 0.0
     longest = PAIRS * 2 * (WINDOW + BURN_IN) + 1.0
     spec = Spec("x", 1, 2, ANSWER, {}, WINDOW, BURN_IN, longest, seed=seed)
@@ -62,8 +66,10 @@ def by_time(seed: int, effect: float) -> Outcome:
         nonlocal load
         load = 0.8 * load + 0.6 * rng.gauss(0, 0.15)
         on = experiment.arm == "treatment"
-        value = 1000 * math.exp(load + on * effect + rng.gauss(0, 0.05))
-        return {ANSWER: value}, 1000 * math.exp(load + rng.gauss(0, 0.02))
+        speed = load + on * effect + rng.gauss(0, 0.05)
+        latency = (-speed if closed else 0.3 * load - on * effect) + rng.gauss(0, 0.02)
+        values = {ANSWER: 1000 * math.exp(speed), LATENCY: math.exp(latency)}
+        return values, 1000 * math.exp((speed if closed else load) + rng.gauss(0, 0.02))
 
     experiment.meter.close = close  # type: ignore[attr-defined]
     now = 0.0
@@ -102,6 +108,7 @@ def simulated(runs: int) -> None:
     """Print false alarms, power and time to decision of each design."""
     designs: dict[str, Callable[[int, float], Outcome]] = {
         "time": by_time,
+        "closed": lambda seed, effect: by_time(seed, effect, closed=True),
         "request": lambda seed, effect: by_unit("request", seed, effect),
         "tenant": lambda seed, effect: by_unit("tenant", seed, effect),
     }
@@ -111,7 +118,7 @@ def simulated(runs: int) -> None:
     for name, design in designs.items():
         alarms = sum(design(seed, 0.0).status is not Status.UNDECIDED for seed in range(runs))
         ab = [design(10_000 + seed, math.log(1.05)) for seed in range(runs // 2)]
-        right = Status.BETTER if name == "time" else Status.WORSE
+        right = Status.BETTER if name in ("time", "closed") else Status.WORSE
         found = [each for each in ab if each.status is right]
         wrong = sum(each.status not in (right, Status.UNDECIDED) for each in ab)
         minutes = sorted(each.seconds / 60 for each in found) or [math.nan]
@@ -164,12 +171,13 @@ async def experiment(api: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, 
 
 
 def planted(seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The experiments: without a difference, a slowdown of 20 %, and a regression beyond a guard."""
+    """The experiments: without a difference, slowdowns of 20 % and 8 %, and a regression beyond a guard."""
     usual = {"setting": "max_running", "metric": ANSWER, "window_seconds": 2.0, "burn_in_seconds": 0.5}
     guards = {"itl_mean_seconds": 0.25}
     yield "no difference", usual | {"treatment": 61, "max_seconds": seconds}
-    SLOW[62], SLOW[63] = 0.25, 1.0
+    SLOW[60], SLOW[62], SLOW[63] = 0.087, 0.25, 1.0
     yield "steps 25 % longer: 20 % fewer tokens a second", usual | {"treatment": 62, "max_seconds": seconds}
+    yield "steps 8.7 % longer: 8 % fewer", usual | {"treatment": 60, "max_seconds": seconds}
     yield (
         "steps twice as long, guard 25 %",
         usual | {"treatment": 63, "max_seconds": seconds, "guards": guards},

@@ -62,7 +62,7 @@ class Conductor(Protocol):
 
     def all(self) -> Sequence[Report]: ...
 
-    def to_json(self, now: float) -> list[dict[str, Any]]: ...
+    def stored(self, now: float) -> str: ...
 
     def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]: ...
 
@@ -170,7 +170,13 @@ class Experiments:
                 raise ValueError(f"version {stored['version']}")
             warnings = self.conductor.restore(stored["experiments"], self._service.now())
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("experiments of %s are not continued: %s: %s", path, type(error).__name__, error)
+            aside = path.with_name(f"{path.name}.unreadable")
+            logger.warning(
+                "experiments of %s are not continued, the file is now %s: %s: %s",
+                *(path, aside.name, type(error).__name__, error),
+            )
+            with suppress(OSError):
+                path.replace(aside)
             return
         for warning in warnings:
             logger.warning("%s", warning)
@@ -178,9 +184,8 @@ class Experiments:
     async def _store(self) -> None:
         if self._path is None:
             return
-        text = json.dumps(
-            {"version": FILE_VERSION, "experiments": self.conductor.to_json(self._service.now())}
-        )
+        experiments = self.conductor.stored(self._service.now())
+        text = f'{{"version": {FILE_VERSION}, "experiments": {experiments}}}'
         if text != self._stored:
             self._stored = text
             try:

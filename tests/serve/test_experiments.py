@@ -34,8 +34,8 @@ class Conductor:
         self.restored = None
         self.started = []
 
-    def to_json(self, now):
-        return [{"id": "e", "started": len(self.started)}]
+    def stored(self, now):
+        return json.dumps([{"id": "e", "started": len(self.started)}])
 
     def restore(self, stored, now):
         self.restored = stored
@@ -124,6 +124,7 @@ async def test_an_unreadable_file_is_reported_and_not_fatal(tmp_path, caplog, te
     assert conductor.restored is None
     assert "are not continued" in caplog.text
     await task.stop()
+    assert (tmp_path / "experiments.json.unreadable").read_text() == text, "it is not overwritten"
 
 
 @pytest.mark.anyio

@@ -51,16 +51,17 @@ class UsageJournal:
 
     def _rows(self) -> list[Billed]:
         found = []
+        earlier, self._accounts = self._accounts, {}  # accounts that the ledger has merged are forgotten
         for each in self._report.rows():
             account = each.account
             new = (
                 *(account.seconds, account.requests),
                 *(account.prompt_tokens, account.cached_tokens, account.output_tokens),
             )
-            old = self._accounts.get(each.key, (0.0, 0, 0, 0, 0))
+            self._accounts[each.key] = new
+            old = earlier.get(each.key, (0.0, 0, 0, 0, 0))
             if new == old:
                 continue
-            self._accounts[each.key] = new
             added = Account()
             added.seconds, added.requests = new[0] - old[0], new[1] - old[1]
             added.prompt_tokens, added.cached_tokens = new[2] - old[2], new[3] - old[3]
@@ -70,10 +71,11 @@ class UsageJournal:
 
     def _days(self) -> list[UnusedDay]:
         found = []
+        earlier, self._unused = self._unused, {}
         for each in self._report.unused_days():
-            idle, overhead = self._unused.get(each.day, (0.0, 0.0))
+            self._unused[each.day] = (each.idle, each.overhead)
+            idle, overhead = earlier.get(each.day, (0.0, 0.0))
             if (each.idle, each.overhead) != (idle, overhead):
-                self._unused[each.day] = (each.idle, each.overhead)
                 found.append(each._replace(idle=each.idle - idle, overhead=each.overhead - overhead))
         return found
 

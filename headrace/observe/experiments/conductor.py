@@ -20,7 +20,7 @@ from headrace.observe.experiments.unit_experiment import UnitExperiment
 from headrace.observe.steering.settings import AnyValue, BadValue, Setting, checked
 
 MOST_KEPT = 100
-"""Maximum number of stored ended experiments; older ones are dropped."""
+"""Maximum number of stored experiments; older ones are dropped, but not while their treatment is adopted."""
 
 
 class Busy(RuntimeError):
@@ -53,7 +53,6 @@ class Conductor:
         self._make_id = make_id
         self._experiments: dict[str, Run] = {}
         self._running: Run | None = None
-        self._undone: Run | None = None  # the adopted one that was rolled back last
         self._set: dict[str, AnyValue] = {}  # the value that each experiment has set last
 
     @property
@@ -124,8 +123,7 @@ class Conductor:
         same = (each for each in self.all() if each.spec.setting == experiment.spec.setting)
         if (newest := next(same)) is not experiment:
             raise Superseded(f"experiment {newest.id} changed {experiment.spec.setting} later")
-        experiment.roll_back(now)
-        self._undone = experiment
+        experiment.roll_back("on request", now)
         return experiment
 
     def get(self, experiment_id: str) -> Run:
@@ -158,9 +156,9 @@ class Conductor:
         return Change(experiment.spec.setting, wanted, why)
 
     def _unset(self) -> Run | None:
-        """The older of the newest two experiments whose setting does not have its required value yet."""
-        last = [*self.all()[1::-1], *([self._undone] if self._undone is not None else [])]
-        return next((e for e in last if self._set.get(e.id, e.spec.control) != e.value), None)
+        """The oldest experiment whose setting does not have its required value yet."""
+        every = self._experiments.values()
+        return next((each for each in every if self._set.get(each.id, each.spec.control) != each.value), None)
 
     @property
     def pending(self) -> bool:
@@ -172,36 +170,53 @@ class Conductor:
         running = self.running
         return math.inf if running is None else running.due
 
-    def to_json(self, now: float) -> list[dict[str, Any]]:
-        """All experiments, as `restore` reads them."""
-        return [each.to_json(now) for each in self._experiments.values()]
+    def stored(self, now: float) -> str:
+        """All experiments as a list in JSON, as `restore` reads it."""
+        return f"[{', '.join(each.stored(now) for each in self._experiments.values())}]"
 
     def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]:
-        """Restore experiments of an earlier process; returns messages about those that were stopped.
+        """Restore experiments of an earlier process; returns messages about those that were stopped or rolled back.
 
-        A running experiment continues with its next pair, unless its setting is gone or its control value changed.
+        A running experiment continues with its next pair, and an adopted treatment is applied again, unless its setting
+        is gone, its control value changed, or the treatment is out of bounds now.
         """
-        stopped, present = [], self._present()
+        messages, present = [], dict(self._present())
         for each in stored:
             split = each["spec"].get("unit", By.TIME) != By.TIME
             experiment: Run = (UnitExperiment if split else Experiment).from_json(each, now)
-            spec = experiment.spec
-            if experiment.status is Status.RUNNING and present.get(spec.setting) != spec.control:
-                why = f"{spec.setting} is {present.get(spec.setting)} since the restart, not {spec.control}"
-                experiment.stop(Status.STOPPED, why, now)
-                stopped.append(f"experiment {experiment.id} stopped: {why}")
-            elif experiment.status is Status.RUNNING:
+            spec, running = experiment.spec, experiment.status is Status.RUNNING
+            if experiment.adopted and present.get(spec.setting) == spec.treatment:
+                self._set[experiment.id] = spec.treatment  # configured since then
+            elif (running or experiment.adopted) and (why := self._obstacle(spec, present)):
+                if running:
+                    experiment.stop(Status.STOPPED, why, now)
+                else:
+                    experiment.roll_back(f"at a restart: {why}", now)
+                messages.append(f"experiment {experiment.id} {experiment.status.value}: {why}")
+            elif running:
                 experiment.note("continued after a restart", now)
+            elif experiment.adopted:
+                present[spec.setting] = spec.treatment
             self._keep(experiment)
-        return stopped
+        return messages
+
+    def _obstacle(self, spec: Spec, present: Mapping[str, AnyValue]) -> str:
+        """Why an experiment cannot change its setting after a restart; empty if it can."""
+        if present.get(spec.setting) != spec.control:
+            return f"{spec.setting} is {present.get(spec.setting)} since the restart, not {spec.control}"
+        try:
+            checked(self._settings, spec.setting, spec.treatment)
+        except BadValue as error:
+            return str(error)
+        return ""
 
     def _keep(self, experiment: Run) -> None:
         self._experiments[experiment.id] = experiment
         if experiment.status is Status.RUNNING:
             self._running = experiment
-        while len(self._experiments) > MOST_KEPT:
-            oldest = next(iter(self._experiments))
-            if self._experiments[oldest].status is Status.RUNNING:
-                break
-            del self._experiments[oldest]
-            self._set.pop(oldest, None)
+        if len(self._experiments) > MOST_KEPT:
+            every = self._experiments.values()
+            ended = (each.id for each in every if each.status is not Status.RUNNING and not each.adopted)
+            if (oldest := next(ended, None)) is not None:
+                del self._experiments[oldest]
+                self._set.pop(oldest, None)

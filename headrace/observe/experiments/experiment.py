@@ -21,6 +21,7 @@ from headrace.observe.experiments.switchback import (
     Measured,
     log_change,
     log_load,
+    stalled,
     treatment_first,
 )
 from headrace.observe.steering.settings import AnyValue
@@ -31,6 +32,9 @@ which would take many more pairs."""
 
 GROSS = 3.0
 """If the first pair exceeds a guard by this factor, the experiment ends at once."""
+
+LATENCY = "open_seconds_per_token"
+"""The metric that shows whether clients wait for responses before they send more."""
 
 MOST_PAIRS = 10_000
 """Maximum number of pairs; then the experiment ends."""
@@ -111,7 +115,8 @@ class Experiment(Run):
     def _weigh(self, pair: Pair) -> None:
         change = log_change(self.spec.metric, *pair)
         if change is not None:
-            self.evidence.add(self._load.correct(change, log_load(*pair)))
+            latency = log_change(LATENCY, *pair)
+            self.evidence.add(self._load.correct(change, log_load(*pair), latency))
         for name, evidence in self.guards.items():
             if (change := log_change(name, *pair)) is not None:
                 evidence.add(change)
@@ -129,6 +134,10 @@ class Experiment(Run):
 
     def _judge(self, now: float) -> None:
         spec = self.spec
+        if spec.guards and stalled(*self.pairs[-1]):
+            reason = "no token was generated in a window of the treatment, although requests arrived"
+            self.stop(Status.ROLLED_BACK, reason, now)
+            return
         for name, evidence in self.guards.items():
             worse = -METRICS[name].better * evidence.mean
             bound = math.log1p(spec.guards[name]) * (1.0 if evidence.count >= GUARD_PAIRS else GROSS)

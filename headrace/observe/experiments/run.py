@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -59,6 +60,7 @@ class Run:
         self.due = began
         self.log: list[Line] = []
         self._curve: list[dict[str, Any]] = []
+        self._text = ""  # of an ended experiment, as it is stored
         self._spent = spent  # before the last restart
         self._began = began
 
@@ -82,6 +84,7 @@ class Run:
 
     def note(self, what: str, now: float) -> None:
         """Write a line into the log."""
+        self._text = ""
         self.log.append(Line(round(self.seconds(now), 3), what))
         if len(self.log) > MOST_LINES:
             del self.log[MOST_LINES // 2]
@@ -99,10 +102,10 @@ class Run:
         """Whether the treatment was adopted."""
         return self.status is Status.BETTER and self.spec.adopt
 
-    def roll_back(self, now: float) -> None:
+    def roll_back(self, why: str, now: float) -> None:
         """Undo an adopted treatment; the setting returns to its control value."""
-        self.status, self.why = Status.ROLLED_BACK, "rolled back on request"
-        self.note(f"{self.status.value}: on request", now)
+        self.status, self.why = Status.ROLLED_BACK, f"rolled back {why}"
+        self.note(f"{self.status.value}: {why}", now)
 
     def report(self) -> dict[str, Any]:
         """The report as JSON: effect with its interval, guards, decision, log."""
@@ -130,6 +133,13 @@ class Run:
         if len(self._curve) >= MOST_POINTS:
             del self._curve[1::2]
         self._curve.append(point)
+
+    def stored(self, now: float) -> str:
+        """`to_json` as text, made once when the experiment has ended: it is stored whenever one that runs measures."""
+        if self.status is Status.RUNNING:
+            return json.dumps(self.to_json(now))
+        self._text = self._text or json.dumps(self.to_json(now))
+        return self._text
 
     def to_json(self, now: float) -> dict[str, Any]:
         """The experiment, so that it can be read back."""

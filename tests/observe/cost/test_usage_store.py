@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.events import Layer, Spared
-from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.ledger import MOST_DAYS, CostLedger
 from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.observe.cost.report import CostReport
 from headrace.observe.cost.usage_journal import UsageJournal
@@ -47,6 +47,16 @@ def test_the_journal_returns_each_use_once() -> None:
     one_request(process.ledger, "y", 20.0)
     (again,) = process.journal.take().rows
     assert (again.account.seconds, again.account.output_tokens) == (2.0, 1)
+
+
+def test_the_journal_forgets_the_days_that_the_ledger_has_merged() -> None:
+    process = Process()
+    for day in range(2 * MOST_DAYS):
+        one_request(process.ledger, f"r{day}", day * DAY + 10.0)
+        (row,) = process.journal.take().rows
+        assert (row.key.day, row.account.requests) == (FIRST + day, 1)
+    assert len(process.journal._accounts) <= MOST_DAYS
+    assert len(process.journal._unused) <= MOST_DAYS
 
 
 def test_several_processes_add_up_by_day_model_and_price(tmp_path: Path) -> None:

@@ -14,11 +14,14 @@ from headrace.observe.experiments.switchback import LoadCorrection, Measured, lo
 
 
 class World:
-    """A meter over a simulated server: autocorrelated load, noise, and effects of the treatment as logarithms."""
+    """A meter over a simulated server: autocorrelated load, noise, and effects of the treatment as logarithms.
 
-    def __init__(self, seed, effect=0.0, slower=0.0):
+    In a ``closed`` loop the clients send the next request when the last one has ended.
+    """
+
+    def __init__(self, seed, effect=0.0, slower=0.0, closed=False):
         self.rng = random.Random(seed)
-        self.effect, self.slower = effect, slower
+        self.effect, self.slower, self.closed = effect, slower, closed
         self.load = 0.0
         self.opened = 0
 
@@ -33,12 +36,24 @@ class World:
     def close(self, now):
         self.load = 0.8 * self.load + 0.6 * self.rng.gauss(0, 0.15)
         on = self.experiment.arm == "treatment"
+        if self.closed:
+            return self.closed_loop(self.load + on * self.effect)
         values = {
             "output_tokens_per_second": 1000
             * math.exp(self.load + on * self.effect + self.rng.gauss(0, 0.05)),
             "ttft_p99_seconds": 0.1 * math.exp(self.load + on * self.slower + self.rng.gauss(0, 0.1)),
+            "open_seconds_per_token": math.exp(0.5 * self.load - on * self.effect + self.rng.gauss(0, 0.05)),
         }
         return values, 1000 * math.exp(self.load + self.rng.gauss(0, 0.02))
+
+    def closed_loop(self, speed):
+        """Throughput and load follow the speed of the server, and the number of open requests is constant."""
+        speed += self.rng.gauss(0, 0.05)
+        values = {
+            "output_tokens_per_second": 1000 * math.exp(speed + self.rng.gauss(0, 0.01)),
+            "open_seconds_per_token": math.exp(-speed + self.rng.gauss(0, 0.01)),
+        }
+        return values, 1000 * math.exp(speed + self.rng.gauss(0, 0.01))
 
 
 def spec(seed=0, pairs=120, **more):
@@ -46,8 +61,8 @@ def spec(seed=0, pairs=120, **more):
     return Spec("x", 1, 2, "output_tokens_per_second", **(given | more))
 
 
-def run(seed, effect=0.0, slower=0.0, **more):
-    world = World(seed, effect, slower)
+def run(seed, effect=0.0, slower=0.0, closed=False, **more):
+    world = World(seed, effect, slower, closed)
     experiment = world.measures(Experiment("e", spec(seed, **more), 0.0))
     now = 0.0
     while experiment.status is Status.RUNNING:
@@ -153,9 +168,35 @@ def test_load_is_corrected_for():
         load = rng.gauss(0, 0.3)
         difference = 0.02 + 0.9 * load + rng.gauss(0, 0.02)
         plain.append(difference)
-        corrected.append(correction.correct(difference, load))
+        corrected.append(correction.correct(difference, load, 0.3 * load + rng.gauss(0, 0.1)))
     assert statistics.stdev(corrected[20:]) < 0.2 * statistics.stdev(plain)
     assert statistics.fmean(corrected[20:]) == pytest.approx(0.02, abs=0.01)
+
+
+def test_a_load_that_follows_the_setting_is_not_corrected_for():
+    """The clients wait for responses, so a slower server also has less load."""
+    found = [run(seed, effect=-0.1, closed=True) for seed in range(40)]
+    assert sum(each.status is Status.WORSE for each in found) >= 36
+    assert statistics.fmean(each.evidence.mean for each in found) == pytest.approx(-0.1, abs=0.03)
+    none = [run(seed, closed=True) for seed in range(100)]
+    assert sum(each.status is not Status.UNDECIDED for each in none) <= 5
+
+
+@pytest.mark.parametrize("guard", ["ttft_p99_seconds", "output_tokens_per_second"])
+def test_a_treatment_that_stops_the_server_is_rolled_back_after_one_pair(guard):
+    """A window without a token has no latencies."""
+    world = World(5)
+    experiment = world.measures(Experiment("e", spec(guards={guard: 0.5}), 0.0))
+
+    def close(now):
+        values, load = world.close(now)
+        return ({"output_tokens_per_second": 0.0} if experiment.arm == "treatment" else values), load
+
+    experiment.meter.close = close
+    while experiment.status is Status.RUNNING:
+        experiment.advance(experiment.due)
+    assert (experiment.status, len(experiment.pairs)) == (Status.ROLLED_BACK, 1)
+    assert "no token" in experiment.why
 
 
 def test_a_share_of_zero_has_a_change_and_a_missing_metric_has_none():

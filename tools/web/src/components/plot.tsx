@@ -24,6 +24,9 @@ interface Props {
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const WIDTHS = [2, 1.5, 1.5];
 
+/** Steps of the left axis. Multiples of 2.5 would be rounded where counts have no decimals. */
+const STEPS = Array.from({ length: 22 }, (_, power) => [1, 2, 5].map((digit) => Number(`${digit}e${power - 9}`))).flat();
+
 function colour(element: Element, at: number): string {
   return getComputedStyle(element).getPropertyValue(`--line-${at % 4}`).trim();
 }
@@ -34,13 +37,14 @@ function options(element: HTMLElement, props: Props): uPlot.Options {
   const grid = { stroke: style.getPropertyValue("--rule").trim(), width: 1 };
   const times = (_plot: uPlot, ticks: number[]) => ticks.map((tick) => CLOCK.format(1000 * tick));
   const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
+  const below = { ...axis, size: 32 };
   return {
     width: element.clientWidth || 300,
     height: props.height ?? 180,
     legend: { show: true, live: false, markers: { fill: (_plot, at) => colour(element, at - 1) } },
     cursor: { drag: { x: false, y: false } },
     scales: { x: { time: !props.numbers }, y: { range: (_plot, low, high) => span(low, high, props.most ?? Infinity) } },
-    axes: [props.numbers ? axis : { ...axis, values: times, space: 80 }, { ...axis, size: 72, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
+    axes: [props.numbers ? below : { ...below, values: times, space: 80 }, { ...axis, size: 72, space: 22, incrs: STEPS, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
     series: [
       {},
       ...props.lines.map((line, at) => ({
