@@ -134,8 +134,9 @@ class Experiment(Run):
 
     def _judge(self, now: float) -> None:
         spec = self.spec
-        if spec.guards and stalled(*self.pairs[-1]):
-            reason = "no token was generated in a window of the treatment, although requests arrived"
+        # One such window is no evidence: its only request may have arrived at its end.
+        if spec.guards and len(self.pairs) > 1 and all(stalled(*pair) for pair in self.pairs[-2:]):
+            reason = "no token was generated in two windows of the treatment, although requests arrived"
             self.stop(Status.ROLLED_BACK, reason, now)
             return
         for name, evidence in self.guards.items():
