@@ -19,7 +19,7 @@ MOST_STEPS = 3
 """Steps of a setting that one change may take: where a step alone brings nothing, more may."""
 
 NO_EFFECT = 1e-3
-"""Rehearsed gain up to which a setting does not bind; more of the same is not rehearsed."""
+"""Rehearsed gain up to which a value changes nothing, because other bounds decide; a further step may."""
 
 Rehearse = Callable[[Scene, Knobs, StepCurve, int, bool], Generator[None, None, Outcome]]
 """Runs a `Rehearsal`: its scene, knobs, measured step times, slots, and whether batches are static."""
@@ -125,7 +125,7 @@ class Chooser:
                 value = following
                 now = yield from self.rehearse(forecast.now, curve, {name: value})
                 if abs(gain_of(own[0], now)) < NO_EFFECT:
-                    break
+                    continue
                 later = yield from self.rehearse(forecast.later, curve, {name: value})
                 gain = _mean_gain(own, (now, later))
                 first = self._start[name]

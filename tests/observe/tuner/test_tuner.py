@@ -168,7 +168,8 @@ def test_settings_that_are_far_better_than_rehearsed_are_not_left(world):
 
 
 def test_two_steps_are_taken_where_one_alone_brings_nothing(world):
-    flat = world(lambda ratio: 0.02 if ratio < 0.2 else 0.03 + 1e-3 * ratio)
+    """Another bound may hide the first steps of a setting: they change nothing at all."""
+    flat = world(lambda ratio: 0.02 if ratio < 0.2 else 0.03)
     flat.live(1800)
     assert min(flat.values) < 0.2
 
