@@ -51,7 +51,7 @@ class Life:
             host_blocks=rng.choice([0, 8]),
             disk_blocks=0,
         )
-        if not self.engine._overlap:
+        if not self.engine.overlap:
             self.runner.interrupts = lambda plan: rng.random() < 0.1
         self.ledger = CostLedger(Pricing(0.01), lambda: times.coefficients, began=self.now)
         self.seen: Counter[type[Event]] = Counter()

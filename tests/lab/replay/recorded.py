@@ -55,7 +55,7 @@ def record_life(seed: int, path: Path, monkeypatch) -> tuple[Record, Compose]:
 
 def recorded(engine: Engine, tell: Callable[[Moment], None]) -> RecordedEngine:
     """The engine, with a tape behind it."""
-    parts = (engine.scheduler, engine.runner, engine._events, engine.knobs, engine._overlap)
+    parts = (engine.scheduler, engine.runner, engine._events, engine.knobs, engine.overlap)
     return RecordedEngine(*parts, tell)
 
 

@@ -27,7 +27,7 @@ def recorded_engine(**more):
     moments = []
     plain, runner = hashing_engine(**more)
     clock = iter(range(1000))
-    parts = (plain.scheduler, plain.runner, plain._events, plain.knobs, plain._overlap)
+    parts = (plain.scheduler, plain.runner, plain._events, plain.knobs, plain.overlap)
     return RecordedEngine(*parts, moments.append, clock=lambda: next(clock)), runner, moments
 
 
