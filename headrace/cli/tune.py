@@ -103,12 +103,7 @@ def tune(
     ] = None,
     budget: Annotated[
         float,
-        typer.Option(
-            parser=duration,
-            metavar="DURATION",
-            help="Time for calibration, search and measurements. Each candidate is measured at least once and eight "
-            "pairs are judged, even if that takes longer.",
-        ),
+        typer.Option(parser=duration, metavar="DURATION", help="Time for search and at least eight pairs."),
     ] = _HALF_AN_HOUR,
     window: Annotated[
         float,
