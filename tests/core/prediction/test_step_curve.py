@@ -187,3 +187,20 @@ def test_what_a_row_costs_is_no_part_of_a_further_token():
         tokens = rows if step % 2 else 16
         times.observe(rows, tokens, 100 * rows, 1e-3 + 1e-3 * rows + 1e-4 * tokens)
     assert times.curve.seconds(512, 100) < 0.1
+
+
+def test_the_longest_row_keeps_the_step_in_time_whatever_has_been_measured():
+    rng = random.Random(3)
+    for _ in range(60):
+        curve = StepCurve((0.0, rng.choice((1e-4, 1e-3, math.inf)), 1e-6), rng.choice((1e3, 5e4, math.inf)))
+        for _ in range(rng.randint(1, 300)):
+            rows, chunk = rng.randint(1, 60), rng.choice((0, 0, rng.randint(1, 3000)))
+            contexts = rows * rng.randint(10, 4000) + chunk * rng.choice((0, 0, 20_000)) + chunk * chunk // 2
+            seconds = max(0.02, 1e-4 * (rows + chunk)) + 5e-8 * contexts
+            curve.observe(rows + chunk, contexts, seconds * math.exp(rng.gauss(0.0, 0.2)))
+        for _ in range(30):
+            start, rows, limit = rng.choice((0, 100, 20_000)), rng.randint(0, 80), rng.uniform(1e-3, 0.6)
+            contexts = rows * rng.randint(10, 4000)
+            length = curve.longest(start, limit, rows, contexts)
+            after = curve.seconds(rows + length, contexts + length * start + length * length // 2)
+            assert length == 0 or after <= limit * (1 + 1e-9)
