@@ -44,7 +44,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         closed.bind(("127.0.0.1", 0))
         flags = ["--response-cache", "memory", "--response-cache-secret", "for this test"]
         flags += ["--response-cache", f"redis://127.0.0.1:{closed.getsockname()[1]}/0"]
-        flags += ["--kv-cache-memory-bytes", str(2**20), "--max-model-len", "640"]
+        flags += ["--dtype", "bfloat16", "--kv-cache-memory-bytes", str(2**20), "--max-model-len", "640"]
         flags += ["--kv-offload-bytes", str(2**22)]
         flags += ["--max-num-seqs", "4", "--max-num-queued-reqs", "16", "--tenants", str(tenants)]
         flags += ["--embedding-model", "builtin", "--peak-flops", "1e12", "--peak-bandwidth", "1e10"]
