@@ -90,7 +90,10 @@ def quantize_rows(x: Tensor, *, in_fp8: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def has_packed_product(dtype: torch.dtype) -> bool:
-    """Whether this torch and this CPU have oneDNN's product in ``dtype``; in bfloat16 few CPUs without AVX-512 do."""
+    """Whether this torch and this CPU have oneDNN's product in ``dtype``.
+
+    In bfloat16, x86 CPUs need AVX-512 or AVX-NE-CONVERT for it.
+    """
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
