@@ -62,7 +62,7 @@ def test_warm_up_does_not_wait_for_a_static_batch(monkeypatch: pytest.MonkeyPatc
 def test_quantization_is_counted_reported_and_part_of_cache_keys(
     name: str, least: float, most: float
 ) -> None:
-    small = {"max_model_len": 256, "kv_cache_memory_bytes": 16 << 20}
+    small = {"max_model_len": 256, "kv_cache_memory_bytes": 16 << 20, "dtype": "bfloat16"}
     plain, quantized = (
         model.load(options(small | chosen)) for chosen in ({}, {"quantization": name, "seed": 0})
     )

@@ -51,7 +51,7 @@ def test_a_cross_encoder_alone(tmp_path: Path) -> None:
 
 def test_beside_a_model_that_generates(tmp_path: Path) -> None:
     tiny = write_embedding_model(tmp_path)
-    with LLM("builtin", embedding_model=str(tiny), kv_cache_memory_bytes="16MiB") as llm:
+    with LLM("builtin", embedding_model=str(tiny), kv_cache_memory_bytes="32MiB") as llm:
         assert len(llm.embed("a", progress=False)[0].embedding) == 8
         [output] = llm.generate("Once", SamplingParams(max_tokens=3), progress=False)
         assert output.outputs[0].token_ids
@@ -61,7 +61,7 @@ def test_beside_a_model_that_generates(tmp_path: Path) -> None:
 
 
 def test_the_model_that_generates_embeds_too() -> None:
-    with LLM("builtin", embedding_model="builtin", kv_cache_memory_bytes="16MiB") as llm:
+    with LLM("builtin", embedding_model="builtin", kv_cache_memory_bytes="32MiB") as llm:
         texts = ["Once upon a time", "Hello there", "Once upon a time"]
         one, other, same = (each.embedding for each in llm.embed(texts, progress=False))
         np.testing.assert_allclose(one, same, atol=1e-2)
@@ -80,7 +80,7 @@ def test_models_and_options_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_the_engines_thread_embeds_beside_requests(tmp_path: Path) -> None:
     tiny, cross = write_embedding_model(tmp_path / "tiny"), write_cross_encoder(tmp_path / "cross")
-    given = {"embedding_model": str(tiny), "rerank_model": str(cross), "kv_cache_memory_bytes": "16MiB"}
+    given = {"embedding_model": str(tiny), "rerank_model": str(cross), "kv_cache_memory_bytes": "32MiB"}
     with LLM("builtin", **given) as llm:
         expected = [each.embedding for each in llm.embed(TEXTS, progress=False)]
         scores = [each.score for each in llm.score("a b", ["c", "d e"], progress=False)]
@@ -111,7 +111,7 @@ def test_the_engines_thread_embeds_beside_requests(tmp_path: Path) -> None:
 
 def test_without_a_model_the_options_are_named() -> None:
     async def main() -> None:
-        async with AsyncLLM("builtin", kv_cache_memory_bytes="16MiB") as llm:
+        async with AsyncLLM("builtin", kv_cache_memory_bytes="32MiB") as llm:
             with pytest.raises(ConfigError, match="embedding_model"):
                 await llm.embed("a")
             with pytest.raises(ConfigError, match="rerank_model"):

@@ -20,7 +20,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 def live(folder: Path | None, **given: Any) -> tuple[list[str], int, tuple[str, ...]]:
     """Answers, tokens found in the cache, and what was noted at the start."""
     offload = {"kv_offload_path": str(folder), "kv_offload_disk_bytes": 64 << 20} if folder else {}
-    llm = LLM(**offload, max_model_len=512, kv_cache_memory_bytes=16 << 20, max_num_seqs=4, **given)
+    limits: dict[str, Any] = {"max_model_len": 512, "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 4}
+    llm = LLM(**offload, **limits, dtype="float32", **given)  # no CPU has a note about float32
     outputs = llm.generate(PROMPTS, GREEDY, progress=False)
     llm.loaded.engine.check_consistency()
     llm.close()
@@ -89,7 +90,8 @@ def test_integers_outlive_a_restart_with_their_scales(tmp_path) -> None:
 
 def test_a_life_that_ended_badly_leaves_nothing(tmp_path, alone) -> None:
     live(tmp_path)
-    llm = LLM(kv_offload_path=str(tmp_path), kv_offload_disk_bytes=64 << 20, max_model_len=512)
+    limits: dict[str, Any] = {"kv_offload_disk_bytes": 64 << 20, "max_model_len": 512}
+    llm = LLM(kv_offload_path=str(tmp_path), **limits, dtype="float32")
     llm.loaded.runner.close()  # without `close` of the model: as if the process had been killed
     texts, cached, notes = live(tmp_path)
     assert (texts, cached) == alone

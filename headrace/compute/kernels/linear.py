@@ -38,11 +38,10 @@ Prepared = Tensor | Packed | QuantizedWeight
 
 
 def prepare(weight: Tensor | QuantizedWeight) -> Prepared:
-    """Pack a weight [out, in] if this torch and device have the packed product."""
-    types = (torch.float32, torch.bfloat16)
+    """Pack a weight [out, in] if this torch and CPU have the packed product in its type."""
     if isinstance(weight, QuantizedWeight):
         return weight
-    if weight.device.type != "cpu" or weight.dtype not in types or not _has_packed_product():
+    if weight.device.type != "cpu" or not has_packed_product(weight.dtype):
         return weight
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
     small = weight.dtype == torch.float32 and weight.numel() <= _PLAIN_ELEMENTS
@@ -90,6 +89,15 @@ def quantize_rows(x: Tensor, *, in_fp8: bool = False) -> tuple[Tensor, Tensor]:
     return scaled.round_(), scale
 
 
-def _has_packed_product() -> bool:
+def has_packed_product(dtype: torch.dtype) -> bool:
+    """Whether this torch and this CPU have oneDNN's product in ``dtype``.
+
+    In bfloat16, x86 CPUs need AVX-512 or AVX-NE-CONVERT for it.
+    """
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not available or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    if dtype == torch.bfloat16:
+        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return supported
+    return dtype == torch.float32

@@ -28,22 +28,26 @@ def read_rates(kernels: CppKernels) -> dict[int, float]:
 
 
 def product_rates(kernels: CppKernels, dtype: torch.dtype) -> dict[str, dict[str, float]]:
-    """Operations per second of a large matrix product, in ``dtype`` and in bytes, by the kernels and by oneDNN."""
+    """Operations per second of a large matrix product, in ``dtype`` and in bytes, by the kernels and by oneDNN.
+
+    Without oneDNN's product in ``dtype`` on this CPU, its rate is left out.
+    """
     x, weight = torch.randn(_ROWS, _INPUTS).to(dtype), torch.randn(_OUTPUTS, _INPUTS).to(dtype)
     bytes_of_x = torch.randint(-127, 128, (_ROWS, _INPUTS), dtype=torch.int8)
     integers = torch.randint(-127, 128, (_OUTPUTS, _INPUTS), dtype=torch.int8)
     quantized = QuantizedWeight(integers, torch.ones(_OUTPUTS, 1), None, None, 8, 8)
     ours, ours_in_bytes = kernels.prepare_linear(weight), kernels.prepare_linear(quantized)
-    packed, turned = linear.prepare(weight), integers.T.contiguous()
+    turned = integers.T.contiguous()
 
     def rate(multiply: Callable[[], object]) -> float:
         return 2.0 * _ROWS * _INPUTS * _OUTPUTS / _least_seconds(multiply)
 
+    rates = {"own": rate(lambda: kernels.linear(x, ours))}
+    if linear.has_packed_product(dtype):
+        packed = linear.prepare(weight)
+        rates["oneDNN"] = rate(lambda: linear.apply(x, packed, None))
     return {
-        str(dtype).removeprefix("torch."): {
-            "own": rate(lambda: kernels.linear(x, ours)),
-            "oneDNN": rate(lambda: linear.apply(x, packed, None)),
-        },
+        str(dtype).removeprefix("torch."): rates,
         "int8": {
             "own": rate(lambda: kernels.linear(x, ours_in_bytes)),
             "oneDNN": rate(lambda: torch._int_mm(bytes_of_x, turned)),

@@ -21,11 +21,13 @@ from headrace.lab.bench.latency import StepTimes
 from headrace.lab.bench.roofline import Machine
 from headrace.lab.bench.stats import spread
 
-SMALL = ("builtin", "--input-len", "90", "--output-len", "2", "--kv-cache-memory-bytes", str(16 << 20))
+SMALL = ("builtin", "--input-len", "90", "--output-len", "2", "--max-model-len", "1024")
+SMALL += ("--kv-cache-memory-bytes", str(16 << 20))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_parts_of_a_step_are_shown_with_the_machines_limits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
         CppKernels()
@@ -34,14 +36,15 @@ def test_the_parts_of_a_step_are_shown_with_the_machines_limits(
     monkeypatch.setattr(probe, "_READ_BYTES", 1 << 20)
     monkeypatch.setattr(probe, "_ROWS", 8)
     output = tmp_path / "roofline.json"
-    words = ["bench", "roofline", *SMALL, "--batch-size", "1", "--batch-size", "20", "--output", str(output)]
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    words = ["bench", "roofline", *SMALL, "--batch-size", "1", "--batch-size", "20", "--dtype", dtype]
+    result = CliRunner().invoke(app, [*words, "--output", str(output)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     for expected in (
         "memory read by 1 thread",
         "decode: batch 20, context 90",
         "prefill: batch 1",
         "LM head",
+        f"{dtype} products, own",
     ):
         assert expected in result.output
     steps = json.loads(output.read_text())["roofline"]["steps"]

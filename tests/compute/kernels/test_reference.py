@@ -217,6 +217,14 @@ def test_linear(dtype: torch.dtype, rows: int, outputs: int) -> None:
     torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=1e-4 if dtype == torch.float32 else 0.1)
 
 
+def test_a_cpu_without_onednns_bfloat16_keeps_such_a_weight_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    weight, x = torch.randn(24, 128).bfloat16(), torch.randn(5, 128).bfloat16()
+    prepared = linear.prepare(weight)
+    assert prepared is weight
+    torch.testing.assert_close(linear.apply(x, prepared, None), F.linear(x, weight))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_linear_of_a_quantized_weight(
