@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
+from headrace.core.scheduler.step_builder import SMOOTH_SECONDS
 from headrace.observe.steering.settings import Value
 from headrace.observe.tuner.rehearsal import Outcome
 
@@ -24,6 +25,9 @@ TAILS: Mapping[str, Callable[[Outcome], float]] = {
     "ttft_p99_seconds": attrgetter("ttft_p99"),
 }
 """The guards that are also rehearsed."""
+
+UNNOTICED: Mapping[str, float] = {"itl_p99_seconds": SMOOTH_SECONDS}
+"""Tails up to these seconds break no guard."""
 
 REHEARSED_SHARE = 0.5
 """Share of a guard that a rehearsal may take. It is less exact about tails than about means, and a change that breaks
@@ -86,7 +90,7 @@ def judge(
     rise = {name: errors[name] - known for name, known in probation.errors.items() if name in errors}
     gain = math.log(before.seconds_per_token / own.seconds_per_token) - rise[METRIC]
     worse = {
-        name: math.log(tail(own) / max(tail(before), tail(start))) + rise[name]
+        name: math.log(tail(own) / max(tail(before), tail(start), UNNOTICED.get(name, 0.0))) + rise[name]
         for name, tail in TAILS.items()
         if name in rise and tail(before)
     }
@@ -101,7 +105,8 @@ def judge(
 def is_within(outcome: Outcome, own: Outcome, start: Outcome) -> bool:
     """Whether a rehearsed change keeps well within the guards."""
     return all(
-        tail(outcome) <= (1 + REHEARSED_SHARE * GUARDS[name]) * max(tail(own), tail(start))
+        tail(outcome)
+        <= (1 + REHEARSED_SHARE * GUARDS[name]) * max(tail(own), tail(start), UNNOTICED.get(name, 0.0))
         for name, tail in TAILS.items()
     )
 

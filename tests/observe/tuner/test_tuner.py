@@ -14,6 +14,7 @@ from headrace.observe.tuner.history import Watched
 from headrace.observe.tuner.rehearsal import Job, Outcome, Scene
 from headrace.observe.tuner.steps import Range, ranges
 from headrace.observe.tuner.tuner import METRIC, Mode
+from headrace.observe.tuner.verdict import is_within
 
 SETTINGS = live_settings(64)
 WINDOW = 10.0
@@ -137,6 +138,14 @@ def test_a_change_whose_rehearsal_comes_close_to_the_guard_of_the_first_token_is
     late.ttft = lambda ratio: 1.0 if ratio == 0.7 else 1.4
     late.live(1800)
     assert late.ratio > 0.7
+
+
+def test_an_inter_token_latency_that_nobody_notices_breaks_no_guard():
+    """Longer steps end a queue of seconds, and a token comes after 8 ms in place of 5 ms."""
+    short = Outcome(0.3, 19.0, 0.005, 5500.0, 19.0, 0.005, 100)
+    longer, long = (short._replace(open_seconds=3200.0, itl_p99=itl) for itl in (0.008, 0.02))
+    assert is_within(longer, short, short)
+    assert not is_within(long, short, short)
 
 
 def test_values_that_suit_a_lower_load_return_to_the_start_at_once(world):
