@@ -13,12 +13,13 @@ from headrace.build import model
 from headrace.config import options
 from headrace.core.events import Emitted, Finished
 from headrace.core.request import FinishReason, Request, SamplingParams
+from tests.doubles.scores import Score
 from tests.oracle.families import VOCAB
 
 SHARED = 9
 COUNT = 5
 
-Answers = dict[str, tuple[tuple[int, ...], tuple[float, ...]]]
+Answers = dict[str, tuple[tuple[int, ...], tuple[Score, ...]]]
 """Tokens of each request, and the log-probabilities of those that asked for them."""
 
 
@@ -60,7 +61,7 @@ def requests() -> list[Request]:
 def answers(loaded: model.Loaded) -> Answers:
     """What the engine answers to `requests`; each must end as asked."""
     tokens: dict[str, list[int]] = {}
-    scores: dict[str, list[float]] = {}
+    scores: dict[str, list[Score]] = {}
     for request in requests():
         loaded.engine.submit(request, time.monotonic())
     left = COUNT
@@ -68,7 +69,7 @@ def answers(loaded: model.Loaded) -> Answers:
         for event in loaded.engine.step(time.monotonic()):
             if isinstance(event, Emitted):
                 tokens.setdefault(event.request_id, []).extend(event.tokens)
-                found = [round(each.logprob, 3) for each in event.logprobs]
+                found = [Score(each.logprob) for each in event.logprobs]
                 scores.setdefault(event.request_id, []).extend(found)
             elif isinstance(event, Finished):
                 assert event.reason is FinishReason.LENGTH, event.message

@@ -13,6 +13,7 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from headrace.core.events import Preempted
+from tests.doubles.scores import Score
 
 PERSON = {
     "type": "object",
@@ -60,7 +61,12 @@ def answers(llm: LLM, prompts: list[str] = PROMPTS, params: list[SamplingParams]
     each = [output.outputs[0] for output in outputs]
     assert not any(answer.error for answer in each)
     return [
-        (answer.token_ids, answer.text, answer.finish_reason, [round(s.logprob, 3) for s in answer.logprobs])
+        (
+            answer.token_ids,
+            answer.text,
+            answer.finish_reason,
+            [Score(each.logprob) for each in answer.logprobs],
+        )
         for answer in each
     ]
 
