@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--lives", type=int, default=1000, help="random lives of the core to run (a release runs 10000)"
     )
+
+
+def pytest_configure() -> None:
+    """A worker of pytest-xdist ignores SIGINT, which the tests of interrupts send, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

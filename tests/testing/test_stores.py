@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.serve.cache.stores.memory import MemoryStore
-from headrace.testing import StoreTraits, check_store
+from headrace.testing import StoreTraits, check_store, stores
 
 ALONE = StoreTraits(shared=False)
 
@@ -48,7 +48,8 @@ def test_a_good_store_passes():
         (Miscounts, AssertionError, "bytes are not counted"),
     ],
 )
-def test_bad_stores_fail(kind, error, reported):
+def test_bad_stores_fail(kind, error, reported, monkeypatch):
+    monkeypatch.setattr(stores, "PATIENCE_SECONDS", 0.0)
     with pytest.raises(error, match=reported):
         check_store(maker(kind), ALONE)
 

@@ -41,3 +41,15 @@ def test_rates_are_reported_per_number_of_threads_and_per_multiplier(
         "int8": {"own", "oneDNN"},
     }
     assert all(rate > 0 for by in products.values() for rate in by.values())
+
+
+def test_a_product_that_takes_long_is_measured_with_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    multiply = torch._int_mm
+    monkeypatch.setattr(probe, "_TRIES", 1)
+    monkeypatch.setattr(probe, "_ROWS", 48)
+    monkeypatch.setattr(torch, "_int_mm", lambda x, weight: (seen.append(len(x)), multiply(x, weight)))
+    probe.product_rates(KERNELS, torch.float32)
+    monkeypatch.setattr(probe, "_LONG_SECONDS", 0.0)
+    probe.product_rates(KERNELS, torch.float32)
+    assert seen == [24, 48, 24]
