@@ -29,7 +29,7 @@ from benchmarks.stage import arguments, publish, say, server
 
 MARKERS = frozenset({"nonce", "budget", "date", "git"})
 ROOMY, NARROW = str(96 << 20), str(13 << 20)
-"""Bytes of KV memory: for all sessions of a run, and for one session and a half."""
+"""Bytes of KV memory in bfloat16: for all sessions of a run, and for one session and a half."""
 
 
 class TurnResult(NamedTuple):
@@ -101,8 +101,8 @@ def serving(args: Any, *flags: str, memory: str = ROOMY) -> Iterator[Client]:
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "agents.jinja"
         template.write_text(TEMPLATE, encoding="utf-8")
-        given = ("--chat-template", str(template), "--kv-cache-memory-bytes", memory, *flags)
-        with server(args, *given) as running:
+        given = ("--dtype", "bfloat16", "--kv-cache-memory-bytes", memory, "--chat-template", str(template))
+        with server(args, *given, *flags) as running:
             yield Client(running.url)
 
 

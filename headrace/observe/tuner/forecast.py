@@ -60,23 +60,25 @@ class Forecaster:
         present, jump = means[-1], _largest_jump(means)
         later = max(LATER * present, min(max(means), jump * present))
         seconds = scenes * self._seconds
-        return Forecast(self._again(left, present, seconds), self._again(left, later, seconds))
+        last = list(self._scenes)[-scenes:]
+        return Forecast(*(_again(last, left, load, seconds) for load in (present, later)))
 
-    def _again(self, left: Sequence[Job], load: float, seconds: float) -> Scene:
-        """The requests of the last scenes, repeated, each scene at this ``load``; what is ``left`` is open before."""
-        began = now = self._scenes[-1].ended
-        jobs = [job._replace(arrived=began) for job in left]
-        for scene in itertools.cycle(self._scenes):
-            if now >= began + seconds:
-                break
-            slower = scene.load / load
-            jobs += [
-                job._replace(arrived=now + slower * (job.arrived - scene.began))
-                for job in scene.jobs
-                if job.arrived > scene.began
-            ]
-            now += slower * (scene.ended - scene.began)
-        return Scene(began, now, jobs)
+
+def _again(scenes: Sequence[Scene], left: Sequence[Job], load: float, seconds: float) -> Scene:
+    """The requests of these scenes, repeated, each scene at this ``load``; what is ``left`` is open before."""
+    began = now = scenes[-1].ended
+    jobs = [job._replace(arrived=began) for job in left]
+    for scene in itertools.cycle(scenes):
+        if now >= began + seconds:
+            break
+        slower = scene.load / load
+        jobs += [
+            job._replace(arrived=now + slower * (job.arrived - scene.began))
+            for job in scene.jobs
+            if job.arrived > scene.began
+        ]
+        now += slower * (scene.ended - scene.began)
+    return Scene(began, now, jobs)
 
 
 def _means(loads: Sequence[float]) -> Iterator[float]:

@@ -111,17 +111,18 @@ class Outcome(NamedTuple):
     """How a rehearsal went.
 
     A measurement of the scene shows ``seconds_per_token``, the time that requests are open, per token,
-    ``scene_ttft_p99`` and ``scene_itl_p99``. The others are of the same work for all knobs, until the last job has
-    ended, so they compare these: ``open_seconds``, ``ttft_p99`` and ``itl_p99``. Tails are 0 where there is none.
+    ``scene_ttft_p99``, ``scene_itl_p99`` and ``scene_steps``, their number. The others are of the same work for all
+    knobs, until the last job has ended, so they compare these: ``open_seconds``, ``ttft_p99`` and ``itl_p99``. Tails are
+    0 where there is none.
     """
 
     seconds_per_token: float
     scene_ttft_p99: float
     scene_itl_p99: float
+    scene_steps: int
     open_seconds: float
     ttft_p99: float
     itl_p99: float
-    steps: int
 
 
 class Rehearsal:
@@ -178,10 +179,10 @@ class Rehearsal:
             self._inside / max(1, self._tokens),
             _p99(self._first[: self._inside_first]),
             _p99(self._steps[: self._inside_steps]),
+            self._inside_steps,
             self._open,
             _p99(self._first),
             _p99(self._steps),
-            self._step,
         )
 
     def _arrive(self, job: Job) -> None:

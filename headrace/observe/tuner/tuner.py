@@ -202,7 +202,7 @@ class Tuner:
         elif self._is_harmful(own, start, errors[METRIC], present):
             self._return(now, "measured worse than the values at the start")
         elif self._forecaster.ready:
-            scenes = max(1, min(SCENES, MOST_REHEARSED // own.steps))
+            scenes = max(1, min(SCENES, MOST_REHEARSED // max(1, own.scene_steps)))
             forecast = self._forecaster.forecast(watched.left, scenes)
             decision = yield from self._chooser.decide(
                 forecast, curve, lambda way: self._resting.get(way, -math.inf) > now

@@ -42,6 +42,12 @@ def test_the_requests_of_the_last_scenes_come_again_at_the_mean_load_of_the_last
     assert loads(300, 600, 900)[0] == 750
 
 
+def test_where_fewer_scenes_fit_the_newest_come_again():
+    now = forecaster(300, 300, 900, 900).forecast([], 2).now
+    assert (now.load, now.ended - now.began) == (pytest.approx(900), pytest.approx(120.0))
+    assert {job.prompt for job in now.jobs} == {900 * 60 // 3 - 10}
+
+
 def test_what_is_left_is_open_at_the_beginning_and_does_not_come_again():
     left = [Job(7.0, 0, 300, 4)]
     for each in forecaster(600, 600).forecast(left, 5):

@@ -65,7 +65,7 @@ class World:
                 world.rehearsals += 1
                 rehearsed = (rise > 1.1 and world.later) or world.rehearsed
                 seconds = rehearsed(ratio)
-                return Outcome(seconds, world.ttft(ratio), 0.05, 1000 * seconds, world.ttft(ratio), 0.05, 100)
+                return Outcome(seconds, world.ttft(ratio), 0.05, 100, 1000 * seconds, world.ttft(ratio), 0.05)
 
         return Rehearsed()
 
@@ -142,7 +142,7 @@ def test_a_change_whose_rehearsal_comes_close_to_the_guard_of_the_first_token_is
 
 def test_an_inter_token_latency_that_nobody_notices_breaks_no_guard():
     """Longer steps end a queue of seconds, and a token comes after 8 ms in place of 5 ms."""
-    short = Outcome(0.3, 19.0, 0.005, 5500.0, 19.0, 0.005, 100)
+    short = Outcome(0.3, 19.0, 0.005, 100, 5500.0, 19.0, 0.005)
     longer, long = (short._replace(open_seconds=3200.0, itl_p99=itl) for itl in (0.008, 0.02))
     assert is_within(longer, short, short)
     assert not is_within(long, short, short)
