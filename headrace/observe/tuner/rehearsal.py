@@ -111,9 +111,9 @@ class Outcome(NamedTuple):
     """How a rehearsal went.
 
     A measurement of the scene shows ``seconds_per_token``, the time that requests are open, per token,
-    ``scene_ttft_p99``, ``scene_itl_p99`` and ``scene_steps``, their number. The others are of the same work for all
-    knobs, until the last job has ended, so they compare these: ``open_seconds``, ``ttft_p99`` and ``itl_p99``. Tails are
-    0 where there is none.
+    ``scene_ttft_p99`` and ``scene_itl_p99``; it takes ``scene_steps`` steps. The others are of the same work for all
+    knobs, until the last job has ended, so they compare these: ``open_seconds``, ``ttft_p99`` and ``itl_p99``. Tails
+    are 0 where there is none.
     """
 
     seconds_per_token: float
