@@ -58,4 +58,6 @@ def test_the_process_takes_what_the_plan_says_with_a_draft_model() -> None:
         if abs(resident - planned) < TOLERANCE * planned:
             break
     assert draft > 20 << 20, "the draft model has no pages"
-    assert abs(resident - planned) < TOLERANCE * planned, f"{resident:,} bytes are used, {planned:,} were planned"
+    assert abs(resident - planned) < TOLERANCE * planned, (
+        f"{resident:,} bytes are used, {planned:,} were planned"
+    )
