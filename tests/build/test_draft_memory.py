@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 ROWS = 16
-TOLERANCE = 0.08
-"""Activations are estimated. Without the draft model's part, the plan would be short of 12 %."""
 
 SCRIPT = """
 import json, sys
@@ -45,19 +43,17 @@ def test_the_process_takes_what_the_plan_says_with_a_draft_model() -> None:
         "num_speculative_tokens": 4,
     }
     given = {
-        "dtype": "bfloat16",
+        "dtype": "float32",  # where bfloat16 is emulated, its activations take more than is estimated
         "max_num_seqs": ROWS,
         "max_model_len": 4096,
-        "kv_cache_memory_bytes": 120 << 20,
+        "kv_cache_memory_bytes": 240 << 20,
         "speculative_config": json.dumps(drafts),
     }
     command = [sys.executable, "-c", SCRIPT, json.dumps(given), str(ROWS)]
     for _ in range(3):  # where memory is short, the system takes pages of libraries away
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         resident, planned, draft = json.loads(done.stdout.splitlines()[-1])
-        if abs(resident - planned) < TOLERANCE * planned:
+        if abs(resident - planned) < 0.05 * planned:
             break
     assert draft > 20 << 20, "the draft model has no pages"
-    assert abs(resident - planned) < TOLERANCE * planned, (
-        f"{resident:,} bytes are used, {planned:,} were planned"
-    )
+    assert abs(resident - planned) < 0.05 * planned, f"{resident:,} bytes are used, {planned:,} were planned"

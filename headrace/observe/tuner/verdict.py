@@ -90,7 +90,7 @@ def judge(
     rise = {name: errors[name] - known for name, known in probation.errors.items() if name in errors}
     gain = math.log(before.seconds_per_token / own.seconds_per_token) - rise[METRIC]
     worse = {
-        name: math.log(tail(own) / _usual(name, before, start)) + rise[name]
+        name: math.log(tail(own) / _reference(name, before, start)) + rise[name]
         for name, tail in TAILS.items()
         if name in rise and tail(before)
     }
@@ -105,13 +105,13 @@ def judge(
 def is_within(outcome: Outcome, own: Outcome, start: Outcome) -> bool:
     """Whether a rehearsed change keeps well within the guards."""
     return all(
-        tail(outcome) <= (1 + REHEARSED_SHARE * GUARDS[name]) * _usual(name, own, start)
+        tail(outcome) <= (1 + REHEARSED_SHARE * GUARDS[name]) * _reference(name, own, start)
         for name, tail in TAILS.items()
     )
 
 
-def _usual(name: str, one: Outcome, other: Outcome) -> float:
-    """What a guarded tail is compared with: the larger of two, or what nobody notices if that is more."""
+def _reference(name: str, one: Outcome, other: Outcome) -> float:
+    """The value that a guarded tail is compared with: the largest of both outcomes and its bound in `UNNOTICED`."""
     tail = TAILS[name]
     return max(tail(one), tail(other), UNNOTICED.get(name, 0.0))
 

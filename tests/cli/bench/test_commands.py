@@ -126,12 +126,8 @@ def test_a_prompt_that_the_model_does_not_take_is_said_with_its_limit(command: s
 @pytest.mark.parametrize("command", ["latency", "roofline"])
 def test_a_batch_that_memory_does_not_hold_is_one_line(command: str) -> None:
     words = ("--input-len", "200", "--output-len", "8", "--max-model-len", "256", "--batch-size", "16")
-    memory = (
-        "--dtype",
-        "bfloat16",
-        "--kv-cache-memory-bytes",
-        str(1 << 19),
-    )  # of one sequence, and not of 16
+    # Memory of one sequence, and not of 16.
+    memory = ("--dtype", "bfloat16", "--kv-cache-memory-bytes", str(1 << 19))
     with pytest.raises(ConfigError, match=r"--batch-size 16 .*--kv-cache-memory-bytes"):
         run(command, "builtin", *words, *memory)
 
