@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,6 @@ MAY_IMPORT = {
 
 ROOF = {"build", "llm", "cli", "testing", "notebook", "__init__", "__main__"}
 IMPURE = {"time", "random", "os", "io", "asyncio", "threading", "socket", "logging"}
-MAX_LINES = 500
 
 
 def room_of(path: Path) -> str:
@@ -177,15 +176,6 @@ def test_names_say_what_a_module_is():
         for path in SOURCES
     }
     assert not [names(path) for path, said in words.items() if said & empty]
-
-
-def too_long(paths: Iterable[Path], most: int) -> list[str]:
-    """The files that have more than ``most`` lines."""
-    return [names(path) for path in paths if len(path.read_text().splitlines()) > most]
-
-
-def test_files_can_be_read_in_one_sitting():
-    assert not too_long(sorted((ROOT / "tests").rglob("*.py")), MAX_LINES)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=names)
