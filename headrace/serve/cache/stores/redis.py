@@ -29,6 +29,9 @@ class RedisStore:
     """A `core.ports.Store` at ``url`` (``redis://``, ``rediss://`` or ``unix://``).
 
     Nothing is retried: a lookup has a deadline, and a failed one is a miss.
+
+    Raises:
+        TypeError: the query of the URL has an option that the client does not know.
     """
 
     name = "redis"
@@ -42,6 +45,7 @@ class RedisStore:
             retry=Retry(NoBackoff(), 0),
             protocol=3,
         )
+        pool.make_connection()  # checks the options; it connects when it is used
         # Any: what its methods return is annotated differently from release to release.
         self._redis: Any = Redis(connection_pool=pool)
         self._clock = clock
