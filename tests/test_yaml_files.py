@@ -45,11 +45,13 @@ def test_a_key_beside_a_merge_overrides_it(write):
 def test_every_reader_refuses_a_key_that_stands_twice(write):
     with pytest.raises(ConfigError, match=r"file\.yaml: the key 'port' stands twice, in lines 1 and 2"):
         options({}, write("port: 1\nport: 2\n"))
-    with pytest.raises(ConfigError, match=r"file\.yaml: the option max-num-seqs stands twice, with - and with _"):
+    with pytest.raises(
+        ConfigError, match=r"file\.yaml: the option max-num-seqs stands twice, with - and with _"
+    ):
         options({}, write("max-num-seqs: 1\nmax_num_seqs: 2\n"))
     with pytest.raises(ConfigError, match=r"--tenants .*: the key 'acme' stands twice"):
         read_tenants(str(write("tenants:\n  acme: {weight: 1}\n  acme: {weight: 2}\n")))
     with pytest.raises(ConfigError, match=r"file\.yaml: the key 'metric' stands twice"):
         read_experiment(write("metric: a\nmetric: b\n"))
-    with pytest.raises(ConfigError, match="speculative-config: .* the key 'method' stands twice"):
+    with pytest.raises(ConfigError, match=r"speculative-config: .* the key 'method' stands twice"):
         options({"speculative_config": '{"method": "ngram", "method": "suffix"}'})

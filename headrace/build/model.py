@@ -162,7 +162,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     )
     notes = (*computing.notes(), *(tiers.notes if tiers else ()), _recalled(tiers, engine, tell))
     return Loaded(
-        name=served_name(model),
+        name=served_names(model)[0],
         folder=text.folder,
         spec=spec,
         decoder=computing.decoder,
@@ -208,12 +208,22 @@ def _load_text(model: ModelOptions) -> _Text:
     return _Text(folder, tokenizer, template)
 
 
-def served_name(model: ModelOptions) -> str:
-    """The model's name in the API: ``--served-model-name``, or else the hub name, or else the name of the folder."""
-    if model.served_model_name:
-        return model.served_model_name
+def served_names(model: ModelOptions) -> tuple[str, ...]:
+    """The model's names in the API, the one in answers first.
+
+    They are ``--served-model-name``, or else the hub name, or else the name of the folder.
+
+    Raises:
+        ConfigError: a name is empty, or stands twice.
+    """
+    if names := model.served_model_name:
+        if not all(map(str.strip, names)) or len({*names}) < len(names):
+            raise ConfigError(
+                f"--served-model-name {' '.join(names)}: expected names that are different and not empty"
+            )
+        return names
     folder = Path(model.model).expanduser()
-    return folder.resolve().name if model.model not in BUILTIN and folder.is_dir() else model.model
+    return (folder.resolve().name if model.model not in BUILTIN and folder.is_dir() else model.model,)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.loading.ranks import launched_rank
-from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+from headrace.build.model import Loaded, close, describe, load, served_names, timed, warm_up
 from headrace.build.operations.dashboard import make_pages
 from headrace.build.operations.dry_runs import machine_of
 from headrace.build.operations.folds import make_folds, open_usage_file
@@ -343,6 +343,7 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, loaded.tenants),
         stream_interval=options.server.stream_interval,
         dialect=_dialect(loaded, options.server),
+        also_named=served_names(options.model)[1:],
         aliases=(options.model.model,),
         grammars=loaded.grammars,
     )

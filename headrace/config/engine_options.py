@@ -37,8 +37,12 @@ class ModelOptions:
         Field(description="Folder or Hugging Face name of the tokenizer (default: the model's own)."),
     ] = None
     served_model_name: Annotated[
-        str | None, Field(description="Model name in the API (default: MODEL as given).")
-    ] = None
+        tuple[str, ...],
+        Field(
+            description="Model name in the API. Several names after the flag, or the flag repeated: requests may use "
+            "any of them, and answers and metrics have the first (default: MODEL as given)."
+        ),
+    ] = ()
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
         Field(

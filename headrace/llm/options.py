@@ -15,8 +15,9 @@ class LLMOptions(TypedDict, total=False):
     """Branch, tag or commit of a Hugging Face model (default: main)."""
     tokenizer: str | None
     """Folder or Hugging Face name of the tokenizer (default: the model's own)."""
-    served_model_name: str | None
-    """Model name in the API (default: MODEL as given)."""
+    served_model_name: tuple[str, ...] | str
+    """Model name in the API. Several names after the flag, or the flag repeated: requests may use any of
+    them, and answers and metrics have the first (default: MODEL as given)."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     """Data type of weights and activations; auto takes the model's, if the device has it."""
     kv_cache_dtype: Literal["auto", "int8", "fp8"]

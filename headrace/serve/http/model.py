@@ -34,7 +34,8 @@ class ServedModel:
         max_model_len: maximum tokens of one sequence, prompt plus output.
         vocab_size: number of token ids.
         source: where it was loaded from; part of the fingerprint, never shown.
-        aliases: other names that requests may use.
+        also_named: further names that requests may use and that are listed.
+        aliases: names that requests may use and that are not listed.
         rules: what requests may ask of the scheduler; replaced when tenants are reloaded.
         stream_interval: tokens per chunk of a stream, after the first.
         grammars: compile constraints of structured outputs; without them such a request is rejected.
@@ -54,13 +55,15 @@ class ServedModel:
         rules: Rules | None = None,
         stream_interval: int = 1,
         dialect: Dialect | None = None,
+        also_named: Sequence[str] = (),
         aliases: Sequence[str] = (),
         grammars: Grammars | None = None,
         cost: Callable[[Iterable[str]], Mapping[str, Any]] | None = None,
         prompts: PromptPolicy | None = None,
     ) -> None:
         self.name = name
-        self._names = frozenset({name, *aliases})
+        self.names = (name, *also_named)
+        self._accepted = frozenset({*self.names, *aliases})
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
@@ -96,7 +99,7 @@ class ServedModel:
 
     def check_name(self, asked: str | None) -> None:
         """Raise `ApiError` 404 unless ``asked`` names this model or is None."""
-        if asked is not None and asked not in self._names:
+        if asked is not None and asked not in self._accepted:
             raise model_not_found(asked)
 
     def _tokens_of(self, markers: frozenset[str]) -> frozenset[int]:

@@ -37,7 +37,8 @@ class RedisStore:
     name = "redis"
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        pool = BlockingConnectionPool.from_url(
+        # Any: what the methods return is annotated differently from release to release.
+        pool: Any = BlockingConnectionPool.from_url(
             url,
             max_connections=CONNECTIONS,
             timeout=None,  # each lookup has its own deadline
@@ -46,7 +47,6 @@ class RedisStore:
             protocol=3,
         )
         pool.make_connection()  # checks the options; it connects when it is used
-        # Any: what its methods return is annotated differently from release to release.
         self._redis: Any = Redis(connection_pool=pool)
         self._clock = clock
         self._generation: str | None = None
