@@ -74,8 +74,9 @@ from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.responses.opening import open_responses
 from headrace.serve.http.runtime.lifespan import lifespan_of
-from headrace.serve.http.runtime.listening import check_address, check_tls, exposure_warning
+from headrace.serve.http.runtime.listening import check_address, exposure_warning
 from headrace.serve.http.runtime.run import Apps, run_server
+from headrace.serve.http.runtime.tls import check_tls
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.parsing.detect import UnknownParser
 from headrace.serve.quota_meter import QuotaMeter
@@ -265,7 +266,12 @@ def _make_app(
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
-    background: list[BackgroundWork] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
+    background: list[BackgroundWork] = [
+        keys.watch,
+        *([history] if history else []),
+        warming.warmer,
+        systemd.watch,
+    ]
     background += [responses.background, *batch.background, embedding.worker, *tuning.tasks]
     background += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)

@@ -209,7 +209,7 @@ def _make_app(options: Options, models: PoolingModels, keys: KeyFile, traces: Tr
     parts = (endpoints, batch, NoGeneration(name), status, Pause(service), accounts, Docs(__version__))
     routes = [route for part in parts for route in part.routes()]
     systemd = systemd_link(service)
-    background: list[BackgroundWork] = [keys, systemd.watch, *batch.background, endpoints.worker]
+    background: list[BackgroundWork] = [keys.watch, systemd.watch, *batch.background, endpoints.worker]
     exchanges = hooks(options.observability, page, notes, traces)
     app = create_app(CacheLookup(service), routes, keys.keys, background, server.allowed_origins, exchanges)
     return _Built(app, routes, service, systemd)

@@ -246,6 +246,22 @@ def shutting_down() -> ApiError:
     )
 
 
+def too_many_connections() -> ApiError:
+    """503: the server has no room for another connection."""
+    return ApiError(
+        503,
+        "The server has too many open connections. Close idle ones, or try again.",
+        type="overloaded",
+        code="too_many_connections",
+        retry_after=5,
+    )
+
+
+def too_slow(what: str, limit: str) -> ApiError:
+    """408: a part of the request did not arrive in time."""
+    return ApiError(408, f"The {what} of the request did not arrive within {limit}.", code="request_too_slow")
+
+
 def restarting() -> ApiError:
     """503: a process with a part of the model was lost, and is being started again."""
     return ApiError(

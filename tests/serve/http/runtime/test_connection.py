@@ -3,7 +3,9 @@
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import uvicorn
@@ -15,6 +17,7 @@ from headrace.serve.http.runtime.connection import (
     MAX_REQUEST_LINE_BYTES,
     Connection,
 )
+from headrace.serve.http.runtime.open_files import ConnectionRoom
 
 
 async def echo(scope, receive, send):
@@ -30,9 +33,13 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture(scope="module")
-def address():
-    config = uvicorn.Config(echo, http=Connection, port=0, lifespan="off", ws="none", log_config=None)
+@contextmanager
+def listening(most=1000):
+    """The address of a server that has room for so many connections."""
+    room = ConnectionRoom(most, 0, time.monotonic)
+    room._most = most
+    connect = partial(Connection, room=room)
+    config = uvicorn.Config(echo, http=connect, port=0, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -41,6 +48,12 @@ def address():
     yield server.servers[0].sockets[0].getsockname()
     server.should_exit = True
     thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def address():
+    with listening() as found:
+        yield found
 
 
 @contextmanager
@@ -170,3 +183,79 @@ def test_what_is_no_http_is_a_400_in_the_format_of_all_errors(address):
 def test_the_limits_are_at_least_what_clients_and_proxies_use():
     assert connection.MAX_HEADER_BYTES >= 16_384
     assert connection.MAX_HEADERS >= 100
+
+
+@pytest.fixture(params=[0.2])
+def impatient(request, monkeypatch):
+    """The limits of time are a fraction of a second; a body must come at 100 kB/s."""
+    for name in ("IDLE", "HEAD", "BODY"):
+        monkeypatch.setattr(connection, f"{name}_SECONDS", request.param)
+    monkeypatch.setattr(connection, "MIN_BODY_RATE", 100_000)
+
+
+def trickle(client, pieces, pause=0.05):
+    """Send the pieces one after the other, until the server answers."""
+    for piece in pieces:
+        client.sendall(piece)
+        client.settimeout(pause)
+        try:
+            client.recv(1, socket.MSG_PEEK)
+            break
+        except TimeoutError:
+            continue
+    client.settimeout(60)
+    head, body = answer(client)
+    return int(head.split()[1]), body
+
+
+def test_a_connection_that_sends_nothing_is_closed(address, impatient):
+    with connected(address) as client:
+        assert client.recv(1) == b""
+
+
+def test_a_head_that_trickles_is_refused(address, impatient):
+    with connected(address) as client:
+        status, body = trickle(client, [b"GET / HTTP/1.1\r\n", *[b"x: y\r\n"] * 60])
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_too_slow")
+        assert "head of the request did not arrive within 0.2 s" in body.decode()
+        assert client.recv(1) == b""
+
+
+def test_a_body_that_trickles_is_refused(address, impatient):
+    with connected(address) as client:
+        head = request(body=b"x" * 1000)[:-1000]
+        status, body = trickle(client, [head, *[b"x"] * 60])
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_too_slow")
+        assert "body of the request did not arrive within 0.2 s, or slower than 100000 bytes" in body.decode()
+        assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("impatient", [1.0], indirect=True)
+def test_a_body_that_is_slow_but_steady_is_served(address, impatient):
+    size, pieces = 400_000, 10  # beyond the second that every body has
+    with connected(address) as client:
+        head = request(body=b"x" * size)[:-size]
+        assert trickle(client, [head, *[b"x" * (size // pieces)] * pieces], 0.15) == (200, b"2 400000")
+
+
+@pytest.mark.parametrize("impatient", [1.0], indirect=True)
+def test_the_next_request_of_a_connection_has_its_own_time(address, impatient):
+    with connected(address) as client:
+        for _ in range(4):
+            client.sendall(request())
+            assert answer(client)[1] == b"2 0"
+            time.sleep(0.4)
+
+
+def test_a_connection_without_room_gets_an_error_and_the_log_says_why_once(caplog):
+    with listening(most=2) as place, connected(place), connected(place):
+        time.sleep(0.1)
+        for _ in range(2):
+            with connected(place) as client:
+                head, body = answer(client)
+                assert head.startswith(b"HTTP/1.1 503")
+                assert b"retry-after: 5" in head
+                assert json.loads(body)["error"]["code"] == "too_many_connections"
+                assert client.recv(1) == b""
+    (record,) = [each for each in caplog.records if "refused" in each.message]
+    assert "2 are open, and the limit of open files is 2" in record.message
