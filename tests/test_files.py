@@ -190,7 +190,7 @@ def test_what_a_stranger_left_in_a_shared_folder_is_refused(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "stat", owned_by_another)
     assert lstat(path).st_uid == stranger
-    for opening in (open_database, lambda each: open(each, "ab", opener=private_opener)):
+    for opening in (open_database, lambda each: open(each, "ab", opener=private_opener)):  # noqa: SIM115 (refused)
         with pytest.raises(OSError, match="another user made it"):
             opening(path)
     assert victim.read_text() == "of another user"

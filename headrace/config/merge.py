@@ -18,7 +18,7 @@ from headrace.config.profiles import PROFILES
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
 from headrace.config.validation import parse_value
 
-LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")
+LISTS = ("allowed_hosts", "allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")
 """Options that may be given several times."""
 
 SECRETS = ("api_key", "admin_key", "metrics_key", "response_cache_secret", "kv_transfer_secret")

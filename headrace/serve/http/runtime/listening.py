@@ -8,6 +8,7 @@ import socket
 import ssl
 
 from headrace.config import ConfigError, ServerOptions
+from headrace.serve.auth.origin import Hosts, allowed_host_problem, allowed_origin_problem
 
 
 def check_tls(options: ServerOptions) -> None:
@@ -25,7 +26,8 @@ def check_tls(options: ServerOptions) -> None:
 
 
 def check_address(options: ServerOptions) -> None:
-    """Raise `ConfigError` if the server cannot listen on its address, or on the metrics port."""
+    """Raise `ConfigError` if the server cannot listen on its address or on the metrics port, or its names are none."""
+    _check_origins(options)
     if options.metrics_port and options.metrics_port == options.port:
         raise ConfigError(f"--metrics-port {options.metrics_port} must differ from --port")
     _check_port(options.host, options.port, "--port")
@@ -39,9 +41,25 @@ def exposure_warning(options: ServerOptions, keys_required: bool) -> str:
         return ""
     return (
         f"NO API KEYS: the server listens on {options.host}, which other machines can reach. Any of them can "
-        "send requests, read the state of all requests, clear the caches and pause the server. Set --api-key or "
-        "--api-key-file, or listen on 127.0.0.1."
+        "send requests, read the state of all requests, clear the caches and pause the server, and so can web pages in "
+        "their browsers, unless --allowed-hosts names the server. Set --api-key or --api-key-file, or listen on "
+        "127.0.0.1."
     )
+
+
+def hosts(options: ServerOptions) -> Hosts:
+    """The hosts that requests to the server's ports may name."""
+    return Hosts(options.allowed_hosts, options.host if _is_loopback(options.host) else "")
+
+
+def _check_origins(options: ServerOptions) -> None:
+    for option, values, problem in (
+        ("--allowed-hosts", options.allowed_hosts, allowed_host_problem),
+        ("--allowed-origins", options.allowed_origins, allowed_origin_problem),
+    ):
+        for each in values:
+            if why := problem(each):
+                raise ConfigError(f"{option} {each}: {why}")
 
 
 def _check_port(host: str, port: int, option: str) -> None:
