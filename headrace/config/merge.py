@@ -21,7 +21,14 @@ from headrace.config.validation import parse_value
 LISTS = ("allowed_hosts", "allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")
 """Options that may be given several times."""
 
-SECRETS = ("api_key", "admin_key", "metrics_key", "response_cache_secret", "kv_transfer_secret")
+SECRETS = (
+    "api_key",
+    "admin_key",
+    "metrics_key",
+    "response_cache_secret",
+    "kv_transfer_secret",
+    "rank_secret",
+)
 """Options whose values no error may show, because errors are logged."""
 
 OBJECTS = {
