@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -76,6 +77,7 @@ def main() -> None:
     places = ray.get([rank.place.remote() for rank in ranks])
     here = Counter(address for address, _ in places)  # ranks of a machine share its CPU
     master, port = places[0]
+    secret = secrets.token_hex(16)  # which only these ranks know
     running: list[Any] = []
     for number, (rank, (address, _)) in enumerate(zip(ranks, places, strict=True)):
         variables = {
@@ -83,6 +85,7 @@ def main() -> None:
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": master,
             "MASTER_PORT": str(port),
+            "HEADRACE_RANK_SECRET": secret,
             "LOCAL_WORLD_SIZE": "1"
             if args.gpus_per_rank
             else str(here[address]),  # Ray shows each its own GPU

@@ -39,7 +39,7 @@ from headrace.build.operations.stepping import make_stepping
 from headrace.build.operations.tuning import make_tuning
 from headrace.build.pooling.endpoints import Endpoints, describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
-from headrace.build.pooling.server import build_pooling_app, serve_pooling
+from headrace.build.pooling.server import build_pooling_app, make_metrics_app, serve_pooling
 from headrace.build.tenants import describe_tenants, open_keys
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.scheduler.start_estimate import estimate_fields
@@ -48,10 +48,11 @@ from headrace.observe.cost.focus import focus_csv
 from headrace.observe.dashboard.folds import Folds
 from headrace.observe.log.writer import set_level
 from headrace.serve.auth.key_file import KeyFile
+from headrace.serve.auth.origin import Hosts
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.anthropic.routes import Messages
-from headrace.serve.http.app import BackgroundWork, create_app, create_metrics_app
+from headrace.serve.http.app import BackgroundWork, create_app
 from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
 from headrace.serve.http.batch.line_runner import LineEndpoints
 from headrace.serve.http.batch.opening import open_batches
@@ -74,7 +75,7 @@ from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.responses.opening import open_responses
 from headrace.serve.http.runtime.lifespan import lifespan_of
-from headrace.serve.http.runtime.listening import check_address, exposure_warning
+from headrace.serve.http.runtime.listening import check_address, exposure_warning, hosts
 from headrace.serve.http.runtime.run import Apps, run_server
 from headrace.serve.http.runtime.tls import check_tls
 from headrace.serve.http.tools.dialect import Dialect
@@ -103,7 +104,8 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     models = load_pooling(options)
     loaded = load(options, tape.tell if tape else None)
     kv_events = open_kv_events(loaded, options)
-    built = _make_app(loaded, options, keys, traces, with_served(models, options, loaded))
+    models = with_served(models, options, loaded)
+    built = _make_app(loaded, options, keys, traces, models, Hosts(options.server.allowed_hosts))
     recall = built.recall
 
     @asynccontextmanager
@@ -162,9 +164,9 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
     when_loaded()
     loaded.seconds["libraries"] = libraries
     with timed(loaded.seconds, "routes"):
-        built = _make_app(loaded, options, keys, traces, models)
+        built = _make_app(loaded, options, keys, traces, models, hosts(options.server))
         recall = built.recall
-        metrics = None if options.server.metrics_port is None else create_metrics_app(built.routes)
+        metrics = make_metrics_app(built.routes, options.server)
         reload = Reload(
             partial(read_settings, options),
             keys,
@@ -219,7 +221,12 @@ class _Built(NamedTuple):
 
 
 def _make_app(
-    loaded: Loaded, all_options: Options, keys: KeyFile, traces: Traces | None, models: PoolingModels
+    loaded: Loaded,
+    all_options: Options,
+    keys: KeyFile,
+    traces: Traces | None,
+    models: PoolingModels,
+    named: Hosts,
 ) -> _Built:
     options, caching = all_options.server, all_options.response_cache
     model = _make_model(loaded, all_options)
@@ -275,7 +282,7 @@ def _make_app(
     background += [responses.background, *batch.background, embedding.worker, *tuning.tasks]
     background += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
-    app = create_app(recall, routes, keys.keys, background, options.allowed_origins, exchanges)
+    app = create_app(recall, routes, keys.keys, background, options.allowed_origins, exchanges, named)
     return _Built(app, routes, recall, model, systemd)
 
 

@@ -13,6 +13,8 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.files import private_folder, private_opener
+
 BLOCKS_FILE = "blocks.kv"
 """The name of a block file in the folder of its tier."""
 
@@ -46,8 +48,8 @@ class BlockFile:
         self.num_slots = num_slots
         self.slot_bytes = slot_bytes
         self.checksums: dict[int, int] = {}
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        private_folder(path.parent)
+        self._file = private_opener(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._file, num_slots * slot_bytes)

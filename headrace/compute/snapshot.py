@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace.core.block_keys import chained_key
 from headrace.core.memory.lower_tier import Saved
-from headrace.files import replacing
+from headrace.files import PRIVATE_FILE, replacing
 
 MAGIC = "headrace_blocks"
 VERSION = 1
@@ -44,7 +44,7 @@ def write_snapshot(
     ]
     header = json.dumps({MAGIC: VERSION, **identity, "blocks": len(entries)}).encode() + b"\n"
     content = header + b"".join(entries)
-    with replacing(path, mode=0o600) as file:
+    with replacing(path, PRIVATE_FILE) as file:
         file.write(content + _CHECKSUM.pack(zlib.crc32(content)))
     return len(entries)
 

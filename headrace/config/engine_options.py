@@ -98,6 +98,13 @@ class ModelOptions:
             "--tensor-parallel-size ranks.",
         ),
     ] = 1
+    rank_secret: Annotated[
+        str | None,
+        Field(
+            description="Secret that all ranks know which a launcher started; needed if MASTER_ADDR is not a loopback "
+            "address. Set HEADRACE_RANK_SECRET instead of the flag."
+        ),
+    ] = None
     enforce_eager: Annotated[
         bool,
         Field(

@@ -18,10 +18,20 @@ from headrace.config.profiles import PROFILES
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
 from headrace.config.validation import parse_host, parse_value
 
-LISTS = ("allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache", "served_model_name")
+LISTS = (
+    *("allowed_hosts", "allowed_origins", "api_key", "admin_key", "metrics_key"),
+    *("response_cache", "served_model_name"),
+)
 """Options that may be given several times."""
 
-SECRETS = ("api_key", "admin_key", "metrics_key", "response_cache_secret", "kv_transfer_secret")
+SECRETS = (
+    "api_key",
+    "admin_key",
+    "metrics_key",
+    "response_cache_secret",
+    "kv_transfer_secret",
+    "rank_secret",
+)
 """Options whose values no error may show, because errors are logged."""
 
 READERS = {

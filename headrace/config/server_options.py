@@ -32,8 +32,16 @@ class ServerOptions:
     allowed_origins: Annotated[
         tuple[str, ...],
         Field(
-            description="Origin whose pages may call the API from a browser (CORS), or *. Repeatable "
-            "(default: none)."
+            description="Origin whose pages may call the API from a browser (CORS), null, or *. Requests of other "
+            "pages get status 403. Repeatable (default: none)."
+        ),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Host name under which clients call the server, *.DOMAIN, or *. Requests to other names get "
+            "status 403; IP addresses and localhost are always allowed. Repeatable (default: any name; localhost "
+            "only, on a loopback address without API keys)."
         ),
     ] = ()
     api_key: Annotated[

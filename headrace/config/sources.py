@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +108,7 @@ class Launch:
 
     ``local_rank`` and ``local_size`` count the ranks of this machine. ``agent_store``: torchrun's own store listens at
     ``host`` and ``port``; otherwise rank 0 listens there. ``attempt`` counts the starts by torchrun.
+    ``secret`` is known to all ranks; empty if none is configured.
     """
 
     rank: int
@@ -118,6 +119,7 @@ class Launch:
     local_size: int
     agent_store: bool
     attempt: str
+    secret: str = field(default="", repr=False)
 
 
 def read_launch() -> Launch | None:

@@ -14,6 +14,6 @@ Core and runner are the same as in one process; only rank 0 samples. In reading 
 - `leader`: rank 0.
 - `worker`: any other rank. `worker_process`: its process.
 - `others`: the other ranks as rank 0 sees them. `processes`: started by rank 0 on its machine. `launched`: started by a
-  launcher, where each is a `launched_rank`.
+  launcher, where each is a `launched_rank`. `greeting`: their first lines, with a proof of the shared secret.
 - `kv_transfer`: KV blocks between servers, each with the whole model.
 """

@@ -10,6 +10,7 @@ The groups are separate objects without a global process group, so a process can
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,9 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from headrace.compute.model.sharding import Place
+
+STORE_SECONDS = 60.0
+"""Timeout for a rank to reach rank 0's store, and for what it waits for there."""
 
 STEP_SECONDS = 10.0
 """Timeout for the other ranks of a stage, which compute the same layer."""
@@ -125,6 +129,27 @@ class Collectives:
                 self.payload_bytes["tokens"] += tokens.nbytes
             self._tensor.broadcast(tokens, 0).wait()
         return tokens
+
+
+def open_store(address: str) -> TCPStore:
+    """Rank 0's store, in which the ranks find each other. It listens at ``address`` only.
+
+    torch itself would listen at all addresses of the machine, and the store asks nobody who they are.
+
+    Raises:
+        OSError, RuntimeError: it cannot listen there.
+    """
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    listening = socket.create_server((address, 0), family=family)
+    return TCPStore(
+        address,
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=STORE_SECONDS),
+        master_listen_fd=listening.detach(),
+        use_libuv=False,  # which takes a socket only since torch 2.8
+    )
 
 
 def connect(

@@ -1,26 +1,34 @@
 """Ranks other than 0 that torchrun or another launcher started, on this machine or others.
 
 ```
- launched_rank ── TCP to rank 0 ──> one line of JSON: rank, number of ranks, versions
+ launched_rank ── TCP to rank 0 ──> with a secret: its proof, see `greeting`
+               ──> one line of JSON: rank, number of ranks, versions
                <── an empty line, or why it is refused
                then the messages of `worker_process`, which gets the socket
 ```
-If a rank is lost, all of them close their connections and connect again, as at the start.
+A connection that does not prove the secret never ends a start, whatever it says; without a secret (one machine), no
+connection does. If a rank is lost, all of them close their connections and connect again, as at the start.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import logging
 import select
 import socket
 import time
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 from torch._C._distributed_c10d import TCPStore
 
 from headrace.config import Launch
+from headrace.fleet.greeting import SecretDiffers, read_line, verify
 from headrace.fleet.others import Peer, RankFailed, Watched
 from headrace.fleet.setup import versions
 
@@ -28,13 +36,21 @@ JOIN_SECONDS = 300.0
 """Timeout until all ranks have connected, at the start and after one was lost."""
 
 HELLO_SECONDS = 5.0
-"""Timeout for the first line of a connection."""
+"""Timeout for the first lines of a connection."""
 
-HELLO_BYTES = 4096
-"""Maximum length of the first line."""
+ACCEPT_SECONDS = 0.05
+"""How often rank 0 looks for ranks that have been greeted."""
+
+MOST_GREETED = 16
+"""Maximum connections that are greeted at once."""
+
+MOST_PENDING = 128
+"""Maximum connections that are or wait to be greeted; further ones are closed, and a rank tries again."""
 
 UNHEARD_MS = 10_000
 """A connection is lost if the other machine does not acknowledge data for this time."""
+
+logger = logging.getLogger(__name__)
 
 
 class Launched(Watched):
@@ -48,6 +64,7 @@ class Launched(Watched):
         super().__init__()
         self.address = launch.host
         self._size = launch.size
+        self._secret = launch.secret
         port = 0 if launch.agent_store else launch.port
         try:
             family = socket.getaddrinfo(launch.host, port, type=socket.SOCK_STREAM)[0][0]
@@ -63,55 +80,108 @@ class Launched(Watched):
     def open_peers(self) -> list[Peer]:
         peers: dict[int, Peer] = {}
         until = time.monotonic() + JOIN_SECONDS
+        greeting = ThreadPoolExecutor(MOST_GREETED, "headrace-hello")  # a silent stranger holds up no rank
+        pending: set[Future[_Hello | None]] = set()
         try:
             while len(peers) < self._size - 1:
-                self._listener.settimeout(max(0.01, until - time.monotonic()))
-                connected, (address, *_) = self._listener.accept()
-                with connected, suppress(OSError, ValueError, TypeError, LookupError):  # not a rank
-                    if (rank := self._greet(connected, address, set(peers))) is not None:
-                        peers[rank] = _Remote(rank, connected, address)
-        except BaseException as error:
+                if time.monotonic() > until:
+                    raise self._missing(peers)
+                self._accept(greeting, pending)
+                done = {each for each in pending if each.done()}
+                pending -= done
+                for hello in filter(None, (each.result() for each in done)):
+                    self._admit(hello, peers)
+        except BaseException:
             for each in peers.values():
                 each.close()
-            if isinstance(error, TimeoutError):
-                missing = ", ".join(str(rank) for rank in range(1, self._size) if rank not in peers)
-                raise RankFailed(
-                    f"rank {missing} did not connect to {self.address}, port {self._port}, within"
-                    f" {JOIN_SECONDS:.0f} s"
-                ) from None
             raise
+        finally:
+            greeting.shutdown(wait=False)
+            for late in pending:
+                late.add_done_callback(_leave)
         return [peers[rank] for rank in sorted(peers)]
 
     def close(self) -> None:
         super().close()
         self._listener.close()
 
-    def _greet(self, connected: socket.socket, address: str, known: set[int]) -> int | None:
-        """The rank of a new connection; None if it has disconnected or was rejected.
+    def _accept(self, greeting: ThreadPoolExecutor, pending: set[Future[_Hello | None]]) -> None:
+        """Wait shortly for a connection, and greet it on a thread of its own."""
+        self._listener.settimeout(ACCEPT_SECONDS)
+        try:
+            connected, (address, *_) = self._listener.accept()
+        except OSError:  # none came, or it has gone already
+            return
+        if len(pending) < MOST_PENDING:
+            pending.add(greeting.submit(self._greet, connected, address))
+        else:
+            connected.close()
+
+    def _greet(self, connected: socket.socket, address: str) -> _Hello | None:
+        """What a new connection says of itself; None if it has disconnected, or is not a rank."""
+        until = time.monotonic() + HELLO_SECONDS
+        try:
+            if self._secret:
+                verify(connected, self._secret, until)
+            said = json.loads(read_line(connected, until))
+            hello = _Hello(
+                int(said["rank"]), int(said["size"]), str(said["versions"])[:100], connected, address
+            )
+            if not select.select([connected], [], [], 0)[0]:  # nothing more is said; else it has closed
+                return hello
+        except SecretDiffers:
+            logger.warning("a connection from %s is no rank: its secret differs (--rank-secret)", address)
+        except (OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError):
+            logger.info("a connection from %s is no rank", address)
+        connected.close()
+        return None
+
+    def _admit(self, hello: _Hello, peers: dict[int, Peer]) -> None:
+        """Make a connection a rank, or tell it why not.
 
         Raises:
-            RankFailed: it was started for another group of ranks, or with other versions.
-            OSError, ValueError, TypeError, LookupError: it is not a rank.
+            RankFailed: it knows the secret, and was started for another group of ranks, or with other versions.
         """
-        connected.settimeout(HELLO_SECONDS)
-        with connected.makefile("rb") as lines:
-            hello = json.loads(lines.readline(HELLO_BYTES))
-        rank = int(hello["rank"])
-        if select.select([connected], [], [], 0)[0]:  # nothing more is said: closed
-            return None
+        rank, address = hello.rank, hello.address
         problem = ""
-        if hello["versions"] != versions():
-            problem = f"rank {rank} at {address} has {hello['versions']}; rank 0 has {versions()}"
-        elif hello["size"] != self._size or not 0 < rank < self._size:
-            problem = (
-                f"rank {rank} at {address} is one of {hello['size']} ranks; rank 0 is one of {self._size}"
-            )
-        elif rank in known:
+        if hello.versions != versions():
+            problem = f"rank {rank} at {address} has {hello.versions}; rank 0 has {versions()}"
+        elif hello.size != self._size or not 0 < rank < self._size:
+            problem = f"rank {rank} at {address} is one of {hello.size} ranks; rank 0 is one of {self._size}"
+        elif rank in peers:
             problem = f"rank {rank} at {address}: another process has the same rank"
-        connected.sendall(problem.encode() + b"\n")
-        if problem:
+        with suppress(OSError):  # the connection is found lost later
+            hello.connected.sendall(problem.encode(errors="replace") + b"\n")
+        if not problem:
+            peers[rank] = _Remote(rank, hello.connected, address)
+            return
+        hello.connected.close()
+        if self._secret:
             raise RankFailed(problem)
-        return rank
+        logger.warning("%r was refused; rank 0 waits for the right one", problem)  # may be any process's
+
+    def _missing(self, peers: Collection[int]) -> RankFailed:
+        missing = ", ".join(str(rank) for rank in range(1, self._size) if rank not in peers)
+        return RankFailed(
+            f"rank {missing} did not connect to {self.address}, port {self._port}, within {JOIN_SECONDS:.0f} s"
+        )
+
+
+class _Hello(NamedTuple):
+    """What a connection said of itself."""
+
+    rank: int
+    size: int
+    versions: str
+    connected: socket.socket
+    address: str
+
+
+def _leave(greeted: Future[_Hello | None]) -> None:
+    """Close a connection that nobody waits for any more."""
+    hello = None if greeted.cancelled() else greeted.result()
+    if hello is not None:
+        hello.connected.close()
 
 
 class _Remote(Peer):
@@ -149,6 +219,15 @@ def meeting_point(launch: Launch) -> tuple[str, int]:
         raise RankFailed(
             f"rank 0 has not stored its port in torchrun's store at {launch.host}, port {launch.port}"
         ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host leads to this machine only; False if it has no address."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
 
 
 def watch(connection: socket.socket) -> None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from headrace.config import Launch
+from headrace.fleet.greeting import SecretDiffers, prove, read_line
 from headrace.fleet.launched import JOIN_SECONDS, meeting_point, watch
 from headrace.fleet.others import RankFailed
 from headrace.fleet.processes import start_process
@@ -36,10 +37,15 @@ def run_rank(launch: Launch, folder: Path) -> None:
         RankFailed: rank 0 cannot be reached, or rejects this rank.
     """
     host, port = meeting_point(launch)
-    took_part = False
+    took_part, until = False, time.monotonic() + JOIN_SECONDS
     while (connection := _reach(host, port, 0.0 if took_part else JOIN_SECONDS)) is not None:
         with connection:
             if not _greet(connection, launch):
+                if not took_part and time.monotonic() > until:
+                    raise RankFailed(
+                        f"rank 0 at {host}, port {port} has no place for it; is the secret the same?"
+                    )
+                time.sleep(RETRY_SECONDS)
                 continue
             logger.info(
                 "rank %d of %d takes part; rank 0 is at %s, port %d", launch.rank, launch.size, host, port
@@ -81,14 +87,17 @@ def _greet(connection: socket.socket, launch: Launch) -> bool:
     """Register with rank 0 and wait for its start. False if rank 0 ended meanwhile. Raises RankFailed."""
     hello = {"rank": launch.rank, "size": launch.size, "versions": versions()}
     try:
+        if launch.secret:
+            prove(connection, launch.secret, time.monotonic() + JOIN_SECONDS)
         connection.sendall(json.dumps(hello).encode() + b"\n")
-        with connection.makefile("rb") as lines:
-            answer = lines.readline()
+        answer = read_line(connection, None)
+    except SecretDiffers:
+        raise RankFailed("its secret is not that of rank 0 (--rank-secret)") from None
     except OSError:
         return False
     if answer.strip():
-        raise RankFailed(f"rank 0 rejected this rank: {answer.decode().strip()}")
-    return bool(answer)
+        raise RankFailed(f"rank 0 rejected this rank: {answer.decode(errors='replace').strip()}")
+    return True
 
 
 def _compute(connection: socket.socket, own: str) -> int:

@@ -14,18 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
 from headrace.compute.batch import Ints
 from headrace.compute.memory_plan import RankSize
 from headrace.compute.mover import Copied
 from headrace.core.plan import StepPlan
 from headrace.core.ports import RunnerLost
-from headrace.fleet.collectives import Collectives, connect
+from headrace.fleet.collectives import Collectives, connect, open_store
 from headrace.fleet.messages import Kind, packed, step_message
 from headrace.fleet.others import Others, RankFailed
 from headrace.fleet.setup import MemorySetup, ModelSetup
@@ -79,13 +77,13 @@ class Leader:
         self._others.start()
         try:
             host, place = self._others.address, self._setup.place
-            store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+            store = open_store(host)
             self._others.send([_asked(Kind.CHECK, self._setup.to_json())] * (place.size - 1))
             self._others.replies()
             setups = [self._setup.at(rank, host, store.port).to_json() for rank in range(1, place.size)]
             self._others.send([_asked(Kind.LOAD, setup) for setup in setups])
             self._collectives = connect(store, place, self._vocabulary, self._device, host)
-        except RuntimeError as error:  # raised by torch if a rank did not connect
+        except (RuntimeError, OSError) as error:  # torch's if a rank did not connect
             raise RankFailed(self._others.failure(REASON_SECONDS) or str(error)) from error
 
     def loaded(self) -> list[int]:

@@ -35,13 +35,10 @@ from headrace.compute.sampling.lines import drafted
 from headrace.compute.slots import Rows, Slots
 from headrace.compute.transfer import upload
 from headrace.core.plan import StepPlan
-from headrace.fleet.collectives import connect
+from headrace.fleet.collectives import STORE_SECONDS, connect
 from headrace.fleet.messages import Kind, Words, step_of, unpacked
 from headrace.fleet.setup import MemorySetup, ModelSetup, disk_folder, identity, torch_dtype
 from headrace.serve.takeover import when_free
-
-STORE_SECONDS = 60.0
-"""Timeout for rank 0's store."""
 
 UNLOCK_SECONDS = 5.0
 """Timeout for the lock of a block file that a lost rank still holds."""

@@ -7,6 +7,7 @@
 - `file_watch`: calls a function when files have changed.
 - `usage_file`: adds usage to a file.
 - `experiments`: runs experiments and the tuner. `sessions`: retains the computed prompts of sessions.
+- `intake`: takes large calls in piece by piece.
 - `quota_meter`: counts usage against limits. `admission_rate`: admissions per second. `auth`: API keys.
 - `text`: tokenizer, chat template, detokenizer. `parsing`: tool calls and reasoning in a model's text.
 - `structured`: constraints for structured output.

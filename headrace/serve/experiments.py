@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.core.ports import Watcher
-from headrace.files import replace_text
+from headrace.files import PRIVATE_FILE, replace_text
 from headrace.serve.service import Service
 
 logger = logging.getLogger("headrace.experiments")
@@ -189,6 +189,6 @@ class Experiments:
         if text != self._stored:
             self._stored = text
             try:
-                await asyncio.to_thread(replace_text, self._path, text)
+                await asyncio.to_thread(replace_text, self._path, text, PRIVATE_FILE)
             except OSError as error:
                 logger.warning("experiments cannot be written to %s: %s", self._path, error)

@@ -107,15 +107,15 @@ class Browser:
 
 
 @contextmanager
-def browsing() -> Iterator[Browser]:
-    """A browser; the test is skipped where Debian's chromium and chromium-driver are not installed."""
+def browsing(*flags: str) -> Iterator[Browser]:
+    """A browser, with ``flags`` of its own; without Debian's chromium and chromium-driver the test is skipped."""
     browser, program = shutil.which("chromium"), shutil.which("chromedriver")
     if browser is None or program is None:
         pytest.skip("chromium and chromedriver are not installed")
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    for flag in FLAGS:
+    for flag in (*FLAGS, *flags):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(program))

@@ -1,91 +1,132 @@
-"""Where a server listens and how: a Unix socket, several names, few open files, TLS files that change."""
+"""The sockets at which a server and its processes listen: in each mode at loopback or at a configured address only."""
 
+from __future__ import annotations
+
+import ipaddress
+import json
 import os
-import shutil
-import signal
 import socket
-import ssl
-import time
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.api.conftest import serving
-from tests.api.test_reload import eventually
-from tests.serve.http.runtime.test_tls import pair
+from headrace.fleet.collectives import open_store
+from tests.api.conftest import Server, serving
+from tests.doubles.shared_stores import free_port
+
+LISTEN = "0A"
+UNCONNECTED = "07"
+"""The state of a UDP socket that takes packets of anyone."""
 
 
-def test_a_server_on_a_unix_socket_answers_under_each_of_its_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = ["--uds", "headrace.sock", "--metrics-port", "0", "--served-model-name", "first", "second"]
-    with serving("builtin", *flags) as server:
-        assert server.url == "unix:headrace.sock"
-        transport = httpx.HTTPTransport(uds="headrace.sock")
-        with httpx.Client(transport=transport, base_url="http://any", timeout=60) as client:
-            listed = client.get("/v1/models").json()["data"]
-            assert [each["id"] for each in listed] == ["first", "second"]
-            assert client.get("/v1/models/second").json()["id"] == "second"
-            claude = client.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
-            assert (claude["first_id"], claude["last_id"]) == ("first", "second")
-            for name in ("first", "second", "builtin"):
-                body = {"model": name, "prompt": "Once", "max_tokens": 2}
-                answer = client.post("/v1/completions", json=body)
-                assert (answer.status_code, answer.json()["model"]) == (200, "first")
-            unknown = client.post("/v1/completions", json={"model": "third", "prompt": "Once"})
-            assert unknown.status_code == 404
-            assert 'model_name="first"' in client.get("/metrics").text
-        assert server.stop() == 0
-    assert not os.path.lexists("headrace.sock")
+def processes(root: int) -> Iterator[int]:
+    """A process and all below it."""
+    yield root
+    for path in Path(f"/proc/{root}/task").glob("*/children"):
+        for child in path.read_text().split():
+            yield from processes(int(child))
 
 
-def healthy(server):
-    """Whether the server answers; right after a flood it may still close new connections."""
+def sockets(process: int) -> set[str]:
+    """The inodes of a process's sockets."""
+    found = set()
+    for path in Path(f"/proc/{process}/fd").iterdir():
+        try:
+            target = os.readlink(path)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found.add(target[8:-1])
+    return found
+
+
+def address(text: str) -> str:
+    """An address of /proc/net: words of 32 bits in the order of the machine."""
+    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    return str(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words)))
+
+
+def listening(root: int) -> set[str]:
+    """The addresses at which a process and those below it listen."""
+    own = set().union(*(sockets(each) for each in processes(root)))
+    found = set()
+    for kind, state in (("tcp", LISTEN), ("tcp6", LISTEN), ("udp", UNCONNECTED), ("udp6", UNCONNECTED)):
+        for line in Path(f"/proc/{root}/net/{kind}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == state and fields[9] in own:
+                found.add(address(fields[1].partition(":")[0]))
+    return found
+
+
+def answers(server: Server) -> None:
+    assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 4}).status_code == 200
+
+
+MODES = {
+    "plain": ["--metrics-port", "0"],
+    "tensor parallel": ["--tensor-parallel-size", "2"],
+    "pipeline": ["--pipeline-parallel-size", "2"],
+    "KV events": ["--kv-events-config", '{"endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}'],
+    "KV transfer": [
+        *(
+            "--kv-transfer-config",
+            json.dumps({"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "kv_port": 0}),
+        ),
+        *("--kv-transfer-secret", "s"),
+    ],
+    "tuner": ["--tuner", "on", "--tuner-window", "1"],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_listens_at_loopback_only(mode):
+    with serving(*MODES[mode]) as server:
+        answers(server)
+        assert listening(server.process.pid) == {"127.0.0.1"}
+
+
+def test_another_loopback_address_is_the_only_one(tmp_path):
+    flags = ["--host", "127.0.0.3", "--metrics-port", "0", "--kv-events-config", '{"endpoint": "tcp://*:0"}']
+    with serving(*flags) as server:
+        assert listening(server.process.pid) == {"127.0.0.3"}
+
+
+def test_launched_ranks_listen_at_the_address_of_rank_0(monkeypatch):
+    port = free_port()
+    given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.2", "MASTER_PORT": str(port)}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HEADRACE_RANK_SECRET", "s")
+    command = ["--tensor-parallel-size", "2"]
+    other = os.environ | {"RANK": "1"}
+    rank = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "serve", *command],
+        env=other,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
-        return server.get("/health").status_code == 200
-    except httpx.TransportError:
-        return False
+        with serving(*command) as server:
+            answers(server)
+            assert listening(server.process.pid) == {"127.0.0.1", "127.0.0.2"}
+            assert listening(rank.pid) <= {"127.0.0.1", "127.0.0.2"}
+            assert server.stop() == 0
+        assert rank.wait(60) == 0
+    finally:
+        rank.kill()
+        rank.wait()
 
 
-def test_a_server_that_runs_out_of_files_says_so_and_serves_on():
-    with serving("--response-cache", "memory", open_files=96) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        clients = [socket.create_connection((host, int(port)), 60) for _ in range(120)]
-        refused = b""
-        for client in clients:
-            client.settimeout(0.01)
-            try:
-                refused = client.recv(4096) or refused
-            except OSError:
-                continue
-        assert b"too_many_connections" in refused
-        for client in clients:
-            client.close()
-        eventually(lambda: any("limit of open files is 96" in line for line in server.lines))
-        eventually(lambda: healthy(server))
-        assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 2}).status_code == 200
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-@pytest.mark.parametrize("by_signal", [True, False], ids=["SIGHUP", "watching"])
-def test_a_new_certificate_is_presented_and_streams_go_on(tmp_path, by_signal):
-    cert, key = pair(tmp_path / "tls", "old")
-    with serving("--ssl-keyfile", key, "--ssl-certfile", cert) as server:
-        place = server.url.removeprefix("https://").split(":")
-
-        def presented():
-            return ssl.get_server_certificate((place[0], int(place[1])))
-
-        old = presented()
-        body = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "stream": True}
-        with (
-            httpx.Client(verify=False, timeout=60) as client,
-            client.stream("POST", f"{server.url}/v1/completions", json=body) as stream,
-        ):
-            pair(tmp_path / "tls", "new")
-            if by_signal:
-                server.process.send_signal(signal.SIGHUP)
-            until = time.monotonic() + 60
-            while presented() == old:
-                assert time.monotonic() < until
-                time.sleep(0.1)
-            assert "[DONE]" in "".join(stream.iter_text())
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_the_store_of_ranks_listens_at_its_address(host):
+    store = open_store(host)
+    family, *_, where = socket.getaddrinfo(host, store.port, type=socket.SOCK_STREAM)[0]
+    with socket.create_connection(where[:2], 5):
+        pass
+    other = "127.0.0.2" if family == socket.AF_INET else "127.0.0.1"
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((other, store.port), 5)

@@ -9,8 +9,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from torch._C._distributed_c10d import TCPStore
@@ -22,6 +24,7 @@ from headrace.core.events import Finished
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason
 from headrace.fleet import launched, launched_rank
+from headrace.fleet.greeting import SecretDiffers, prove, read_line
 from headrace.fleet.launched import Launched, meeting_point
 from headrace.fleet.launched_rank import run_rank
 from headrace.fleet.others import RankFailed
@@ -31,8 +34,13 @@ from tests.fleet.runs import answers, answers_of, load, requests
 from tests.oracle.families import CASES
 
 
-def launch(port: int, rank: int = 0, size: int = 2, *, agent_store: bool = False) -> Launch:
-    return Launch(rank, size, "127.0.0.1", port, 0, 1, agent_store, "0")
+def launch(port: int, rank: int = 0, size: int = 2, *, agent_store: bool = False, secret: str = "") -> Launch:
+    return Launch(rank, size, "127.0.0.1", port, 0, 1, agent_store, "0", secret)
+
+
+def suppressed(call: Callable[[], object]) -> None:
+    with suppress(RankFailed, OSError):
+        call()
 
 
 def environment(monkeypatch: pytest.MonkeyPatch, **variables: object) -> None:
@@ -61,9 +69,11 @@ def running(rank: Callable[[], None]) -> Iterator[list[Exception]]:
 class Hello:
     """A connection that says what a rank would."""
 
-    def __init__(self, port: int, **words: object) -> None:
+    def __init__(self, port: int, secret: str = "", **words: object) -> None:
         hello = {"rank": 1, "size": 2, "versions": versions()} | words
         self.socket = socket.create_connection(("127.0.0.1", port), 60)
+        if secret:
+            prove(self.socket, secret, time.monotonic() + 60)
         self.socket.sendall(json.dumps(hello).encode() + b"\n")
 
     def answer(self) -> str:
@@ -79,9 +89,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def listen(size: int = 2) -> Iterator[Launched]:
+def listen(size: int = 2, secret: str = "") -> Iterator[Launched]:
     """Rank 0's side of so many ranks, on a free port."""
-    others = Launched(launch(free_port(), size=size))
+    others = Launched(launch(free_port(), size=size, secret=secret))
     yield others
     others.close()
 
@@ -151,30 +161,110 @@ def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> No
         waiting.socket.close()
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ({"versions": "Headrace 0"}, "rank 1 at 127.0.0.1 has Headrace 0; rank 0 has Headrace "),
-        ({"size": 3}, "rank 1 at 127.0.0.1 is one of 3 ranks; rank 0 is one of 2"),
-        ({"rank": 2}, "rank 2 at 127.0.0.1 is one of 2 ranks; rank 0 is one of 2"),
-    ],
-)
-def test_a_rank_of_another_group_is_refused_on_both_sides(
-    words: dict[str, object], problem: str, listening: Launched
+WRONG = [
+    ({"versions": "Headrace 0"}, "rank 1 at 127.0.0.1 has Headrace 0; rank 0 has Headrace "),
+    ({"size": 3}, "rank 1 at 127.0.0.1 is one of 3 ranks; rank 0 is one of 2"),
+    ({"rank": 2}, "rank 2 at 127.0.0.1 is one of 2 ranks; rank 0 is one of 2"),
+]
+
+
+@pytest.mark.parametrize(("words", "problem"), WRONG)
+def test_a_rank_of_another_group_is_refused_on_both_sides(words: dict[str, object], problem: str) -> None:
+    with listen(secret="s") as others:
+        with ThreadPoolExecutor() as pool:
+            other = pool.submit(Hello, others._port, "s", **words)
+            with pytest.raises(RankFailed, match=f"^{problem}"):
+                others.start()
+        assert other.result().answer().startswith(problem)
+
+
+@pytest.mark.parametrize(("words", "problem"), WRONG)
+def test_a_line_without_a_secret_never_ends_a_start(
+    words: dict[str, object], problem: str, listening: Launched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = Hello(listening._port, **words)
-    with pytest.raises(RankFailed, match=f"^{problem}"):
-        listening.start()
+    other, right = Hello(listening._port, **words), Hello(listening._port)
+    (peer,) = listening.open_peers()
     assert other.answer().startswith(problem)
+    assert right.answer() == "\n"
+    assert problem in caplog.text
+    peer.close()
 
 
 def test_a_rank_twice_is_refused() -> None:
-    with listen(3) as others:
-        twins = [Hello(others._port, rank=1, size=3), Hello(others._port, rank=1, size=3)]
-        with pytest.raises(RankFailed, match="another process has the same rank"):
-            others.start()
-        assert "the same rank" in twins[1].answer()
-        twins[0].socket.close()
+    with listen(3, secret="s") as others:
+        with ThreadPoolExecutor() as pool:
+            twins = [pool.submit(Hello, others._port, secret="s", rank=1, size=3) for _ in range(2)]
+            with pytest.raises(RankFailed, match="another process has the same rank"):
+                others.start()
+        assert sum("the same rank" in each.result().answer() for each in twins) == 1
+
+
+def test_the_secret_is_verified_on_both_sides() -> None:
+    with listen(secret="right") as others:
+        with running(lambda: run_rank(launch(others._port, 1, secret="wrong"), Path())) as raised:
+            wrong = Thread(target=lambda: suppressed(others.open_peers))
+            wrong.start()
+        assert str(raised[0]) == "its secret is not that of rank 0 (--rank-secret)"
+        with running(lambda: run_rank(launch(others._port, 1), Path())) as raised:
+            pass
+        assert str(raised[0]).startswith("rank 0 rejected this rank: the secret of --rank-secret is needed")
+        right = Hello(others._port, secret="right")
+        wrong.join(60)
+        assert right.answer() == "\n"
+    rank_0, rank = socket.socketpair()
+    with rank_0, rank, running(lambda: prove(rank, "right", time.monotonic() + 5)) as raised:
+        read_line(rank_0, time.monotonic() + 5)
+        rank_0.sendall(b"nonce\n")
+        read_line(rank_0, time.monotonic() + 5)
+        rank_0.sendall(b"0" * 64 + b"\n")
+    assert isinstance(raised[0], SecretDiffers)
+
+
+def test_silent_and_slow_strangers_hold_up_no_rank(listening: Launched) -> None:
+    strangers = [socket.create_connection(("127.0.0.1", listening._port), 60) for _ in range(8)]
+    strangers[0].sendall(b"x" * 3000)  # a line that does not end
+    rank = Hello(listening._port)
+    began = time.monotonic()
+    (peer,) = listening.open_peers()
+    assert time.monotonic() - began < launched.HELLO_SECONDS
+    assert rank.answer() == "\n"
+    peer.close()
+    for each in strangers:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"\x00\xff\n", b"null\n", b"{}\n", b"[" * 4000 + b"\n", b'{"rank": 1e400}\n', b"x" * 5000 + b"\n"),
+        *(
+            b'{"rank": "1", "size": {}, "versions": 1}\n',
+            b'{"rank": 1, "size": 2, "versions": "\\ud800"}\n',
+            b"\n",
+        ),
+        *(b'{"rank": ' + b"9" * 4000 + b', "size": 2, "versions": "x"}\n', b'{"rank": NaN}\n', b"NaN\n"),
+    ],
+)
+def test_any_first_line_is_survived(listening: Launched, line: bytes) -> None:
+    stranger = socket.create_connection(("127.0.0.1", listening._port), 60)
+    stranger.sendall(line)
+    rank = Hello(listening._port)
+    (peer,) = listening.open_peers()
+    peer.close()
+    stranger.close()
+    assert rank.answer() == "\n"
+
+
+def test_other_machines_need_a_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch, RANK=0, WORLD_SIZE=2, MASTER_ADDR="192.0.2.1", MASTER_PORT=29500)
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR 192\.0\.2\.1: .* set HEADRACE_RANK_SECRET"):
+        load(folder, 2)
+    environment(monkeypatch, RANK=1)
+    with pytest.raises(ConfigError, match="HEADRACE_RANK_SECRET"):
+        ranks.launched_rank(options({"tensor_parallel_size": 2}).model)
+    run = ranks.launched_rank(options({"tensor_parallel_size": 2, "rank_secret": "s"}).model)
+    assert run is not None
+    assert "'s'" not in repr(launch(1, secret="s"))
 
 
 def test_a_connection_that_is_no_rank_is_ignored(
@@ -192,13 +282,14 @@ def test_a_connection_that_is_no_rank_is_ignored(
     assert rank.answer() == "\n"
 
 
-def test_a_refused_rank_says_why(listening: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_rank_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launched_rank, "versions", lambda: "Headrace 0")
     with (
-        running(lambda: run_rank(launch(listening._port, 1), Path())) as raised,
+        listen(secret="s") as others,
+        running(lambda: run_rank(launch(others._port, 1, secret="s"), Path())) as raised,
         pytest.raises(RankFailed),
     ):
-        listening.start()
+        others.start()
     assert str(raised[0]).startswith(
         "rank 0 rejected this rank: rank 1 at 127.0.0.1 has Headrace 0; rank 0 has"
     )

@@ -129,7 +129,7 @@ async def test_an_unreadable_file_is_reported_and_not_fatal(tmp_path, caplog, te
 
 @pytest.mark.anyio
 async def test_a_full_disk_is_reported_and_not_fatal(tmp_path, caplog, monkeypatch):
-    def full(path, text):
+    def full(path, text, mode):
         raise OSError("no space left")
 
     monkeypatch.setattr(module, "replace_text", full)

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "core": {"core"},
     "compute": {"core", "compute", "config", "files"},
     "serve": {"core", "serve", "config", "files"},
-    "observe": {"core", "observe", "config"},
+    "observe": {"core", "observe", "config", "files"},
     "lab": {"core", "observe", "lab", "files"},
     "fleet": {"core", "compute", "serve", "fleet", "config"},
     "config": {"config", "core"},
@@ -194,3 +194,10 @@ def test_no_file_names_a_path_of_one_machine():
         if name and path.is_file():
             content = path.read_bytes()
             assert not any(place in content for place in places), name
+
+
+def test_all_databases_are_opened_by_one_function_that_makes_them_private():
+    opening = {path.name for path in SOURCES if "sqlite3.connect(" in path.read_text()}
+    in_memory = (PACKAGE / "serve/http/responses/store.py").read_text().count("sqlite3.connect(")
+    assert opening == {"files.py", "store.py"}
+    assert in_memory == 1

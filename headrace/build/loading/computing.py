@@ -117,7 +117,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
     leader = None
     try:
         if place.size > 1:
-            leader = Leader(open_others(place.size), setup, spec.vocab_size, device)
+            leader = Leader(open_others(model), setup, spec.vocab_size, device)
             leader.connect()
         shard = shard_of(spec, place)
         weights = load_part(setup, shard, device, fp8=kernels.fp8 and place.size == 1)

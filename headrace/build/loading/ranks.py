@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from headrace.build.loading.draft_models import reads_states
 from headrace.compute.model.hub import resolve_folder
 from headrace.compute.model.sharding import PIPELINE, TENSOR, Place
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, Launch, ModelOptions, Options, read_launch
-from headrace.fleet.launched import Launched
+from headrace.fleet.launched import Launched, is_loopback
 from headrace.fleet.launched_rank import run_rank
 from headrace.fleet.others import Others, RankFailed
 from headrace.fleet.processes import Processes
 
 
-def open_others(size: int) -> Others:
-    """The ranks other than 0, of ``size`` ranks. Raises RankFailed."""
-    launch = read_launch()
-    return Processes(size) if launch is None else Launched(launch)
+def open_others(model: ModelOptions) -> Others:
+    """The ranks other than 0. Raises RankFailed."""
+    launch = _launch(model)
+    return Processes(_place(model).size) if launch is None else Launched(launch)
 
 
 def ranks_here(place: Place) -> int:
@@ -38,7 +39,7 @@ def launched_rank(model: ModelOptions) -> Callable[[], None] | None:
         ConfigError: the launcher started another number of ranks. The function raises it if rank 0 cannot be reached or
             refuses the rank, or if the model cannot be found.
     """
-    launch = read_launch()
+    launch = _launch(model)
     if launch is None or launch.rank == 0:
         return None
     _check_size(launch, _place(model))
@@ -60,7 +61,7 @@ def check_parallel(options: Options, *, recorded: bool) -> None:
     Raises:
         ConfigError: an option needs the whole model in one process.
     """
-    place, launch = _place(options.model), read_launch()
+    place, launch = _place(options.model), _launch(options.model)
     if launch is not None:
         _check_size(launch, place)
         if launch.rank:
@@ -78,6 +79,23 @@ def check_parallel(options: Options, *, recorded: bool) -> None:
 def size_option(place: Place) -> str:
     """The option that asks for several ranks."""
     return TENSOR if place.tensor_size > 1 else PIPELINE
+
+
+def _launch(model: ModelOptions) -> Launch | None:
+    """The place of this process among launched ranks, with their secret.
+
+    Raises:
+        ConfigError: other machines reach rank 0, and no secret is configured.
+    """
+    launch = read_launch()
+    if launch is None:
+        return None
+    if not model.rank_secret and not is_loopback(launch.host):
+        raise ConfigError(
+            f"MASTER_ADDR {launch.host}: ranks that other machines can reach need a secret that all of them know: set "
+            "HEADRACE_RANK_SECRET"
+        )
+    return replace(launch, secret=model.rank_secret or "")
 
 
 def _place(model: ModelOptions) -> Place:

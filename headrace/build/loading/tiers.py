@@ -22,6 +22,7 @@ from headrace.compute.mover import Mover
 from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
 from headrace.core.engine import Engine
 from headrace.core.ports import RunnerLost
+from headrace.files import private_folder
 from headrace.fleet.kv_transfer.importer import Importer
 from headrace.fleet.setup import disk_folder
 from headrace.serve.takeover import when_free
@@ -111,7 +112,7 @@ def open_tiers(
     if folder is not None:
         try:
             path = disk_folder(folder, place)
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(path)
             room = shutil.disk_usage(path).free // ledger.block_bytes
             if (path / BLOCKS_FILE).exists():
                 room += (path / BLOCKS_FILE).stat().st_blocks * 512 // ledger.block_bytes

@@ -67,6 +67,6 @@ def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
         return None
     try:
         store = UsageStore(Path(path), folds.cost.ledger.pricing.currency)
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"--usage-file {path} cannot be opened: {error}") from error
     return UsageFile(store, UsageJournal(folds.cost, folds.savings, time.time).take)

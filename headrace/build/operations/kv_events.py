@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 from headrace.build.model import Loaded
@@ -45,8 +46,18 @@ def open_kv_events(loaded: Loaded, options: Options) -> Publisher | None:
             topic=config.topic,
             waiting=config.hwm,
             kept=config.buffer_steps,
+            host=_address(options.server.host),
         )
     except AddressFailed as failed:
         raise ConfigError(f"{OPTION}: {failed}") from failed
     pool.notifier.listeners.append(changes)
     return publisher
+
+
+def _address(host: str) -> str:
+    """The address of the server, at which ZeroMQ's ``*`` listens: ZeroMQ itself would listen at all addresses."""
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {(error.strerror or str(error)).lower()}") from error
+    return f"[{address}]" if ":" in address else address

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
 from functools import partial
@@ -24,7 +24,7 @@ from headrace.build.operations.reload import read_settings
 from headrace.build.pooling.endpoints import describe_models, open_endpoints
 from headrace.build.pooling.models import load_pooling
 from headrace.build.tenants import describe_tenants, open_keys, read_tenants
-from headrace.config import PARTS, ConfigError, Options
+from headrace.config import PARTS, ConfigError, Options, ServerOptions
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.gate import Limits
@@ -37,6 +37,7 @@ from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.usage import UsageBook
 from headrace.observe.vllm_names import aliases, labels
 from headrace.serve.auth.key_file import KeyFile
+from headrace.serve.auth.origin import Hosts
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.app import BackgroundWork, create_app, create_metrics_app
@@ -49,6 +50,7 @@ from headrace.serve.http.operations.pause import Pause
 from headrace.serve.http.operations.status import Status
 from headrace.serve.http.operations.usage_report import UsageReport
 from headrace.serve.http.runtime.lifespan import lifespan_of
+from headrace.serve.http.runtime.listening import hosts
 from headrace.serve.http.runtime.run import Apps, run_server
 from headrace.serve.quota_meter import QuotaMeter
 from headrace.serve.service import Service
@@ -99,7 +101,8 @@ def build_pooling_app(
     Raises:
         ConfigError: the model cannot be loaded, or an option cannot be used.
     """
-    built = _make_app(options, load_pooling(options), open_keys(options.server), traces)
+    named = Hosts(options.server.allowed_hosts)
+    built = _make_app(options, load_pooling(options), open_keys(options.server), traces, named)
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
@@ -124,9 +127,9 @@ def serve_pooling(
     """
     models = load_pooling(options)
     when_loaded()
-    built = _make_app(options, models, keys, traces)
+    built = _make_app(options, models, keys, traces, hosts(options.server))
     server = options.server
-    metrics = None if server.metrics_port is None else create_metrics_app(built.routes)
+    metrics = make_metrics_app(built.routes, server)
     for line in _describe(options, models):
         startup.info("%s", line)
 
@@ -165,7 +168,16 @@ def _describe(options: Options, models: PoolingModels) -> list[str]:
     return [*lines, *describe_tenants(tenants, classes)]
 
 
-def _make_app(options: Options, models: PoolingModels, keys: KeyFile, traces: Traces | None) -> _Built:
+def make_metrics_app(routes: Sequence[Route], options: ServerOptions) -> ASGIApp | None:
+    """The application of ``--metrics-port``, if there is one."""
+    if options.metrics_port is None:
+        return None
+    return create_metrics_app(routes, options.allowed_origins, hosts(options, metrics=True))
+
+
+def _make_app(
+    options: Options, models: PoolingModels, keys: KeyFile, traces: Traces | None, named: Hosts
+) -> _Built:
     server = options.server
     if not models.all():
         raise ConfigError("--runner pooling: there is neither an embedding model nor a cross-encoder")
@@ -211,7 +223,9 @@ def _make_app(options: Options, models: PoolingModels, keys: KeyFile, traces: Tr
     systemd = systemd_link(service)
     background: list[BackgroundWork] = [keys.watch, systemd.watch, *batch.background, endpoints.worker]
     exchanges = hooks(options.observability, page, notes, traces)
-    app = create_app(CacheLookup(service), routes, keys.keys, background, server.allowed_origins, exchanges)
+    app = create_app(
+        CacheLookup(service), routes, keys.keys, background, server.allowed_origins, exchanges, named
+    )
     return _Built(app, routes, service, systemd)
 
 

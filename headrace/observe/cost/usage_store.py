@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headrace.files import open_database
 from headrace.observe.cost.account import Account, Billed, Key, Saving, UnusedDay
 from headrace.observe.cost.focus import focus_csv
 from headrace.observe.cost.prices import Pricing, TokenPrices
@@ -66,12 +67,12 @@ class UsageStore:
     """The file ``path``; ``currency`` is that of sums.
 
     Raises:
-        sqlite3.Error: the file cannot be opened, or is not a usage file.
+        OSError, sqlite3.Error: the file cannot be opened, or is not a usage file.
     """
 
     def __init__(self, path: Path, currency: str) -> None:
         self._currency = currency
-        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._database = open_database(path)
         self._database.execute("PRAGMA journal_mode = WAL")
         (layout,) = self._database.execute("PRAGMA user_version").fetchone()
         if layout == 0:

@@ -59,6 +59,7 @@ class Publisher:
         topic: str = "",
         waiting: int = 100_000,
         kept: int = 10_000,
+        host: str = "*",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._changes = changes
@@ -71,6 +72,7 @@ class Publisher:
         self._ended = threading.Event()
         self._lost = 0
         self._context = zmq.Context()
+        self._host = host
         try:
             self._socket = self._open(zmq.PUB, endpoint, waiting)
             self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -98,7 +100,11 @@ class Publisher:
         if bind is None:
             bind = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
         try:
-            (socket.bind if bind else socket.connect)(endpoint)
+            if bind and ":" in self._host:
+                socket.setsockopt(zmq.IPV6, 1)
+            (socket.bind if bind else socket.connect)(
+                endpoint.replace("*", self._host, 1) if bind else endpoint
+            )
         except zmq.ZMQError as error:
             raise AddressFailed(f"{endpoint} cannot be {'bound' if bind else 'used'}: {error}") from error
         return socket

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from headrace.files import private_opener
 from headrace.observe.recording.moments import Moment
 from headrace.observe.recording.wire import Scribe
 
@@ -37,7 +38,7 @@ class Tape:
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
         self._limit = limit_bytes
-        self._raw = path.open("ab")
+        self._raw = open(path, "ab", opener=private_opener)  # noqa: SIM115 (closed at the end)
         try:
             fcntl.flock(self._raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

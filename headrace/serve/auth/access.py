@@ -35,6 +35,11 @@ class AccessCheck:
         split = ((route.partition(" "), access) for route, access in routes.items())
         self._patterns = [(method, compile_path(path)[0], access) for (method, _, path), access in split]
 
+    @property
+    def keys_required(self) -> bool:
+        """Whether a request needs a key at all."""
+        return self._keys.required
+
     def identity(self, method: str, path: str, authorization: str | None) -> Identity | None:
         """The identity behind the request's key; None if no keys are configured, or on a public route without a key.
 

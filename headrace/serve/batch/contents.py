@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-PRIVATE = 0o700
+from headrace.files import private_file, private_folder, private_opener
 
 
 class Contents:
@@ -32,8 +32,8 @@ class Contents:
         self._contents = self.folder / "contents"
         self._uploads = self.folder / "uploads"
         for each in (self.folder, self._contents, self._uploads):
-            each.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-        self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 (closed by close)
+            private_folder(each)
+        self._lock = open(self.folder / "lock", "w", opener=private_opener)  # noqa: SIM115 (closed by close)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -58,9 +58,11 @@ class Contents:
         self.path(id).unlink(missing_ok=True)
 
     def tidy(self, known: set[str]) -> None:
-        """Delete unfinished uploads, and contents without metadata."""
+        """Delete unfinished uploads, and contents without metadata. Make the other contents private."""
         for left in (*self._uploads.iterdir(), *self._unknown(known)):
             left.unlink(missing_ok=True)
+        for each in self._contents.iterdir():
+            private_file(each)
 
     def close(self) -> None:
         """Release the folder."""
@@ -75,7 +77,7 @@ class Upload:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by keep and drop)
+        self._file = open(path, "xb", buffering=0, opener=private_opener)  # noqa: SIM115 (closed by keep and drop)
         self.nbytes = 0
 
     def write(self, data: bytes) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from headrace.files import private_file
 from headrace.serve.batch.lines import result_key, succeeded, was_executed
 from headrace.serve.batch.records import Totals
 
@@ -136,11 +137,15 @@ class SplitResults:
 
     A line has one result in one of them. Syncing is left to the owner; it may happen on another thread.
 
+    Only the server's user can read them.
+
     Raises:
         ResultsError: as `Results`, or both files have a result of the same line.
     """
 
     def __init__(self, output: Path, errors: Path) -> None:
+        for each in (output, errors):
+            private_file(each)
         self._output = Results(output, syncs=False)
         try:
             self._errors = Results(errors, syncs=False)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.files import open_database
 from headrace.serve.batch.records import (
     INPUT_PURPOSE,
     OPEN,
@@ -74,7 +75,7 @@ class BatchStore:
     def __init__(self, path: Path, limits: Limits) -> None:
         self._limits = limits
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db = open_database(path)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             (layout,) = self._db.execute("PRAGMA user_version").fetchone()

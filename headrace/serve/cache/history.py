@@ -26,6 +26,7 @@ from headrace.core.cache.response.entry import Entry, Served
 from headrace.core.cache.response.query import CacheQuery
 from headrace.core.cache.response.tags import tenant_tag
 from headrace.core.cache.warming.demand_forecast import Candidate, Demand, new_demand
+from headrace.files import open_database, private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +104,8 @@ class History:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-history")
         self._flushing: asyncio.Task[None] | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._rows = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            private_folder(path.parent)
+            self._rows = open_database(path)
             self._rows.execute("PRAGMA journal_mode=WAL")
             self._rows.execute("PRAGMA synchronous=NORMAL")
             self._rows.executescript(SCHEMA)

@@ -33,6 +33,7 @@ from headrace.serve.cache.replay import Pace, tell_paced, tell_whole
 from headrace.serve.cache.search import Search
 from headrace.serve.cache.single_flight import SingleFlight
 from headrace.serve.cache.writer import CacheWriter
+from headrace.serve.intake import Intake
 from headrace.serve.service import Refused, Service
 
 RENEWALS = 4
@@ -94,6 +95,7 @@ class CacheLookup:
         self._fingerprint = fingerprint
         self._pace = pace
         self._levels = tuple(levels)
+        self._intake = Intake()
         self._partial = partial
         self._outputs = outputs
         if exact is not None:
@@ -118,7 +120,10 @@ class CacheLookup:
         """
         if self.assigned is not None:
             questions = [each._replace(request=self.assigned(each.request)) for each in questions]
-        asks = [self.ask(question) for question in questions]
+        asks, pieces = list[CacheQuery](), self._intake.pieces()
+        for question in questions:
+            asks.append(self.ask(question))
+            await pieces.turn()
         if self._exact is None or not all(ask.allowed.exact for ask in asks):
             return self._compute(asks, interval)
         hits = [await self._search.find(ask, question) for ask, question in zip(asks, questions, strict=True)]

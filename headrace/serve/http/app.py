@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Lifespan
 from headrace.core.request import InvalidParameter
 from headrace.serve.auth.access import AccessCheck
 from headrace.serve.auth.api_keys import Keys
+from headrace.serve.auth.origin import Hosts, OriginCheck
 from headrace.serve.auth.roles import METRICS_PORT, ROUTES
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.edge import Edge
@@ -52,11 +53,13 @@ def create_app(
     background: Sequence[BackgroundWork] = (),
     origins: Sequence[str] = (),
     hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
+    hosts: Hosts = Hosts(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
     """The application of the main port. Its lifespan starts and stops ``recall`` with the engine.
 
     The ``background`` work starts after it, in order, and stops before it, in reverse order. Browsers let pages of
-    ``origins`` call the server. ``hooks`` are called with each HTTP request.
+    ``origins`` call the server. ``hooks`` are called with each HTTP request. Requests that
+    name none of the ``hosts`` are refused.
 
     Raises:
         ValueError: a route is not in the table of roles.
@@ -76,7 +79,8 @@ def create_app(
                 stack.push_async_callback(each.stop)
             yield
 
-    edge = Edge(_starlette(routes, lifespan), AccessCheck(keys), routes, hooks)
+    check = OriginCheck(origins, hosts)
+    edge = Edge(_starlette(routes, lifespan), AccessCheck(keys), routes, hooks, origins=check)
     if not origins:
         return edge
     # Outermost, because a browser's preflight request carries no key.
@@ -85,10 +89,14 @@ def create_app(
     )
 
 
-def create_metrics_app(routes: Iterable[Route]) -> ASGIApp:
+def create_metrics_app(
+    routes: Iterable[Route],
+    origins: Sequence[str] = (),
+    hosts: Hosts = Hosts(),  # noqa: B008 (immutable)
+) -> ASGIApp:
     """The application of the metrics port: only metrics and health, without a key."""
     served = [route for route in routes if f"GET {route.path}" in METRICS_PORT]
-    return Edge(_starlette(served), AccessCheck(Keys({})), served)
+    return Edge(_starlette(served), AccessCheck(Keys({})), served, origins=OriginCheck(origins, hosts))
 
 
 def endpoints(routes: Iterable[Route]) -> list[str]:

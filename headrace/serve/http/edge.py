@@ -1,4 +1,4 @@
-"""The outermost layer: checks API keys, measures every HTTP request, and catches errors of all routes.
+"""The outermost layer: checks origins and API keys, measures every HTTP request, and catches errors of all routes.
 
 It gives each request its `Exchange` and each response its ``X-Request-Id``. It is plain ASGI, because a stream passes
 through it thousands of times a second.
@@ -17,21 +17,36 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.serve.auth.access import AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
+from headrace.serve.auth.origin import HostRefused, OriginCheck, OriginRefused
 from headrace.serve.http.anthropic.errors import error_response, speaks_anthropic
 from headrace.serve.http.errors import (
     ERROR_FORMAT,
     ApiError,
     failed,
+    host_not_allowed,
     invalid,
     invalid_api_key,
+    origin_not_allowed,
     respond,
     role_required,
     shutting_down,
+    unsupported_media_type,
 )
 from headrace.serve.http.exchange import EXCHANGE, HEADER_TEXT, Exchange, Hooks
 from headrace.serve.http.generation.caller import COST_HEADER, Caller
 
 logger = logging.getLogger(__name__)
+
+SINGLE = frozenset(
+    {
+        *(b"authorization", b"x-api-key", b"host", b"origin", b"sec-fetch-site", b"content-length"),
+        *(b"content-type", b"content-encoding", b"x-tenant-id", b"x-session-id", b"x-headrace-cost"),
+    }
+)
+"""Headers that a request may have once: a proxy in front may have read the other one."""
+
+UPLOADS = "/v1/files"
+"""The route that takes a form; all others take JSON."""
 
 CALLER = "headrace.caller"
 """The key of the `Caller` in an ASGI scope."""
@@ -44,7 +59,7 @@ class Edge:
     """Wraps the application.
 
     ``access`` checks each request's key against the route that it asks for. ``routes`` are the application's, ``hooks``
-    are called with each exchange.
+    are called with each exchange. ``origins`` checks the host that a request names, and the page that sent it.
     """
 
     def __init__(
@@ -54,8 +69,10 @@ class Edge:
         routes: Iterable[BaseRoute] = (),
         hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
         clock: Callable[[], float] = time.monotonic,
+        origins: OriginCheck | None = None,
     ) -> None:
         self._app = app
+        self._origins = origins or OriginCheck()
         self._access = access
         self._paths = {route.endpoint: route.path for route in routes if isinstance(route, Route)}
         self._hooks = hooks
@@ -117,8 +134,14 @@ class Edge:
 
     def _caller(self, scope: Scope, headers: Headers, exchange: Exchange) -> Caller:
         path = route_path(scope["path"], scope.get("root_path", ""))
+        _check_single(headers)
+        self._check_origin(scope["method"], headers)
+        if path != UPLOADS:
+            _check_media_type(headers)
         try:
-            identity = self._access.identity(scope["method"], path, _authorization(headers))
+            identity = self._access.identity(
+                scope["method"], path, _authorization(headers, self._access.keys_required)
+            )
         except KeyRequired:
             raise invalid_api_key() from None
         except RoleRequired as error:
@@ -141,6 +164,14 @@ class Edge:
             session=session,
             role=None if identity is None else identity.role,
         )
+
+    def _check_origin(self, method: str, headers: Headers) -> None:
+        try:
+            self._origins.check(method, headers, self._access.keys_required)
+        except HostRefused as refused:
+            raise host_not_allowed(str(refused)) from None
+        except OriginRefused as refused:
+            raise origin_not_allowed(str(refused)) from None
 
 
 def _counted(exchange: Exchange, receive: Receive, send: Send) -> tuple[Receive, Send]:
@@ -165,9 +196,38 @@ def _switch(value: str) -> bool:
     return value.lower() == "true"
 
 
-def _authorization(headers: Headers) -> str | None:
+def _check_single(headers: Headers) -> None:
+    """Raise ApiError (400) if a header that must be unique comes twice."""
+    seen: set[bytes] = set()
+    for name, _ in headers.raw:
+        if name in SINGLE:
+            if name in seen:
+                title = name.decode().title()
+                raise invalid(f"The header {title} must be given once", title, "duplicate_header")
+            seen.add(name)
+
+
+def _check_media_type(headers: Headers) -> None:
+    """Raise ApiError (415) if a body is not declared as JSON.
+
+    Outside a browser, no declaration at all or the one of ``curl -d`` is accepted too.
+    """
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return
+    given = headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+        return
+    from_browser = "origin" in headers or "sec-fetch-site" in headers
+    if from_browser or kind not in ("", "application/x-www-form-urlencoded"):
+        raise unsupported_media_type(given)
+
+
+def _authorization(headers: Headers, keys_required: bool) -> str | None:
     """The request's key as in ``Authorization``; Anthropic's clients send it in ``x-api-key``."""
-    given = headers.get("authorization")
-    if given is None and (key := headers.get("x-api-key")):
-        return f"Bearer {key}"
-    return given
+    given, key = headers.get("authorization"), headers.get("x-api-key")
+    if not key:
+        return given
+    if keys_required and given is not None and given.partition(" ")[2].strip() != key:
+        raise invalid("Authorization and x-api-key have different keys", "x-api-key", "duplicate_header")
+    return f"Bearer {key}" if given is None else given

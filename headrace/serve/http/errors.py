@@ -52,6 +52,9 @@ NOT_YET_ROUTES: Mapping[str, str] = {
 """Routes that clients know from other servers and that this server does not have, and what each would do; with all
 paths below them."""
 
+MOST_SHOWN = 100
+"""Characters of a header that an error shows."""
+
 OPTIONAL_ROUTES = {"/v1/files": "--batch-path", "/v1/batches": "--batch-path"}
 """Routes that an option of the server adds, and the option."""
 
@@ -151,6 +154,40 @@ def role_required(access: Access) -> ApiError:
 def permission_denied(message: str, param: str | None = None) -> ApiError:
     """403: the key may not do this."""
     return ApiError(403, message, type="permission_error", param=param, code="not_allowed")
+
+
+def host_not_allowed(host: str) -> ApiError:
+    """403: the request names a host that is not this server's, as a page does that rebinds its name."""
+    return ApiError(
+        403,
+        f"The host {host[:MOST_SHOWN]!r} is not allowed. If it is a name of this server, add it to --allowed-hosts.",
+        type="permission_error",
+        param="Host",
+        code="host_not_allowed",
+    )
+
+
+def origin_not_allowed(origin: str) -> ApiError:
+    """403: a page of another origin sent the request."""
+    return ApiError(
+        403,
+        f"Requests from {origin[:MOST_SHOWN]} are not allowed. If you trust the page, the browser extension or the "
+        "application (null: a file or a desktop application), add its origin to --allowed-origins. Behind a reverse "
+        "proxy, let the proxy pass the Host header or X-Forwarded-Host.",
+        type="permission_error",
+        param="Origin",
+        code="origin_not_allowed",
+    )
+
+
+def unsupported_media_type(given: str) -> ApiError:
+    """415: the body is not declared as JSON."""
+    return ApiError(
+        415,
+        f"The Content-Type must be application/json, not {given[:MOST_SHOWN]!r}.",
+        param="Content-Type",
+        code="unsupported_media_type",
+    )
 
 
 def model_not_found(model: str) -> ApiError:

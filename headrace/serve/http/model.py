@@ -15,6 +15,7 @@ from headrace.serve.http.generation.kv_fields import NO_SHARING
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.http.tools.dialect import Dialect
+from headrace.serve.intake import Intake
 from headrace.serve.text.infill import find_infill
 from headrace.serve.text.segments import Segments
 from headrace.serve.text.stream import TextStreams
@@ -77,6 +78,7 @@ class ServedModel:
         self.sharing = NO_SHARING
         """This server's part in KV transfer with other servers."""
         self.streams = TextStreams(tokenizer)
+        self.intake = Intake()
         self._special = {
             token: text for token in tokenizer.special_token_ids if (text := tokenizer.token(token))
         }

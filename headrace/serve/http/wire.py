@@ -6,7 +6,11 @@ client spelled it (``messages[0].content``). Fields are defined in the packages 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -22,10 +26,42 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+INLINE_BYTES = 32 * 1024
+"""Bodies up to this length are parsed on the event loop, in less than a millisecond; longer ones beside it."""
+
+MOST_PARTS = 32_768
+"""Maximum objects, lists and fields of a body. Each costs a microsecond or more, and the interpreter's lock is held
+while all of them are read."""
+
+MOST_VALUES = 524_288
+"""Maximum values of a body, such as the token ids of prompts."""
+
+_PARSING = ThreadPoolExecutor(1, "headrace-body")
+"""One thread: several would only compete for the interpreter with the event loop."""
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
 FORM_MARK = "~"
 """First character of the tags that distinguish a field's forms; tags are not part of its path."""
 
 WireT = TypeVar("WireT", bound=Wire)
+ResultT = TypeVar("ResultT")
+
+
+async def beside(raw: bytes, read: Callable[[], ResultT]) -> ResultT:
+    """What ``read`` returns, which parses ``raw``: on a thread if that takes long."""
+    if len(raw) <= INLINE_BYTES:
+        return read()
+    return await asyncio.get_running_loop().run_in_executor(_PARSING, read)
+
+
+async def parse_beside(raw: bytes, form: type[WireT], not_yet: NotYet) -> WireT:
+    """As `parse`, without holding up the event loop.
+
+    Raises:
+        ApiError: as `parse`.
+    """
+    return await beside(raw, lambda: parse(raw, form, not_yet))
 
 
 def parse(raw: bytes, form: type[WireT], not_yet: NotYet) -> WireT:
@@ -43,6 +79,7 @@ def json_object(raw: bytes) -> dict[str, Any]:
     Raises:
         ApiError: it is not a JSON object in UTF-8.
     """
+    _check_size(raw)
     try:
         body = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
@@ -50,6 +87,29 @@ def json_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise invalid("The request body must be a JSON object.", code="invalid_json")
     return body
+
+
+def _check_size(raw: bytes) -> None:
+    """Raise ApiError if a body has more parts or values than can be read in a short time."""
+    if len(raw) <= INLINE_BYTES or not _too_many(
+        raw.count(b"{") + raw.count(b"[") + raw.count(b":"), raw.count(b",")
+    ):
+        return
+    parts = values = at = 0  # texts may have many such characters: count again without them
+    for text in chain(_STRING.finditer(raw), (None,)):
+        end = len(raw) if text is None else text.start()
+        parts += raw.count(b"{", at, end) + raw.count(b"[", at, end) + raw.count(b":", at, end)
+        values += raw.count(b",", at, end)
+        if why := _too_many(parts, values):
+            raise invalid(f"The request body has more than {why}.", code="request_too_complex")
+        at = end if text is None else text.end()
+
+
+def _too_many(parts: int, values: int) -> str:
+    """The limit that is exceeded, or an empty text."""
+    if parts > MOST_PARTS:
+        return f"{MOST_PARTS} objects, lists and fields"
+    return f"{MOST_VALUES} values" if values > MOST_VALUES else ""
 
 
 def valid(form: type[WireT], body: Mapping[str, Any]) -> WireT:

@@ -100,3 +100,107 @@ def test_a_request_without_output_at_shutdown_gets_an_error(begun):
     else:
         assert sent[0]["status"] == 503
         assert json.loads(sent[1]["body"])["error"]["code"] == "draining"
+
+
+PROMPT = json.dumps({"prompt": "x", "max_tokens": 1})
+
+
+@pytest.mark.parametrize(
+    "path", [PATH, "/pause", "/resume", "/v1/cache/clear", "/reset_prefix_cache", "/nothing"]
+)
+def test_a_page_of_another_origin_is_refused_on_every_route(house, path):
+    for headers in (
+        {"Origin": "https://evil.example", "Content-Type": "text/plain"},
+        {"Origin": "null", "Content-Type": "application/json"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Content-Type": "text/plain"},
+    ):
+        refused = house.client.post(path, content="{}", headers=headers)
+        assert refused.status_code == 403
+        error = refused.json()["error"]
+        assert (error["code"], error["param"]) == ("origin_not_allowed", "Origin")
+        assert "--allowed-origins" in error["message"]
+        assert "access-control-allow-origin" not in refused.headers
+    assert not house.service.paused
+
+
+def test_a_refusal_shows_a_long_origin_in_part(house):
+    refused = house.client.get("/health", headers={"Origin": "https://" + "x" * 5000})
+    assert refused.status_code == 403
+    assert len(refused.text) < 600
+
+
+@pytest.mark.parametrize("options", [{"origins": ("https://page.example",)}])
+def test_an_allowed_page_is_served_and_may_read_it(house):
+    headers = {"Origin": "https://page.example", "Sec-Fetch-Site": "cross-site"}
+    answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 1}, headers=headers)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    assert (
+        house.client.post(PATH, json={}, headers=headers | {"Origin": "https://b.example"}).status_code == 403
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json", None]
+)
+def test_bodies_that_are_json_or_not_declared_are_read(house, kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+    assert house.client.post(PATH, content=PROMPT, headers=headers).status_code == 200
+
+
+def test_the_form_type_of_curl_is_read_but_not_from_a_browser(house):
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert house.client.post(PATH, content=PROMPT, headers=form).status_code == 200
+    for sign in ({"Origin": "http://testserver"}, {"Sec-Fetch-Site": "same-origin"}):
+        assert house.client.post(PATH, content=PROMPT, headers=form | sign).status_code == 415
+        assert house.client.post(PATH, content=PROMPT, headers=sign).status_code == 415
+        right = sign | {"Content-Type": "application/json"}
+        assert house.client.post(PATH, content=PROMPT, headers=right).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "multipart/form-data; boundary=x", "text/html", "application/xml", "json"]
+)
+def test_other_types_are_refused_by_name(house, kind):
+    for path in (PATH, "/pause"):
+        refused = house.client.post(path, content=PROMPT, headers={"Content-Type": kind})
+        assert refused.status_code == 415
+        error = refused.json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_media_type", "Content-Type")
+        assert kind in error["message"]
+    assert house.client.post("/resume", headers={"Content-Type": kind}).status_code == 200  # it has no body
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Authorization",
+        "x-api-key",
+        "Host",
+        "Origin",
+        "Content-Type",
+        "X-Tenant-Id",
+        "Sec-Fetch-Site",
+        "X-Session-Id",
+    ],
+)
+def test_a_header_that_comes_twice_is_refused(house, name):
+    for second in ("a", "b"):
+        refused = house.client.get("/health", headers=[(name, "a"), (name, second)])
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "duplicate_header"
+        assert name.lower() in refused.json()["error"]["message"].lower()
+
+
+@pytest.mark.parametrize("options", [{"keys": ("alpha", "beta")}])
+def test_two_ways_to_send_a_key_must_agree(house):
+    both = {"Authorization": "Bearer alpha", "x-api-key": "alpha"}
+    assert house.client.get("/v1/models", headers=both).status_code == 200
+    for other in ("beta", "unknown"):
+        refused = house.client.get("/v1/models", headers=both | {"x-api-key": other})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "duplicate_header")
+
+
+def test_keys_that_differ_do_not_matter_where_none_is_needed(house):
+    both = {"Authorization": "Bearer alpha", "x-api-key": "beta"}
+    assert house.client.get("/v1/models", headers=both).status_code == 200

@@ -1,5 +1,9 @@
+import json
+import threading
+
 import pytest
 
+from headrace.serve.http import wire
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.fields import StreamOptions
 from headrace.serve.http.wire import Wire, parse
@@ -67,3 +71,58 @@ def test_a_wrong_field_is_named(fields, param, code):
     error = refusal(b"{" + fields + b"}")
     assert (error.param, error.code) == (param, code)
     assert param in str(error)
+
+
+def body_of(parts: int = 0, values: int = 0) -> bytes:
+    """A JSON object with so many lists and fields, and values; longer than what is parsed on the loop."""
+    lists = ",".join(["[]"] * max(0, parts - 5))
+    numbers = ",".join(["1"] * max(1, values - parts - 1))
+    return f'{{"a":[{lists}],"b":[{numbers}],"c":"{"x" * wire.INLINE_BYTES}"}}'.encode()
+
+
+def test_a_body_of_too_many_parts_or_values_is_refused_before_it_is_parsed(monkeypatch):
+    assert wire.json_object(body_of(parts=wire.MOST_PARTS - 1))["a"][0] == []
+    assert len(wire.json_object(body_of(values=wire.MOST_VALUES))["b"]) > wire.MOST_VALUES - 10
+    monkeypatch.setattr(wire, "from_json", lambda *given, **more: pytest.fail("it was parsed"))
+    for raw, limit in (
+        (body_of(parts=wire.MOST_PARTS + 10), f"{wire.MOST_PARTS} objects, lists and fields"),
+        (body_of(values=wire.MOST_VALUES + 10), f"{wire.MOST_VALUES} values"),
+        (b'{"a":' + b"[" * 40_000, f"{wire.MOST_PARTS} objects"),
+        (b'{"a":"' + b"x" * 40_000 + b'"' + b',"b":1' * 40_000, f"{wire.MOST_PARTS} objects"),
+    ):
+        with pytest.raises(ApiError, match=f"The request body has more than {limit}") as refused:
+            wire.json_object(raw)
+        assert (refused.value.status, refused.value.code) == (400, "request_too_complex")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{[:,"' * 200_000,
+        "\\" * 100_000 + '"[[[' * 100_000,
+        '"' * 100_000 + ":" * 100_000,
+        "{" * 100_000 + "ü\\n",
+    ],
+)
+def test_marks_within_texts_do_not_count(text):
+    raw = json.dumps({"prompt": text, "other": [text, text]}, ensure_ascii=False).encode()
+    assert wire.json_object(raw)["other"] == [text, text]
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"a":"' + b"[" * 70_000, b'"' * 70_000, b"\\" * 70_000, b'{"a":"\\' + b":" * 70_000]
+)
+def test_a_large_body_that_is_not_json_is_named_as_such(raw):
+    with pytest.raises(ApiError) as refused:
+        wire.json_object(raw)
+    assert refused.value.code in ("invalid_json", "request_too_complex")
+
+
+@pytest.mark.anyio
+async def test_large_bodies_are_parsed_on_another_thread_and_small_ones_here():
+    here = threading.current_thread()
+    assert await wire.beside(b"x" * wire.INLINE_BYTES, threading.current_thread) is here
+    other = await wire.beside(b"x" * (wire.INLINE_BYTES + 1), threading.current_thread)
+    assert other.name.startswith("headrace-body")
+    with pytest.raises(ApiError, match="not valid JSON"):
+        await wire.parse_beside(b"{" + b" " * wire.INLINE_BYTES, wire.Wire, {})

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from headrace.files import open_database, private_folder
 from headrace.serve.cache.semantic.row import Row
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class RowStore:
     """
 
     def __init__(self, path: Path, encoder: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         try:
             self._connection = _open(path)
         except sqlite3.DatabaseError as error:
@@ -92,9 +93,7 @@ class RowStore:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    if not path.is_file():
-        path.touch(mode=0o600)
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
+    connection = open_database(path, _BUSY_SECONDS, "DEFERRED")
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.ports import ValueTooLarge
+from headrace.files import open_database, private_file, private_folder
 from headrace.serve.cache.stores.memory import LARGEST_SHARE
 
 logger = logging.getLogger(__name__)
@@ -227,22 +228,21 @@ class SQLiteStore:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection = open_database(path, BUSY_SECONDS)
     connection.execute("PRAGMA synchronous = NORMAL")
     return connection
 
 
 def _prepare(path: Path, thoroughly: bool = False) -> None:
     """Create the database unless it exists; rename a file that is damaged or has another layout."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and not _usable(path, thoroughly):
+    private_folder(path.parent)
+    path = private_file(path)  # before a file is renamed, which keeps its permissions
+    if not _usable(path, thoroughly):
         aside = path.with_name(f"{path.name}.damaged")
         logger.warning("%s is not a readable response cache; it is renamed to %s", path, aside)
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         path.replace(aside)
-    if not path.is_file():
-        path.touch(mode=0o600)
     connection = _open(path)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -258,7 +258,7 @@ def _prepare(path: Path, thoroughly: bool = False) -> None:
 def _usable(path: Path, thoroughly: bool) -> bool:
     if not path.stat().st_size:
         return True
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
+    connection = open_database(path, BUSY_SECONDS)
     try:
         (layout,) = connection.execute("PRAGMA user_version").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -18,7 +18,7 @@ from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import open_chat, render
 from headrace.serve.http.prompts.normalize import normalized
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
-from headrace.serve.http.wire import json_object, valid
+from headrace.serve.http.wire import beside, json_object, valid
 
 
 class Messages:
@@ -38,8 +38,8 @@ class Messages:
     async def create(self, request: Request) -> Response:
         """``POST /v1/messages``."""
         self._recall.service.expect()
-        raw = json_object(await read_body(request, self._serving.max_body_bytes))
-        body = valid(MessagesBody, refuse(raw))
+        raw = await read_body(request, self._serving.max_body_bytes)
+        body = await beside(raw, lambda: valid(MessagesBody, refuse(json_object(raw))))
         self._model.check_name(body.model)
         chat = chat_body(self._model.dialect, body)
         caller: Caller = request.scope[CALLER]
@@ -65,8 +65,8 @@ class Messages:
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``: the tokens of a request's prompt."""
-        raw = json_object(await read_body(request, self._serving.max_body_bytes))
-        body = valid(CountBody, refuse(raw))
+        raw = await read_body(request, self._serving.max_body_bytes)
+        body = await beside(raw, lambda: valid(CountBody, refuse(json_object(raw))))
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
         markers = self._model.prompts.markers(

@@ -26,7 +26,7 @@ from headrace.serve.http.body import read_body
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.generation.unsupported import NotYet
 from headrace.serve.http.paging import read_page
-from headrace.serve.http.wire import parse
+from headrace.serve.http.wire import parse, parse_beside
 
 MAX_LISTED = 100
 LISTED = 20
@@ -53,7 +53,7 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """``POST /v1/batches``."""
-        body = parse(await read_body(request, MAX_BODY_BYTES), BatchBody, NOT_YET)
+        body = await parse_beside(await read_body(request, MAX_BODY_BYTES), BatchBody, NOT_YET)
         if body.endpoint not in self._endpoints:
             known, missing = ", ".join(self._endpoints), ""
             if body.endpoint in ENDPOINTS:

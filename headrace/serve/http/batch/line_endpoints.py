@@ -21,7 +21,7 @@ from headrace.serve.http.openai.chat import ChatWriter, open_chat
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions import CompletionWriter, open_completion
 from headrace.serve.http.openai.completions_wire import CompletionBody
-from headrace.serve.http.wire import parse
+from headrace.serve.http.wire import parse_beside
 
 
 class Endpoint(NamedTuple):
@@ -55,7 +55,7 @@ class GeneratedLines:
     async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
         """See `line_runner.LineEndpoints`."""
         endpoint = OPENED[path]
-        body = parse(raw, endpoint.form, endpoint.not_yet)
+        body = await parse_beside(raw, endpoint.form, endpoint.not_yet)
         self._model.check_name(body.model)
         call = await endpoint.open(self._recall, self._model, body, caller, self._request_timeout)
         return _GeneratedLine(self._notes, call, body, endpoint)

@@ -20,7 +20,7 @@ from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid, permission_denied
 from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.fields import MAX_CHOICES
-from headrace.serve.http.wire import Wire, parse
+from headrace.serve.http.wire import Wire, parse_beside
 
 
 class ClearBody(Wire):
@@ -81,7 +81,7 @@ class CacheApi:
 
     async def clear(self, request: Request) -> Response:
         """``POST /v1/cache/clear``: invalidate cached responses, and those that are being computed now."""
-        body = parse(await read_body(request, self._max_body_bytes), ClearBody, {})
+        body = await parse_beside(await read_body(request, self._max_body_bytes), ClearBody, {})
         owner = _tenant(request, body.user)
         if (body.tags is None) == (body.scope is None):
             raise invalid("give either tags or scope", "scope")
@@ -102,7 +102,7 @@ class CacheApi:
 
     async def feedback(self, request: Request) -> Response:
         """``POST /v1/cache/feedback``: a response was wrong; it is deleted and not stored again."""
-        body = parse(await read_body(request, self._max_body_bytes), FeedbackBody, {})
+        body = await parse_beside(await read_body(request, self._max_body_bytes), FeedbackBody, {})
         owner = _tenant(request, body.user)
         await self._recall.settle()  # a response that has just ended may not be stored yet
         found = [served for served in self._served(body.id) if served.tenant == owner]

@@ -29,7 +29,7 @@ from headrace.serve.http.openai.chat_wire import ChatBody, Conversation
 from headrace.serve.http.openai.completions import open_completion
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from headrace.serve.http.prompts.normalize import normalized
-from headrace.serve.http.wire import parse
+from headrace.serve.http.wire import parse, parse_beside
 from headrace.serve.service import Refused, Service
 
 PATH = "/v1/cache/warm"
@@ -145,7 +145,7 @@ class Warm:
 
         Responses are computed for the request's own tenant and served to no other.
         """
-        body = parse(await read_body(request, self._max_body_bytes), WarmBody, NOT_YET)
+        body = await parse_beside(await read_body(request, self._max_body_bytes), WarmBody, NOT_YET)
         caller: Caller = request.scope[CALLER]
         if body.from_history and caller.key_id is not None:
             message = "from_history computes recorded requests of every tenant and needs an admin key"

@@ -34,7 +34,7 @@ from headrace.serve.http.embedding.wire import (
 )
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.generation.caller import COST_HEADER, Caller
-from headrace.serve.http.wire import parse
+from headrace.serve.http.wire import parse_beside
 
 CostOf = Callable[[Iterable[str]], Mapping[str, Any]]
 """``cost`` and ``cost_details`` of calls, by their ids."""
@@ -94,7 +94,7 @@ class PoolingCalls:
             raise invalid(f"{error}.", error.param, "context_length_exceeded") from None
 
     async def _embeddings(self, raw: bytes, caller: Caller) -> PoolingCall:
-        body = parse(raw, EmbeddingBody, EMBEDDINGS)
+        body = await parse_beside(raw, EmbeddingBody, EMBEDDINGS)
         model = self._vector_model(body.model)
         if body.dimensions is not None and body.dimensions > model.dimensions:
             raise invalid(
@@ -116,7 +116,7 @@ class PoolingCalls:
         return PoolingCall(job, document, cost)
 
     async def _rerank(self, raw: bytes, caller: Caller) -> PoolingCall:
-        body = parse(raw, RerankBody, RERANK)
+        body = await parse_beside(raw, RerankBody, RERANK)
         pairs = [(body.query, each) for each in body.documents]
         texts = body.documents if body.return_documents else None
         return await self._scored(
@@ -130,7 +130,7 @@ class PoolingCalls:
         )
 
     async def _score(self, raw: bytes, caller: Caller) -> PoolingCall:
-        body = parse(raw, ScoreBody, SCORE)
+        body = await parse_beside(raw, ScoreBody, SCORE)
         param = "documents" if body.text_2 is None else "text_2"
         return await self._scored(body, caller, "score", body.pairs(), param, documents.scored)
 

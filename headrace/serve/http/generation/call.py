@@ -283,7 +283,9 @@ async def open_call(
     directives, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
     choices, questions = list[Choice](), list[LookupRequest]()
+    pieces = model.intake.pieces()
     for prompt in prompts:
+        await pieces.turn()
         stops = partial(_text_stream, model, prompt) if prompt.ends_by_text else None
         first = _request(model, body, caller, prompt, scheduling, now, session)
         for n in range(choices_per_prompt):
@@ -308,6 +310,7 @@ async def open_call(
         raise not_cached() from None
     for prompt, choice in zip(prompts, choices[::choices_per_prompt], strict=True):
         model.prompts.submit(choice.request, prompt.about, session)
+        await pieces.turn()
     seconds = scheduling.seconds or answer.requests[0].settings.request_timeout or request_timeout
     call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows)
     if caller.exchange is not None:

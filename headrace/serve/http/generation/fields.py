@@ -49,6 +49,8 @@ def _biases(value: Any) -> Any:
         return None
     if not isinstance(value, dict):
         raise wrong_type("an object from token ids to numbers")
+    if len(value) > MAX_BIASES:
+        raise wrong_value(f"must have at most {MAX_BIASES} entries, got {len(value)}")
     for token, bias in value.items():
         if not _TOKEN_ID.fullmatch(token):
             raise wrong_value(f"has the key {token[:40]!r}, which is no token id")
@@ -58,6 +60,9 @@ def _biases(value: Any) -> Any:
             raise wrong_value(f"has a bias of more than {_BITS} bits")
     return value
 
+
+MAX_BIASES = 8192
+"""Maximum entries of ``logit_bias``; ``allowed_token_ids`` names many tokens at less cost."""
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
 _BITS = 64

@@ -40,9 +40,10 @@ async def open_completion(
     asked = 1 if mute else body.max_tokens
     params = _params(model, body)
     await structured.check(model, params, body)
-    prompts = []
+    prompts, pieces = [], model.intake.pieces()
     for given, full in zip(body.prompts(), await _tokens(model, body), strict=True):
         tokens = truncated(full, body, model, DEFAULT_MAX_TOKENS if asked is None else asked)
+        await pieces.turn()
         length = answer_length(len(tokens), asked, DEFAULT_MAX_TOKENS, "max_tokens", model.max_model_len)
         echo = ""
         if body.echo:
@@ -158,8 +159,10 @@ async def _tokens(model: ServedModel, body: CompletionBody) -> list[list[int]]:
     if texts:
         return await model.encode_batch(texts, body.add_special_tokens is not False)
     given = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    pieces = model.intake.pieces()
     for tokens in given:
         model.check_tokens(tokens, "prompt")
+        await pieces.turn()
     return given
 
 

@@ -25,7 +25,7 @@ from headrace.serve.http.openai.completions import CompletionWriter, open_comple
 from headrace.serve.http.openai.completions_wire import CompletionBody
 from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
-from headrace.serve.http.wire import WireT, parse
+from headrace.serve.http.wire import WireT, parse_beside
 
 GenerationT = TypeVar("GenerationT", bound=Generation)
 
@@ -65,10 +65,10 @@ class Api:
         raw = await read_body(request, self._serving.max_body_bytes)
         body: TokenizeBody | TokenizeChatBody
         if _MESSAGES_KEY.search(raw):
-            body = parse(raw, TokenizeChatBody, unsupported.TOKENIZE)
+            body = await parse_beside(raw, TokenizeChatBody, unsupported.TOKENIZE)
             text = await render(self._model, body)
         else:
-            body = parse(raw, TokenizeBody, unsupported.TOKENIZE)
+            body = await parse_beside(raw, TokenizeBody, unsupported.TOKENIZE)
             text = body.prompt
         self._model.check_name(body.model)
         tokens = await self._model.encode(text, body.add_special_tokens)
@@ -97,7 +97,7 @@ class Api:
         """The parsed body, and the client."""
         self._recall.service.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
-        body = parse(raw, form, not_yet)
+        body = await parse_beside(raw, form, not_yet)
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
         if self._serving.recorder is not None:
@@ -105,7 +105,7 @@ class Api:
         return body, caller
 
     async def _body(self, request: Request, form: type[WireT], not_yet: NotYet) -> WireT:
-        return parse(await read_body(request, self._serving.max_body_bytes), form, not_yet)
+        return await parse_beside(await read_body(request, self._serving.max_body_bytes), form, not_yet)
 
     def _answer(
         self, call: Call, make_writer: Callable[[], Writer], metadata: dict[str, str] | None, streamed: bool

@@ -11,7 +11,7 @@ from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import request_not_found
 from headrace.serve.http.generation.call_notes import CallNotes
-from headrace.serve.http.wire import Wire, parse
+from headrace.serve.http.wire import Wire, parse_beside
 
 
 class AbortBody(Wire):
@@ -37,7 +37,7 @@ class Abort:
 
     async def abort(self, request: Request) -> Response:
         """``POST /abort_request``: the cancelled request ends with the error ``request_aborted``."""
-        body = parse(await read_body(request, self._max_body_bytes), AbortBody, {})
+        body = await parse_beside(await read_body(request, self._max_body_bytes), AbortBody, {})
         caller = request.scope[CALLER]
         key_id = caller.key_id
         call = self._notes.under_way(self._notes.find(body.request_id, key_id or caller.tenant_header))

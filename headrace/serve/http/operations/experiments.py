@@ -13,7 +13,7 @@ from starlette.routing import Route
 from headrace.serve.experiments import Experiments
 from headrace.serve.http.body import read_body
 from headrace.serve.http.errors import ApiError
-from headrace.serve.http.wire import Wire, parse
+from headrace.serve.http.wire import Wire, parse_beside
 
 
 class ExperimentBody(Wire):
@@ -77,7 +77,7 @@ class ExperimentRoutes:
 
     async def create(self, request: Request) -> Response:
         """``POST /v1/experiments``: start one; 409 while another runs."""
-        body = parse(await read_body(request, self._max_body_bytes), ExperimentBody, {})
+        body = await parse_beside(await read_body(request, self._max_body_bytes), ExperimentBody, {})
         try:
             experiment = self._experiments.begin(body.model_dump(exclude_unset=True))
         except RuntimeError as error:
@@ -86,7 +86,7 @@ class ExperimentRoutes:
 
     async def dry_run(self, request: Request) -> Response:
         """``POST /v1/experiments/dry-run``: simulate one with the server's own load; 409 if that is not possible."""
-        body = parse(await read_body(request, self._max_body_bytes), ExperimentBody, {})
+        body = await parse_beside(await read_body(request, self._max_body_bytes), ExperimentBody, {})
         try:
             return JSONResponse(await self._dry_run(body.model_dump(exclude_unset=True)))
         except RuntimeError as error:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from headrace.serve.http.body import read_body
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.operations.timeline import download, read_format
-from headrace.serve.http.wire import Wire, parse
+from headrace.serve.http.wire import Wire, parse_beside
 
 MOST_STEPS = 1000
 """Maximum steps in one response."""
@@ -98,7 +98,7 @@ class StepRoutes:
     async def simulate(self, request: Request) -> Response:
         """``POST /v1/simulations``: simulate a small workload, and return all of its steps. One runs at a time."""
         form = read_format(request)
-        body = parse(await read_body(request, MAX_BODY_BYTES), SimulationBody, {})
+        body = await parse_beside(await read_body(request, MAX_BODY_BYTES), SimulationBody, {})
         if self._asked >= MOST_SIMULATIONS:
             why = f"{MOST_SIMULATIONS} simulations run or wait already; try again."
             raise ApiError(429, why, code="too_many_simulations", retry_after=1)

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.serve.http.body import read_body
-from headrace.serve.http.wire import Wire, parse
+from headrace.serve.http.wire import Wire, parse_beside
 
 
 class TunerBody(Wire):
@@ -46,6 +46,6 @@ class TunerRoutes:
 
     async def set(self, request: Request) -> Response:
         """``POST /v1/tuner``: change the mode."""
-        body = parse(await read_body(request, self._max_body_bytes), TunerBody, {})
+        body = await parse_beside(await read_body(request, self._max_body_bytes), TunerBody, {})
         self._set_mode(body.mode)
         return JSONResponse(self._report())

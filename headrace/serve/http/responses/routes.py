@@ -32,7 +32,7 @@ from headrace.serve.http.responses.streams.following import FollowedStream
 from headrace.serve.http.responses.streams.log import EventLog
 from headrace.serve.http.responses.wire import InputTokensBody, ResponsesBody
 from headrace.serve.http.responses.writer import CompactionWriter, ResponseWriter
-from headrace.serve.http.wire import parse
+from headrace.serve.http.wire import parse_beside
 
 ID_PREFIX = "resp_"
 """Begins the id of every response."""
@@ -68,7 +68,9 @@ class ResponsesApi:
     async def create(self, request: Request) -> Response:
         """``POST /v1/responses``."""
         self._recall.service.expect()
-        body = parse(await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES)
+        body = await parse_beside(
+            await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES
+        )
         self._model.check_name(body.model)
         _check(body)
         if body.stored and body.request_id is not None:
@@ -107,7 +109,7 @@ class ResponsesApi:
     async def compact(self, request: Request) -> Response:
         """``POST /v1/responses/compact``: a conversation as one item with a summary that the model writes."""
         self._recall.service.expect()
-        body = parse(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
+        body = await parse_beside(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
         given = body.input or []
@@ -131,7 +133,9 @@ class ResponsesApi:
 
     async def input_tokens(self, request: Request) -> Response:
         """``POST /v1/responses/input_tokens``: the tokens of a request's prompt."""
-        body = parse(await read_body(request, self._serving.max_body_bytes), InputTokensBody, INPUT_TOKENS)
+        body = await parse_beside(
+            await read_body(request, self._serving.max_body_bytes), InputTokensBody, INPUT_TOKENS
+        )
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
         given = body.input or []

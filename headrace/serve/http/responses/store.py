@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from headrace.files import open_database
 from headrace.serve.http.responses.items import Stored
 from headrace.serve.http.responses.resource import Response
 
@@ -271,7 +272,10 @@ class ResponseStore:
 
 
 def _open(path: Path | None) -> sqlite3.Connection:
-    connection = sqlite3.connect(path or ":memory:", timeout=1.0, check_same_thread=False)
+    if path is None:
+        connection = sqlite3.connect(":memory:", check_same_thread=False)
+    else:
+        connection = open_database(path, 1.0, "DEFERRED")
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")

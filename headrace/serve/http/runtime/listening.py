@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from headrace.config import ConfigError, ServerOptions
+from headrace.serve.auth.origin import Hosts, allowed_host_problem, allowed_origin_problem
 
 MAX_SOCKET_PATH_BYTES = 107
 """What an address of a Unix socket holds, without the byte that ends it."""
@@ -23,7 +24,8 @@ PROBE_SECONDS = 1.0
 
 
 def check_address(options: ServerOptions) -> None:
-    """Raise `ConfigError` if the server cannot listen on its address, or on the metrics port."""
+    """Raise `ConfigError` if the server cannot listen on its address or on the metrics port, or its names are none."""
+    _check_origins(options)
     if options.uds is not None:
         _check_socket_file(options.uds)
     else:
@@ -40,8 +42,9 @@ def exposure_warning(options: ServerOptions, keys_required: bool) -> str:
         return ""
     return (
         f"NO API KEYS: the server listens on {options.host}, which other machines can reach. Any of them can "
-        "send requests, read the state of all requests, clear the caches and pause the server. Set --api-key or "
-        "--api-key-file, or listen on 127.0.0.1."
+        "send requests, read the state of all requests, clear the caches and pause the server, and so can web pages in "
+        "their browsers, unless --allowed-hosts names the server. Set --api-key or --api-key-file, or listen on "
+        "127.0.0.1."
     )
 
 
@@ -99,6 +102,25 @@ def _left_behind(path: str) -> bool:
         except TimeoutError:  # a server that is too busy to accept
             return False
     return False
+
+
+def hosts(options: ServerOptions, *, metrics: bool = False) -> Hosts:
+    """The hosts that requests to the server, or to its ``metrics`` port, may name.
+
+    No web page reaches a Unix socket, and the proxy before it has names of its own.
+    """
+    on_loopback = (metrics or options.uds is None) and _is_loopback(options.host)
+    return Hosts(options.allowed_hosts, options.host if on_loopback else "")
+
+
+def _check_origins(options: ServerOptions) -> None:
+    for option, values, problem in (
+        ("--allowed-hosts", options.allowed_hosts, allowed_host_problem),
+        ("--allowed-origins", options.allowed_origins, allowed_origin_problem),
+    ):
+        for each in values:
+            if why := problem(each):
+                raise ConfigError(f"{option} {each}: {why}")
 
 
 def _check_port(host: str, port: int, option: str) -> None:

@@ -198,7 +198,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, clock):
     path.write_text("no database, but a text that is long enough to be taken for one " * 20)
     with pytest.raises(OSError, match="not a database"):
         ResponseStore(path, BIG, clock)
-    with pytest.raises(OSError, match="unable to open"):
+    with pytest.raises(OSError, match="No such file"):
         ResponseStore(tmp_path / "missing" / "x.db", BIG, clock)
 
 

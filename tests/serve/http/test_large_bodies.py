@@ -1,0 +1,65 @@
+"""Large bodies do not hold up the event loop: they are parsed on a thread, and large calls are taken in by pieces."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from headrace.serve.http import wire
+from headrace.serve.intake import Pieces
+
+LONG = "x" * wire.INLINE_BYTES
+
+BODIES = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 1, "user": LONG},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "user": LONG},
+    "/v1/responses": {"input": "x", "user": LONG},
+    "/v1/messages": {"model": "fox", "max_tokens": 1, "messages": [{"role": LONG, "content": "x"}]},
+    "/v1/messages/count_tokens": {"model": "fox", "messages": [{"role": LONG, "content": "x"}]},
+    "/v1/embeddings": {"input": "x", "user": LONG},
+    "/v1/rerank": {"query": "x", "documents": ["x"], "user": LONG},
+    "/v1/score": {"text_1": "x", "text_2": "x", "user": LONG},
+    "/tokenize": {"prompt": 1, "model": LONG},
+    "/detokenize": {"tokens": [1], "model": LONG},
+    "/v1/cache/warm": {"prefixes": LONG},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_route_parses_a_large_body_beside_the_loop(house, monkeypatch, path):
+    threads: list[str] = []
+    parse = wire.from_json
+
+    def noted(*given, **more):
+        threads.append(threading.current_thread().name)
+        return parse(*given, **more)
+
+    monkeypatch.setattr(wire, "from_json", noted)
+    house.client.post(path, content=json.dumps(BODIES[path]))
+    assert threads
+    assert all(name.startswith("headrace-body") for name in threads)
+
+
+def test_many_prompts_are_taken_in_piece_by_piece(house, monkeypatch):
+    turns = 0
+    turn = Pieces.turn
+
+    async def counted(pieces):
+        nonlocal turns
+        turns += 1
+        await turn(pieces)
+
+    monkeypatch.setattr(Pieces, "turn", counted)
+    answer = house.client.post("/v1/completions", json={"prompt": ["x"] * 20, "max_tokens": 1})
+    assert answer.status_code == 200
+    assert turns >= 3 * 20  # making prompts, opening choices, looking up
+
+
+def test_logit_bias_has_a_limit_that_its_error_names(house):
+    biases = {str(token): 1 for token in range(8193)}
+    refused = house.client.post("/v1/completions", json={"prompt": "x", "logit_bias": biases})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "logit_bias"
+    assert "must have at most 8192 entries, got 8193" in refused.json()["error"]["message"]
