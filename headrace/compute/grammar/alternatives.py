@@ -71,7 +71,7 @@ def plain(schema: Any) -> Any:
     """``schema`` without keywords that allow everything."""
     if not isinstance(schema, Mapping):
         return schema
-    made = {}
+    made: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _EVERYTHING and _EVERYTHING[key](schema):
             continue
@@ -229,7 +229,7 @@ class _Proof:
                 whole = any("number" not in each for each in types)
                 return _no_number(nodes, whole)
             case "string":
-                return _low(nodes, "minLength") > _high(nodes, "maxLength")
+                return bool(_low(nodes, "minLength") > _high(nodes, "maxLength"))
             case "array":
                 return _low(nodes, "minItems") > _high(nodes, "maxItems") or self._no_tuple(nodes, depth)
             case "object":
@@ -312,8 +312,8 @@ def _is_number(value: object) -> bool:
 
 def _is_whole(value: Any) -> bool:
     if isinstance(value, Decimal):
-        return value == value.to_integral_value()
-    return isinstance(value, int) or isinf(value) or value.is_integer()
+        return bool(value == value.to_integral_value())
+    return isinstance(value, int) or isinf(value) or float(value).is_integer()
 
 
 def _low(nodes: Nodes, key: str) -> Any:
