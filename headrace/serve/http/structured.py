@@ -133,7 +133,8 @@ async def check(model: ServedModel, params: SamplingParams, body: StructuredBody
         if not grammars.ready(made):
             await asyncio.to_thread(grammars.check, made)
     except UnusableConstraint as error:
-        raise refused(error, param, made.kind) from None
+        kind = ConstraintKind.JSON if isinstance(body.response_format, JsonSchemaFormat) else made.kind
+        raise refused(error, param, kind) from None
 
 
 def refused(error: UnusableConstraint, param: str, kind: ConstraintKind | None) -> ApiError:

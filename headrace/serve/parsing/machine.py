@@ -265,7 +265,9 @@ class Machine:
             if text.startswith(end):
                 self._held = text[len(end) :]
                 return True
-        if not final and any(end.startswith(text) for end in self._ends):
+        if any(end.startswith(text) for end in self._ends):
+            if final:  # truncated inside the marker
+                self._held = ""
             return False
         self._ends = ()
         return True
