@@ -335,7 +335,7 @@ def _no_number(nodes: Nodes, whole: bool) -> bool:
         return bool(low > high or (low == high and (low_open or high_open)))
     first = floor(low) + 1 if low_open else ceil(low)
     last = ceil(high) - 1 if high_open else floor(high)
-    return first > last
+    return bool(first > last)
 
 
 def _bounds(nodes: Nodes, closed: str, open: str) -> list[tuple[Any, bool]]:

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
 
 from headrace.compute.grammar.alternatives import check_alternatives, plain
 from headrace.compute.grammar.call_arguments import Spelt, marked_arguments, python_arguments
+from headrace.compute.grammar.lark import as_lark
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
@@ -54,7 +54,7 @@ def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
         case ConstraintKind.CHOICE:
             return _choice(source)
         case ConstraintKind.GRAMMAR:
-            return _lark(source)
+            return str(LLMatcher.grammar_from_lark(as_lark(source)))
         case ConstraintKind.STRUCTURAL_TAG:
             return _structural_tag(source, special)
         case ConstraintKind.TEXT:
@@ -125,14 +125,6 @@ def _check_depth(schema: Any) -> None:
 def _choice(source: str) -> str:
     texts = _read(source, "choice")
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in texts)))
-
-
-def _lark(source: str) -> str:
-    try:
-        text = any_to_lark(source)
-    except Exception as error:  # the converter raises what its parser does
-        raise UnusableConstraint(f"the grammar is neither Lark nor GBNF: {_line(error)}") from None
-    return str(LLMatcher.grammar_from_lark(text))
 
 
 def _regex(source: str) -> str:
@@ -242,7 +234,3 @@ def _structure(structure: Any, number: int) -> tuple[str, dict[str, Any], str]:
     if not isinstance(schema, dict) or "x-guidance" in schema:
         raise UnusableConstraint(f"{path}.schema must be a JSON schema that is an object")
     return begin, schema, end
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

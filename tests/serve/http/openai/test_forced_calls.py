@@ -4,6 +4,7 @@ import pytest
 
 from headrace.compute.grammar.compiler import Compiler
 from tests.doubles.grammars import Compiled
+from tests.serve.http.openai.test_chat import HI
 from tests.serve.http.openai.test_tool_use import (
     CALL,
     HOUSE,
@@ -154,3 +155,17 @@ def test_a_response_format_that_cannot_be_enforced_beside_tools_is_named(house):
     error = ask(house, 400, response_format=form).json()["error"]
     assert error["message"].startswith("response_format: keyword 'oneOf' at '#'")
     assert (error["param"], error["code"]) == ("response_format", "unsupported_schema")
+
+
+@said("a")
+@pytest.mark.parametrize(
+    ("path", "more"), [("/v1/chat/completions", {"messages": HI}), ("/v1/completions", {"prompt": "x"})]
+)
+@pytest.mark.parametrize("field", ["structured_outputs", "guided_choice"])
+def test_a_choice_has_the_same_limit_on_each_route_and_field(house, path, more, field):
+    choice = ["a"] * 10_001
+    value = {"choice": choice} if field == "structured_outputs" else choice
+    answer = house.client.post(path, json=more | {field: value})
+    error = answer.json()["error"]
+    assert error["message"] == f"{field}: choice has 10001 strings; at most 10000 are allowed"
+    assert (answer.status_code, error["param"]) == (400, field)
