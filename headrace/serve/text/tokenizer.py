@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import tokenizers
+
+from headrace.serve.text.content import AddedTokens, PromptText
+from headrace.serve.text.quoting import QuotingEncoder
 
 SHORT_CHARACTERS = 4096
 """Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
@@ -138,6 +142,24 @@ class Tokenizer:
             raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
         prefix = self._prefix if add_special_tokens else []
         return [prefix + encoding.ids for encoding in encodings]
+
+    def encode_prompt(self, prompt: PromptText, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a rendered prompt; what it quotes becomes no control token.
+
+        Raises:
+            TokenizerError: as in `encode`.
+        """
+        if not prompt.quoted:
+            return self.encode(prompt.text, add_special_tokens)
+        prefix = self._prefix if add_special_tokens else []
+        try:
+            return prefix + self._quoting.encode(prompt, add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
+
+    @cached_property
+    def _quoting(self) -> QuotingEncoder:
+        return QuotingEncoder(self.backend, AddedTokens.of(self))
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``tokens``; ids outside the vocabulary add nothing."""

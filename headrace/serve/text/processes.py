@@ -1,0 +1,160 @@
+"""Renders chat templates in processes of their own, which are ended at their limits of time and memory.
+
+A template that a client sent, or that exceeds the `Budget` of the server's process, can hold the interpreter's lock in
+one call inside C for minutes, or fill the memory. Here it can do so: the operating system ends the process, and the
+next template gets a new one. Processes start when they are needed, with an empty environment and a low priority.
+
+```
+ server ── one line of JSON: a Job ──▶ render_process ── one line of JSON, and the text that it announces ──▶ server
+```
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any
+
+from headrace.serve.text.content import PromptText
+from headrace.serve.text.rendering import Job, TemplateError
+
+MAX_IDLE = 2
+"""Processes that wait for the next template; more than these end after theirs."""
+
+CPU_SECONDS = 1.0
+WALL_SECONDS = 10.0
+MEMORY_BYTES = 512 << 20
+"""Memory that a template may use beside its process's own and that of its messages."""
+
+OUTPUT_TIMES = 4
+"""Maximum output: `OUTPUT_BYTES`, and so many bytes per byte of the messages' JSON."""
+OUTPUT_BYTES = 1 << 20
+
+TOO_SLOW = f"the chat template was stopped: it needs more than {CPU_SECONDS:g} s of CPU time"
+TOO_LATE = f"the chat template was stopped: it took more than {WALL_SECONDS:g} s"
+TOO_LONG = "the chat template was stopped: it writes more than {} bytes"
+TOO_LARGE = f"the chat template was stopped: it needs more than {MEMORY_BYTES >> 20} MiB of memory"
+
+
+class TemplateStopped(TemplateError):
+    """A template that reached a limit."""
+
+
+class RenderProcesses:
+    """Processes that render templates, one at a time each. A call blocks its thread; as many run as threads call."""
+
+    def __init__(self) -> None:
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._lock = Lock()
+
+    def render(self, job: Job) -> PromptText:
+        """The prompt of ``job``.
+
+        Raises:
+            TemplateError: as in `rendering.render_job`; `TemplateStopped` if it reached a limit.
+        """
+        answer, text = self._ask({"job": job._asdict() | {"controls": job.controls._asdict()}})
+        return PromptText(text, tuple((start, end) for start, end in answer["quoted"]))
+
+    def variables(self, source: str) -> frozenset[str]:
+        """As `rendering.variables_of`."""
+        return frozenset(self._ask({"variables_of": source})[0]["variables"])
+
+    def close(self) -> None:
+        """End the idle processes."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            _end(process)
+
+    def _ask(self, question: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        try:
+            line = json.dumps(question).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            raise TemplateError(f"the messages cannot be written as JSON: {error}") from error
+        process = self._take()
+        try:
+            answer, text = _exchange(process, line)
+        except BaseException:
+            _end(process)
+            raise
+        if answer.get("last"):
+            _end(process)
+        else:
+            self._give_back(process)
+        if "stopped" in answer:
+            raise TemplateStopped(answer["stopped"])
+        if "error" in answer:
+            raise TemplateError(answer["error"])
+        return answer, text
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.poll() is None:
+                    return process
+                _end(process)
+        return _start()
+
+    def _give_back(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(process)
+                return
+        _end(process)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(each or os.getcwd() for each in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-m", "headrace.serve.text.render_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={"PYTHONPATH": path, "LC_ALL": "C.UTF-8"} | {k: v for k, v in os.environ.items() if k == "TZ"},
+    )
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes) -> tuple[dict[str, Any], str]:
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+        head = process.stdout.readline()
+        answer: dict[str, Any] = json.loads(head) if head.endswith(b"\n") else {"bytes": -1}
+        text = process.stdout.read(answer["bytes"])
+    except BrokenPipeError:
+        answer, text = {"bytes": -1}, b""
+    if len(text) != answer["bytes"]:
+        raise TemplateStopped(_why(process.wait()))
+    return answer, text.decode()
+
+
+def _why(code: int) -> str:
+    """Why the process ended, by its exit code."""
+    reasons = {-signal.SIGPROF: TOO_SLOW, -signal.SIGALRM: TOO_LATE}
+    return reasons.get(code, "the chat template was stopped: its process ended")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass
+
+
+PROCESSES = RenderProcesses()
+"""Those of this process; they keep nothing of a template but its compiled form."""
+
+atexit.register(PROCESSES.close)
