@@ -345,6 +345,7 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         dialect=_dialect(loaded, options.server),
         aliases=(options.model.model,),
         grammars=loaded.grammars,
+        trust_request_chat_template=options.server.trust_request_chat_template,
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()

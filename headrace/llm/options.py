@@ -47,6 +47,10 @@ class LLMOptions(TypedDict, total=False):
     """Maximum context length in tokens, prompt plus output (default: the model's maximum)."""
     chat_template: str | None
     """Jinja chat template, as a file or as text (default: the model's own)."""
+    allow_special_tokens_in_content: bool
+    """Let text in messages, tools and documents that spells a special token become that token. By default it
+    stays text, so that content cannot end a turn or begin another. Prompts of /v1/completions are not
+    affected."""
     seed: int
     """Seed of requests without their own seed, and of dummy weights."""
     block_size: int

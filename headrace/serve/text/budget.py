@@ -31,15 +31,61 @@ MAX_ARGUMENT = 256
 """Maximum length of what is searched for: some searches take the product of both lengths."""
 
 METHODS = frozenset(
-    {"capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit"}
-    | {"islower", "isnumeric", "isspace", "istitle", "isupper", "lower", "lstrip", "partition", "removeprefix"}
+    {
+        "capitalize",
+        "count",
+        "endswith",
+        "find",
+        "index",
+        "isalnum",
+        "isalpha",
+        "isascii",
+        "isdecimal",
+        "isdigit",
+    }
+    | {
+        "islower",
+        "isnumeric",
+        "isspace",
+        "istitle",
+        "isupper",
+        "lower",
+        "lstrip",
+        "partition",
+        "removeprefix",
+    }
     | {"removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "splitlines"}
     | {"startswith", "strip", "swapcase", "title", "upper"}
     | {"get", "items", "keys", "values"}  # of objects
 )
 FILTERS = frozenset(
-    {"abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int", "items"}
-    | {"join", "last", "length", "list", "lower", "map", "reject", "rejectattr", "replace", "reverse", "round"}
+    {
+        "abs",
+        "capitalize",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "e",
+        "escape",
+        "first",
+        "float",
+        "int",
+        "items",
+    }
+    | {
+        "join",
+        "last",
+        "length",
+        "list",
+        "lower",
+        "map",
+        "reject",
+        "rejectattr",
+        "replace",
+        "reverse",
+        "round",
+    }
     | {"safe", "select", "selectattr", "string", "title", "tojson", "trim", "upper"}
 )
 
@@ -100,10 +146,13 @@ class Budget:
 
     def spend_all(self, value: Any) -> None:
         """Count the length of a value as text, about; lists may contain the same long text many times."""
-        size = 0
+        size = seen = 0
         waiting = [value]
         while waiting and size <= self._characters:
             item = waiting.pop()
+            seen += 1
+            if not seen % 1024:
+                self._look_at_clock()
             if isinstance(item, dict):
                 waiting += item.keys()
                 waiting += item.values()
@@ -159,6 +208,17 @@ class Metered(SandboxedEnvironment):
         _spend(value)
         return value
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        safe = super().wrap_str_format(value)
+        if safe is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            bounded("formatting", False)
+            return safe(*args, **kwargs)
+
+        return checked
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         bounded("**", operator != "**")
         bounded("formatting", operator != "%" or not isinstance(left, (str, bytes)))
@@ -174,7 +234,9 @@ class Metered(SandboxedEnvironment):
         # The names follow jinja2: a template may pass keywords called `self` and `context`.
         subject = getattr(__obj, "__self__", None)
         if isinstance(subject, (str, bytes, int, float, list, tuple, dict)):
-            _check_operation(f".{__obj.__name__}", __obj.__name__ in METHODS, (subject, *args, *kwargs.values()))
+            _check_operation(
+                f".{__obj.__name__}", __obj.__name__ in METHODS, (subject, *args, *kwargs.values())
+            )
             value = super().call(__context, __obj, *args, **kwargs)
             _spend_shallow(value)
             return value

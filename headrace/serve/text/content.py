@@ -30,19 +30,21 @@ from jinja2.visitor import NodeTransformer
 from headrace.serve.parsing.catalogue import REASONING_FORMATS, TOOL_FORMATS
 
 if TYPE_CHECKING:
-    from headrace.serve.text.tokenizer import Tokenizer
+    import tokenizers
 
 _PRIVATE = re.compile("[\U000f0000-\U0010fffd]")
 _FIRST, _LAST = 0xF0000, 0xFFFFD
-_ANSWERED = frozenset(
-    mark for format_ in (*REASONING_FORMATS, *TOOL_FORMATS) for mark in format_.markers()
+_ANSWERED: frozenset[str] = frozenset().union(
+    *(each.markers() for each in REASONING_FORMATS), *(each.markers() for each in TOOL_FORMATS)
 )
 """Marks that models write in their answers."""
 
 
 class PromptText(NamedTuple):
-    """A rendered prompt. ``quoted`` are the ranges that spell a control token and are text nevertheless; in an empty one,
-    content ends with the beginning of a spelling that the text after it would complete.
+    """A rendered prompt.
+
+    ``quoted`` are the ranges that spell a control token and are text nevertheless. At an empty range, content ends with
+    the beginning of a spelling that the text after it would complete.
     """
 
     text: str
@@ -63,9 +65,9 @@ class AddedTokens(NamedTuple):
     marks: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> AddedTokens:
-        """Those of ``tokenizer``."""
-        added = tokenizer.backend.get_added_tokens_decoder().values()
+    def of(cls, backend: tokenizers.Tokenizer) -> AddedTokens:
+        """Those of a tokenizer of the library."""
+        added = backend.get_added_tokens_decoder().values()
         special = [token.content for token in added if token.special and not token.content.isspace()]
         marks = [token.content for token in added if not token.special and _is_mark(token.content)]
         return cls(tuple(filter(None, special)), tuple(marks))
@@ -189,7 +191,9 @@ class Content:
     def finish(self, text: str) -> PromptText:
         """The rendered text, restored."""
         restored = self._restored(text)
-        quoted = [(start, end) for start, end in restored.quoted if start < end or self._joins(restored.text, end)]
+        quoted = [
+            (start, end) for start, end in restored.quoted if start < end or self._joins(restored.text, end)
+        ]
         return PromptText(restored.text, tuple(quoted))
 
     def _joins(self, text: str, at: int) -> bool:
@@ -314,7 +318,7 @@ def _seeing(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
     return seeing
 
 
-def _testing(test: Callable[..., Any]) -> Callable[..., Any]:
+def _testing(test: Any) -> Any:
     @wraps(test)
     def seeing(*args: Any, **kwargs: Any) -> Any:
         content = current.get()

@@ -47,7 +47,9 @@ class QuotingEncoder:
         for token, around in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
             if around:  # a token that the post-processor adds around the text
                 ids.append(token)
-            elif token in self._spelled:  # a vocabulary of whole words finds it without looking for control tokens
+            elif (
+                token in self._spelled
+            ):  # a vocabulary of whole words finds it without looking for control tokens
                 ids += [each.id for letter in self._spelled[token] for each in self._model.tokenize(letter)]
             else:
                 ids.append(self._ids.get(token, token))
@@ -64,7 +66,8 @@ class QuotingEncoder:
         )
 
     def _id_of(self, spelled: str) -> int:
-        found: int = self._encoder.token_to_id(self._secret.get(spelled, spelled))
+        found = self._encoder.token_to_id(self._secret.get(spelled, spelled))
+        assert found is not None  # it was added
         return found
 
     def _pieces(self, prompt: PromptText) -> Iterator[str]:

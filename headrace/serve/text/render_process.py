@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 from headrace.serve.text.content import Controls
@@ -32,7 +33,9 @@ PAYLOAD_TIMES = 32
 
 def main() -> None:
     """Render until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the server ends by it, and this process after it
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # of a terminal; the server ends by it, and this process after it
     os.nice(LOWER_PRIORITY)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)
@@ -73,10 +76,8 @@ def _job(fields: dict[str, Any]) -> Job:
 
 def _limit(kind: int, most: int) -> None:
     """Set the soft limit; systems that cannot hold it leave the others."""
-    try:
+    with suppress(OSError, ValueError):
         resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
-    except (OSError, ValueError):
-        pass
 
 
 def _own_bytes() -> int:

@@ -96,7 +96,9 @@ def _render(
         why = (error.message or "")[:MAX_REASON]
         raise TemplateError(f"the chat template uses something undefined: {why}") from error
     except jinja2.TemplateError as error:
-        raise TemplateError((error.message or "the chat template rejected these messages")[:MAX_REASON]) from error
+        raise TemplateError(
+            (error.message or "the chat template rejected these messages")[:MAX_REASON]
+        ) from error
     except Exception as error:  # a template can raise anything its expressions can
         why = f"{type(error).__name__}: {error}"[:MAX_REASON]
         raise TemplateError(f"the chat template failed: {why}") from error
@@ -125,7 +127,9 @@ def compiled(source: str, seeing: bool = False) -> jinja2.Template:
         TemplateError: it has a syntax error.
     """
     try:
-        with Budget():  # jinja2 computes constant expressions while it compiles, but none that exceeds a budget
+        with (
+            Budget()
+        ):  # jinja2 computes constant expressions while it compiles, but none that exceeds a budget
             return (_SEEING if seeing else _ENVIRONMENT).from_string(source)
     except jinja2.TemplateSyntaxError as error:
         where = f"in line {error.lineno}"

@@ -1,11 +1,12 @@
 """The model's chat template: renders messages to the text of the prompt.
 
-Templates come with models and, if the operator allows it, with requests. All run in jinja2's sandbox. A model's template
-runs in the server's process within a small `Budget`, which templates of known models never reach. What exceeds it, and
-every template of a request, is rendered in a process of its own, with limits that hold inside one call (`processes`).
+Templates come with models and, if the operator allows it, with requests. All run in jinja2's sandbox. A model's
+template runs in the server's process within a small `Budget`, which templates of known models do not reach. What
+exceeds it, and every template of a request, is rendered in a process of its own, with limits that hold inside one call
+(`processes`).
 
-It does not produce tokens: `Tokenizer.encode_prompt` encodes its output without adding special tokens, because templates
-write special tokens themselves. Text of the request that spells one stays text (`content`).
+It does not produce tokens: `Tokenizer.encode_prompt` encodes its output without adding special tokens, because
+templates write special tokens themselves. Text of the request that spells one stays text (`content`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ __all__ = ["ChatTemplate", "NeedsProcess", "TemplateError", "load_templates"]
 
 ORDINARY_CHARACTERS = 4096
 """A model's template that exceeds the budget on less content than this is not tried in the server's process again."""
+
+
+NO_TOKENS = AddedTokens()
 
 
 class NeedsProcess(Exception):
@@ -49,7 +53,7 @@ class ChatTemplate:
         self,
         templates: Mapping[str, str],
         special_tokens: Mapping[str, str] | None = None,
-        added: AddedTokens = AddedTokens(),
+        added: AddedTokens = NO_TOKENS,
     ) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
@@ -82,7 +86,7 @@ class ChatTemplate:
         folder: str | Path,
         special_tokens: Mapping[str, str],
         chat_template: str | None = None,
-        added: AddedTokens = AddedTokens(),
+        added: AddedTokens = NO_TOKENS,
     ) -> ChatTemplate:
         """The templates of a model folder, or ``chat_template`` (a file's path, or a source) instead of them.
 

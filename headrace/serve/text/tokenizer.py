@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -83,6 +83,8 @@ class Tokenizer:
         self.special_token_ids: frozenset[int] = frozenset(
             token for token, added in backend.get_added_tokens_decoder().items() if added.special
         )
+        self.added = AddedTokens.of(backend)
+        """The tokens that text must not become by its spelling alone."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         first = backend.encode("").ids[:1]
         self._prefix = (
@@ -159,7 +161,7 @@ class Tokenizer:
 
     @cached_property
     def _quoting(self) -> QuotingEncoder:
-        return QuotingEncoder(self.backend, AddedTokens.of(self))
+        return QuotingEncoder(self.backend, self.added)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``tokens``; ids outside the vocabulary add nothing."""
