@@ -102,7 +102,7 @@ def serving(*flags: str) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """The server that most tests share; they leave it idle."""
-    with serving() as running:
+    with serving("--trust-request-chat-template") as running:
         yield running
 
 

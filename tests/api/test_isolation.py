@@ -23,7 +23,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the keys of two tenants and a response cache."""
     keys: Path = tmp_path_factory.mktemp("isolation") / "keys"
     keys.write_text("key-of-acme acme\nkey-of-globex globex\n")
-    with serving("--api-key-file", str(keys), "--response-cache", "memory") as server:
+    flags = ["--api-key-file", str(keys), "--response-cache", "memory", "--trust-request-chat-template"]
+    with serving(*flags) as server:
         yield server
 
 

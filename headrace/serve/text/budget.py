@@ -204,9 +204,13 @@ class Metered(SandboxedEnvironment):
             budget.turn()
 
     def check_value(self, value: Any) -> Any:
-        """Called by compiled templates on their output, on operands of ``~``, and on list literals."""
+        """Called by compiled templates on operands of ``~`` and on list literals."""
         _spend(value)
         return value
+
+    def check_output(self, value: Any) -> Any:
+        """Called by compiled templates on their output."""
+        return self.check_value(value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         safe = super().wrap_str_format(value)

@@ -7,8 +7,8 @@
  encode_prompt    ["a", " <", "|", "im", …]   the tokenizer looks for control tokens everywhere else
 ```
 Control tokens are the tokenizer's special tokens, and those of its other added tokens that the template writes
-(``<｜User｜>`` and ``</tool_response>`` are not special in the tokenizers of their models). A message of the assistant
-keeps the marks of reasoning and tool calls that its model writes as text, unless they are special.
+(``<｜User｜>`` and ``</tool_response>`` are not special in the tokenizers of their models). The content of an
+assistant's message keeps the marks of reasoning and tool calls that its model writes as text, unless they are special.
 
 A template reads protected text as if it were not: `SeeingEnvironment` restores what is compared, searched, split or cut
 and protects the result. So the prompt's text is the same as without protection.
@@ -52,7 +52,7 @@ class PromptText(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """Spellings of control tokens. ``answered`` are those that a message of the assistant may contain."""
+    """Spellings of control tokens. ``answered`` are those that the assistant's content may have."""
 
     spellings: tuple[str, ...] = ()
     answered: tuple[str, ...] = ()
@@ -84,11 +84,23 @@ def _is_mark(text: str) -> bool:
     return len(text) > 2 and not any(c.isalnum() or c.isspace() for c in ends) and any(map(str.isalpha, text))
 
 
-def spells_control(values: Iterable[str], controls: Controls) -> bool:
-    """Whether one of ``values`` spells a control token, or ends with the beginning of one."""
+_CHANGES = re.compile(
+    r"\b(?:capitalize|casefold|lower|partition|replace|rpartition|rsplit|split|striptags|swapcase|title|translate|upper)\b"
+)
+"""What makes a template able to join parts of content to a control token that the content does not spell."""
+
+
+def may_spell_control(values: Iterable[str], controls: Controls, source: str) -> bool:
+    """Whether one of ``values`` may become a control token in a template.
+
+    It spells one, or ends with the beginning of one. Where the template changes text, the first character of one is
+    enough.
+    """
     if not controls.spellings:
         return False
     spelling = _spelling(controls.spellings)
+    if _CHANGES.search(source):
+        return any(not spelling.first.isdisjoint(value) for value in values)
     return any(spelling.pattern.search(value) or spelling.is_cut(value) for value in values)
 
 
@@ -112,13 +124,13 @@ class _Spelling:
     def __init__(self, spellings: tuple[str, ...]) -> None:
         self.pattern = spelling_pattern(spellings)
         self._beginnings = frozenset(text[:end] for text in spellings for end in range(1, len(text)))
-        self._first = frozenset(text[0] for text in spellings)
+        self.first = frozenset(text[0] for text in spellings)
         self.longest = max(map(len, self._beginnings), default=0)
 
     def is_cut(self, text: str) -> bool:
         """Whether ``text`` ends with the beginning of a spelling, which what follows it could complete."""
         tail = text[-self.longest :] if self.longest else ""
-        if self._first.isdisjoint(tail):
+        if self.first.isdisjoint(tail):
             return False
         return any(tail[at:] in self._beginnings for at in range(len(tail)))
 
@@ -176,7 +188,13 @@ class Content:
     def protect_messages(self, messages: Iterable[Mapping[str, Any]]) -> list[Any]:
         """The messages, protected."""
         return [
-            self._protected(message, self._said if message.get("role") == "assistant" else self._all)
+            {
+                self.protect(key): self._protected(
+                    value,
+                    self._said if message.get("role") == "assistant" and key == "content" else self._all,
+                )
+                for key, value in message.items()
+            }
             for message in messages
         ]
 
@@ -268,6 +286,13 @@ class SeeingEnvironment(SandboxedEnvironment):
         _SeeOperands().visit(tree)
         return tree
 
+    def written(self, value: Any) -> Any:
+        """Called by compiled templates on what they write or concatenate: a list is written as Python does."""
+        if not isinstance(value, (list, tuple, Mapping)):
+            return value
+        content = current.get()
+        return str(value) if content.spells(value) else content.protect(str(content.restore(value)))
+
     def seen(self, value: Any) -> Any:
         """Called by compiled templates on what they compare."""
         return current.get().restore(value)
@@ -292,7 +317,7 @@ class SeeingEnvironment(SandboxedEnvironment):
         )
 
 
-_GATHERS = frozenset({"format", "format_map", "join", "default", "d", "string", "safe", "attr"})
+_GATHERS = frozenset({"format", "format_map", "join", "default", "d", "safe", "attr"})
 """Operations that put texts together, or return them as they are."""
 
 
@@ -311,7 +336,7 @@ def _seeing(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(filter_)  # also copies the marks that tell jinja2 what to pass first
     def seeing(*args: Any, **kwargs: Any) -> Any:
         first, rest = args[:passed_first], args[passed_first:]
-        if not rest or not (isinstance(rest[0], str) or name == "tojson"):
+        if not rest or not (isinstance(rest[0], str) or name in ("tojson", "string")):
             return filter_(*args, **kwargs)
         return _seen(name, lambda *seen: filter_(*first, *seen, **kwargs), *rest)
 
@@ -328,7 +353,12 @@ def _testing(test: Any) -> Any:
 
 
 class _SeeOperands(NodeTransformer):
-    """Makes templates call the environment for comparisons and slices."""
+    """Makes templates call the environment for comparisons, concatenations and slices."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.nodes = [_call("written", operand) for operand in node.nodes]
+        return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)

@@ -155,6 +155,9 @@ class _Environment(Metered, ImmutableSandboxedEnvironment):
 class _SeeingEnvironment(Metered, SeeingEnvironment, ImmutableSandboxedEnvironment):
     """The sandbox for templates over protected content."""
 
+    def check_output(self, value: Any) -> Any:
+        return self.written(super().check_output(value))
+
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
@@ -185,7 +188,7 @@ def _equip(environment: _Environment | _SeeingEnvironment) -> None:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     del environment.globals["lipsum"]  # can write for minutes in one call
-    environment.finalize = environment.check_value
+    environment.finalize = environment.check_output
 
 
 _EXTENSIONS = (_Generation, jinja2.ext.loopcontrols)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.serve.text.budget import Budget, BudgetExceeded
-from headrace.serve.text.content import AddedTokens, Controls, PromptText, spells_control, texts
+from headrace.serve.text.content import AddedTokens, Controls, PromptText, may_spell_control, texts
 from headrace.serve.text.processes import PROCESSES
 from headrace.serve.text.rendering import Job, TemplateError, compiled, render_job, variables_of
 from headrace.serve.text.tokenizer import read_json
@@ -130,7 +130,7 @@ class ChatTemplate:
         plain = [_with_plain_content(message, number) for number, message in enumerate(messages)]
         content = list(texts([plain, variables]))
         controls = self._controls[source] if template is None else self._added.controls(source)
-        if not spells_control(content, controls):
+        if not may_spell_control(content, controls, source):
             controls = Controls()
         job = Job(source, plain, variables, own, controls, continue_final_message)
         if template is None and source not in self._apart:

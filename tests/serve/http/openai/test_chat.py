@@ -131,6 +131,7 @@ def test_messages_reach_the_template_as_it_knows_them(house):
     assert prompt == "[system] Be brief.\n[user] a\nb\n[assistant] "
 
 
+@pytest.mark.parametrize("options", [{"trust_request_chat_template": True}])
 def test_a_template_of_ones_own_with_variables(house):
     more = {
         "chat_template": "{{ mood }}: {{ messages[0].content }}",
@@ -172,6 +173,7 @@ def test_a_template_variable_with_a_name_of_ours_is_refused(house, name):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs")
 
 
+@pytest.mark.parametrize("options", [{"trust_request_chat_template": True}])
 def test_a_template_that_spells_half_a_character_is_refused(house):
     answer = ask(house, chat_template="{{ '\\ud800' }}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
