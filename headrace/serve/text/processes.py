@@ -19,8 +19,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from enum import StrEnum
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.serve.text.content import PromptText
 from headrace.serve.text.rendering import Job, TemplateError
@@ -28,19 +29,31 @@ from headrace.serve.text.rendering import Job, TemplateError
 MAX_IDLE = 2
 """Processes that wait for the next template; more than these end after theirs."""
 
-CPU_SECONDS = 1.0
-WALL_SECONDS = 10.0
-MEMORY_BYTES = 512 << 20
-"""Memory that a template may use beside its process's own and that of its messages."""
 
-OUTPUT_TIMES = 4
-"""Maximum output: `OUTPUT_BYTES`, and so many bytes per byte of the messages' JSON."""
-OUTPUT_BYTES = 1 << 20
+class Limits(NamedTuple):
+    """The limits of one rendering.
 
-TOO_SLOW = f"the chat template was stopped: it needs more than {CPU_SECONDS:g} s of CPU time"
-TOO_LATE = f"the chat template was stopped: it took more than {WALL_SECONDS:g} s"
-TOO_LONG = "the chat template was stopped: it writes more than {} bytes"
-TOO_LARGE = f"the chat template was stopped: it needs more than {MEMORY_BYTES >> 20} MiB of memory"
+    ``cpu_seconds`` and ``wall_seconds`` of its process; ``memory_bytes`` beside those of the process and of the
+    messages; ``output_bytes`` beside a multiple of the messages.
+    """
+
+    cpu_seconds: float = 1.0
+    wall_seconds: float = 10.0
+    memory_bytes: int = 512 << 20
+    output_bytes: int = 1 << 20
+
+
+class Stop(StrEnum):
+    """The limit that stopped a template."""
+
+    CPU = "it needs more than {0.cpu_seconds:g} s of CPU time"
+    WALL = "it took more than {0.wall_seconds:g} s"
+    MEMORY = "it needs more than {0.memory_bytes} bytes of memory"
+    OUTPUT = "it writes more than {0.output_bytes} bytes beside its messages"
+    ENDED = "its process ended"
+
+
+DEFAULT_LIMITS = Limits()
 
 
 class TemplateStopped(TemplateError):
@@ -50,7 +63,8 @@ class TemplateStopped(TemplateError):
 class RenderProcesses:
     """Processes that render templates, one at a time each. A call blocks its thread; as many run as threads call."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock = Lock()
 
@@ -85,12 +99,13 @@ class RenderProcesses:
         except BaseException:
             _end(process)
             raise
-        if answer.get("last"):
+        if "stopped" in answer:
             _end(process)
         else:
             self._give_back(process)
         if "stopped" in answer:
-            raise TemplateStopped(answer["stopped"])
+            why = Stop[answer["stopped"]].format(self._limits)
+            raise TemplateStopped(f"the chat template was stopped: {why}")
         if "error" in answer:
             raise TemplateError(answer["error"])
         return answer, text
@@ -102,7 +117,7 @@ class RenderProcesses:
                 if process.poll() is None:
                     return process
                 _end(process)
-        return _start()
+        return _start(self._limits)
 
     def _give_back(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
@@ -112,10 +127,10 @@ class RenderProcesses:
         _end(process)
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(limits: Limits) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(each or os.getcwd() for each in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-m", "headrace.serve.text.render_process"],
+        [sys.executable, "-P", "-m", "headrace.serve.text.render_process", json.dumps(limits)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -135,14 +150,14 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes) -> tuple[dict[str, 
     except BrokenPipeError:
         answer, text = {"bytes": -1}, b""
     if len(text) != answer["bytes"]:
-        raise TemplateStopped(_why(process.wait()))
+        process.kill()
+        return {"stopped": _why(process.wait()).name}, ""
     return answer, text.decode()
 
 
-def _why(code: int) -> str:
+def _why(code: int) -> Stop:
     """Why the process ended, by its exit code."""
-    reasons = {-signal.SIGPROF: TOO_SLOW, -signal.SIGALRM: TOO_LATE}
-    return reasons.get(code, "the chat template was stopped: its process ended")
+    return {-signal.SIGPROF: Stop.CPU, -signal.SIGALRM: Stop.WALL}.get(code, Stop.ENDED)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

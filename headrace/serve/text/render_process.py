@@ -15,24 +15,19 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.serve.text.content import Controls
-from headrace.serve.text.processes import (
-    CPU_SECONDS,
-    MEMORY_BYTES,
-    OUTPUT_BYTES,
-    OUTPUT_TIMES,
-    TOO_LARGE,
-    TOO_LONG,
-    WALL_SECONDS,
-)
+from headrace.serve.text.processes import Limits, Stop
 from headrace.serve.text.rendering import Job, TemplateError, render_job, variables_of
 
 LOWER_PRIORITY = 10
 PAYLOAD_TIMES = 32
 """Memory for the messages, in bytes per byte of their JSON."""
+OUTPUT_TIMES = 4
+"""Maximum output for the messages, in bytes per byte of their JSON."""
 
 
 def main() -> None:
-    """Render until standard input ends."""
+    """Render until standard input ends, within the limits of the first argument."""
+    limits = Limits(*json.loads(sys.argv[1]))
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # of a terminal; the server ends by it, and this process after it
@@ -41,29 +36,28 @@ def main() -> None:
     _limit(resource.RLIMIT_FSIZE, 0)
     own = _own_bytes()
     for line in sys.stdin.buffer:
-        _limit(resource.RLIMIT_AS, own + MEMORY_BYTES + PAYLOAD_TIMES * len(line))
-        answer, text = _answer(line)
+        _limit(resource.RLIMIT_AS, own + limits.memory_bytes + PAYLOAD_TIMES * len(line))
+        answer, text = _answer(line, limits)
         written = text.encode()
         sys.stdout.buffer.write(json.dumps(answer | {"bytes": len(written)}).encode() + b"\n" + written)
         sys.stdout.buffer.flush()
 
 
-def _answer(line: bytes) -> tuple[dict[str, Any], str]:
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+def _answer(line: bytes, limits: Limits) -> tuple[dict[str, Any], str]:
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
+    signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds)
     try:
         question = json.loads(line)
         if "variables_of" in question:
             return {"variables": variables_of(question["variables_of"])}, ""
         rendered = render_job(_job(question["job"]))
-        most = OUTPUT_BYTES + OUTPUT_TIMES * len(line)
-        if len(rendered.text.encode()) > most:
-            return {"stopped": TOO_LONG.format(most)}, ""
+        if len(rendered.text.encode()) > limits.output_bytes + OUTPUT_TIMES * len(line):
+            return {"stopped": Stop.OUTPUT.name}, ""
         return {"quoted": rendered.quoted}, rendered.text
     except TemplateError as error:
         return {"error": str(error)}, ""
     except MemoryError:
-        return {"stopped": TOO_LARGE, "last": True}, ""
+        return {"stopped": Stop.MEMORY.name}, ""
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
