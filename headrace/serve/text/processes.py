@@ -37,8 +37,8 @@ class Limits(NamedTuple):
     messages; ``output_bytes`` beside a multiple of the messages.
     """
 
-    cpu_seconds: float = 1.0
-    wall_seconds: float = 10.0
+    cpu_seconds: float = 0.5
+    wall_seconds: float = 5.0
     memory_bytes: int = 512 << 20
     output_bytes: int = 1 << 20
 
