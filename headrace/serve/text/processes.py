@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -134,8 +135,15 @@ def _start(limits: Limits) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={"PYTHONPATH": path, "LC_ALL": "C.UTF-8"} | {k: v for k, v in os.environ.items() if k == "TZ"},
+        env={"PYTHONPATH": path, "LC_ALL": "C.UTF-8", "TZ": _time_zone()},
     )
+
+
+def _time_zone() -> str:
+    """The server's time zone, as the variable ``TZ`` of POSIX writes it."""
+    now = time.localtime()
+    west = abs(now.tm_gmtoff) // 60
+    return f"<{now.tm_zone}>{'-' if now.tm_gmtoff > 0 else '+'}{west // 60:02}:{west % 60:02}"
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes) -> tuple[dict[str, Any], str]:

@@ -2,7 +2,9 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -132,6 +134,17 @@ def test_several_threads_have_a_process_each_and_two_stay(processes: RenderProce
         thread.join()
     assert sorted(found) == ["0", "1", "2", "3"]
     assert len(processes._idle) <= 2
+
+
+def test_a_process_has_the_servers_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for zone in ("Asia/Kolkata", "America/New_York", "UTC"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        made = RenderProcesses()
+        assert made.render(job("{{ strftime_now('%H') }}")).text == datetime.now().strftime("%H")
+        made.close()
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_a_process_sees_none_of_the_servers_secrets(
