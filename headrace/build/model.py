@@ -40,6 +40,7 @@ from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
+from headrace.serve.text.content import AddedTokens
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
@@ -204,7 +205,8 @@ def _load_text(model: ModelOptions) -> _Text:
     folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
     text_folder = resolve_folder(model.tokenizer, with_weights=False) if model.tokenizer else folder
     tokenizer = Tokenizer.from_folder(text_folder)
-    template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template)
+    added = AddedTokens() if model.allow_special_tokens_in_content else tokenizer.added
+    template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template, added)
     return _Text(folder, tokenizer, template)
 
 

@@ -359,6 +359,7 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         also_named=served_names(options.model)[1:],
         aliases=(options.model.model,),
         grammars=loaded.grammars,
+        trust_request_chat_template=options.server.trust_request_chat_template,
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()

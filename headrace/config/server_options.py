@@ -124,6 +124,13 @@ class ServerOptions:
             description="Time that embeddings may add to decoding, as a share of it; 0 sets no limit.",
         ),
     ] = 0.2
+    trust_request_chat_template: Annotated[
+        bool,
+        Field(
+            description="Render the field chat_template of requests: a template is code of the client. It runs in a "
+            "process of its own with limits of time and memory. By default such a request is refused."
+        ),
+    ] = False
     tool_call_parser: Annotated[
         str,
         Field(

@@ -41,6 +41,9 @@ class LLMOptions(TypedDict, total=False):
     pipeline_parallel_size: int
     """Number of stages that have some layers of the model each; each stage has --tensor-parallel-size
     ranks."""
+    rank_secret: str | None
+    """Secret that all ranks know which a launcher started; needed if MASTER_ADDR is not a loopback address.
+    Set HEADRACE_RANK_SECRET instead of the flag."""
     enforce_eager: bool
     """Launch decode steps operation by operation. By default they are recorded as CUDA graphs at start-up, if
     the kernels allow it."""
@@ -48,6 +51,10 @@ class LLMOptions(TypedDict, total=False):
     """Maximum context length in tokens, prompt plus output (default: the model's maximum)."""
     chat_template: str | None
     """Jinja chat template, as a file or as text (default: the model's own)."""
+    allow_special_tokens_in_content: bool
+    """Let text in messages, tools and documents that spells a special token become that token. By default it
+    stays text, so that content cannot end a turn or begin another. Prompts of /v1/completions are not
+    affected."""
     seed: int
     """Seed of requests without their own seed, and of dummy weights."""
     block_size: int

@@ -113,7 +113,7 @@ def serving(*flags: str, open_files: int = 0) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """The server that most tests share; they leave it idle."""
-    with serving() as running:
+    with serving("--trust-request-chat-template") as running:
         yield running
 
 

@@ -70,10 +70,8 @@ class Messages:
         body = await beside(raw, lambda: valid(CountBody, refuse(json_object(raw))))
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
-        markers = self._model.prompts.markers(
-            self._model.rules.tenants, tenant(caller.key_id, caller.tenant_header, None)
-        )
+        tenant_name = tenant(caller.key_id, caller.tenant_header, None)
+        markers = self._model.prompts.markers(self._model.rules.tenants, tenant_name)
         conversation, _ = normalized(counted(self._model.dialect, body), markers)
-        text = await render(self._model, conversation)
-        tokens = await self._model.encode(text, add_special_tokens=False)
+        tokens = await self._model.encode_prompt(await render(self._model, conversation, tenant_name))
         return JSONResponse({"input_tokens": len(tokens)})

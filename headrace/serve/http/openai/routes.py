@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.serve.auth.api_keys import tenant
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.generation import unsupported
@@ -26,6 +27,7 @@ from headrace.serve.http.openai.completions_wire import CompletionBody
 from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.wire import WireT, parse_beside
+from headrace.serve.text.content import PromptText
 
 GenerationT = TypeVar("GenerationT", bound=Generation)
 
@@ -66,12 +68,13 @@ class Api:
         body: TokenizeBody | TokenizeChatBody
         if _MESSAGES_KEY.search(raw):
             body = await parse_beside(raw, TokenizeChatBody, unsupported.TOKENIZE)
-            text = await render(self._model, body)
+            caller: Caller = request.scope[CALLER]
+            prompt = await render(self._model, body, tenant(caller.key_id, caller.tenant_header, None))
         else:
             body = await parse_beside(raw, TokenizeBody, unsupported.TOKENIZE)
-            text = body.prompt
+            prompt = PromptText(body.prompt)
         self._model.check_name(body.model)
-        tokens = await self._model.encode(text, body.add_special_tokens)
+        tokens = await self._model.encode_prompt(prompt, body.add_special_tokens)
         token_strs = (
             [self._model.tokenizer.token(token) for token in tokens] if body.return_token_strs else None
         )

@@ -14,7 +14,12 @@ from tests.serve.http.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "日本 {x}"}}\n</tool_call>'
 TWO = CALL + '\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-HOUSE = {"template": TOOL_TEMPLATE, "max_model_len": 1200, "num_blocks": 1024}
+HOUSE = {
+    "template": TOOL_TEMPLATE,
+    "max_model_len": 1200,
+    "num_blocks": 1024,
+    "trust_request_chat_template": True,
+}
 
 
 @pytest.fixture
