@@ -166,6 +166,7 @@ def _first_error(error: ValidationError, body: Mapping[str, Any]) -> ApiError:
 _REASONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "model_type": lambda _: "should be an object",
     "dict_type": lambda _: "should be an object",
+    "model_attributes_type": lambda _: "should be an object",
     "too_short": lambda _: "is too short",
     "union_tag_not_found": lambda context: f"should be an object with the field {context['discriminator']}",
     "union_tag_invalid": lambda context: (

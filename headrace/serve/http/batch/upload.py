@@ -40,7 +40,8 @@ MAX_FILENAME_CHARACTERS = 512
 PURPOSE = "purpose"
 ANCHOR = "expires_after[anchor]"
 SECONDS = "expires_after[seconds]"
-FIELDS = (PURPOSE, ANCHOR, SECONDS)
+OPTIONAL = (ANCHOR, SECONDS)
+FIELDS = (PURPOSE, *OPTIONAL)
 
 OTHER_PURPOSES = ("assistants", "evals", "fine-tune", "user_data", "vision")
 """OpenAI's purposes that this server does not support."""
@@ -78,7 +79,9 @@ class _Form:
             case _ if self._name == "file":
                 await self._write()
             case _:
-                self.fields[self._name] = self._value.decode("utf-8", "replace")
+                text = self._value.decode("utf-8", "replace")
+                if text or self._name not in OPTIONAL:  # a form has no null: clients send an empty text
+                    self.fields[self._name] = text
 
     def _begin(self, name: str, filename: str | None) -> None:
         if name != "file" and name not in FIELDS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,19 +16,17 @@ from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.generation.serving import Serving
-from headrace.serve.http.generation.unsupported import NotYet
+from headrace.serve.http.generation.unsupported import NotYet, refuse_unsupported
 from headrace.serve.http.generation.writing import Writer
 from headrace.serve.http.openai.chat import ChatWriter, open_chat, render
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions import CompletionWriter, open_completion
 from headrace.serve.http.openai.completions_wire import CompletionBody
-from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody, tokenize_body
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
-from headrace.serve.http.wire import WireT, parse
+from headrace.serve.http.wire import WireT, json_object, parse
 
 GenerationT = TypeVar("GenerationT", bound=Generation)
-
-_MESSAGES_KEY = re.compile(rb'"messages"\s*:')
 
 
 class Api:
@@ -62,14 +59,9 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``: the tokens of a text or of a rendered conversation."""
-        raw = await read_body(request, self._serving.max_body_bytes)
-        body: TokenizeBody | TokenizeChatBody
-        if _MESSAGES_KEY.search(raw):
-            body = parse(raw, TokenizeChatBody, unsupported.TOKENIZE)
-            text = await render(self._model, body)
-        else:
-            body = parse(raw, TokenizeBody, unsupported.TOKENIZE)
-            text = body.prompt
+        given = json_object(await read_body(request, self._serving.max_body_bytes))
+        body = tokenize_body(refuse_unsupported(given, unsupported.TOKENIZE))
+        text = body.prompt if isinstance(body, TokenizeBody) else await render(self._model, body)
         self._model.check_name(body.model)
         tokens = await self._model.encode(text, body.add_special_tokens)
         token_strs = (
