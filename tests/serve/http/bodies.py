@@ -206,7 +206,7 @@ LARGE: dict[str, dict[str, Any]] = {
 }
 """Bodies with many of their fields."""
 
-ODD = (
+ODD: tuple[Any, ...] = (
     *(None, True, 7, -1, 1.5, 2**70, "", "x", [], [[]], [None], [5], [{}], {}, {"x": 1}, {"": None}),
     *(
         {"type": "x"},
