@@ -2,10 +2,18 @@
 
 The head is the request line and the headers. The parser itself accepts any size, so a client without a key could fill
 the server's memory. This class returns 414 or 431 and closes the connection.
+
+A client may close its sending half after a request and wait for the response (``nc -N``, some HTTP/1.0 clients). TCP
+does not show whether it waits or has closed the whole connection, until the server sends something. So before a
+response has begun, the server sends a byte of urgent data, which no client reads: the system of a client that has
+closed replies with a reset.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import socket
 from http import HTTPStatus
 from typing import Any
 from weakref import WeakSet
@@ -28,6 +36,11 @@ LINGER_SECONDS = 1.0
 client would not receive the error."""
 
 
+FIRST_LOOK_SECONDS = 0.05
+LAST_LOOK_SECONDS = 1.0
+"""Interval of the checks whether a client that has closed its sending half is still there; it doubles up to this."""
+
+
 class Connection(HttpToolsProtocol):
     """A connection that limits heads, and informs all its requests when the client disconnects.
 
@@ -43,6 +56,7 @@ class Connection(HttpToolsProtocol):
         )
         self._header_bytes = 0
         self._refusal: ApiError | None = None
+        self._half_closed = self._pipelined = False
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; refuse a head or trailer that does not end within the limit."""
@@ -75,6 +89,7 @@ class Connection(HttpToolsProtocol):
         """The head is complete: the request is handed to the application."""
         super().on_headers_complete()
         self._pending_bytes = 0
+        self._pipelined = self._pipelined or any(not cycle.response_complete for cycle in self._cycles)
         self._cycles.add(self.cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -86,6 +101,33 @@ class Connection(HttpToolsProtocol):
         """The request is complete; what follows is another one's head."""
         super().on_message_complete()
         self._pending_bytes = 0
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes an answer, uvicorn gives none
+        """The client sends no more. Returns whether the connection stays open, for the response that it waits for.
+
+        TLS has no such state: its connections close.
+        """
+        waits = self._waits() and not self.cycle.more_body and self._refusal is None
+        if not waits or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        self.cycle.keep_alive = False
+        if not self._half_closed:
+            self._half_closed = True
+            self._look(FIRST_LOOK_SECONDS)
+        return True
+
+    def _waits(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _look(self, seconds: float) -> None:
+        """Close the connection if the client has closed it too; look again after ``seconds``."""
+        if self.transport.is_closing() or not self._waits():
+            return
+        quiet = not self.cycle.response_started and not self._pipelined
+        if _is_reset(self.transport.get_extra_info("socket"), ask=quiet):
+            self.transport.abort()
+        else:
+            self.loop.call_later(seconds, self._look, min(2 * seconds, LAST_LOOK_SECONDS))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected."""
@@ -115,6 +157,21 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def _is_reset(connection: Any, *, ask: bool) -> bool:
+    """Whether the client's system has reset a connection; with ``ask``, send the byte that makes it do so."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        poll = select.poll()
+        poll.register(same, 0)  # errors and hang-ups are always reported
+        if poll.poll(0):
+            return True
+        if ask and same.family in (socket.AF_INET, socket.AF_INET6):
+            try:
+                same.send(b"\n", socket.MSG_OOB | socket.MSG_DONTWAIT)
+            except OSError:
+                return bool(poll.poll(0))
+    return False
 
 
 def _response(error: ApiError) -> bytes:
