@@ -56,7 +56,8 @@ class Connection(HttpToolsProtocol):
         )
         self._header_bytes = 0
         self._refusal: ApiError | None = None
-        self._half_closed = self._pipelined = False
+        self._half_closed = False
+        self._probes: int | None = None  # how many may still be sent; None: any number
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; refuse a head or trailer that does not end within the limit."""
@@ -89,7 +90,6 @@ class Connection(HttpToolsProtocol):
         """The head is complete: the request is handed to the application."""
         super().on_headers_complete()
         self._pending_bytes = 0
-        self._pipelined = self._pipelined or any(not cycle.response_complete for cycle in self._cycles)
         self._cycles.add(self.cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -123,11 +123,20 @@ class Connection(HttpToolsProtocol):
         """Close the connection if the client has closed it too; look again after ``seconds``."""
         if self.transport.is_closing() or not self._waits():
             return
-        quiet = not self.cycle.response_started and not self._pipelined
-        if _is_reset(self.transport.get_extra_info("socket"), ask=quiet):
+        begun = any(each.response_started and not each.response_complete for each in self._cycles)
+        ask = not begun and self._probes != 0
+        if _is_reset(self.transport.get_extra_info("socket"), ask=ask):
             self.transport.abort()
-        else:
-            self.loop.call_later(seconds, self._look, min(2 * seconds, LAST_LOOK_SECONDS))
+            return
+        if ask and self._probes is not None:
+            self._probes -= 1
+        self.loop.call_later(seconds, self._look, min(2 * seconds, LAST_LOOK_SECONDS))
+
+    def on_response_complete(self) -> None:
+        """A response was sent. If others follow, the client may read it later, behind one urgent byte at most."""
+        if self.pipeline and self._probes is None:
+            self._probes = 1
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -182,8 +183,10 @@ class Slow:
         self.begun = threading.Event()
 
     async def __call__(self, scope, receive, send):
-        while (await receive()).get("more_body"):
+        while (message := await receive()).get("more_body"):
             pass
+        if message["type"] == "http.disconnect":
+            return
         streamed = scope["path"] == "/stream"
         if streamed:
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -282,6 +285,28 @@ def test_pipelined_requests_before_the_end_are_all_answered(slow):
         client.sendall(request() * 3)
         client.shutdown(socket.SHUT_WR)
         assert read_all(client).count(b"\r\n\r\nok") == 3
+
+
+def test_pipelined_answers_that_are_read_late_are_whole(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        client.shutdown(socket.SHUT_WR)
+        assert app.begun.wait(60)
+        time.sleep(0.4)  # the server looks whether the client is still there
+        app.go.set()
+        time.sleep(0.2)
+        said = read_all(client)
+    assert said.count(b"\r\n\r\nok") == 3
+    assert b"\n\n" not in said
+
+
+def test_a_pipelining_client_that_goes_away_is_noticed(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        assert app.begun.wait(60)
+    assert app.gone.wait(10)
 
 
 def test_an_idle_client_that_closes_its_sending_half_is_closed(slow):
