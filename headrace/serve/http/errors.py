@@ -22,6 +22,7 @@ from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason
 from headrace.core.tenancy.gate import Reject
 from headrace.serve.auth.roles import Access
+from headrace.serve.http.content_encoding import ENCODINGS
 from headrace.serve.http.exchange import record_error
 
 ERROR_FORMAT = "headrace.error_format"
@@ -198,6 +199,18 @@ def model_not_found(model: str) -> ApiError:
 def too_large(limit: int) -> ApiError:
     """413: the request body is larger than ``--max-body-bytes``."""
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
+
+
+def unsupported_encoding(why: str) -> ApiError:
+    """415: the body has a ``Content-Encoding`` that the server cannot decode."""
+    accepted = ", ".join(ENCODINGS)
+    return ApiError(
+        415,
+        f"{why}. Send the body as {accepted}, or without an encoding.",
+        param="Content-Encoding",
+        code="unsupported_encoding",
+        headers={"Accept-Encoding": accepted},
+    )
 
 
 def request_line_too_long(limit: int) -> ApiError:

@@ -77,6 +77,7 @@ class ToolFormat:
         written: how to write a call, for constraints.
         silent: markers that are removed from the content.
         short_ids: make ids of nine letters and digits, which some templates require.
+        aliases: vLLM's other names of the format, which ``--tool-call-parser`` takes too.
     """
 
     name: str
@@ -85,6 +86,7 @@ class ToolFormat:
     written: Written
     silent: tuple[str, ...] = ()
     short_ids: bool = False
+    aliases: tuple[str, ...] = ()
 
     def markers(self) -> frozenset[str]:
         """All texts that the format needs to see, also where they are special tokens."""
@@ -106,6 +108,7 @@ class ReasoningFormat:
         first: whether reasoning is only possible at the beginning of an output.
         assumed: whether an output begins with reasoning even without a marker.
         silent: as in `ToolFormat`.
+        aliases: vLLM's other names of the format, which ``--reasoning-parser`` takes too.
     """
 
     name: str
@@ -115,6 +118,7 @@ class ReasoningFormat:
     first: bool = True
     assumed: bool = False
     silent: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     def markers(self) -> frozenset[str]:
         """All texts that the format needs to see, also where they are special tokens."""

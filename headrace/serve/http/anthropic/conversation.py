@@ -15,6 +15,7 @@ from headrace.serve.http.anthropic.wire import (
     InputMessage,
     MessagesBody,
     NamedToolChoice,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolBody,
@@ -169,8 +170,8 @@ def _joined(messages: Sequence[InputMessage]) -> list[_Turn]:
         if not placed:
             raise invalid(f"Invalid value for '{path}': must not be empty.", path)
         for where, block in placed:
-            if message.role not in _ROLES[type(block)]:
-                roles = " or ".join(_ROLES[type(block)])
+            if message.role not in _ROLES[block.type]:
+                roles = " or ".join(_ROLES[block.type])
                 why = f"only a message of the role {roles} may have a block of type {block.type!r}"
                 raise invalid(f"Invalid value for '{where}': {why}.", where)
         if turns and turns[-1].role == message.role:
@@ -180,11 +181,12 @@ def _joined(messages: Sequence[InputMessage]) -> list[_Turn]:
     return turns
 
 
-_ROLES: dict[type, tuple[str, ...]] = {
-    TextBlock: ("user", "assistant", "system"),
-    ThinkingBlock: ("assistant",),
-    ToolUseBlock: ("assistant",),
-    ToolResultBlock: ("user",),
+_ROLES: dict[str, tuple[str, ...]] = {
+    "text": ("user", "assistant", "system"),
+    "thinking": ("assistant",),
+    "redacted_thinking": ("assistant",),
+    "tool_use": ("assistant",),
+    "tool_result": ("user",),
 }
 
 
@@ -252,7 +254,9 @@ def _mark(marked: Sequence[Block | ToolBody]) -> dict[str, Any] | None:
     """The longest ``cache_control`` among ``marked``."""
     found = None
     for each in marked:
-        if not isinstance(each, ThinkingBlock) and each.cache_control is not None:
+        if isinstance(each, ThinkingBlock | RedactedThinkingBlock):
+            continue
+        if each.cache_control is not None:
             found = _longer(found, each.cache_control)
     return found
 

@@ -61,10 +61,12 @@ async def open_chat(
     request_timeout: float,
     id_prefix: str = "chatcmpl-",
     shorten: bool = False,
+    reports_begin: bool = False,
 ) -> Call:
     """Render, tokenize and submit a conversation; the call's id begins with ``id_prefix``.
 
-    ``shorten`` reduces ``max_tokens`` to what the context leaves, instead of refusing the request.
+    ``shorten`` reduces ``max_tokens`` to what the context leaves, instead of refusing the request. ``reports_begin`` as
+    in `open_call`.
 
     Raises:
         ApiError: the request is invalid, or the server rejects it.
@@ -111,6 +113,7 @@ async def open_chat(
         choices_per_prompt=body.n or 1,
         request_timeout=request_timeout,
         turn=partial(_turn, body),
+        reports_begin=reports_begin,
     )
 
 

@@ -21,6 +21,7 @@ from headrace.serve.http.responses.tools.wire import (
     path_of,
 )
 from headrace.serve.http.responses.wire import ResponsesBody, SchemaFormat
+from headrace.serve.http.wire import reason_of
 
 _OWN = {"tools", "tool_choice", "stream_options"}
 _SAME = tuple(sorted((ResponsesBody.model_fields.keys() & ChatBody.model_fields.keys()) - _OWN))
@@ -49,7 +50,7 @@ def chat_body(body: ResponsesBody, items: Iterable[Mapping[str, Any]]) -> ChatBo
     try:
         return ChatBody.model_validate(asked)
     except ValidationError as error:
-        raise invalid(f"input: {error.errors(include_url=False)[0]['msg']}", "input") from None
+        raise invalid(f"input: {reason_of(error)}", "input") from None
 
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:

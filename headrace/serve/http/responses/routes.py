@@ -85,7 +85,13 @@ class ResponsesApi:
             if body.stored:
                 caller = caller._replace(stored=StoredFor(MAX_AGE_SECONDS, body.previous_response_id))
             call = await open_chat(
-                self._recall, self._model, chat, caller, self._serving.request_timeout, id_prefix=ID_PREFIX
+                self._recall,
+                self._model,
+                chat,
+                caller,
+                self._serving.request_timeout,
+                id_prefix=ID_PREFIX,
+                reports_begin=bool(body.background),
             )
         log = EventLog() if body.stream and body.stored else None
         keep = partial(self._keep, call.tenant, items, log) if body.stored else _drop

@@ -3,11 +3,19 @@
 The head is the request line and the headers. The parser itself accepts any size, so a client without a key could fill
 the server's memory. This class returns 414 or 431 and closes the connection. It returns 408 to a client that sends so
 slowly that it only holds the connection.
+
+A client may close its sending half after a request and wait for the response (``nc -N``, some HTTP/1.0 clients). TCP
+does not show whether it waits or has closed the whole connection, until the server sends something. So before a
+response has begun, the server sends a byte of urgent data, which no client reads: the system of a client that has
+closed replies with a reset.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import socket
 from http import HTTPStatus
 from typing import Any
 from weakref import WeakSet
@@ -49,6 +57,10 @@ MIN_BODY_RATE = 500
 """A body must arrive within 60 seconds and as fast as 500 bytes per second: within a minute and 2 s for each 1,000
 bytes of it."""
 
+FIRST_LOOK_SECONDS = 0.05
+LAST_LOOK_SECONDS = 1.0
+"""Interval of the checks whether a client that has closed its sending half is still there; it doubles up to this."""
+
 
 class Connection(HttpToolsProtocol):
     """A connection that limits heads and times, and informs all its requests when the client disconnects.
@@ -71,6 +83,8 @@ class Connection(HttpToolsProtocol):
         self._awaited = ("head", HEAD_SECONDS)
         self._body_began = 0.0
         self._body_bytes = 0
+        self._half_closed = False
+        self._probes: int | None = None  # how many may still be sent; None: any number
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected; refuse it if there is no room."""
@@ -127,6 +141,42 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._pending_bytes = 0
         self._deadline = None
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes an answer, uvicorn gives none
+        """The client sends no more. Returns whether the connection stays open, for the response that it waits for.
+
+        TLS has no such state: its connections close.
+        """
+        waits = self._waits() and not self.cycle.more_body and self._refusal is None
+        if not waits or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        self.cycle.keep_alive = False
+        if not self._half_closed:
+            self._half_closed = True
+            self._look(FIRST_LOOK_SECONDS)
+        return True
+
+    def _waits(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _look(self, seconds: float) -> None:
+        """Close the connection if the client has closed it too; look again after ``seconds``."""
+        if self.transport.is_closing() or not self._waits():
+            return
+        begun = any(each.response_started and not each.response_complete for each in self._cycles)
+        ask = not begun and self._probes != 0
+        if _is_reset(self.transport.get_extra_info("socket"), ask=ask):
+            self.transport.abort()
+            return
+        if ask and self._probes is not None:
+            self._probes -= 1
+        self.loop.call_later(seconds, self._look, min(2 * seconds, LAST_LOOK_SECONDS))
+
+    def on_response_complete(self) -> None:
+        """A response was sent. If others follow, the client may read it later, behind one urgent byte at most."""
+        if self.pipeline and self._probes is None:
+            self._probes = 1
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has disconnected."""
@@ -195,6 +245,21 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def _is_reset(connection: Any, *, ask: bool) -> bool:
+    """Whether the client's system has reset a connection; with ``ask``, send the byte that makes it do so."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        poll = select.poll()
+        poll.register(same, 0)  # errors and hang-ups are always reported
+        if poll.poll(0):
+            return True
+        if ask and same.family in (socket.AF_INET, socket.AF_INET6):
+            try:
+                same.send(b"\n", socket.MSG_OOB | socket.MSG_DONTWAIT)
+            except OSError:
+                return bool(poll.poll(0))
+    return False
 
 
 def _response(error: ApiError) -> bytes:

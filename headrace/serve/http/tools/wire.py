@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, SkipValidation, Tag
 
-from headrace.serve.http.wire import FORM_MARK, Wire, wrong_type, wrong_value
+from headrace.serve.http.wire import FORM_MARK, Answered, Wire, wrong_type, wrong_value
 
 MAX_TOOLS = 128
 MAX_ARGUMENT_CHARACTERS = 1_000_000
@@ -148,14 +148,14 @@ def call_rule(choice: str | NamedChoice | AllowedChoice | None) -> CallRule:
     return CallRule(choice or "auto")
 
 
-class CalledFunction(Wire):
+class CalledFunction(Answered):
     """A function and the arguments that it was called with, as JSON text."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)]
 
 
-class CalledTool(Wire):
+class CalledTool(Answered):
     """A call in an earlier message of the assistant."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)]

@@ -73,10 +73,18 @@ def test_usage_in_streams(house):
     assert all(event["usage"] is None for event in said[:-1])
     assert said[-1]["choices"] == []
     assert said[-1]["usage"]["completion_tokens"] > 10
-    said = events(ask(house, stream=True, stream_options={"continuous_usage_stats": True}))
-    counted = [event["usage"]["completion_tokens"] for event in said]
+    every = {"include_usage": True, "continuous_usage_stats": True}
+    counted = [
+        event["usage"]["completion_tokens"] for event in events(ask(house, stream=True, stream_options=every))
+    ]
     assert counted == sorted(counted)
     assert counted[-1] > 10
+
+
+def test_usage_with_every_chunk_needs_usage_at_all(house):
+    said = events(ask(house, stream=True, stream_options={"continuous_usage_stats": True}))
+    assert not any("usage" in event for event in said)
+    assert all(event["choices"] for event in said)
 
 
 @pytest.mark.parametrize("options", [{"seeded": True}])

@@ -1,5 +1,6 @@
 """Limits on a request's head, on real sockets of a uvicorn server with this connection class."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -34,12 +35,12 @@ async def echo(scope, receive, send):
 
 
 @contextmanager
-def listening(most=1000):
+def listening(app=echo, most=1000):
     """The address of a server that has room for so many connections."""
     room = ConnectionRoom(most, 0, time.monotonic)
     room._most = most
     connect = partial(Connection, room=room)
-    config = uvicorn.Config(echo, http=connect, port=0, lifespan="off", ws="none", log_config=None)
+    config = uvicorn.Config(app, http=connect, port=0, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -259,3 +260,141 @@ def test_a_connection_without_room_gets_an_error_and_the_log_says_why_once(caplo
                 assert client.recv(1) == b""
     (record,) = [each for each in caplog.records if "refused" in each.message]
     assert "2 are open, and the limit of open files is 2" in record.message
+
+
+class Slow:
+    """An application that answers when it is told to, and notes which clients have gone."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.gone = threading.Event()
+        self.begun = threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            return
+        streamed = scope["path"] == "/stream"
+        if streamed:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        self.begun.set()
+        left = asyncio.ensure_future(receive())
+        while not self.go.is_set() and not left.done():
+            await asyncio.sleep(0.01)
+            if streamed:
+                await send({"type": "http.response.body", "body": b"b", "more_body": True})
+        if left.done():
+            assert left.result()["type"] == "http.disconnect"
+            self.gone.set()
+            return
+        left.cancel()
+        if not streamed:
+            head = [(b"content-length", b"2")]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture
+def slow():
+    app = Slow()
+    with listening(app) as place:
+        yield app, place
+        app.go.set()
+
+
+def read_all(client):
+    said = b""
+    while part := client.recv(65536):
+        said += part
+    return said
+
+
+@pytest.mark.parametrize("target", ["/", "/stream"])
+@pytest.mark.parametrize("wait", [0, 0.4])
+def test_a_client_that_closes_its_sending_half_gets_its_whole_answer(slow, target, wait):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request(target=target, body=b"z" * 100))
+        assert app.begun.wait(60)
+        client.shutdown(socket.SHUT_WR)
+        threading.Timer(wait, app.go.set).start()
+        said = read_all(client)
+    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert said.endswith(b"\r\n\r\nok" if target == "/" else b"2\r\nok\r\n0\r\n\r\n")
+    assert b"\n\n" not in said
+    assert not app.gone.is_set()
+
+
+def test_a_client_of_http_1_0_that_closes_its_sending_half_gets_its_answer(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(b"POST / HTTP/1.0\r\ncontent-length: 1\r\n\r\nz")
+        client.shutdown(socket.SHUT_WR)
+        assert app.begun.wait(60)
+        app.go.set()
+        assert read_all(client).endswith(b"\r\n\r\nok")
+
+
+@pytest.mark.parametrize("target", ["/", "/stream"])
+@pytest.mark.parametrize("half_first", [False, True])
+def test_a_client_that_goes_away_is_noticed(slow, target, half_first):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request(target=target))
+        assert app.begun.wait(60)
+        if half_first:
+            client.shutdown(socket.SHUT_WR)
+            assert not app.gone.wait(0.3)
+    assert app.gone.wait(10)
+
+
+def test_a_client_that_ends_in_the_middle_of_its_body_is_cut(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request(body=b"z" * 100)[:-1])
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client) == b""
+    assert not app.begun.is_set()
+
+
+def test_pipelined_requests_before_the_end_are_all_answered(slow):
+    app, address = slow
+    app.go.set()
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client).count(b"\r\n\r\nok") == 3
+
+
+def test_pipelined_answers_that_are_read_late_are_whole(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        client.shutdown(socket.SHUT_WR)
+        assert app.begun.wait(60)
+        time.sleep(0.4)  # the server looks whether the client is still there
+        app.go.set()
+        time.sleep(0.2)
+        said = read_all(client)
+    assert said.count(b"\r\n\r\nok") == 3
+    assert b"\n\n" not in said
+
+
+def test_a_pipelining_client_that_goes_away_is_noticed(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        assert app.begun.wait(60)
+    assert app.gone.wait(10)
+
+
+def test_an_idle_client_that_closes_its_sending_half_is_closed(slow):
+    app, address = slow
+    app.go.set()
+    with connected(address) as client:
+        client.sendall(request())
+        answer(client)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""

@@ -40,7 +40,7 @@ class HostedTool(Wire):
 
 
 def _form(value: Any) -> str | None:
-    kind = value.get("type", "function") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = (value.get("type") or "function") if isinstance(value, dict) else getattr(value, "type", None)
     if kind in ("function", "namespace"):
         return f"{FORM_MARK}{kind}"
     return FORM_MARK + "hosted" if isinstance(kind, str) else None
