@@ -26,6 +26,8 @@ MAX_CHARACTERS = 1_000_000
 CONTENT_TIMES = 32
 """How often a template may process its content."""
 MAX_SECONDS = 0.1
+CLOCK_CHECKS = 8
+"""The clock is read once in so many checks: reading it takes as long as some of them."""
 MAX_BITS = 1_024
 MAX_ARGUMENT = 256
 """Maximum length of what is searched for: some searches take the product of both lengths."""
@@ -84,7 +86,6 @@ FILTERS = frozenset(
         "rejectattr",
         "replace",
         "reverse",
-        "round",
     }
     | {"safe", "select", "selectattr", "string", "title", "tojson", "trim", "upper"}
 )
@@ -105,7 +106,7 @@ class Budget:
         content: characters of the content that the template renders.
         turns: loop turns and macro calls.
         characters: of all values that operations take or make, beside those of the content.
-        seconds: CPU time of the thread, checked in every turn and with every value.
+        seconds: CPU time of the thread, checked every few turns and values.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Budget:
         seconds: float = MAX_SECONDS,
     ) -> None:
         self._until = time.thread_time() + seconds
+        self._checks = 0
         self._turns = turns
         self._characters = characters + CONTENT_TIMES * content
         self._token: Token[Budget | None] | None = None
@@ -162,7 +164,8 @@ class Budget:
         self.spend(size)
 
     def _look_at_clock(self) -> None:
-        if time.thread_time() > self._until:
+        self._checks += 1
+        if not self._checks % CLOCK_CHECKS and time.thread_time() > self._until:
             raise BudgetExceeded("seconds")
 
 
@@ -185,8 +188,9 @@ class Metered(SandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%", "+"})
 
     def meter_filters(self) -> None:
-        """Wrap all filters with checks, after the environment has registered them."""
+        """Wrap all filters and tests with checks, after the environment has registered them."""
         self.filters = {name: _checked(name, filter_) for name, filter_ in self.filters.items()}
+        self.tests = {name: _ticking(test) for name, test in self.tests.items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -196,6 +200,9 @@ class Metered(SandboxedEnvironment):
             repeated.extend(tree.find_all(kind))
         for node in repeated:
             node.body.insert(0, nodes.ExprStmt(_call("count_turn")).set_lineno(node.lineno))
+        for loop in tree.find_all(nodes.For):
+            if isinstance(loop.test, nodes.Expr):
+                loop.test = _call("check_value", loop.test)
         return tree
 
     def count_turn(self) -> None:
@@ -204,7 +211,7 @@ class Metered(SandboxedEnvironment):
             budget.turn()
 
     def check_value(self, value: Any) -> Any:
-        """Called by compiled templates on operands of ``~`` and on list literals."""
+        """Called by compiled templates on values that are made or found without a call."""
         _spend(value)
         return value
 
@@ -250,7 +257,7 @@ class Metered(SandboxedEnvironment):
 
 
 class _CheckValues(NodeTransformer):
-    """Adds a check to every ``~`` and each of its operands, and to all constructors of lists.
+    """Adds a check to every ``~`` and each of its operands, to ``in`` and slices, and to all constructors of lists.
 
     Sixty turns of ``[x, x]`` make a small value that is practically impossible to compare, hash or print.
     """
@@ -259,6 +266,15 @@ class _CheckValues(NodeTransformer):
         self.generic_visit(node)
         node.nodes = [_call("check_value", operand) for operand in node.nodes]
         return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        searches = any(operand.op in ("in", "notin") for operand in node.ops)
+        return _call("check_value", node) if searches else node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("check_value", node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -293,6 +309,15 @@ def _checked(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
         return value
 
     return checked
+
+
+def _ticking(test: Any) -> Any:
+    @wraps(test)
+    def ticking(*args: Any, **kwargs: Any) -> Any:
+        _spend_size(0)
+        return test(*args, **kwargs)
+
+    return ticking
 
 
 def _check_operation(name: str, allowed: bool, operands: tuple[Any, ...]) -> None:
@@ -336,6 +361,8 @@ def _spend(value: Any) -> None:
         budget.spend_all(value)
     elif isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise BudgetExceeded("large integers")
+    else:
+        budget.spend(0)
 
 
 def _spend_size(size: int) -> None:

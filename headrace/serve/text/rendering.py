@@ -158,6 +158,9 @@ class _SeeingEnvironment(Metered, SeeingEnvironment, ImmutableSandboxedEnvironme
     def check_output(self, value: Any) -> Any:
         return self.written(super().check_output(value))
 
+    def cut(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        return self.check_value(super().cut(value, start, stop, step))
+
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
