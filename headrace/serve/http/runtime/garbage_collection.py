@@ -32,8 +32,8 @@ QUIET_SECONDS = 2.0
 """Idle time after which a full collection may start: it is then unlikely to delay a request."""
 
 MANY = 8
-"""Collections of the middle generation, of some 7,000 new objects each, after which recent objects are collected without
-waiting for idle time: large calls create so many that a later collection would stop all threads for longer."""
+"""Collections of the middle generation, of some 7,000 new objects each, after which recent objects are collected
+without waiting for idle time: large calls create so many that a later collection would stop all threads for longer."""
 
 PATIENCE = 10.0
 """A collection waits at most this many intervals for idle time; then it runs anyway."""
