@@ -109,6 +109,7 @@ MOST_VALUES = 524_288
 _PARSING = ThreadPoolExecutor(1, "headrace-body")
 """One thread: several would only compete for the interpreter with the event loop."""
 
+_OBJECT = re.compile(rb"[ \t\r\n]*+\{")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 FORM_MARK = "~"
@@ -155,12 +156,18 @@ def json_object(raw: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
-        raise invalid("The request body must be a JSON object.", code="invalid_json")
+        raise _not_an_object()
     return body
+
+
+def _not_an_object() -> ApiError:
+    return invalid("The request body must be a JSON object.", code="invalid_json")
 
 
 def _check_size(raw: bytes) -> None:
     """Raise ApiError if a body has more parts or values than can be read in a short time."""
+    if len(raw) > INLINE_BYTES and not _OBJECT.match(raw):
+        raise _not_an_object()
     if len(raw) <= INLINE_BYTES or not _too_many(
         raw.count(b"{") + raw.count(b"[") + raw.count(b":"), raw.count(b",")
     ):

@@ -13,7 +13,7 @@ from headrace.serve.parsing.formats import ReasoningFormat, ToolFormat
 
 AUTO = "auto"
 
-FormatT = TypeVar("FormatT", ToolFormat, ReasoningFormat)
+FormatT = TypeVar("FormatT", bound=ToolFormat | ReasoningFormat)
 
 
 class UnknownParser(ValueError):

@@ -90,6 +90,7 @@ def test_a_body_of_too_many_parts_or_values_is_refused_before_it_is_parsed(monke
         (body_of(parts=wire.MOST_PARTS + 10), f"{wire.MOST_PARTS} objects, lists and fields"),
         (body_of(values=wire.MOST_VALUES + 10), f"{wire.MOST_VALUES} values"),
         (b'{"a":' + b"[" * 40_000, f"{wire.MOST_PARTS} objects"),
+        (b" \n {" + b"[" * 40_000, f"{wire.MOST_PARTS} objects"),
         (b'{"a":"' + b"x" * 40_000 + b'"' + b',"b":1' * 40_000, f"{wire.MOST_PARTS} objects"),
     ):
         with pytest.raises(ApiError, match=f"The request body has more than {limit}") as refused:
@@ -224,3 +225,11 @@ def error_of(form: type[Wire], body: object) -> ApiError | None:
     except ApiError as error:
         return error
     return None
+
+
+@pytest.mark.parametrize(
+    "raw", [b"[" * 70_000, b"[" + b"1," * 70_000, b"\xef\xbb\xbf{" + b" " * 70_000, b" " * 70_000]
+)
+def test_a_large_body_that_is_no_object_is_not_parsed(monkeypatch, raw):
+    monkeypatch.setattr(wire, "from_json", lambda *given, **more: pytest.fail("it was parsed"))
+    assert refusal(raw).code == "invalid_json"

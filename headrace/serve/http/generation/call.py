@@ -33,6 +33,7 @@ from headrace.serve.http.generation.usage import usage
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.prompts.policy import UNKNOWN, About, SessionOf, session_of, session_of_stored
 from headrace.serve.http.rate_limit_headers import rate_headers
+from headrace.serve.intake import Pieces
 from headrace.serve.parsing.message import Reading
 from headrace.serve.service import Refused
 from headrace.serve.text.first_call import FirstCallStream
@@ -290,8 +291,7 @@ async def open_call(
     now, shows = recall.now(), _shows_cost(model, body, caller)
     directives, bars = control(body.response_cache, caller.cache_control), unknown_field(body)
     alone = len(prompts) * choices_per_prompt == 1
-    choices, questions = list[Choice](), list[LookupRequest]()
-    pieces = model.intake.pieces()
+    choices, questions, pieces = list[Choice](), list[LookupRequest](), model.intake.pieces()
     for prompt in prompts:
         await pieces.turn()
         stops = partial(_text_stream, model, prompt) if prompt.ends_by_text else None
@@ -316,14 +316,25 @@ async def open_call(
         raise turned_away(refused.verdict, rate_headers(refused.rooms), _multiple(prompts, choices)) from None
     except NotCached:
         raise not_cached() from None
-    for prompt, choice in zip(prompts, choices[::choices_per_prompt], strict=True):
-        model.prompts.submit(choice.request, prompt.about, session)
-        await pieces.turn()
+    await _submit_prompts(model, prompts, choices[::choices_per_prompt], session, pieces)
     seconds = scheduling.seconds or answer.requests[0].settings.request_timeout or request_timeout
     call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows)
     if caller.exchange is not None:
         caller.exchange.call = call
     return call
+
+
+async def _submit_prompts(
+    model: ServedModel,
+    prompts: Sequence[Prompt],
+    firsts: Sequence[Choice],
+    session: SessionOf | None,
+    pieces: Pieces,
+) -> None:
+    """Report each prompt with the request of its first choice."""
+    for prompt, choice in zip(prompts, firsts, strict=True):
+        model.prompts.submit(choice.request, prompt.about, session)
+        await pieces.turn()
 
 
 def _multiple(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> str | None:

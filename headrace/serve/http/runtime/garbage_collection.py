@@ -31,6 +31,10 @@ SHARE = 0.001
 QUIET_SECONDS = 2.0
 """Idle time after which a full collection may start: it is then unlikely to delay a request."""
 
+MANY = 8
+"""Collections of the middle generation, of some 7,000 new objects each, after which recent objects are collected
+without waiting for idle time: large calls create so many that a later collection would stop all threads for longer."""
+
 PATIENCE = 10.0
 """A collection waits at most this many intervals for idle time; then it runs anyway."""
 
@@ -42,14 +46,20 @@ class GarbageCollection:
         busy: whether a request waits for its response.
         calls: the number of requests so far.
         clock: seconds.
+        created: the collections of the middle generation since the last one of recent objects.
     """
 
     def __init__(
-        self, busy: Callable[[], bool], calls: Callable[[], int], clock: Callable[[], float]
+        self,
+        busy: Callable[[], bool],
+        calls: Callable[[], int],
+        clock: Callable[[], float],
+        created: Callable[[], int] = lambda: gc.get_count()[2],
     ) -> None:
         self._busy = busy
         self._calls = calls
         self._clock = clock
+        self._created = created
         self._called = calls()
         self._quiet_since = self._recent_ended = self._all_ended = clock()
         self._rest = REST_SECONDS
@@ -73,7 +83,7 @@ class GarbageCollection:
             _search()
             self._recent_ended = self._all_ended = self._clock()
             self._rest = max(REST_SECONDS, (self._all_ended - now) / SHARE)
-        elif _due(now - self._recent_ended, RECENT_SECONDS, not busy):
+        elif self._created() >= MANY or _due(now - self._recent_ended, RECENT_SECONDS, not busy):
             _search()
             self._recent_ended = self._clock()
 

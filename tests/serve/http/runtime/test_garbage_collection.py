@@ -6,6 +6,7 @@ import weakref
 import pytest
 
 from headrace.serve.http.runtime.garbage_collection import (
+    MANY,
     PATIENCE,
     QUIET_SECONDS,
     RECENT_SECONDS,
@@ -26,7 +27,10 @@ class House:
 
     def __init__(self) -> None:
         self.now, self.busy, self.calls = 0.0, False, 0
-        self.garbage = GarbageCollection(lambda: self.busy, lambda: self.calls, lambda: self.now)
+        self.created = 0
+        self.garbage = GarbageCollection(
+            lambda: self.busy, lambda: self.calls, lambda: self.now, lambda: self.created
+        )
         self.garbage.take_over()
 
     def after(self, seconds: float) -> None:
@@ -119,3 +123,15 @@ def test_python_itself_searches_only_what_is_young() -> None:
     House()
     assert gc.get_threshold()[2] > 10**6
     assert gc.isenabled()
+
+
+def test_many_new_objects_are_searched_though_somebody_waits() -> None:
+    house = House()
+    house.busy = True
+    lost = weakref.ref(Circle())
+    house.created = MANY - 1
+    house.after(0.01)
+    assert lost() is not None
+    house.created = MANY
+    house.after(0.01)
+    assert lost() is None
