@@ -27,10 +27,18 @@ FORMS = sorted(set(_forms(Wire)), key=lambda form: f"{form.__module__}.{form.__n
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 _FUNCTION = {"name": "f", "parameters": _SCHEMA}
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_ALLOWED = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
 _HI = [{"role": "user", "content": "Hi"}]
 
 SMALLEST: dict[str, dict[str, Any]] = {
     "AbortBody": {"request_id": "r"},
+    "AllowedChoice": {"type": "allowed_tools", "allowed_tools": _ALLOWED},
+    "AllowedTools": _ALLOWED,
+    "AllowedFunctions": {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "f"}],
+    },
     "AnswerBlock": {"type": "text", "text": "x"},
     "AnswerContent": {"type": "output_text", "text": "x"},
     "AnswerItem": {"role": "assistant", "content": "x"},
