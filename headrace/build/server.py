@@ -273,13 +273,8 @@ def _make_app(
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
-    background: list[BackgroundWork] = [
-        keys.watch,
-        *([history] if history else []),
-        warming.warmer,
-        systemd.watch,
-    ]
-    background += [responses.background, *batch.background, embedding.worker, *tuning.tasks]
+    background: list[BackgroundWork] = [keys.watch, *([history] if history else []), warming.warmer]
+    background += [systemd.watch, responses.background, *batch.background, embedding.worker, *tuning.tasks]
     background += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, background, options.allowed_origins, exchanges, named)

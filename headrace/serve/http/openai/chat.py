@@ -73,11 +73,7 @@ async def open_chat(
     """
     max_tokens, param = _max_tokens(body)
     top = _top_logprobs(body)
-    check_stream(body)
-    check_template(model, body)
-    if body.prediction is not None and body.tools:
-        raise invalid("prediction cannot be used together with tools", "prediction")
-    check_choice(model.dialect, body)
+    _check(model, body)
     body, done = normalized(body, model.prompts.markers(model.rules.tenants, tenant_of_call(caller, body)))
     rendered = await render(model, body, tenant_of_call(caller, body))
     text = rendered.text
@@ -115,6 +111,15 @@ async def open_chat(
         turn=partial(_turn, body),
         reports_begin=reports_begin,
     )
+
+
+def _check(model: ServedModel, body: ChatBody) -> None:
+    """Raise `ApiError` 400 if fields contradict each other or the server."""
+    check_stream(body)
+    check_template(model, body)
+    if body.prediction is not None and body.tools:
+        raise invalid("prediction cannot be used together with tools", "prediction")
+    check_choice(model.dialect, body)
 
 
 async def count_chat(model: ServedModel, body: ChatBody, caller: Caller) -> int:
