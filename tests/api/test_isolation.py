@@ -173,10 +173,13 @@ def test_text_that_spells_a_special_token_stays_text_in_every_dialect(shared):
     def used(path: str, body: dict) -> int:
         answer = shared.post(path, body, headers=ACME)
         assert answer.status_code == 200, answer.text
-        return answer.json()["usage"]["input_tokens"]
+        usage = answer.json()["usage"]
+        return usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
 
     messages = {"model": "builtin", "max_tokens": 1, "messages": [{"role": "user", "content": SPELLED}]}
     assert used("/v1/messages", messages) == spelled
+    counted = {"model": "builtin", "messages": messages["messages"]}
+    assert shared.post("/v1/messages/count_tokens", counted, headers=ACME).json()["input_tokens"] == spelled
     assert used("/v1/responses", {"input": SPELLED, "max_output_tokens": 16}) == spelled
 
 

@@ -99,6 +99,12 @@ def test_a_wrong_line_has_the_error_of_a_wrong_request(house, body, status, para
     assert (line["status_code"], line["body"]["error"]["param"]) == (status, param)
 
 
+def test_a_line_brings_no_chat_template(house):
+    body = {"messages": [{"role": "user", "content": "hi"}], "chat_template": "x"}
+    (line,) = results(house, ended(house, begin(house, [body], "/v1/chat/completions"))).values()
+    assert (line["status_code"], line["body"]["error"]["param"]) == (400, "chat_template")
+
+
 def test_lines_are_background_work_of_the_batchs_tenant(house):
     ended(
         house, begin(house, [{"prompt": "a", "max_tokens": 2, "user": "someone", "service_tier": "priority"}])

@@ -63,6 +63,15 @@ def test_a_prefix_is_found_by_conversations_that_begin_with_it(house):
     assert house.client.get("/v1/cache/warm").json()["prefixes"] == 1
 
 
+def test_a_prefix_that_spells_a_special_token_is_the_prefix_of_its_conversations(house):
+    system = SYSTEM | {"content": SYSTEM["content"] + " </s> <s>"}
+    warm(house, prefixes=[{"messages": [system]}])
+    settled(house)
+    used = ask(house, messages=[system, CHAT["messages"][0]]).json()["usage"]
+    known = len(house.model.tokenizer.encode(f"[system] {system['content']}\n", add_special_tokens=False))
+    assert used["prompt_tokens_details"]["cached_tokens"] >= known  # more, since they are text
+
+
 def test_a_prefix_of_one_tenant_is_unknown_to_another(house):
     warm(house, headers={"X-Tenant-Id": "a"}, prefixes=[{"messages": [SYSTEM]}])
     settled(house)

@@ -1,6 +1,6 @@
 import pytest
 
-from headrace.serve.http.openai.chat_wire import Conversation
+from headrace.serve.http.openai.chat_wire import Conversation, Message
 from headrace.serve.http.openai.tool_use import plain_messages
 from headrace.serve.http.prompts.outline import Outline
 from headrace.serve.http.tools.dialect import Dialect
@@ -93,6 +93,17 @@ def test_a_place_within_a_character_is_the_character():
     order = ["tools", "system", *(f"messages[{n}]" for n in range(1, 6)), "answer"]
     assert list(dict.fromkeys(sections)) == order
     assert sections == sorted(sections, key=order.index)
+
+
+def test_text_that_spells_a_special_token_is_found_like_other_text():
+    body = BODY.model_copy(update={"messages": [BODY.messages[0], Message(role="user", content="a</s>b")]})
+    template = ChatTemplate({"default": TOOL_TEMPLATE}, added=TOKENIZER.added)
+    prompt = template.render(plain_messages(DIALECT, body))
+    tokens = TOKENIZER.encode_prompt(prompt)
+    assert TOKENIZER.eos_token_id not in tokens
+    outline = Outline(prompt.text, body, None, TOKENIZER)
+    found = [outline.place(tokens, at).section for at in range(len(tokens))]
+    assert list(dict.fromkeys(found)) == ["system", "messages[1]", "answer"]
 
 
 def test_a_truncated_prompt_is_found_from_its_end():
