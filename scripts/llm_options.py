@@ -62,6 +62,9 @@ def _names(kind: Any, name: str, sized: bool) -> Iterator[str]:
         yield "None"
     elif get_origin(kind) is Literal:
         yield f"Literal[{', '.join(map(repr, get_args(kind)))}]".replace("'", '"')
+    elif get_origin(kind) is tuple:
+        yield str(kind)
+        yield "str"
     else:
         yield kind.__name__
         if sized:

@@ -40,6 +40,7 @@ from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
+from headrace.serve.text.content import AddedTokens
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
@@ -162,7 +163,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     )
     notes = (*computing.notes(), *(tiers.notes if tiers else ()), _recalled(tiers, engine, tell))
     return Loaded(
-        name=served_name(model),
+        name=served_names(model)[0],
         folder=text.folder,
         spec=spec,
         decoder=computing.decoder,
@@ -204,16 +205,27 @@ def _load_text(model: ModelOptions) -> _Text:
     folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
     text_folder = resolve_folder(model.tokenizer, with_weights=False) if model.tokenizer else folder
     tokenizer = Tokenizer.from_folder(text_folder)
-    template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template)
+    added = AddedTokens() if model.allow_special_tokens_in_content else tokenizer.added
+    template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template, added)
     return _Text(folder, tokenizer, template)
 
 
-def served_name(model: ModelOptions) -> str:
-    """The model's name in the API: ``--served-model-name``, or else the hub name, or else the name of the folder."""
-    if model.served_model_name:
-        return model.served_model_name
+def served_names(model: ModelOptions) -> tuple[str, ...]:
+    """The model's names in the API, the one in answers first.
+
+    They are ``--served-model-name``, or else the hub name, or else the name of the folder.
+
+    Raises:
+        ConfigError: a name is empty, or stands twice.
+    """
+    if names := model.served_model_name:
+        if not all(map(str.strip, names)) or len({*names}) < len(names):
+            raise ConfigError(
+                f"--served-model-name {' '.join(names)}: expected names that are different and not empty"
+            )
+        return names
     folder = Path(model.model).expanduser()
-    return folder.resolve().name if model.model not in BUILTIN and folder.is_dir() else model.model
+    return (folder.resolve().name if model.model not in BUILTIN and folder.is_dir() else model.model,)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.loading.ranks import launched_rank
-from headrace.build.model import Loaded, close, describe, load, timed, warm_up
+from headrace.build.model import Loaded, close, describe, load, served_names, timed, warm_up
 from headrace.build.operations.dashboard import make_pages
 from headrace.build.operations.dry_runs import machine_of
 from headrace.build.operations.folds import make_folds, open_usage_file
@@ -75,8 +75,9 @@ from headrace.serve.http.prompts.routes import SessionsApi
 from headrace.serve.http.rate_limit_headers import rate_headers
 from headrace.serve.http.responses.opening import open_responses
 from headrace.serve.http.runtime.lifespan import lifespan_of
-from headrace.serve.http.runtime.listening import check_address, check_tls, exposure_warning, hosts
+from headrace.serve.http.runtime.listening import check_address, exposure_warning, hosts
 from headrace.serve.http.runtime.run import Apps, run_server
+from headrace.serve.http.runtime.tls import check_tls
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.parsing.detect import UnknownParser
 from headrace.serve.quota_meter import QuotaMeter
@@ -272,7 +273,12 @@ def _make_app(
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
-    background: list[BackgroundWork] = [keys, *([history] if history else []), warming.warmer, systemd.watch]
+    background: list[BackgroundWork] = [
+        keys.watch,
+        *([history] if history else []),
+        warming.warmer,
+        systemd.watch,
+    ]
     background += [responses.background, *batch.background, embedding.worker, *tuning.tasks]
     background += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
@@ -350,8 +356,10 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, loaded.tenants),
         stream_interval=options.server.stream_interval,
         dialect=_dialect(loaded, options.server),
+        also_named=served_names(options.model)[1:],
         aliases=(options.model.model,),
         grammars=loaded.grammars,
+        trust_request_chat_template=options.server.trust_request_chat_template,
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()

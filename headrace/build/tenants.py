@@ -26,11 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from headrace.config import ConfigError, ServerOptions
+from headrace.config import ConfigError, ServerOptions, read_mapping
 from headrace.config.errors import suggestion
 from headrace.config.validation import plain_reason
 from headrace.core.request import Slo
@@ -121,18 +120,9 @@ def read_tenants(file: str | None) -> tuple[Tenants, tuple[ServiceClass, ...]]:
     """
     if file is None:
         return EQUALS, CLASSES
+    content = read_mapping(Path(file), f"--tenants {file}")
     try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"--tenants {file} cannot be read: {(error.strerror or str(error)).lower()}"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--tenants {file} cannot be read as YAML: it is not UTF-8 text") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--tenants {file} cannot be read as YAML: {error}") from None
-    try:
-        parsed = _File.model_validate({} if content is None else content)
+        parsed = _File.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the file"

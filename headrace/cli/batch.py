@@ -186,7 +186,7 @@ async def _in_process(model: str | None, config: Path | None) -> AsyncIterator[R
             timeout=None,
         ) as client,
     ):
-        yield Reached(client, (given.model.served_model_name or given.model.model) if model else None)
+        yield Reached(client, (*given.model.served_model_name, given.model.model)[0] if model else None)
 
 
 async def _run(

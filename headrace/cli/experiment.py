@@ -11,7 +11,7 @@ import typer
 
 from headrace.cli.connection import DEFAULT_URL, ServerError, call, open_client
 from headrace.cli.help import CONTEXT, Command, Group
-from headrace.config import ConfigError
+from headrace.config import ConfigError, read_mapping
 
 PATH = "/v1/experiments"
 
@@ -141,17 +141,9 @@ def read_experiment(file: Path) -> dict[str, Any]:
     """The experiment in a YAML or JSON file; the server checks its fields.
 
     Raises:
-        ConfigError: the file cannot be read, or is no mapping.
+        ConfigError: the file cannot be read, is no mapping, or has a field twice.
     """
-    import yaml
-
-    try:
-        body = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not YAML: {error}") from error
-    if not isinstance(body, dict):
+    if not (body := read_mapping(file, str(file))):
         raise ConfigError(f"{file}: expected fields such as setting, treatment and metric")
     return body
 

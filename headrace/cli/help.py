@@ -59,6 +59,10 @@ class Line(NamedTuple):
     group: str
 
 
+NAMES = "--served-model-name"
+"""The option that takes several values after one flag, as in vLLM."""
+
+
 class Command(TyperCommand):
     """A command with grouped help. For an option of another engine, the error names the alternative."""
 
@@ -72,11 +76,25 @@ class Command(TyperCommand):
             if flag.startswith("--") and flag not in known and (what := advice(flag)) is not None:
                 raise ConfigError(f"there is no option {flag}: {what}")
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, self._each_name_flagged(ctx, args))
         except Exception as error:
             if (refused := _refusal(error)) is None:
                 raise
             raise ConfigError(refused) from None
+
+    def _each_name_flagged(self, ctx: Any, args: list[str]) -> list[str]:
+        """``args`` with `NAMES` before each of its values; the last of several is MODEL if none stands elsewhere."""
+        if NAMES not in args or not any(NAMES in each.opts for each in self.params):
+            return args
+        first = args.index(NAMES) + 1
+        end = next((at for at in range(first, len(args)) if args[at].startswith("-")), len(args))
+        if end - first < 2:
+            return args
+        others = [*args[: first - 1], *args[end:]]
+        named_elsewhere = isinstance(self.make_parser(ctx).parse_args(others)[0].get("model"), str)
+        names = args[first : end if named_elsewhere else end - 1]
+        flagged = [word for name in names for word in (NAMES, name)]
+        return [*args[: first - 1], *flagged, *args[first + len(names) :]]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(help_text(self, ctx, whole=False))

@@ -15,6 +15,7 @@ and `cli` use more than one part. Files in reading order:
 | `parts` | all parts by name, and `Options` |
 | `objects` | options whose values are JSON objects |
 | `profiles` | presets of several settings |
+| `yaml_files` | a mapping from a YAML file |
 | `sources` | YAML file and environment; no other file reads the environment |
 | `merge` | merges and checks all sources |
 | `validation` | values from text, and errors that list the accepted values |
@@ -34,6 +35,7 @@ from headrace.config.parts import PARTS, TITLES, Options
 from headrace.config.profiles import PROFILES, profile_line
 from headrace.config.server_options import ServerOptions, TuningOptions
 from headrace.config.sources import ENVIRONMENT_PREFIX, Launch, Systemd, read_launch, read_systemd
+from headrace.config.yaml_files import read_mapping
 
 __all__ = [
     "BUILTIN_MODEL",
@@ -63,6 +65,7 @@ __all__ = [
     "parse_option",
     "profile_line",
     "read_launch",
+    "read_mapping",
     "read_systemd",
     "reread",
 ]

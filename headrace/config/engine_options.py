@@ -37,8 +37,12 @@ class ModelOptions:
         Field(description="Folder or Hugging Face name of the tokenizer (default: the model's own)."),
     ] = None
     served_model_name: Annotated[
-        str | None, Field(description="Model name in the API (default: MODEL as given).")
-    ] = None
+        tuple[str, ...],
+        Field(
+            description="Model name in the API. Several names after the flag, or the flag repeated: requests may use "
+            "any of them, and answers and metrics have the first (default: MODEL as given)."
+        ),
+    ] = ()
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
         Field(
@@ -118,6 +122,14 @@ class ModelOptions:
     chat_template: Annotated[
         str | None, Field(description="Jinja chat template, as a file or as text (default: the model's own).")
     ] = None
+    allow_special_tokens_in_content: Annotated[
+        bool,
+        Field(
+            description="Let text in messages, tools and documents that spells a special token become that token. By "
+            "default it stays text, so that content cannot end a turn or begin another. Prompts of /v1/completions "
+            "are not affected."
+        ),
+    ] = False
     seed: Annotated[
         int, Field(ge=0, description="Seed of requests without their own seed, and of dummy weights.")
     ] = 0

@@ -16,9 +16,12 @@ from headrace.config.objects.speculation import speculation_text
 from headrace.config.parts import PARTS, Options, Source
 from headrace.config.profiles import PROFILES
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
-from headrace.config.validation import parse_value
+from headrace.config.validation import parse_host, parse_value
 
-LISTS = ("allowed_hosts", "allowed_origins", "api_key", "admin_key", "metrics_key", "response_cache")
+LISTS = (
+    *("allowed_hosts", "allowed_origins", "api_key", "admin_key", "metrics_key"),
+    *("response_cache", "served_model_name"),
+)
 """Options that may be given several times."""
 
 SECRETS = (
@@ -31,12 +34,13 @@ SECRETS = (
 )
 """Options whose values no error may show, because errors are logged."""
 
-OBJECTS = {
+READERS = {
+    "host": parse_host,
     "speculative_config": speculation_text,
     "kv_events_config": kv_events_text,
     "kv_transfer_config": kv_transfer_text,
 }
-"""Options whose values are JSON objects, with the functions that check them."""
+"""Options whose values are more than text, such as JSON objects, with the functions that check them."""
 
 
 def options(given: Mapping[str, Any], file: Path | None = None, *, keywords: bool = False) -> Options:
@@ -96,8 +100,8 @@ def _parsed(name: str, setting: Setting) -> Any:
     value = setting.value
     if name in LISTS and isinstance(value, str):
         value = (value,)
-    if name in OBJECTS:
-        value = OBJECTS[name](setting.label, value)
+    if name in READERS:
+        value = READERS[name](setting.label, value)
     return parse_option(name, setting.label, value)
 
 

@@ -22,6 +22,13 @@ class ServerOptions:
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0 takes any free port.")] = (
         8000
     )
+    uds: Annotated[
+        str | None,
+        Field(
+            description="Unix socket to listen on instead of --host and --port. Its file gets the permissions that the "
+            "umask of the process leaves (default: none)."
+        ),
+    ] = None
     allowed_origins: Annotated[
         tuple[str, ...],
         Field(
@@ -68,7 +75,13 @@ class ServerOptions:
             description="Second port that serves only metrics and health, without a key (default: none).",
         ),
     ] = None
-    ssl_keyfile: Annotated[str | None, Field(description="TLS private key (PEM file).")] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        Field(
+            description="TLS private key (PEM file). It and --ssl-certfile are read again when they change and on "
+            "SIGHUP."
+        ),
+    ] = None
     ssl_certfile: Annotated[str | None, Field(description="TLS certificate chain (PEM file).")] = None
     max_num_queued_reqs: Annotated[
         int, Field(ge=1, description="Maximum number of waiting requests; further ones get status 503.")
@@ -111,6 +124,13 @@ class ServerOptions:
             description="Time that embeddings may add to decoding, as a share of it; 0 sets no limit.",
         ),
     ] = 0.2
+    trust_request_chat_template: Annotated[
+        bool,
+        Field(
+            description="Render the field chat_template of requests: a template is code of the client. It runs in a "
+            "process of its own with limits of time and memory. By default such a request is refused."
+        ),
+    ] = False
     tool_call_parser: Annotated[
         str,
         Field(

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from headrace.config.errors import ConfigError, suggestion
 from headrace.config.foreign import advice
+from headrace.config.yaml_files import read_mapping
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
 
@@ -53,15 +52,17 @@ def from_yaml(file: Path, known: Iterable[str]) -> dict[str, Setting]:
     """The options of a YAML file; their names may have hyphens or underscores.
 
     Raises:
-        ConfigError: the file cannot be read, is no mapping, or has an unknown name.
+        ConfigError: the file cannot be read, is no mapping, or has an unknown name or one that stands twice.
     """
     known = set(known)
     settings = {}
-    for given, value in _read_yaml(file).items():
+    for given, value in read_mapping(file, str(file)).items():
         name = str(given).replace("-", "_")
         if name not in known:
             spellings = {each.replace("_", "-") for each in known} if "-" in str(given) else known
             raise ConfigError(f"{file}: there is no option {given!r}{_instead(str(given), spellings)}")
+        if name in settings:
+            raise ConfigError(f"{file}: the option {name.replace('_', '-')} stands twice, with - and with _")
         settings[name] = Setting(f"{file}: {given}", value)
     return settings
 
@@ -172,23 +173,3 @@ def _instead(given: str, known: Iterable[str]) -> str:
     if (what := advice(name)) is not None:
         return f": {what}"
     return suggestion(given, known)
-
-
-def _read_yaml(file: Path) -> dict[Any, Any]:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {_reason(error)}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file} cannot be read as YAML: it is not UTF-8 text") from None
-    except (ValueError, yaml.YAMLError) as error:  # ValueError: a date that does not exist
-        raise ConfigError(f"{file} cannot be read as YAML: {error}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} must hold one mapping of option names to values")
-    return content
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or type(error).__name__).lower()

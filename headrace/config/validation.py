@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -36,6 +37,20 @@ def parse_value(label: str, hint: Any, value: Any, *, secret: bool = False) -> A
         got = "" if secret else f", got {value!r}"
         hinted = _near_choice(kind, value)
         raise ConfigError(f"{label}: expected {expected(kind, info)}{got}{hinted}") from None
+
+
+def parse_host(label: str, value: Any) -> Any:
+    """An address to listen on; an IPv6 address may stand in brackets, as in a URL.
+
+    Raises:
+        ConfigError: the text is empty, or the brackets hold no IPv6 address.
+    """
+    if not isinstance(value, str):
+        return value  # refused as any other value that is no text
+    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    if not bare.strip() or (bare != value and not _is_ipv6(bare)):
+        raise ConfigError(f"{label}: expected an address such as 127.0.0.1, ::1 or 0.0.0.0, got {value!r}")
+    return bare
 
 
 def unit_of(info: FieldInfo) -> str:
@@ -124,6 +139,14 @@ def _number(info: FieldInfo, value: Any) -> Any:
     if isinstance(value, str) and unit_of(info) == "seconds":
         return parse_duration(value)
     return value
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_switch(kind: Any) -> bool:

@@ -95,6 +95,7 @@ class Fault(StrEnum):
     DAMAGED = "damaged"
     FAILED = "failed"
     RESTING = "resting"
+    TOO_LARGE = "too_large"
 
 
 class MoveReason(StrEnum):

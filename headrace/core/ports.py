@@ -66,10 +66,18 @@ class Watcher(Protocol):
     def fold(self, event: Event, now: float) -> None: ...
 
 
+class ValueTooLarge(Exception):
+    """A store never accepts a value of this size; its message names the size and the limit, both in bytes."""
+
+    def __init__(self, nbytes: int, limit: int) -> None:
+        super().__init__(f"a response of {nbytes:,} bytes is not stored: the limit is {limit:,}")
+
+
 class Store(Protocol):
     """A response store: bytes under 32-byte keys, for a limited time and as long as there is room.
 
-    It may lose entries at any time and raise any exception: the cache treats both as a miss. ``tags`` are what
+    It may lose entries at any time and raise any exception: the cache treats both as a miss. `put` raises
+    `ValueTooLarge` for a value that it would refuse every time, which does not count as a failure. ``tags`` are what
     `clear` selects by. A tag's version counts its invalidations. A store that outlives the process or is shared also
     stores the versions, so that other processes learn of an invalidation through `versions`. Such a store may be down
     during an invalidation, or lose the versions: `advance` adds to them and deletes nothing.

@@ -128,8 +128,9 @@ class JobMaker:
                 "messages", "messages must be a list of {'role': …, 'content': …}, got a string"
             )
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        texts = [self._loaded.template.render(list(chat)) for chat in conversations]  # type: ignore[arg-type]
-        tokens = [self._loaded.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        prompts = [self._loaded.template.render(list(chat)) for chat in conversations]  # type: ignore[arg-type]
+        tokens = [self._loaded.tokenizer.encode_prompt(prompt) for prompt in prompts]
+        texts = [prompt.text for prompt in prompts]
         return self._make(texts, tokens, params, n, continues=False, streamed=streamed)
 
     def learn(self, job: Job, event: Finished) -> None:

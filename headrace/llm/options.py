@@ -15,8 +15,9 @@ class LLMOptions(TypedDict, total=False):
     """Branch, tag or commit of a Hugging Face model (default: main)."""
     tokenizer: str | None
     """Folder or Hugging Face name of the tokenizer (default: the model's own)."""
-    served_model_name: str | None
-    """Model name in the API (default: MODEL as given)."""
+    served_model_name: tuple[str, ...] | str
+    """Model name in the API. Several names after the flag, or the flag repeated: requests may use any of
+    them, and answers and metrics have the first (default: MODEL as given)."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     """Data type of weights and activations; auto takes the model's, if the device has it."""
     kv_cache_dtype: Literal["auto", "int8", "fp8"]
@@ -40,6 +41,9 @@ class LLMOptions(TypedDict, total=False):
     pipeline_parallel_size: int
     """Number of stages that have some layers of the model each; each stage has --tensor-parallel-size
     ranks."""
+    rank_secret: str | None
+    """Secret that all ranks know which a launcher started; needed if MASTER_ADDR is not a loopback address.
+    Set HEADRACE_RANK_SECRET instead of the flag."""
     enforce_eager: bool
     """Launch decode steps operation by operation. By default they are recorded as CUDA graphs at start-up, if
     the kernels allow it."""
@@ -47,6 +51,10 @@ class LLMOptions(TypedDict, total=False):
     """Maximum context length in tokens, prompt plus output (default: the model's maximum)."""
     chat_template: str | None
     """Jinja chat template, as a file or as text (default: the model's own)."""
+    allow_special_tokens_in_content: bool
+    """Let text in messages, tools and documents that spells a special token become that token. By default it
+    stays text, so that content cannot end a turn or begin another. Prompts of /v1/completions are not
+    affected."""
     seed: int
     """Seed of requests without their own seed, and of dummy weights."""
     block_size: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import resource
 import subprocess
 import sys
 import threading
@@ -64,8 +65,15 @@ class Server:
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[Server]:
-    """A server on a free port, up when the block is entered and gone when it is left."""
+def serving(*flags: str, open_files: int = 0) -> Iterator[Server]:
+    """A server on a free port, up when the block is entered and gone when it is left.
+
+    ``open_files`` limits its open files (0: as this process).
+    """
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
     command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *SMALL, *flags]
     process = subprocess.Popen(
         command,
@@ -73,6 +81,7 @@ def serving(*flags: str) -> Iterator[Server]:
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=limited if open_files else None,
     )
     said: queue.Queue[str | None] = queue.Queue()
     lines: list[str] = []
@@ -92,7 +101,9 @@ def serving(*flags: str) -> Iterator[Server]:
         while not url:
             line = said.get(timeout=max(0.1, until - time.monotonic()))
             assert line is not None, "the server ended:\n" + "".join(lines)
-            url = next((word for word in line.split() if word.startswith("http") and "ready" in line), "")
+            url = next(
+                (word for word in line.split() if word.startswith(("http", "unix:")) and "ready" in line), ""
+            )
         yield Server(process, url, lines, reader)
     finally:
         process.kill()
@@ -102,7 +113,7 @@ def serving(*flags: str) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """The server that most tests share; they leave it idle."""
-    with serving() as running:
+    with serving("--trust-request-chat-template") as running:
         yield running
 
 

@@ -53,6 +53,7 @@ def provoke(server: Server) -> None:
 
 def test_prompts_and_keys_never_reach_the_log_and_every_line_is_json() -> None:
     flags = ["--log-format", "json", "--log-level", "debug", "--api-key", "right-key-" + SECRET]
+    flags += ["--trust-request-chat-template"]
     with serving(*flags, "--response-cache", "memory") as server:
         provoke(server)
         lines = stop(server)

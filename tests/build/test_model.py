@@ -137,9 +137,17 @@ def test_the_name_in_the_api_is_no_path(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(folder)
 
     def name(**given: str) -> str:
-        return model.served_name(options(given).model)
+        (only,) = model.served_names(options(given).model)
+        return only
 
     assert name(model=str(folder)) == name(model=".") == name(model="../qwen/") == "qwen"
     assert name(model="Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
     assert name(model="builtin") == "builtin"
     assert name(model=str(folder), served_model_name="/my/choice") == "/my/choice"
+
+
+@pytest.mark.parametrize("names", [("a", ""), ("a", " "), ("a", "b", "a")])
+def test_names_that_are_empty_or_equal_are_refused(names: tuple[str, ...]) -> None:
+    assert model.served_names(options({"served_model_name": ("a", "b")}).model) == ("a", "b")
+    with pytest.raises(ConfigError, match=r"--served-model-name a .*different and not empty"):
+        model.served_names(options({"served_model_name": names}).model)

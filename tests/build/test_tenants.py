@@ -78,7 +78,7 @@ def test_a_file_names_terms_and_classes(tmp_path: Path) -> None:
         ("classes: {flex: {floor: 2}}", r"classes\.flex\.floor"),
         ("classes: {flex: {floor: 0.6}, default: {floor: 0.5}}", r"floors must add up to at most 1"),
         ("weights: {}", r"weights: there is no such field"),
-        ("[1]", r"the file: expected a mapping"),
+        ("[1]", "must hold one mapping"),
         ("a: [", "cannot be read as YAML"),
     ],
 )

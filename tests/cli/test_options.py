@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.cli import app as cli
+from headrace.cli.help import Command
 from headrace.cli.options import duration, with_options
 from headrace.config import (
     CacheOptions,
@@ -40,7 +41,7 @@ def run(*words: str) -> tuple[Options, int]:
         got.append((given, extra))
 
     app = typer.Typer()
-    app.command()(command)
+    app.command(cls=Command)(command)
     result = CliRunner().invoke(app, list(words))
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -50,6 +51,26 @@ def run(*words: str) -> tuple[Options, int]:
 
 def test_no_words_give_the_defaults() -> None:
     assert run() == (Options(), 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "names"),
+    [
+        ("--served-model-name a", "builtin", ("a",)),
+        ("some/model --served-model-name a", "some/model", ("a",)),
+        ("some/model --served-model-name a b c", "some/model", ("a", "b", "c")),
+        ("some/model --served-model-name a b --overlap 0", "some/model", ("a", "b")),
+        ("--served-model-name a b --overlap 0 some/model", "some/model", ("a", "b")),
+        ("--served-model-name a some/model", "some/model", ("a",)),
+        ("--served-model-name a b some/model --overlap 0", "some/model", ("a", "b")),
+        ("--overlap 0 --served-model-name a some/model", "some/model", ("a",)),
+        ("some/model --served-model-name a --served-model-name b", "some/model", ("a", "b")),
+        ("some/model --served-model-name=a", "some/model", ("a",)),
+    ],
+)
+def test_several_names_may_follow_one_flag(words: str, model: str, names: tuple[str, ...]) -> None:
+    given, _ = run(*words.split())
+    assert (given.model.model, given.model.served_model_name) == (model, names)
 
 
 def test_flags_reach_their_parts() -> None:

@@ -66,9 +66,9 @@ def redis_server(port: int = 0) -> Iterator[StoreServer]:
 
 
 @contextmanager
-def memcached_server(port: int = 0) -> Iterator[StoreServer]:
+def memcached_server(port: int = 0, *flags: str) -> Iterator[StoreServer]:
     def command(free: int) -> list[str]:
-        return [program("memcached"), "-p", str(free), "-l", "127.0.0.1", "-U", "0", "-u", "nobody"]
+        return [program("memcached"), "-p", str(free), "-l", "127.0.0.1", "-U", "0", "-u", "nobody", *flags]
 
     with _running(command, port) as server:
         yield server

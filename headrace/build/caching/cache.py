@@ -5,13 +5,14 @@ service. Also builds the prompt policy: normalization, explanation, sessions.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 import secrets
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from headrace import __version__
 from headrace.build.caching.semantic import make_semantic
@@ -47,6 +48,8 @@ FORMS = ("memory", "sqlite:PATH", "redis://HOST:PORT/DB", "memcached://HOST:PORT
 STORE = Port("--response-cache", "headrace.stores", Store, FORMS)
 _BUILT_IN = ("memory", "sqlite")
 _PLUGIN = re.compile(r"[\w.]+:[A-Za-z_].*")
+_HOST = re.compile(r"[A-Za-z0-9._-]+")
+_DATABASE = re.compile(r"/?|/\d+")
 MEMCACHED_PORT = 11211
 WEIGHTS = "*.safetensors"
 _SNAPSHOTS = "snapshots"
@@ -118,9 +121,10 @@ def describe_caches(options: ResponseCacheOptions) -> list[str]:
 
 
 def _shown(spec: str) -> str:
-    """A store's address without its password."""
-    kind, mark, rest = spec.partition("://")
-    return f"{kind}{mark}{rest.rpartition('@')[2]}"
+    """A store's address without its password, also if it is mistyped."""
+    secret, mark, rest = spec.partition("?")[0].rpartition("@")
+    scheme = re.match(r"\w+:(//)?", secret)
+    return f"{scheme[0] if scheme else ''}{rest}" if mark else rest
 
 
 def _semantic_file(options: ResponseCacheOptions) -> Path | None:
@@ -142,7 +146,9 @@ def _tier(spec: str, options: ResponseCacheOptions, tell: Callable[[StoreFaulted
         match kind:
             case "memory" if not rest:
                 return Tier(MemoryStore(options.response_cache_bytes))
-            case "sqlite" if rest:
+            case "sqlite" if rest and not rest.startswith(
+                "//"
+            ):  # a URL of other programs, with its own rules
                 return Tier(SQLiteStore(rest, options.response_cache_disk_bytes), seconds, tell=tell)
             case "redis" | "rediss" | "unix":
                 return Tier(_redis(spec), seconds, _seal(options), tell)
@@ -172,16 +178,51 @@ def _plugged_in(spec: str, options: ResponseCacheOptions) -> Store:
 
 
 def _redis(url: str) -> Store:
+    """The store at ``url``. The client library would take another server or database for one that it cannot read."""
     from headrace.serve.cache.stores.redis import RedisStore
 
-    return RedisStore(url)
+    if url.partition(":")[0] == "unix":
+        parts = urlsplit(url)
+        if not url.startswith("unix://") or parts.netloc.rpartition("@")[2] or len(parts.path) < 2:
+            raise ValueError("expected unix:///PATH/TO/SOCKET, with ?db=NUMBER if needed")
+    else:
+        parts = _server_address(url, "redis://HOST:PORT/DB")
+        if not _DATABASE.fullmatch(parts.path) or (len(parts.path) > 1 and "db=" in parts.query):
+            raise ValueError("expected one database number after the port, as in redis://HOST:PORT/0")
+    try:
+        return RedisStore(url)
+    except TypeError as error:
+        raise ValueError(f"?{parts.query}: not an option of the Redis client") from error
 
 
 def _memcached(url: str) -> Store:
     from headrace.serve.cache.stores.memcached import MemcachedStore
 
+    parts = _server_address(url, "memcached://HOST:PORT")
+    if parts.path.strip("/") or parts.query or parts.username is not None:
+        raise ValueError("expected memcached://HOST:PORT and nothing else")
+    assert parts.hostname is not None
+    return MemcachedStore(parts.hostname, parts.port or MEMCACHED_PORT)
+
+
+def _server_address(url: str, form: str) -> SplitResult:
+    """The parts of ``url``.
+
+    Raises:
+        ValueError: it has not the ``form``, or no usable host or port.
+    """
     parts = urlsplit(url)
-    return MemcachedStore(parts.hostname or "127.0.0.1", parts.port or MEMCACHED_PORT)
+    host = parts.hostname or ""
+    if not url.startswith(f"{parts.scheme}://") or not host or parts.fragment:
+        escape = "; write # / ? @ in a password as %23 %2F %3F %40" if "@" in url else ""
+        raise ValueError(f"expected {form}{escape}")
+    if ":" in host:
+        ipaddress.IPv6Address(host)
+    elif not _HOST.fullmatch(host):
+        raise ValueError(f"expected {form}: there is no host {host!r}")
+    if parts.port == 0 or parts.netloc.endswith(":"):
+        raise ValueError(f"expected {form}, with a port from 1 to 65535")
+    return parts
 
 
 def _seal(options: ResponseCacheOptions) -> Seal:

@@ -72,4 +72,5 @@ def open_endpoints(
         request_timeout=server.request_timeout,
         headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
     )
-    return Endpoints(worker, calls, api, [PoolingCard(model) for model in models.all()])
+    cards = [PoolingCard(model, models.also_named.get(model.name, ())) for model in models.all()]
+    return Endpoints(worker, calls, api, cards)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.build.model import Loaded, served_name
+from headrace.build.model import Loaded, served_names
 from headrace.build.pooling.causal import read_causal_model, share_decoder
 from headrace.compute.device import apart, limit_threads, resolve_device
 from headrace.compute.encoder.families import is_encoder
@@ -66,7 +66,8 @@ def load_pooling(options: Options) -> PoolingModels:
         embedding = apart(lambda: _embedding(names, options))
     if names.rerank is not None:
         rerank = apart(lambda: _rerank(names, options))
-    return PoolingModels(embedding, rerank)
+    name, *also_named = served_names(options.model) if runs_pooling(options.model) else ("",)
+    return PoolingModels(embedding, rerank, {name: also_named} if also_named else {})
 
 
 def with_served(models: PoolingModels, options: Options, loaded: Loaded) -> PoolingModels:
@@ -83,7 +84,8 @@ def with_served(models: PoolingModels, options: Options, loaded: Loaded) -> Pool
     except ModelError as error:
         raise ConfigError(f"--embedding-model: {error}") from error
     apart(lambda: _warm(shared))
-    return PoolingModels(shared, models.rerank)
+    also_named = served_names(options.model)[1:]
+    return PoolingModels(shared, models.rerank, {loaded.name: also_named} if also_named else {})
 
 
 def _check_one_process(names: _Names, options: Options) -> None:
@@ -163,7 +165,7 @@ def _rerank(names: _Names, options: Options) -> CrossEncoder:
 def _api_name(name: str, option: str, options: Options) -> str:
     """A model's name in the API: the hub name, or the name of its folder."""
     if option == "MODEL":
-        return served_name(options.model)
+        return served_names(options.model)[0]
     folder = Path(name).expanduser()
     return folder.resolve().name if folder.is_dir() else name
 

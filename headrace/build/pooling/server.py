@@ -172,7 +172,7 @@ def make_metrics_app(routes: Sequence[Route], options: ServerOptions) -> ASGIApp
     """The application of ``--metrics-port``, if there is one."""
     if options.metrics_port is None:
         return None
-    return create_metrics_app(routes, options.allowed_origins, hosts(options))
+    return create_metrics_app(routes, options.allowed_origins, hosts(options, metrics=True))
 
 
 def _make_app(
@@ -221,7 +221,7 @@ def _make_app(
     parts = (endpoints, batch, NoGeneration(name), status, Pause(service), accounts, Docs(__version__))
     routes = [route for part in parts for route in part.routes()]
     systemd = systemd_link(service)
-    background: list[BackgroundWork] = [keys, systemd.watch, *batch.background, endpoints.worker]
+    background: list[BackgroundWork] = [keys.watch, systemd.watch, *batch.background, endpoints.worker]
     exchanges = hooks(options.observability, page, notes, traces)
     app = create_app(
         CacheLookup(service), routes, keys.keys, background, server.allowed_origins, exchanges, named

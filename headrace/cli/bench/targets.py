@@ -155,8 +155,8 @@ def _engine_target(name: str, given: Options) -> Target:
         if isinstance(prompt, str):
             return tuple(loaded.tokenizer.encode(prompt))
         if is_chat(prompt):
-            text = loaded.template.render([message._asdict() for message in prompt])
-            return tuple(loaded.tokenizer.encode(text, add_special_tokens=False))
+            rendered = loaded.template.render([message._asdict() for message in prompt])
+            return tuple(loaded.tokenizer.encode_prompt(rendered))
         return prompt  # type: ignore[return-value]
 
     engine = loaded.engine

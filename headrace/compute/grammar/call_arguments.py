@@ -22,6 +22,7 @@ _NOTES = frozenset(
         "default",
         "examples",
         "deprecated",
+        "discriminator",
         "readOnly",
         "writeOnly",
         "$comment",
@@ -161,10 +162,15 @@ class _Marked:
             _check(schema, frozenset({"type", "const", "enum"}), path)
             values = [schema["const"]] if "const" in schema else list(schema["enum"])
             return self.rules.add(" | ".join(self._constant(value, path) for value in values))
-        if "anyOf" in schema:
-            _check(schema, frozenset({"anyOf"}), path)
-            parts = enumerate(schema["anyOf"])
-            return self.rules.add(" | ".join(self.value(each, f"{path}/anyOf/{at}") for at, each in parts))
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                _check(schema, frozenset({union}), path)
+                if not schema[union]:
+                    raise UnusableConstraint(f"keyword '{union}' at '{path}' has no alternatives")
+                parts = enumerate(schema[union])
+                return self.rules.add(
+                    " | ".join(self.value(each, f"{path}/{union}/{at}") for at, each in parts)
+                )
         kinds = schema.get("type")
         if kinds is None:
             kinds = "object" if "properties" in schema else None

@@ -111,8 +111,6 @@ def in_words(error: str, place: str, node: Any) -> str:
         )
     if found := re.match(r"Pointer '(.*?)' does not exist", error):
         return f"keyword '$ref' at '{place}': there is no '#{found[1]}' in the schema"
-    if error.startswith("oneOf constraints"):
-        return f"keyword 'oneOf' at '{place}': alternatives that may overlap are not supported; use anyOf"
     if found := re.match(r"Invalid type: (.*)", error):
         return f"keyword 'type' at '{place}': {found[1]!r} is not a JSON type"
     if "regex" in error and isinstance(node, Mapping):

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
 
-from headrace.compute.grammar.call_arguments import marked_arguments, python_arguments
+from headrace.compute.grammar.alternatives import check_alternatives, plain
+from headrace.compute.grammar.call_arguments import Spelt, marked_arguments, python_arguments
+from headrace.compute.grammar.lark import as_lark
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
@@ -24,9 +25,6 @@ whitespace until max_tokens (https://github.com/vllm-project/vllm/issues/13260).
 
 MAX_DEPTH = 64
 """Maximum nesting depth of a schema."""
-
-MAX_CHOICES = 10_000
-"""Maximum number of strings of a choice."""
 
 MAX_TAGS = 256
 """Maximum number of structures of a structural tag."""
@@ -48,13 +46,15 @@ def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
     source = constraint.source
     match constraint.kind:
         case ConstraintKind.JSON:
-            return schema_grammar(read_schema(source), constraint.whitespace)
+            schema = read_schema(source)
+            check_alternatives(schema)
+            return schema_grammar(schema, constraint.whitespace)
         case ConstraintKind.REGEX:
             return _regex(source)
         case ConstraintKind.CHOICE:
             return _choice(source)
         case ConstraintKind.GRAMMAR:
-            return _lark(source)
+            return str(LLMatcher.grammar_from_lark(as_lark(source)))
         case ConstraintKind.STRUCTURAL_TAG:
             return _structural_tag(source, special)
         case ConstraintKind.TEXT:
@@ -96,9 +96,9 @@ def schema_grammar(schema: Any, whitespace: str | None = None) -> str:
     options = {
         "whitespace_pattern": WHITESPACE if whitespace is None else whitespace,
         "lenient": False,
-        "coerce_one_of": False,
+        "coerce_one_of": True,
     }
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))  # type: ignore[arg-type]
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(plain(schema)), overrides=options))  # type: ignore[arg-type]
 
 
 def _read(source: str, what: str) -> Any:
@@ -124,17 +124,7 @@ def _check_depth(schema: Any) -> None:
 
 def _choice(source: str) -> str:
     texts = _read(source, "choice")
-    if len(texts) > MAX_CHOICES:
-        raise UnusableConstraint(f"choice has {len(texts)} strings; at most {MAX_CHOICES} are allowed")
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in texts)))
-
-
-def _lark(source: str) -> str:
-    try:
-        text = any_to_lark(source)
-    except Exception as error:  # the converter raises what its parser does
-        raise UnusableConstraint(f"the grammar is neither Lark nor GBNF: {_line(error)}") from None
-    return str(LLMatcher.grammar_from_lark(text))
 
 
 def _regex(source: str) -> str:
@@ -148,7 +138,8 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
     ``{"structures": [{"begin": …, "schema": {…}, "end": …}], "triggers": [begin of structures, …]}``
     With ``"required": true`` there is no free text, but one structure, or with ``"many": true`` one or several, or JSON
     of the schema ``"otherwise"``. A structure is JSON, but for arguments of calls: with ``"python": true`` they are
-    Python's keyword arguments, with ``"quote"`` members whose strings stand between that mark.
+    Python's keyword arguments, with ``"quote"`` members whose strings stand between that mark. A structure's ``"name"``
+    and ``"path"`` say in errors which function it is, and where the request has its schema.
     """
     tag = _read(source, "structural_tag")
     if isinstance(tag, dict) and "format" in tag:
@@ -177,30 +168,49 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
         else:
             rules.append(f"open_{number}[lazy]: TEXT {opening}")
             opened = f"open_{number}"
-        if structure.get("python") is True:
-            body, lines = python_arguments(schema, f"value_{number}", spell, WHITESPACE)
-        elif isinstance(quote := structure.get("quote"), str) and quote:
-            body, lines = marked_arguments(schema, f"value_{number}", spell, quote)
-        else:
-            body = "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
-            lines = []
+        try:
+            body, lines = _body(structure, schema, f"value_{number}", spell)
+        except UnusableConstraint as error:
+            raise of_structure(error, structure, number) from None
         rules += lines
         rules.append(f"tag_{number}: {opened} {rest} {body} {_spelt(end, special)}")
     tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
     start = f"start: ({tags}){'+' if many else ''}" if required else f"start: ({tags})* rest"
     if required and "otherwise" in tag:
         start += " | otherwise"
-        rules.append(f"otherwise: {_json(read_schema(json.dumps(tag['otherwise'])))}")
+        otherwise = read_schema(json.dumps(tag["otherwise"]))
+        check_alternatives(otherwise)
+        rules.append(f"otherwise: {_json(otherwise)}")
     whole = ["%llguidance {}", start, *rules, *(() if required else ["rest: TEXT"])]
     if any("TEXT" in line for line in whole):
         whole.append(r"TEXT: /(.|\n)*/")
     return str(LLMatcher.grammar_from_lark("\n".join(whole)))
 
 
+def _body(
+    structure: Mapping[str, Any], schema: dict[str, Any], prefix: str, spell: Spelt
+) -> tuple[str, list[str]]:
+    """The rule between the begin and the end of a structure, and all rules that it needs."""
+    check_alternatives(schema)
+    if structure.get("python") is True:
+        return python_arguments(plain(schema), prefix, spell, WHITESPACE)
+    if isinstance(quote := structure.get("quote"), str) and quote:
+        return marked_arguments(plain(schema), prefix, spell, quote)
+    return _json(schema), []
+
+
+def of_structure(error: object, structure: Mapping[str, Any], number: int) -> UnusableConstraint:
+    """The error of a structure's schema: with the name and the place that the structure says it has in the request."""
+    name, path = structure.get("name"), structure.get("path")
+    if isinstance(name, str) and isinstance(path, str):
+        return UnusableConstraint(f"function {name!r}: {error}", path=path)
+    return UnusableConstraint(f"structural_tag.structures[{number}].schema: {error}")
+
+
 def _json(schema: dict[str, Any]) -> str:
     """JSON of a schema as a Lark expression, with the options of `schema_grammar`."""
-    options = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-    return "%json " + json.dumps({**schema, "x-guidance": options})
+    options = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": True}
+    return "%json " + json.dumps({**plain(schema), "x-guidance": options})
 
 
 def _spelt(text: str, special: Mapping[str, int]) -> str:
@@ -224,7 +234,3 @@ def _structure(structure: Any, number: int) -> tuple[str, dict[str, Any], str]:
     if not isinstance(schema, dict) or "x-guidance" in schema:
         raise UnusableConstraint(f"{path}.schema must be a JSON schema that is an object")
     return begin, schema, end
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -20,12 +20,21 @@ def json_object(label: str, value: Any, example: str) -> Mapping[str, Any]:
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=_once)
         except ValueError as error:
             raise ConfigError(f"{label}: expected a JSON object such as {example}: {error}") from None
     if not isinstance(value, Mapping):
         raise ConfigError(f"{label}: expected a JSON object such as {example}, got {value!r}")
     return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands twice")
+        found[key] = value
+    return found
 
 
 def read_keys(label: str, given: Mapping[str, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:

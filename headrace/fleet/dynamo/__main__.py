@@ -21,7 +21,7 @@ from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGrou
 from dynamo.common.utils.runtime import parse_endpoint
 from dynamo.llm import ModelInput
 
-from headrace.build.model import Loaded, close, describe, load, served_name, warm_up
+from headrace.build.model import Loaded, close, describe, load, served_names, warm_up
 from headrace.build.operations.kv_events import open_kv_events
 from headrace.build.operations.observability import add_build_info
 from headrace.cli.help import CONTEXT, Command
@@ -68,7 +68,7 @@ class Backend(HeadraceBackend):
         worker = WorkerConfig.from_runtime_config(
             runtime,
             model_name=_source(options.model.model),
-            served_model_name=served_name(options.model),
+            served_model_name=served_names(options.model)[0],
             model_input=ModelInput.Tokens,
         )
         return cls(partial(open_parts, options)), worker

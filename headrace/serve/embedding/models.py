@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -75,10 +75,18 @@ class VectorModel(PoolingModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoolingModels:
-    """The models for embeddings and reranking; each may be missing."""
+    """The models for embeddings and reranking; each may be missing.
+
+    ``also_named`` are further names that requests may use for a model, by the model's own.
+    """
 
     embedding: VectorModel | None = None
     rerank: PoolingModel | None = None
+    also_named: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def name_of(self, asked: str | None) -> str | None:
+        """The own name of the model that a request names; ``asked`` itself if it is none of the further names."""
+        return next((own for own, names in self.also_named.items() if asked in names), asked)
 
     def all(self) -> list[PoolingModel]:
         """The models that are not missing."""

@@ -3,9 +3,10 @@
 - `app`: the ASGI applications. `edge`: roles, request ids and error handling around all routes.
 - `exchange`: one HTTP request and its response, for the access log, metrics and traces.
 - `runtime`: listening, connections, start and drain.
-- `wire`, `body`: parse request bodies strictly. `errors`: one format for all errors.
+- `wire`, `body`, `content_encoding`: decode and parse request bodies strictly. `errors`: one format for all errors.
 - `structured`: fields that ask for structured output.
-- `model`: the served model. `replies`: JSON documents and server-sent events.
+- `model`: the served model. `template_lanes`: threads for chat templates that need a process.
+- `replies`: JSON documents and server-sent events.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
 - `paging`: pages of listings.
 - `generation`: the common parts of all endpoints that generate. `openai`: OpenAI's endpoints.

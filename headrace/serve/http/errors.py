@@ -22,6 +22,7 @@ from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason
 from headrace.core.tenancy.gate import Reject
 from headrace.serve.auth.roles import Access
+from headrace.serve.http.content_encoding import ENCODINGS
 from headrace.serve.http.exchange import record_error
 
 ERROR_FORMAT = "headrace.error_format"
@@ -200,6 +201,18 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
 
 
+def unsupported_encoding(why: str) -> ApiError:
+    """415: the body has a ``Content-Encoding`` that the server cannot decode."""
+    accepted = ", ".join(ENCODINGS)
+    return ApiError(
+        415,
+        f"{why}. Send the body as {accepted}, or without an encoding.",
+        param="Content-Encoding",
+        code="unsupported_encoding",
+        headers={"Accept-Encoding": accepted},
+    )
+
+
 def request_line_too_long(limit: int) -> ApiError:
     """414: path and query are too long."""
     return ApiError(414, f"The request's path and query are longer than {limit} bytes.", code="uri_too_long")
@@ -281,6 +294,22 @@ def shutting_down() -> ApiError:
         code="draining",
         retry_after=5,
     )
+
+
+def too_many_connections() -> ApiError:
+    """503: the server has no room for another connection."""
+    return ApiError(
+        503,
+        "The server has too many open connections. Close idle ones, or try again.",
+        type="overloaded",
+        code="too_many_connections",
+        retry_after=5,
+    )
+
+
+def too_slow(what: str, limit: str) -> ApiError:
+    """408: a part of the request did not arrive in time."""
+    return ApiError(408, f"The {what} of the request did not arrive within {limit}.", code="request_too_slow")
 
 
 def restarting() -> ApiError:

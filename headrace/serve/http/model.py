@@ -6,16 +6,18 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 from headrace.core.ports import Grammars
 from headrace.serve.http.errors import invalid, model_not_found
 from headrace.serve.http.generation.kv_fields import NO_SHARING
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.prompts.policy import PromptPolicy
+from headrace.serve.http.template_lanes import TemplateLanes
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.intake import Intake
+from headrace.serve.text.content import PromptText
 from headrace.serve.text.infill import find_infill
 from headrace.serve.text.segments import Segments
 from headrace.serve.text.stream import TextStreams
@@ -24,6 +26,8 @@ from headrace.serve.text.tokenizer import Tokenizer
 
 INLINE_CHARACTERS = 4096
 """Texts up to this length are tokenized on the event loop (one or two milliseconds); longer ones on a worker thread."""
+
+ResultT = TypeVar("ResultT")
 
 
 class ServedModel:
@@ -35,12 +39,14 @@ class ServedModel:
         max_model_len: maximum tokens of one sequence, prompt plus output.
         vocab_size: number of token ids.
         source: where it was loaded from; part of the fingerprint, never shown.
-        aliases: other names that requests may use.
+        also_named: further names that requests may use and that are listed.
+        aliases: names that requests may use and that are not listed.
         rules: what requests may ask of the scheduler; replaced when tenants are reloaded.
         stream_interval: tokens per chunk of a stream, after the first.
         grammars: compile constraints of structured outputs; without them such a request is rejected.
         cost: returns the cost of engine requests by their ids, as fields of ``usage``; None without prices.
         prompts: what happens with prompts before they are submitted.
+        trust_request_chat_template: render the templates of requests.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
 
@@ -55,13 +61,16 @@ class ServedModel:
         rules: Rules | None = None,
         stream_interval: int = 1,
         dialect: Dialect | None = None,
+        also_named: Sequence[str] = (),
         aliases: Sequence[str] = (),
         grammars: Grammars | None = None,
         cost: Callable[[Iterable[str]], Mapping[str, Any]] | None = None,
         prompts: PromptPolicy | None = None,
+        trust_request_chat_template: bool = False,
     ) -> None:
         self.name = name
-        self._names = frozenset({name, *aliases})
+        self.names = (name, *also_named)
+        self._accepted = frozenset({*self.names, *aliases})
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
@@ -72,6 +81,8 @@ class ServedModel:
         self.cost = cost
         self.prompts = prompts or PromptPolicy()
         self.dialect = dialect or Dialect(template)
+        self.trust_request_chat_template = trust_request_chat_template
+        self.template_lanes = TemplateLanes()
         self.sharing = NO_SHARING
         """This server's part in KV transfer with other servers."""
         self.streams = TextStreams(tokenizer)
@@ -98,7 +109,7 @@ class ServedModel:
 
     def check_name(self, asked: str | None) -> None:
         """Raise `ApiError` 404 unless ``asked`` names this model or is None."""
-        if asked is not None and asked not in self._names:
+        if asked is not None and asked not in self._accepted:
             raise model_not_found(asked)
 
     def _tokens_of(self, markers: frozenset[str]) -> frozenset[int]:
@@ -117,23 +128,29 @@ class ServedModel:
         """The tokens of ``text``; a long text does not block the event loop."""
         return (await self.encode_batch([text], add_special_tokens))[0]
 
-    async def encode_prompt(self, text: str, scope: str) -> list[int]:
-        """The tokens of a rendered prompt; long parts that ``scope`` has sent before are cached."""
-        parts = self._segments.cut(text, scope)
+    async def encode_prompt(
+        self, prompt: PromptText, add_special_tokens: bool = False, scope: str | None = None
+    ) -> list[int]:
+        """The tokens of a rendered prompt. With a ``scope``, long parts that it has sent before are cached."""
+        if prompt.quoted:
+            work = partial(self._timed, self.tokenizer.encode_prompt, prompt, add_special_tokens)
+            return work() if len(prompt.text) <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+        if add_special_tokens or scope is None:
+            return await self.encode(prompt.text, add_special_tokens)
+        parts = self._segments.cut(prompt.text, scope)
         missing = [part.text for part in parts if part.tokens is None]
         tokenized = await self.encode_batch(missing, add_special_tokens=False) if missing else []
         return self._segments.join(parts, tokenized, scope)
 
     async def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """The tokens of each text; long or many texts do not block the event loop."""
-        if sum(map(len, texts)) <= INLINE_CHARACTERS:
-            return self._encode(texts, add_special_tokens)
-        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+        work = partial(self._timed, self.tokenizer.encode_batch, texts, add_special_tokens)
+        return work() if sum(map(len, texts)) <= INLINE_CHARACTERS else await asyncio.to_thread(work)
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    def _timed(self, encode: Callable[[Any, bool], ResultT], given: Any, add_special_tokens: bool) -> ResultT:
         began = time.perf_counter()
         try:
-            return self.tokenizer.encode_batch(texts, add_special_tokens)
+            return encode(given, add_special_tokens)
         finally:
             self._encode_seconds += time.perf_counter() - began
 

@@ -1,19 +1,24 @@
 """The base of all request bodies: strict values, no unknown fields, and errors that name the field.
 
-Strict means: ``"5"`` is no number, ``true`` is no integer, and ``NaN`` is invalid. Each error names the field as the
-client spelled it (``messages[0].content``). Fields are defined in the packages beside this file.
+- Strict means: ``"5"`` is no number, ``true`` is no integer, and ``NaN`` is invalid.
+- ``null`` for a field that has a default means the default, as if the field was absent.
+- Items of a conversation that clients send back (`Replayed`, `Answered`) may have fields that they got from an answer.
+- Each error names the field as the client spelled it (``messages[0].content``).
+
+Fields are defined in the packages beside this file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from functools import cache
+from itertools import chain, takewhile
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from headrace.serve.http.errors import ApiError, invalid
@@ -24,6 +29,71 @@ class Wire(BaseModel):
     """The base class of JSON objects in requests."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """The object without optional fields that are null, so that their defaults apply."""
+        if not isinstance(value, dict) or None not in value.values():
+            return value
+        optional = _optional(cls)
+        return {name: each for name, each in value.items() if each is not None or name not in optional}
+
+
+class Replayed(Wire):
+    """The base of items of a conversation, which clients send back: an unknown field that is null has no effect.
+
+    Clients add the fields of their newest version, and leave them null.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = _names(cls)
+        return {
+            name: each
+            for name, each in value.items()
+            if name in known or not (each is None or cls._from_answer(name, each))
+        }
+
+    @classmethod
+    def _from_answer(cls, name: str, value: Any) -> bool:
+        """Whether an unknown field is a part of an earlier answer, so that it has no effect."""
+        return False
+
+
+OUTPUT_FIELDS = frozenset(
+    (
+        *("annotations", "async", "async_", "caller", "created_by", "extras", "finish_reason", "id", "index"),
+        *("logprobs", "parsed", "parsed_arguments", "parsed_output", "partial_json", "phase"),
+        *("provider_specific_fields", "reasoning", "reasoning_content", "reasoning_details"),
+        *("reasoning_items", "status", "stop_reason", "thinking_blocks", "token_ids", "toolset_name"),
+    )
+)
+"""Fields that answers have in clients, and that say nothing to the model when clients send the answers back."""
+
+
+class Answered(Replayed):
+    """The base of items that an earlier answer had: unknown fields of `OUTPUT_FIELDS` and empty ones have no effect."""
+
+    @classmethod
+    def _from_answer(cls, name: str, value: Any) -> bool:
+        return name in OUTPUT_FIELDS or value == [] or value == {}
+
+
+@cache
+def _names(form: type[Wire]) -> frozenset[str]:
+    """The names of the fields, as clients spell them."""
+    return frozenset(field.alias or name for name, field in form.model_fields.items())
+
+
+@cache
+def _optional(form: type[Wire]) -> frozenset[str]:
+    """The names of the fields that have a default."""
+    required = {field.alias or name for name, field in form.model_fields.items() if field.is_required()}
+    return _names(form) - required
 
 
 INLINE_BYTES = 32 * 1024
@@ -43,7 +113,7 @@ _OBJECT = re.compile(rb"[ \t\r\n]*+\{")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 FORM_MARK = "~"
-"""First character of the tags that distinguish a field's forms; tags are not part of its path."""
+"""First character of the tags that distinguish a field's forms, so that no tag is equal to a field."""
 
 WireT = TypeVar("WireT", bound=Wire)
 ResultT = TypeVar("ResultT")
@@ -128,7 +198,12 @@ def valid(form: type[WireT], body: Mapping[str, Any]) -> WireT:
     try:
         return form.model_validate(body)
     except ValidationError as error:
-        raise _first_error(error) from None
+        raise _first_error(error, body) from None
+
+
+def reason_of(error: ValidationError) -> str:
+    """The reason of the first error, without its field."""
+    return _reason(error.errors(include_url=False, include_input=False)[0])
 
 
 def wrong_type(expected: str) -> PydanticCustomError:
@@ -141,30 +216,57 @@ def wrong_value(why: str) -> PydanticCustomError:
     return PydanticCustomError("wrong_value", "{why}", {"why": why})
 
 
-def _first_error(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_input=False)[0]
-    param, kind = _path(first["loc"]), first["type"]
+def _first_error(error: ValidationError, body: Mapping[str, Any]) -> ApiError:
+    found = error.errors(include_url=False, include_input=False)
+    first = found[0]
+    param, kind = _path(first, body), first["type"]
     if kind == "missing":
         return invalid(f"Missing required parameter: {param!r}.", param, "missing_required_parameter")
     if kind == "extra_forbidden":
         return invalid(f"Unknown parameter: {param!r}.", param, "unknown_parameter")
     what = "type" if kind.endswith("_type") else "value"
-    reason = _REASONS.get(kind) or first["msg"].removeprefix("Input ")
+    reason = _reasons(takewhile(lambda each: _path(each, body) == param, found))
     return invalid(f"Invalid {what} for {param!r}: {reason}.", param, f"invalid_{what}")
 
 
-_REASONS = {
-    "model_type": "should be an object",
-    "dict_type": "should be an object",
-    "too_short": "is too short",
+_REASONS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "model_type": lambda _: "should be an object",
+    "dict_type": lambda _: "should be an object",
+    "model_attributes_type": lambda _: "should be an object",
+    "too_short": lambda _: "is too short",
+    "union_tag_not_found": lambda context: f"should be an object with the field {context['discriminator']}",
+    "union_tag_invalid": lambda context: (
+        f"its field {context['discriminator']} should be one of {context['expected_tags']}"
+    ),
 }
+"""Reasons whose text in pydantic shows its own words."""
 
 
-def _path(loc: tuple[int | str, ...]) -> str:
+def _reason(error: Mapping[str, Any]) -> str:
+    made = _REASONS.get(error["type"])
+    return str(error["msg"]).removeprefix("Input ") if made is None else made(error.get("ctx", {}))
+
+
+def _reasons(errors: Iterable[Mapping[str, Any]]) -> str:
+    """The reasons of the errors of one value: several if it may have several types, and has none of them."""
+    first, *others = dict.fromkeys(map(_reason, errors))
+    return " or ".join([first, *(each.removeprefix("should be ") for each in others)])
+
+
+def _path(error: Mapping[str, Any], body: Mapping[str, Any]) -> str:
+    """The place of an error in ``body``.
+
+    pydantic's location also has the names of types and tags, which are not part of the body.
+    """
+    location: Sequence[int | str] = error["loc"]
     path = ""
-    for part in loc:
+    value: Any = body
+    for at, part in enumerate(location):
+        absent = at == len(location) - 1 and error["type"] == "missing"
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith(FORM_MARK):
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif (isinstance(value, dict) and part in value) or absent:
             path += f".{part}" if path else part
+            value = None if absent else value[part]
     return path

@@ -8,7 +8,7 @@ import re
 
 from headrace.serve.parsing.formats import Arguments, Opening, ReasoningFormat, ToolFormat, Written
 
-_NAME = r"(?P<name>[A-Za-z_][\w.-]*)"
+_NAME = r"(?P<name>[\w-][\w.-]*)"
 _SEP = re.escape("<｜tool▁sep｜>")
 _XML_NAME = r"(?P<name>[^<>\s]+)"
 _HARMONY_HEADER = (
@@ -99,6 +99,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
             *_HARMONY_SILENT,
             "<|call|>",
         ),
+        aliases=("openai",),
     ),
     ToolFormat(
         "deepseek",
@@ -113,6 +114,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         written=_DEEPSEEK_CALL,
         signs=(("<｜tool▁calls▁begin｜>",), ("<｜tool▁call▁begin｜>",)),
         silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        aliases=("deepseek_v3", "deepseek_v31"),
     ),
     ToolFormat(
         "kimi_k2",
@@ -172,12 +174,14 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         ),
         written=_HERMES_CALL,
         signs=(("<function=", "<parameter="),),
+        aliases=("qwen3_xml", "mimo"),
     ),
     ToolFormat(
         "hermes",
         (Opening("<tool_call>", ("</tool_call>",)),),
         written=_HERMES_CALL,
         signs=(("<tool_call>",),),
+        aliases=("granite4",),
     ),
     ToolFormat(
         "mistral",
@@ -198,6 +202,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         (Opening("<|tool_call|>", ("<|/tool_call|>",)), Opening("functools", ("<|/tool_call|>",))),
         written=_PHI_CALL,
         signs=(("<|tool_call|>",), ("functools",)),
+        aliases=("phi4_mini_json",),
     ),
     ToolFormat(
         "llama4_pythonic",
@@ -219,6 +224,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         (Opening("<|python_tag|>"), Opening("", first="{", known=True)),
         written=_PLAIN_CALL,
         signs=(("<|python_tag|>",), ('{"name": function name',), ("<|start_header_id|>", '"parameters": ')),
+        aliases=("llama4_json",),
     ),
     ToolFormat(
         "gemma",
@@ -241,6 +247,9 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
 )
 """In the order in which `detect` tries them: a format whose signs also occur in other templates comes later."""
 
+PLAIN_JSON = ToolFormat("json", (Opening("", first="{", known=True),), signs=(), written=_PLAIN_CALL)
+"""The format of calls that a grammar forces a model to write which has no format of its own."""
+
 _THINK = (("<think>",), ("</think>",))
 
 REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
@@ -251,11 +260,20 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
         signs=(("<|channel|>", "<|message|>", "<|start|>"),),
         first=False,
         silent=_HARMONY_SILENT,
+        aliases=("openai_gptoss",),
     ),
     ReasoningFormat(
         "gemma4", ("<|channel>thought\n",), ("<channel|>",), signs=(("<|channel>",),), first=False
     ),
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",), signs=(("[THINK]",),)),
-    ReasoningFormat("think", *_THINK, signs=(("<think>",), ("</think>",))),
-    ReasoningFormat("deepseek_r1", *_THINK, signs=(), assumed=True),
+    ReasoningFormat(
+        "think",
+        *_THINK,
+        signs=(("<think>",), ("</think>",)),
+        aliases=(
+            *("deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2"),
+            *("mimo", "nemotron_v3", "olmo3", "qwen3", "step3p5"),
+        ),
+    ),
+    ReasoningFormat("deepseek_r1", *_THINK, signs=(), assumed=True, aliases=("minimax_m2", "step3")),
 )

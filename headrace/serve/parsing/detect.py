@@ -13,7 +13,7 @@ from headrace.serve.parsing.formats import ReasoningFormat, ToolFormat
 
 AUTO = "auto"
 
-FormatT = TypeVar("FormatT", ToolFormat, ReasoningFormat)
+FormatT = TypeVar("FormatT", bound=ToolFormat | ReasoningFormat)
 
 
 class UnknownParser(ValueError):
@@ -21,7 +21,7 @@ class UnknownParser(ValueError):
 
 
 def tool_format(name: str, template: str) -> ToolFormat | None:
-    """The tool format called ``name``; for ``auto`` the one that ``template`` shows, if it shows any.
+    """The tool format with the name or alias ``name``. For ``auto`` the one that ``template`` shows, if it shows any.
 
     Raises:
         UnknownParser: there is no such format.
@@ -30,7 +30,7 @@ def tool_format(name: str, template: str) -> ToolFormat | None:
 
 
 def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
-    """The reasoning format called ``name``; for ``auto`` the one that ``template`` shows, if it shows any.
+    """The reasoning format with the name or alias ``name``. For ``auto`` the one that ``template`` shows, if any.
 
     Raises:
         UnknownParser: there is no such format.
@@ -41,9 +41,10 @@ def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
 def _find(formats: Iterable[FormatT], name: str, template: str, flag: str) -> FormatT | None:
     if name == AUTO:
         return next((each for each in formats if _shows(each, template)), None)
-    found = next((each for each in formats if each.name == name), None)
+    found = next((each for each in formats if name in (each.name, *each.aliases)), None)
     if found is None:
-        names = ", ".join([AUTO, *(each.name for each in formats)])
+        known = (spelling for each in formats for spelling in (each.name, *each.aliases))
+        names = ", ".join([AUTO, *sorted(known)])
         raise UnknownParser(f"{flag} {name}: there is no such parser; there are {names}")
     return found
 

@@ -74,17 +74,19 @@ class ToolFormat:
         name: the value for ``--tool-call-parser``.
         openings: the beginnings of calls.
         signs: a chat template belongs to the format if it contains all texts of one of these groups.
-        silent: markers that are removed from the content.
         written: how to write a call, for constraints.
+        silent: markers that are removed from the content.
         short_ids: make ids of nine letters and digits, which some templates require.
+        aliases: vLLM's other names of the format, which ``--tool-call-parser`` takes too.
     """
 
     name: str
     openings: tuple[Opening, ...]
     signs: tuple[tuple[str, ...], ...]
+    written: Written
     silent: tuple[str, ...] = ()
-    written: Written | None = None
     short_ids: bool = False
+    aliases: tuple[str, ...] = ()
 
     def markers(self) -> frozenset[str]:
         """All texts that the format needs to see, also where they are special tokens."""
@@ -106,6 +108,7 @@ class ReasoningFormat:
         first: whether reasoning is only possible at the beginning of an output.
         assumed: whether an output begins with reasoning even without a marker.
         silent: as in `ToolFormat`.
+        aliases: vLLM's other names of the format, which ``--reasoning-parser`` takes too.
     """
 
     name: str
@@ -115,6 +118,7 @@ class ReasoningFormat:
     first: bool = True
     assumed: bool = False
     silent: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     def markers(self) -> frozenset[str]:
         """All texts that the format needs to see, also where they are special tokens."""

@@ -1,7 +1,9 @@
 """Text processing: tokenizer, chat template, streaming detokenizer.
 
 - `template`: renders messages to a prompt with the model's chat template.
-- `budget`: limits on the time and memory of a template.
+- `rendering`: renders one template in jinja2's sandbox. `budget`: what a template may do in the server's process.
+- `processes`: renders templates in processes that are ended at their limits. `render_process`: such a process.
+- `content`: keeps text of requests that spells a control token text. `quoting`: tokenizes such prompts.
 - `tokenizer`: text to tokens and back.
 - `segments`: tokens of long prompt parts, cached between requests.
 - `infill`: prompts for the text between a prefix and a suffix.

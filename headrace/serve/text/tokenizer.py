@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+
+from headrace.serve.text.content import AddedTokens, PromptText
+from headrace.serve.text.quoting import QuotingEncoder
 
 SHORT_CHARACTERS = 4096
 """Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
@@ -79,6 +83,8 @@ class Tokenizer:
         self.special_token_ids: frozenset[int] = frozenset(
             token for token, added in backend.get_added_tokens_decoder().items() if added.special
         )
+        self.added = AddedTokens.of(backend)
+        """The tokens that text must not become by its spelling alone."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         first = backend.encode("").ids[:1]
         self._prefix = (
@@ -138,6 +144,24 @@ class Tokenizer:
             raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
         prefix = self._prefix if add_special_tokens else []
         return [prefix + encoding.ids for encoding in encodings]
+
+    def encode_prompt(self, prompt: PromptText, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a rendered prompt; what it quotes becomes no control token.
+
+        Raises:
+            TokenizerError: as in `encode`.
+        """
+        if not prompt.quoted:
+            return self.encode(prompt.text, add_special_tokens)
+        prefix = self._prefix if add_special_tokens else []
+        try:
+            return prefix + self._quoting.encode(prompt, add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
+
+    @cached_property
+    def _quoting(self) -> QuotingEncoder:
+        return QuotingEncoder(self.backend, self.added)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``tokens``; ids outside the vocabulary add nothing."""

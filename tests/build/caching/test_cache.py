@@ -50,13 +50,79 @@ def make(loaded, *stores, **more):
         (["redis://localhost:1/0"], "--response-cache-secret is needed"),
         (["memcached://localhost"], "--response-cache-secret is needed"),
         (["sqlite:/dev/null/answers"], "sqlite:/dev/null/answers"),
-        (["memcached://localhost:x"], "memcached://localhost:x"),
     ],
 )
 def test_a_store_that_cannot_be_had_is_said_so_that_it_can_be_mended(loaded, stores, message):
-    secret = "s" if message == "memcached://localhost:x" else None
     with pytest.raises(ConfigError, match=message):
-        make(loaded, *stores, response_cache_secret=secret)
+        make(loaded, *stores)
+
+
+REDIS = r"expected redis://HOST:PORT/DB"
+DATABASE = "expected one database number"
+MEMCACHED = r"expected memcached://HOST:PORT"
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("redis:host:6379", REDIS),
+        ("redis:/host:6379/0", REDIS),
+        ("redis:user:hunter2@host:6379", REDIS),
+        ("redis://", REDIS),
+        ("redis:///0", REDIS),
+        ("redis://:6379/0", REDIS),
+        ("redis://two words/0", f"{REDIS}: there is no host 'two words'"),
+        ("redis://host:0/0", "a port from 1 to 65535"),
+        ("redis://host:/0", "a port from 1 to 65535"),
+        ("redis://host:99999", "range 0-65535"),
+        ("redis://host:6379:1", "Port could not be cast|expected"),
+        ("redis://::1:6379", "Port could not be cast|expected|nonnumeric"),
+        ("redis://[::g]:6379", "'::g'|IPv6"),
+        ("redis://:hunter2#hash@host/0", "in a password as %23"),
+        ("redis://host/zero", DATABASE),
+        ("redis://host/0/1", DATABASE),
+        ("redis://host/-1", DATABASE),
+        ("redis://host/1?db=2", DATABASE),
+        ("redis://host?timeuot=1", r"\?timeuot=1: not an option"),
+        ("redis://host?socket_timeout=soon", "socket_timeout"),
+        ("rediss:host", REDIS),
+        ("unix:/run/redis.sock", "expected unix:///PATH"),
+        ("unix://run/redis.sock", "expected unix:///PATH"),
+        ("unix://", "expected unix:///PATH"),
+        ("memcached:host:11211", MEMCACHED),
+        ("memcached:/host", MEMCACHED),
+        ("memcached://", MEMCACHED),
+        ("memcached://host/0", f"{MEMCACHED} and nothing else"),
+        ("memcached://user:hunter2@host", f"{MEMCACHED} and nothing else"),
+        ("memcached://host?timeout=1", f"{MEMCACHED} and nothing else"),
+        ("memcached://localhost:x", "memcached://localhost:x"),
+        ("sqlite://responses.db", "expected memory, sqlite:PATH"),
+        ("sqlite:///responses.db", "expected memory, sqlite:PATH"),
+    ],
+)
+def test_a_mistyped_address_is_refused_and_names_no_other_server(loaded, address, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        make(loaded, address, response_cache_secret="s")
+    assert str(error.value).startswith("--response-cache ")
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://host",
+        "redis://host/",
+        "redis://host:6380/3",
+        "redis://user:a%23b@host:6379/0?socket_timeout=1",
+        "rediss://[::1]:6379/0",
+        "unix:///run/redis.sock?db=1",
+        "unix://user:word@/run/redis.sock",
+        "memcached://host",
+        "memcached://[::1]:11212/",
+    ],
+)
+def test_addresses_of_every_form_are_taken(loaded, address):
+    assert make(loaded, address, response_cache_secret="s").sizes() != {}
 
 
 def test_a_client_library_that_is_missing_is_named(loaded, monkeypatch):

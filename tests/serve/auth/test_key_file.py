@@ -25,11 +25,11 @@ def accepted(key_file, key):
 
 
 def test_a_changed_file_is_read_once_it_stays_the_same(path, key_file):
-    key_file.check()
+    key_file.watch.check()
     path.write_text("second\nthird\n")
-    key_file.check()
+    key_file.watch.check()
     assert accepted(key_file, "first")  # it may still be being written
-    key_file.check()
+    key_file.watch.check()
     assert accepted(key_file, "second")
     assert not accepted(key_file, "first")
 
@@ -39,8 +39,8 @@ def test_a_file_that_takes_the_old_ones_place_is_noticed(path, key_file, tmp_pat
     new.write_text("other\n")
     os.utime(new, ns=(0, path.stat().st_mtime_ns))
     new.replace(path)  # same size and time, another inode
-    key_file.check()
-    key_file.check()
+    key_file.watch.check()
+    key_file.watch.check()
     assert accepted(key_file, "other")
 
 
@@ -51,7 +51,7 @@ def test_a_broken_file_keeps_the_old_keys_and_warns_once(path, key_file, caplog,
     else:
         path.write_text(broken)
     for _ in range(4):
-        key_file.check()
+        key_file.watch.check()
     assert accepted(key_file, "first")
     (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert "previous keys stay valid" in record.getMessage()
@@ -68,13 +68,13 @@ def test_the_log_says_how_many_keys_there_are_and_never_which(path, key_file, ca
 
 def test_the_file_is_watched_while_the_server_runs(path, key_file):
     async def rotate():
-        key_file.start()
+        key_file.watch.start()
         path.write_text("second\n")
         until = asyncio.get_running_loop().time() + 60
         while not accepted(key_file, "second"):
             assert asyncio.get_running_loop().time() < until
             await asyncio.sleep(0.01)
-        await key_file.stop()
+        await key_file.watch.stop()
 
     asyncio.run(rotate())
 
@@ -82,8 +82,8 @@ def test_the_file_is_watched_while_the_server_runs(path, key_file):
 def test_without_a_file_there_is_nothing_to_watch():
     async def idle():
         key_file = KeyFile(lambda: read_keys(["a"], None), None)
-        key_file.start()
-        await key_file.stop()
+        key_file.watch.start()
+        await key_file.watch.stop()
         assert key_file.reload()
         return key_file
 

@@ -233,12 +233,13 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     model = ServedModel(
         "fox",
         tokenizer,
-        ChatTemplate({"default": options.get("template", TEMPLATE)}),
+        ChatTemplate({"default": options.get("template", TEMPLATE)}, added=tokenizer.added),
         max_model_len,
         tokenizer.vocab_size,
         rules=rules,
         stream_interval=options.get("stream_interval", 1),
         grammars=options.get("grammars"),
+        trust_request_chat_template=options.get("trust_request_chat_template", False),
     )
     house = House(None, [], engine, runner, None, model, seen)  # type: ignore[arg-type]
     service = Service(

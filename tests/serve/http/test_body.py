@@ -1,3 +1,6 @@
+import gzip
+import zlib
+
 import pytest
 
 PATH = "/v1/completions"
@@ -15,3 +18,87 @@ def test_a_body_may_be_as_long_as_the_limit_and_no_longer(house):
 @pytest.mark.parametrize("options", [{"max_body_bytes": 100}])
 def test_a_body_of_undeclared_length_is_counted(house):
     assert house.client.post(PATH, content=iter([b" " * 60, b" " * 60])).status_code == 413
+
+
+RAW = b'{"prompt": "x", "max_tokens": 1}'
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packed = zlib.compressobj(wbits=-15)
+    return packed.compress(data) + packed.flush()
+
+
+ENCODED = [
+    ("gzip", gzip.compress(RAW)),
+    ("GZip", gzip.compress(RAW)),
+    ("x-gzip", gzip.compress(RAW)),
+    ("gzip", gzip.compress(RAW[:9]) + gzip.compress(RAW[9:])),
+    ("deflate", zlib.compress(RAW)),
+    ("deflate", raw_deflate(RAW)),
+    ("identity", RAW),
+    ("", RAW),
+    ("deflate, gzip", gzip.compress(zlib.compress(RAW))),
+    ("gzip, identity,, deflate", zlib.compress(gzip.compress(RAW))),
+    ("gzip, gzip, gzip, gzip", gzip.compress(gzip.compress(gzip.compress(gzip.compress(RAW))))),
+]
+
+
+@pytest.mark.parametrize(("encoding", "content"), ENCODED)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_an_encoded_body_is_decoded(house, encoding, content, size):
+    parts = [content[at : at + size] for at in range(0, len(content), size)]
+    for sent in (content, iter(parts)):
+        answer = house.client.post(PATH, content=sent, headers={"Content-Encoding": encoding})
+        assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 1)
+
+
+@pytest.mark.parametrize(
+    "encoding", ["br", "zstd", "compress", "gzip, br", "aes128gcm", "x" * 500, ", ".join(["gzip"] * 5)]
+)
+def test_an_unknown_encoding_is_refused_with_those_that_are_accepted(house, encoding):
+    answer = house.client.post(PATH, content=RAW, headers={"Content-Encoding": encoding})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        415,
+        "unsupported_encoding",
+        "Content-Encoding",
+    )
+    assert "gzip, deflate" in error["message"]
+    assert answer.headers["accept-encoding"] == "gzip, deflate"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content"),
+    [
+        ("gzip", RAW),
+        ("gzip", gzip.compress(RAW)[:-1]),
+        ("gzip", gzip.compress(RAW)[:5]),
+        ("gzip", gzip.compress(RAW) + b"more"),
+        ("gzip", gzip.compress(RAW)[:-8] + b"\0" * 8),
+        ("deflate", zlib.compress(RAW)[:-1]),
+        ("deflate", zlib.compress(RAW) + b"more"),
+        ("deflate", b"x"),
+        ("deflate", gzip.compress(RAW)),
+        ("gzip, deflate", gzip.compress(RAW)),
+        ("deflate, gzip", gzip.compress(RAW)),
+    ],
+)
+def test_a_broken_encoding_is_refused(house, encoding, content):
+    answer = house.client.post(PATH, content=content, headers={"Content-Encoding": encoding})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_encoding")
+
+
+def test_an_empty_body_is_empty_in_any_encoding(house):
+    answer = house.client.post(PATH, content=b"", headers={"Content-Encoding": "gzip"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("options", [{"max_body_bytes": 1000}])
+def test_the_limit_is_that_of_the_decoded_body(house):
+    fits, exceeds = (gzip.compress(RAW + b" " * (length - len(RAW))) for length in (1000, 1001))
+    headers = {"Content-Encoding": "gzip"}
+    assert house.client.post(PATH, content=fits, headers=headers).status_code == 200
+    answer = house.client.post(PATH, content=exceeds, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+    empty = b"".join([gzip.compress(b"")] * 100)  # nothing when decoded, but too long itself
+    assert house.client.post(PATH, content=iter([empty]), headers=headers).status_code == 413

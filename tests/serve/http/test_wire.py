@@ -1,4 +1,5 @@
 import json
+import re
 import threading
 
 import pytest
@@ -6,7 +7,8 @@ import pytest
 from headrace.serve.http import wire
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.fields import StreamOptions
-from headrace.serve.http.wire import Wire, parse
+from headrace.serve.http.wire import Replayed, Wire, parse, valid
+from tests.serve.http.bodies import FORMS, LARGE, broken, example
 
 
 class Body(Wire):
@@ -127,6 +129,102 @@ async def test_large_bodies_are_parsed_on_another_thread_and_small_ones_here():
     assert other.name.startswith("headrace-body")
     with pytest.raises(ApiError, match="not valid JSON"):
         await wire.parse_beside(b"{" + b" " * wire.INLINE_BYTES, wire.Wire, {})
+
+
+def fields(form: type[Wire], *, required: bool) -> list[str]:
+    return [
+        field.alias or name for name, field in form.model_fields.items() if field.is_required() is required
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_null_for_an_optional_field_equals_leaving_it_out(form):
+    smallest = example(form)
+    without = valid(form, smallest)
+    for name in fields(form, required=False):
+        if name in smallest:
+            continue
+        given = valid(form, smallest | {name: None})
+        assert (given, given.model_fields_set) == (without, without.model_fields_set)
+    everything = smallest | {name: None for name in fields(form, required=False) if name not in smallest}
+    assert valid(form, everything) == without
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_null_for_a_required_field_is_refused_by_its_name(form):
+    for name in fields(form, required=True):
+        with pytest.raises(ApiError) as error:
+            valid(form, example(form) | {name: None})
+        assert error.value.param == name
+        assert name in str(error.value)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_an_unknown_field_is_refused_by_its_name(form):
+    if form.model_config["extra"] == "allow":
+        return
+    with pytest.raises(ApiError) as error:
+        valid(form, example(form) | {"zzz": 1})
+    assert (error.value.param, error.value.code) == ("zzz", "unknown_parameter")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_an_unknown_null_is_refused_in_parameters_only(form):
+    if form.model_config["extra"] == "allow":
+        return
+    body = example(form) | {"zzz": None}
+    if issubclass(form, Replayed):
+        assert valid(form, body) == valid(form, example(form))
+        return
+    with pytest.raises(ApiError) as error:
+        valid(form, body)
+    assert (error.value.param, error.value.code) == ("zzz", "unknown_parameter")
+
+
+OURS = re.compile(
+    r"~|\b("
+    + "|".join(form.__name__ for form in FORMS if form.__name__ not in ("Function", "Reasoning", "Message"))
+    + r"|pydantic|instance of|function-\w+|dictionary|nullable|dict\[|list\[|constrained-\w+|lax-or-strict)\b"
+)
+"""Names of types, which no client knows."""
+
+
+def is_place(path: str, body: object) -> bool:
+    """Whether ``path`` leads to a value in ``body``, or to a field that is missing in an object of it."""
+    steps = re.findall(r"\[(\d+)\]|([^.\[\]]+)", path)
+    value = body
+    for at, (index, name) in enumerate(steps):
+        if index:
+            if not isinstance(value, list) or int(index) >= len(value):
+                return False
+            value = value[int(index)]
+        elif isinstance(value, dict) and name in value:
+            value = value[name]
+        else:
+            return isinstance(value, dict) and at == len(steps) - 1
+    return True
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_an_error_names_a_place_in_the_body_and_no_type_of_ours(form):
+    body = example(form) | LARGE.get(form.__name__, {})
+    valid(form, body)
+    errors = [(bad, error) for bad in broken(body) if (error := error_of(form, bad)) is not None]
+    assert errors or not fields(form, required=True)
+    for bad, error in errors:
+        assert error.param is not None
+        assert is_place(error.param, bad), (error.param, bad)
+        assert not OURS.search(f"{error.param} {error}"), str(error)
+
+
+def error_of(form: type[Wire], body: object) -> ApiError | None:
+    if not isinstance(body, dict):
+        return None
+    try:
+        valid(form, body)
+    except ApiError as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import pytest
 
+from headrace.serve.parsing.catalogue import REASONING_FORMATS, TOOL_FORMATS
 from headrace.serve.parsing.detect import UnknownParser, reasoning_format, tool_format
 
 TEMPLATES = {
@@ -46,6 +47,47 @@ def test_reasoning_is_picked_by_the_template(template, name):
     found = reasoning_format("auto", template)
     assert found is not None
     assert found.name == name
+
+
+@pytest.mark.parametrize(
+    ("find", "formats"), [(tool_format, TOOL_FORMATS), (reasoning_format, REASONING_FORMATS)]
+)
+def test_each_name_belongs_to_one_format(find, formats):
+    names = [name for each in formats for name in (each.name, *each.aliases)]
+    assert len(names) == len(set(names))
+    for each in formats:
+        assert all(find(name, "") is each for name in (each.name, *each.aliases))
+
+
+@pytest.mark.parametrize(
+    ("find", "name", "ours"),
+    [
+        (tool_format, "openai", "harmony"),
+        (tool_format, "deepseek_v3", "deepseek"),
+        (tool_format, "deepseek_v31", "deepseek"),
+        (tool_format, "qwen3_xml", "qwen3_coder"),
+        (tool_format, "granite4", "hermes"),
+        (tool_format, "phi4_mini_json", "phi4_mini"),
+        (tool_format, "llama4_json", "llama3_json"),
+        *((tool_format, name, name) for name in ("hermes", "llama3_json", "llama4_pythonic", "mistral")),
+        *((tool_format, name, name) for name in ("kimi_k2", "olmo3", "pythonic", "gemma4", "functiongemma")),
+        (reasoning_format, "openai_gptoss", "harmony"),
+        *(
+            (reasoning_format, name, "think")
+            for name in ("qwen3", "deepseek_v3", "glm45", "olmo3", "kimi_k2")
+        ),
+        *((reasoning_format, name, "deepseek_r1") for name in ("deepseek_r1", "step3", "minimax_m2")),
+        *((reasoning_format, name, name) for name in ("mistral", "gemma4")),
+    ],
+)
+def test_a_name_of_vllm_is_an_alias(find, name, ours):
+    assert find(name, "").name == ours
+
+
+@pytest.mark.parametrize("name", ["glm45", "jamba", "internlm", "xlam", "step3", "seed_oss", "granite"])
+def test_a_name_of_vllm_whose_format_is_not_known_is_refused_with_the_names(name):
+    with pytest.raises(UnknownParser, match=rf"--tool-call-parser {name}: .* auto, deepseek, .*openai"):
+        tool_format(name, "")
 
 
 def test_a_name_wins_over_the_template_and_a_wrong_one_is_refused():

@@ -96,7 +96,7 @@ def rendered_by_transformers(source: str, messages: list[dict[str, Any]], **argu
 def test_renders_as_transformers_does(
     source: str, messages: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> None:
-    ours = ChatTemplate({"default": source}, TOKENS).render(messages, **arguments)
+    ours = ChatTemplate({"default": source}, TOKENS).render(messages, **arguments).text
     assert ours == rendered_by_transformers(source, messages, **arguments)
 
 
@@ -105,13 +105,13 @@ def test_renders_as_transformers_does(
 def test_continues_the_final_message_as_transformers_does(name: str, ending: str) -> None:
     messages = [CHATS[0][0], {"role": "assistant", "content": ending}]
     arguments: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
-    ours = ChatTemplate({"default": TEMPLATES[name]}, TOKENS).render(messages, **arguments)
+    ours = ChatTemplate({"default": TEMPLATES[name]}, TOKENS).render(messages, **arguments).text
     assert ours == rendered_by_transformers(TEMPLATES[name], messages, **arguments)
     assert ours.rstrip().endswith("Once upon")
 
 
 def render(source: str, messages: list[Mapping[str, Any]] | None = None, **arguments: Any) -> str:
-    return ChatTemplate({}, TOKENS).render(messages or CHATS[0], template=source, **arguments)
+    return ChatTemplate({}, TOKENS).render(messages or CHATS[0], template=source, **arguments).text
 
 
 def test_text_parts_are_joined_and_other_parts_refused() -> None:
@@ -129,8 +129,8 @@ def test_messages_are_left_as_they_were() -> None:
 
 def test_tools_choose_the_template_for_tools() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "with tools"})
-    assert template.render(CHATS[0]) == "plain"
-    assert template.render(CHATS[0], tools=TOOLS) == "with tools"
+    assert template.render(CHATS[0]).text == "plain"
+    assert template.render(CHATS[0], tools=TOOLS).text == "with tools"
 
 
 def test_a_model_without_template_says_what_to_pass() -> None:
@@ -183,8 +183,8 @@ def test_templates_are_found_in_every_place(tmp_path: Path) -> None:
 def test_the_command_line_may_give_a_file_or_a_source(tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("from the file {{ bos_token }}")
     given = str(tmp_path / "mine.jinja")
-    assert ChatTemplate.from_folder(tmp_path, TOKENS, given).render(CHATS[0]) == "from the file <s>"
-    assert ChatTemplate.from_folder(tmp_path, TOKENS, "{{ eos_token }}!").render(CHATS[0]) == "</s>!"
+    assert ChatTemplate.from_folder(tmp_path, TOKENS, given).render(CHATS[0]).text == "from the file <s>"
+    assert ChatTemplate.from_folder(tmp_path, TOKENS, "{{ eos_token }}!").render(CHATS[0]).text == "</s>!"
     with pytest.raises(TemplateError, match="cannot be read"):
         ChatTemplate.from_folder(tmp_path, TOKENS, str(tmp_path / "none.jinja"))
 

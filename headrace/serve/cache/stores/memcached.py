@@ -13,15 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pymemcache.client.base import PooledClient
+from pymemcache.exceptions import MemcacheError, MemcacheServerError
 
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.cache.response.tags import EVERYTHING
+from headrace.core.ports import ValueTooLarge
 from headrace.serve.cache.stores.generation import GENERATION, VERSIONS, entry_name, new_generation
 
 CONNECTIONS = 4
 SOCKET_SECONDS = 1.0
-LARGEST_BYTES = 1_000_000
-"""Memcached's default size limit of an item."""
+ITEM_BYTES = 1 << 20
+"""Memcached's default size limit of an item (its option ``-I``), for a server that does not report its own."""
+
+_LIMIT = b"item_size_max"
+_REFUSED = b"too large"
+"""Part of the error of a server for an item above its limit."""
 
 LONGEST_SECONDS = 30 * 86400
 """Longest time to live: Memcached interprets a longer one as a date."""
@@ -47,6 +53,7 @@ class MemcachedStore:
         )
         self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="headrace-memcached")
         self._generation: str | None = None
+        self._largest_bytes: int | None = None  # read from the server by the first write
 
     async def get(self, key: bytes) -> bytes | None:
         if self._generation is None:
@@ -55,10 +62,10 @@ class MemcachedStore:
         return await self._run(lambda: self._client.get(name))
 
     async def put(self, key: bytes, value: bytes, ttl: float, tags: tuple[str, ...]) -> None:
-        if self._generation is None or len(value) > LARGEST_BYTES:
+        if self._generation is None:
             return
         name, seconds = entry_name(self._generation, key), min(LONGEST_SECONDS, max(1, int(ttl)))
-        await self._run(lambda: self._client.set(name, value, expire=seconds))
+        await self._run(lambda: self._set(name, value, seconds))
 
     async def delete(self, key: bytes) -> None:
         if self._generation is not None:
@@ -87,6 +94,25 @@ class MemcachedStore:
     async def close(self) -> None:
         await self._run(self._client.close)
         self._threads.shutdown(wait=False)
+
+    def _set(self, name: str, value: bytes, seconds: int) -> None:
+        if self._largest_bytes is None:
+            self._largest_bytes = self._item_bytes()
+        if len(value) > self._largest_bytes:  # the server would read all of it, then refuse it
+            raise ValueTooLarge(len(value), self._largest_bytes)
+        try:
+            self._client.set(name, value, expire=seconds)
+        except MemcacheServerError as error:
+            if _REFUSED not in error.args[0]:
+                raise
+            raise ValueTooLarge(len(value), self._largest_bytes) from None  # it counts its own bytes too
+
+    def _item_bytes(self) -> int:
+        """The size limit of an item, as the server reports it; a proxy may report none."""
+        try:
+            return int(self._client.stats("settings").get(_LIMIT, ITEM_BYTES))
+        except MemcacheError:
+            return ITEM_BYTES
 
     def _clear(self, tag: str) -> dict[str, str | int]:
         def change(known: dict[str, str | int]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from headrace.core.cache.response.entry import StoreFacts
+from headrace.core.ports import ValueTooLarge
 
 ENTRY_BYTES = 400
 """Memory of the table per entry: slots, key, record and numbers (measured)."""
@@ -49,8 +50,8 @@ class MemoryStore:
     async def put(self, key: bytes, value: bytes, ttl: float, tags: tuple[str, ...]) -> None:
         self._drop(key)
         nbytes = sys.getsizeof(value) + ENTRY_BYTES + sys.getsizeof(tags) + sum(map(sys.getsizeof, tags))
-        if nbytes > self._max_bytes // LARGEST_SHARE:
-            return
+        if nbytes > (limit := self._max_bytes // LARGEST_SHARE):
+            raise ValueTooLarge(nbytes, limit)
         self._kept[key] = _Kept(value, self._clock() + ttl, tags, nbytes)
         self._nbytes += nbytes
         while self._nbytes > self._max_bytes:

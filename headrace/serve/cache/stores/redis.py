@@ -29,12 +29,16 @@ class RedisStore:
     """A `core.ports.Store` at ``url`` (``redis://``, ``rediss://`` or ``unix://``).
 
     Nothing is retried: a lookup has a deadline, and a failed one is a miss.
+
+    Raises:
+        TypeError: the query of the URL has an option that the client does not know.
     """
 
     name = "redis"
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        pool = BlockingConnectionPool.from_url(
+        # Any: what the methods return is annotated differently from release to release.
+        pool: Any = BlockingConnectionPool.from_url(
             url,
             max_connections=CONNECTIONS,
             timeout=None,  # each lookup has its own deadline
@@ -42,7 +46,7 @@ class RedisStore:
             retry=Retry(NoBackoff(), 0),
             protocol=3,
         )
-        # Any: what its methods return is annotated differently from release to release.
+        pool.make_connection()  # checks the options; it connects when it is used
         self._redis: Any = Redis(connection_pool=pool)
         self._clock = clock
         self._generation: str | None = None

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.core.cache.response.entry import StoreFacts
+from headrace.core.ports import ValueTooLarge
 from headrace.files import open_database, private_file, private_folder
+from headrace.serve.cache.stores.memory import LARGEST_SHARE
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,8 @@ class SQLiteStore:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._get, key)
 
     async def put(self, key: bytes, value: bytes, ttl: float, tags: tuple[str, ...]) -> None:
+        if len(value) > (limit := self._max_bytes // LARGEST_SHARE):
+            raise ValueTooLarge(len(value), limit)
         now = self._clock()
         row = (key, now + ttl, now, " ".join(map(_mark, tags)), value)
         await self._submit(lambda connection: connection.execute(_PUT, row))

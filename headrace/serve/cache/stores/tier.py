@@ -15,7 +15,7 @@ from headrace.core.cache.response.circuit_breaker import CircuitBreaker
 from headrace.core.cache.response.codec import Damaged, Seal, pack, unpack
 from headrace.core.cache.response.entry import Entry, StoreFacts
 from headrace.core.events import Fault, StoreFaulted
-from headrace.core.ports import Store
+from headrace.core.ports import Store, ValueTooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class Tier:
         self._clock = clock
         self._reading = CircuitBreaker()
         self._writing = CircuitBreaker()  # a full disk can still be read
+        self._warned_of_size = False  # long responses would fill the log; the metric counts them
 
     async def find(self, key: bytes) -> Entry | None:
         """The entry under ``key``; None if there is none or the store failed."""
@@ -66,7 +67,10 @@ class Tier:
         value = pack(key, entry)
         sealed = value if self._seal is None else self._seal.close(key, value)
         counters = tuple([counter for counter, _ in entry.versions])
-        await self._ask(lambda: self._store.put(key, sealed, ttl, counters), self._writing, WRITE_SECONDS)
+        try:
+            await self._ask(lambda: self._store.put(key, sealed, ttl, counters), self._writing, WRITE_SECONDS)
+        except ValueTooLarge as error:
+            self._fault(Fault.TOO_LARGE, str(error))
 
     async def forget(self, key: bytes) -> None:
         """Delete one entry, unless the store fails."""
@@ -109,6 +113,9 @@ class Tier:
         try:
             async with asyncio.timeout(deadline):
                 value = await ask()
+        except ValueTooLarge:
+            breaker.succeeded()  # the store works
+            raise
         except TimeoutError:
             self._fault(Fault.SLOW, f"no answer within {deadline:g} s")
         except Exception as error:  # client libraries raise errors of many types
@@ -125,8 +132,9 @@ class Tier:
         return None
 
     def _fault(self, fault: Fault, message: str) -> None:
-        if fault in (Fault.DAMAGED, Fault.FAILED):
+        if fault in (Fault.DAMAGED, Fault.FAILED) or (fault is Fault.TOO_LARGE and not self._warned_of_size):
             logger.warning("%s: %s", self.name, message)
+            self._warned_of_size = self._warned_of_size or fault is Fault.TOO_LARGE
         self._tell(StoreFaulted(self.name, fault, message))
 
 

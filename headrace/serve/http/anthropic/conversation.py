@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from headrace.serve.http.anthropic.wire import (
@@ -13,13 +15,14 @@ from headrace.serve.http.anthropic.wire import (
     InputMessage,
     MessagesBody,
     NamedToolChoice,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolBody,
     ToolResultBlock,
     ToolUseBlock,
 )
-from headrace.serve.http.errors import invalid
+from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.openai.chat_wire import CacheMark, ChatBody, Conversation
 from headrace.serve.http.openai.template_switches import SWITCHES
 from headrace.serve.http.tools.dialect import Dialect
@@ -95,8 +98,23 @@ def counted(dialect: Dialect, body: CountBody) -> Conversation:
     Raises:
         ApiError: as `chat_body`.
     """
-    _choice(body)
-    return valid(Conversation, _conversation(dialect, body))
+    return valid(ChatBody, _conversation(dialect, body) | _choice(body))
+
+
+_TOOL = re.compile(r"\btools\[(\d+)\]\.function\.parameters\b")
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """Name the schema of a tool in errors as the client's request does."""
+    try:
+        yield
+    except ApiError as error:
+        if not _TOOL.match(error.param or ""):
+            raise
+        own = r"tools[\1].input_schema"
+        message, param = _TOOL.sub(own, str(error)), _TOOL.sub(own, error.param or "")
+        raise ApiError(error.status, message, type=error.type, param=param, code=error.code) from None
 
 
 def _conversation(dialect: Dialect, body: CountBody) -> dict[str, Any]:
@@ -152,8 +170,8 @@ def _joined(messages: Sequence[InputMessage]) -> list[_Turn]:
         if not placed:
             raise invalid(f"Invalid value for '{path}': must not be empty.", path)
         for where, block in placed:
-            if message.role not in _ROLES[type(block)]:
-                roles = " or ".join(_ROLES[type(block)])
+            if message.role not in _ROLES[block.type]:
+                roles = " or ".join(_ROLES[block.type])
                 why = f"only a message of the role {roles} may have a block of type {block.type!r}"
                 raise invalid(f"Invalid value for '{where}': {why}.", where)
         if turns and turns[-1].role == message.role:
@@ -163,11 +181,12 @@ def _joined(messages: Sequence[InputMessage]) -> list[_Turn]:
     return turns
 
 
-_ROLES: dict[type, tuple[str, ...]] = {
-    TextBlock: ("user", "assistant", "system"),
-    ThinkingBlock: ("assistant",),
-    ToolUseBlock: ("assistant",),
-    ToolResultBlock: ("user",),
+_ROLES: dict[str, tuple[str, ...]] = {
+    "text": ("user", "assistant", "system"),
+    "thinking": ("assistant",),
+    "redacted_thinking": ("assistant",),
+    "tool_use": ("assistant",),
+    "tool_result": ("user",),
 }
 
 
@@ -235,7 +254,9 @@ def _mark(marked: Sequence[Block | ToolBody]) -> dict[str, Any] | None:
     """The longest ``cache_control`` among ``marked``."""
     found = None
     for each in marked:
-        if not isinstance(each, ThinkingBlock) and each.cache_control is not None:
+        if isinstance(each, ThinkingBlock | RedactedThinkingBlock):
+            continue
+        if each.cache_control is not None:
             found = _longer(found, each.cache_control)
     return found
 

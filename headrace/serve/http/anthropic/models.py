@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ class NamedModel(Protocol):
     """What is shown of a model."""
 
     @property
-    def name(self) -> str: ...
+    def names(self) -> Sequence[str]: ...
 
     @property
     def created(self) -> int: ...
@@ -19,12 +20,12 @@ class NamedModel(Protocol):
     def max_model_len(self) -> int: ...
 
 
-def card(model: NamedModel) -> dict[str, Any]:
-    """``GET /v1/models/{model}``."""
+def card(model: NamedModel, name: str) -> dict[str, Any]:
+    """``GET /v1/models/{model}`` under one of its names."""
     return {
         "type": "model",
-        "id": model.name,
-        "display_name": model.name,
+        "id": name,
+        "display_name": name,
         "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
         "max_input_tokens": model.max_model_len - 1,
@@ -34,4 +35,5 @@ def card(model: NamedModel) -> dict[str, Any]:
 
 def listing(model: NamedModel) -> dict[str, Any]:
     """``GET /v1/models``: the only page."""
-    return {"data": [card(model)], "has_more": False, "first_id": model.name, "last_id": model.name}
+    cards = [card(model, name) for name in model.names]
+    return {"data": cards, "has_more": False, "first_id": model.names[0], "last_id": model.names[-1]}

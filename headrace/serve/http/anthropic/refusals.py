@@ -35,7 +35,7 @@ TOOL: NotYet = {
 """Fields of a tool, with their neutral values."""
 
 BLOCKS = (
-    *("image", "document", "search_result", "redacted_thinking", "container_upload", "tool_reference"),
+    *("image", "document", "search_result", "container_upload", "tool_reference"),
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
     *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
     *("mcp_tool_use", "mcp_tool_result", "compaction", "browser_state"),

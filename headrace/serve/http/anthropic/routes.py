@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.serve.auth.api_keys import tenant
-from headrace.serve.http.anthropic.conversation import chat_body, counted
+from headrace.serve.http.anthropic.conversation import chat_body, counted, own_names
 from headrace.serve.http.anthropic.refusals import refuse
 from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.anthropic.writer import MessageWriter
@@ -45,15 +45,16 @@ class Messages:
         caller: Caller = request.scope[CALLER]
         if self._serving.recorder is not None:
             caller = self._serving.recorder.note_chat(chat, caller)
-        call = await open_chat(
-            self._recall,
-            self._model,
-            chat,
-            caller,
-            self._serving.request_timeout,
-            id_prefix="msg_",
-            shorten=True,
-        )
+        with own_names():
+            call = await open_chat(
+                self._recall,
+                self._model,
+                chat,
+                caller,
+                self._serving.request_timeout,
+                id_prefix="msg_",
+                shorten=True,
+            )
         writer = writer_of(call, lambda: MessageWriter(call, body))
         self._serving.notes.put(call, None)
         headers = self._serving.headers(call.tenant)
@@ -69,10 +70,8 @@ class Messages:
         body = await beside(raw, lambda: valid(CountBody, refuse(json_object(raw))))
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
-        markers = self._model.prompts.markers(
-            self._model.rules.tenants, tenant(caller.key_id, caller.tenant_header, None)
-        )
+        tenant_name = tenant(caller.key_id, caller.tenant_header, None)
+        markers = self._model.prompts.markers(self._model.rules.tenants, tenant_name)
         conversation, _ = normalized(counted(self._model.dialect, body), markers)
-        text = await render(self._model, conversation)
-        tokens = await self._model.encode(text, add_special_tokens=False)
+        tokens = await self._model.encode_prompt(await render(self._model, conversation, tenant_name))
         return JSONResponse({"input_tokens": len(tokens)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, SkipValidation, Tag
@@ -18,7 +19,7 @@ from headrace.serve.http.generation.scheduling_fields import (
 )
 from headrace.serve.http.openai.chat_wire import CacheMark
 from headrace.serve.http.tools.wire import MAX_TOOLS, check_parameters
-from headrace.serve.http.wire import FORM_MARK, Wire, wrong_type, wrong_value
+from headrace.serve.http.wire import FORM_MARK, Answered, Replayed, Wire, wrong_type, wrong_value
 
 MIN_BUDGET = 1024
 """The smallest budget of thinking tokens that Anthropic's API accepts."""
@@ -54,7 +55,7 @@ _TEXT_OR_BLOCKS = Discriminator(
 )
 
 
-class TextBlock(Wire):
+class TextBlock(Replayed):
     """Text."""
 
     type: Literal["text"]
@@ -71,7 +72,7 @@ Texts = Annotated[
 ]
 
 
-class ThinkingBlock(Wire):
+class ThinkingBlock(Answered):
     """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
@@ -79,13 +80,13 @@ class ThinkingBlock(Wire):
     signature: str = Field("", description="Accepted and not checked.")
 
 
-class DirectCaller(Wire):
+class DirectCaller(Answered):
     """Marks a tool call that the model itself made."""
 
     type: Literal["direct"]
 
 
-class ToolUseBlock(Wire):
+class ToolUseBlock(Answered):
     """A call in an earlier answer."""
 
     type: Literal["tool_use"]
@@ -96,7 +97,7 @@ class ToolUseBlock(Wire):
     cache_control: CacheMark | None = None
 
 
-class ToolResultBlock(Wire):
+class ToolResultBlock(Replayed):
     """The result of a call."""
 
     type: Literal["tool_result"]
@@ -106,23 +107,60 @@ class ToolResultBlock(Wire):
     cache_control: CacheMark | None = None
 
 
-Block = Annotated[
-    Annotated[TextBlock, Tag(FORM_MARK + "text")]
-    | Annotated[ThinkingBlock, Tag(FORM_MARK + "thinking")]
+class AnswerBlock(Answered, TextBlock):
+    """Text of an earlier answer."""
+
+
+class RedactedThinkingBlock(Answered):
+    """Encrypted reasoning of an earlier answer, which only the server that made it can read. No effect."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+_CALLS_AND_RESULTS = (
+    Annotated[ThinkingBlock, Tag(FORM_MARK + "thinking")]
+    | Annotated[RedactedThinkingBlock, Tag(FORM_MARK + "redacted_thinking")]
     | Annotated[ToolUseBlock, Tag(FORM_MARK + "tool_use")]
-    | Annotated[ToolResultBlock, Tag(FORM_MARK + "tool_result")],
-    _kind("text", "thinking", "tool_use", "tool_result"),
+    | Annotated[ToolResultBlock, Tag(FORM_MARK + "tool_result")]
+)
+Block = Annotated[Annotated[TextBlock, Tag(FORM_MARK + "text")] | _CALLS_AND_RESULTS, _kind(*_KINDS)]
+BlockOfAnswer = Annotated[
+    Annotated[AnswerBlock, Tag(FORM_MARK + "text")] | _CALLS_AND_RESULTS, _kind(*_KINDS)
 ]
 
 
-class InputMessage(Wire):
+class InputMessage(Replayed):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Annotated[str, Tag(FORM_MARK + "text")] | Annotated[list[Block], Tag(FORM_MARK + "blocks")],
+        Annotated[str, Tag(FORM_MARK + "text")] | Annotated[Sequence[Block], Tag(FORM_MARK + "blocks")],
         _TEXT_OR_BLOCKS,
     ]
+
+
+class AnswerTurn(Answered, InputMessage):
+    """An earlier answer."""
+
+    role: Literal["assistant"]
+    content: Annotated[
+        Annotated[str, Tag(FORM_MARK + "text")]
+        | Annotated[Sequence[BlockOfAnswer], Tag(FORM_MARK + "blocks")],
+        _TEXT_OR_BLOCKS,
+    ]
+
+
+def _turn(value: Any) -> str:
+    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
+    return FORM_MARK + ("answer" if role == "assistant" else "message")
+
+
+Turn = Annotated[
+    Annotated[AnswerTurn, Tag(FORM_MARK + "answer")] | Annotated[InputMessage, Tag(FORM_MARK + "message")],
+    Discriminator(_turn),
+]
 
 
 def _tool_name(value: str) -> str:
@@ -236,7 +274,7 @@ class CountBody(Wire):
     """A conversation whose tokens are counted."""
 
     model: str | None = Field(None, description="Name of the model. Default: the served model.")
-    messages: Annotated[list[InputMessage], AfterValidator(_not_empty)]
+    messages: Annotated[list[Turn], AfterValidator(_not_empty)]
     system: Texts | None = Field(None, description="Instructions before the conversation.")
     tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS), AfterValidator(_different)] | None = Field(
         None, description=f"Tools that the model may call; at most {MAX_TOOLS}."

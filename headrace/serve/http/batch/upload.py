@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from headrace.serve.batch.batches import Batches
 from headrace.serve.batch.contents import Upload
@@ -26,6 +25,7 @@ from headrace.serve.http.batch.wire import (
     insufficient_storage,
     storage_quota_exceeded,
 )
+from headrace.serve.http.body import body_pieces
 from headrace.serve.http.errors import ApiError, invalid
 
 FORM_BYTES = 64 << 10
@@ -40,7 +40,8 @@ MAX_FILENAME_CHARACTERS = 512
 PURPOSE = "purpose"
 ANCHOR = "expires_after[anchor]"
 SECONDS = "expires_after[seconds]"
-FIELDS = (PURPOSE, ANCHOR, SECONDS)
+OPTIONAL = (ANCHOR, SECONDS)
+FIELDS = (PURPOSE, *OPTIONAL)
 
 OTHER_PURPOSES = ("assistants", "evals", "fine-tune", "user_data", "vision")
 """OpenAI's purposes that this server does not support."""
@@ -78,7 +79,9 @@ class _Form:
             case _ if self._name == "file":
                 await self._write()
             case _:
-                self.fields[self._name] = self._value.decode("utf-8", "replace")
+                text = self._value.decode("utf-8", "replace")
+                if text or self._name not in OPTIONAL:  # a form has no null: clients send an empty text
+                    self.fields[self._name] = text
 
     def _begin(self, name: str, filename: str | None) -> None:
         if name != "file" and name not in FIELDS:
@@ -104,14 +107,11 @@ async def receive(request: Request, batches: Batches, tenant: str) -> FileRecord
         ApiError: the form is malformed, a field is wrong, or the file exceeds a limit of the tenant or the server.
     """
     limit = batches.bounds.file_bytes
-    declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limit + FORM_BYTES:
-        raise file_too_large(limit)
     try:
         reader = MultipartReader(boundary_of(request.headers.get("content-type", "")))
         async with batches.upload(tenant) as upload:
             form = _Form(upload, limit)
-            async for piece in _pieces(request, limit + FORM_BYTES):
+            async for piece in body_pieces(request, limit + FORM_BYTES, file_too_large(limit)):
                 for event in reader.feed(piece):
                     await form.take(event)
             reader.close()
@@ -123,20 +123,6 @@ async def receive(request: Request, batches: Batches, tenant: str) -> FileRecord
         raise storage_quota_exceeded(str(error)) from None
     except OSError:
         raise insufficient_storage() from None
-
-
-async def _pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
-    read = 0
-    try:
-        async for piece in request.stream():
-            read += len(piece)
-            if read > limit:
-                raise file_too_large(limit - FORM_BYTES)
-            yield piece
-    except ClientDisconnect:
-        raise invalid(
-            "The client disconnected before the body was complete.", code="incomplete_body"
-        ) from None
 
 
 def _check(form: _Form) -> int | None:

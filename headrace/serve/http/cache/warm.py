@@ -95,7 +95,7 @@ class Computing:
             opening, _ = normalized(
                 opening, self._model.prompts.markers(self._model.rules.tenants, tenant_name)
             )
-            tokens = await self._model.encode(await render(self._model, opening), add_special_tokens=False)
+            tokens = await self._model.encode_prompt(await render(self._model, opening, tenant_name))
         if len(tokens) >= self._model.max_model_len:
             raise invalid(
                 f"a prefix of {len(tokens)} tokens leaves no room within --max-model-len {self._model.max_model_len}"

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from headrace.serve.http.openai.chat_wire import Message
+from headrace.serve.http.openai.chat_wire import AnyMessage
 from headrace.serve.http.wire import Wire
 
 MAX_REQUESTS = 10_000
@@ -26,7 +26,7 @@ class WarmPrefix(Wire):
     """A prompt prefix to keep in the prefix cache: a text, or the first messages of conversations."""
 
     prompt: str | None = Field(None, min_length=1)
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[AnyMessage] | None = Field(None, min_length=1)
     cache_salt: str | None = Field(
         None, min_length=1, max_length=512, description="The `cache_salt` of the later requests."
     )

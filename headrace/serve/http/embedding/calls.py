@@ -146,10 +146,11 @@ class PoolingCalls:
     ) -> PoolingCall:
         """The score of each pair: the cross-encoder's, or else the cosine similarity of the embeddings."""
         cross, vectors = self._models.rerank, self._models.embedding
+        asked = self._models.name_of(body.model)
         scores: Callable[[Values], list[float]]
         model: PoolingModel
-        if cross is not None and not (vectors is not None and body.model == vectors.name):
-            _check_name(cross, body.model)
+        if cross is not None and not (vectors is not None and asked == vectors.name):
+            _check_name(cross, asked)
             limit = check_truncation(cross, body.truncate_prompt_tokens)
             rows = await asyncio.to_thread(
                 pair_rows, cross, pairs, param=param, limit=limit, second_limit=second_limit
@@ -158,7 +159,7 @@ class PoolingCalls:
         elif vectors is None:
             raise _absent("a cross-encoder", "--rerank-model, or an embedding model with --embedding-model")
         else:
-            _check_name(vectors, body.model)
+            _check_name(vectors, asked)
             limits = check_truncation(vectors, body.truncate_prompt_tokens), second_limit
             rows, at = await asyncio.to_thread(side_rows, vectors, pairs, param, *limits)
             model, scores = vectors, partial(_similarities, at)
@@ -173,7 +174,7 @@ class PoolingCalls:
         model = self._models.embedding
         if model is None:
             raise _absent("an embedding model", "--embedding-model")
-        _check_name(model, asked)
+        _check_name(model, self._models.name_of(asked))
         return model
 
     def _job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from headrace.serve.embedding.models import PoolingModel
 from headrace.serve.http.errors import model_not_found
@@ -11,8 +12,9 @@ from headrace.serve.http.errors import model_not_found
 class PoolingCard:
     """A model's name and limit, for `operations.status`."""
 
-    def __init__(self, model: PoolingModel) -> None:
+    def __init__(self, model: PoolingModel, also_named: Sequence[str] = ()) -> None:
         self.name = model.name
+        self.names = (model.name, *also_named)
         self.max_model_len = model.max_tokens
         self.created = int(time.time())
         self.card = {
@@ -27,5 +29,5 @@ class PoolingCard:
 
     def check_name(self, asked: str | None) -> None:
         """Raise `ApiError` 404 unless ``asked`` names this model or is None."""
-        if asked not in (None, self.name):
+        if asked is not None and asked not in self.names:
             raise model_not_found(str(asked))

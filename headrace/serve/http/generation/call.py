@@ -237,11 +237,17 @@ class Call:
             raise error
 
 
-def _interval(model: ServedModel, body: Generation, prompts: Sequence[Prompt]) -> int:
+FIRST_AND_LAST = 2**31
+"""As an interval: one delivery with the first token, and one at the end."""
+
+
+def _interval(model: ServedModel, body: Generation, prompts: Sequence[Prompt], reports_begin: bool) -> int:
     """Tokens per delivery of events; 0: one delivery at the end. It is 1 if text, such as a stop string, can end it."""
     if any(prompt.ends_by_text for prompt in prompts):
         return 1
-    return model.stream_interval if body.stream else 0
+    if body.stream:
+        return model.stream_interval
+    return FIRST_AND_LAST if reports_begin else 0
 
 
 def tenant_of_call(caller: Caller, body: Generation) -> str:
@@ -265,11 +271,13 @@ async def open_call(
     choices_per_prompt: int,
     request_timeout: float,
     turn: Callable[[], Turn | None] = no_turn,
+    reports_begin: bool = False,
 ) -> Call:
     """Open a call: ``choices_per_prompt`` sequences of equal tokens for each prompt.
 
     With a given seed, the sequences of each prompt have consecutive seeds that start at it. Without one, all seeds
-    differ. Only a prompt's first sequence returns prompt log-probabilities. ``turn`` finds the last user message.
+    differ. Only a prompt's first sequence returns prompt log-probabilities. ``turn`` finds the last user message. With
+    ``reports_begin``, `Call.advance` returns at the first token too, also without a stream.
 
     Raises:
         ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.
@@ -303,7 +311,7 @@ async def open_call(
     if caller.exchange is not None:
         caller.exchange.opened(call_id, model.name, tenant_name, [each.request.id for each in questions])
     try:
-        answer = await recall.open(questions, interval=_interval(model, body, prompts))
+        answer = await recall.open(questions, interval=_interval(model, body, prompts, reports_begin))
     except Refused as refused:
         raise turned_away(refused.verdict, rate_headers(refused.rooms), _multiple(prompts, choices)) from None
     except NotCached:

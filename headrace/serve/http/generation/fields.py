@@ -95,7 +95,9 @@ class StreamOptions(Wire):
     """Options of a stream."""
 
     include_usage: bool = Field(False, description="Send a last chunk with the usage of the whole call.")
-    continuous_usage_stats: bool = Field(False, description="Send the usage so far with every chunk.")
+    continuous_usage_stats: bool = Field(
+        False, description="With include_usage: send the usage so far with every chunk."
+    )
     include_obfuscation: Literal[False] | None = Field(None, description="Chunks are never padded.")
 
 

@@ -49,14 +49,8 @@ TOKENIZE: NotYet = {"mm_processor_kwargs": ({},)}
 
 DETOKENIZE: NotYet = {}
 
-MESSAGE: NotYet = {
-    "function_call": (),
-    "refusal": (),
-    "audio": (),
-    "annotations": ([],),
-}
+MESSAGE: NotYet = {"function_call": (), "audio": ()}
 _ROLES = ("function",)
-_ECHOED = frozenset({"role", "reasoning", "reasoning_content", "tool_calls"})
 
 
 def refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> dict[str, Any]:
@@ -79,25 +73,12 @@ def _message(message: object, path: str) -> object:
     role, content = message.get("role"), message.get("content")
     if role in _ROLES:
         raise not_supported(f"{path}.role", f"The role {role!r}")
+    kinds = ("text", "refusal") if role == "assistant" else ("text",)
     for i, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
+        if isinstance(kind, str) and kind not in kinds:
             raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r}")
-    if role == "assistant" and isinstance(content, list):
-        message = message | {
-            "content": [_part(part, f"{path}.content[{i}].") for i, part in enumerate(content)]
-        }
     return without(message, MESSAGE, f"{path}.")
-
-
-def _part(part: object, path: str) -> object:
-    """A part of the assistant's message without fields of the message that a client has copied into it.
-
-    OpenAI's Agents SDK for Node sends each text of an earlier response with all other fields of that response.
-    """
-    if not isinstance(part, dict) or part.get("role") != "assistant":
-        return part
-    return {name: value for name, value in without(part, MESSAGE, path).items() if name not in _ECHOED}
 
 
 def without(body: Mapping[str, Any], not_yet: NotYet, path: str) -> dict[str, Any]:

@@ -74,7 +74,9 @@ class Writer(ABC):
         self._asked = body.kv_transfer_params
         options = body.stream_options
         self._include_usage = options is not None and options.include_usage
-        self._continuous_usage = options is not None and options.continuous_usage_stats
+        self._continuous_usage = (
+            self._include_usage and options is not None and options.continuous_usage_stats
+        )
         self._tail = b"]}\n\n" if not self._include_usage else b'],"usage":null}\n\n'
         self._head: dict[str, Any] = {
             "id": call.id,

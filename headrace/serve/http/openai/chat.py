@@ -46,7 +46,8 @@ from headrace.serve.http.prompts.entry import about_chat
 from headrace.serve.http.prompts.normalize import normalized
 from headrace.serve.http.tools.message_writing import delta_of, message_of
 from headrace.serve.parsing.message import MessagePiece
-from headrace.serve.text.template import TemplateError
+from headrace.serve.text.content import PromptText
+from headrace.serve.text.template import NeedsProcess, TemplateError
 
 MAX_MARKS = 4
 """As many as Anthropic allows; each costs rendering and tokenizing its part of the conversation again."""
@@ -60,10 +61,12 @@ async def open_chat(
     request_timeout: float,
     id_prefix: str = "chatcmpl-",
     shorten: bool = False,
+    reports_begin: bool = False,
 ) -> Call:
     """Render, tokenize and submit a conversation; the call's id begins with ``id_prefix``.
 
-    ``shorten`` reduces ``max_tokens`` to what the context leaves, instead of refusing the request.
+    ``shorten`` reduces ``max_tokens`` to what the context leaves, instead of refusing the request. ``reports_begin`` as
+    in `open_call`.
 
     Raises:
         ApiError: the request is invalid, or the server rejects it.
@@ -71,15 +74,14 @@ async def open_chat(
     max_tokens, param = _max_tokens(body)
     top = _top_logprobs(body)
     check_stream(body)
+    check_template(model, body)
     if body.prediction is not None and body.tools:
         raise invalid("prediction cannot be used together with tools", "prediction")
     check_choice(model.dialect, body)
     body, done = normalized(body, model.prompts.markers(model.rules.tenants, tenant_of_call(caller, body)))
-    text = await render(model, body)
-    if body.add_special_tokens:
-        whole = await model.encode(text, add_special_tokens=True)
-    else:
-        whole = await model.encode_prompt(text, cache_scope(caller, body))
+    rendered = await render(model, body, tenant_of_call(caller, body))
+    text = rendered.text
+    whole = await model.encode_prompt(rendered, bool(body.add_special_tokens), cache_scope(caller, body))
     tokens = truncated(whole, body, model, max_tokens or 1)
     if shorten and max_tokens is not None:
         max_tokens = min(max_tokens, room_for_answer(len(tokens), model.max_model_len))
@@ -90,7 +92,7 @@ async def open_chat(
     await structured.check(model, params, body)
     continues = bool(body.continue_final_message)
     reading = answer_reading(model.dialect, body, text)
-    marked = await _marked(model, body, tokens)
+    marked = await _marked(model, body, tenant_of_call(caller, body), tokens)
     predicted = await _predicted(model, body)
     prompt = Prompt(
         tuple(tokens),
@@ -111,6 +113,7 @@ async def open_chat(
         choices_per_prompt=body.n or 1,
         request_timeout=request_timeout,
         turn=partial(_turn, body),
+        reports_begin=reports_begin,
     )
 
 
@@ -121,19 +124,33 @@ async def count_chat(model: ServedModel, body: ChatBody, caller: Caller) -> int:
         ApiError: the conversation cannot be rendered.
     """
     check_choice(model.dialect, body)
-    body, _ = normalized(body, model.prompts.markers(model.rules.tenants, tenant_of_call(caller, body)))
-    return len(await model.encode(await render(model, body), bool(body.add_special_tokens)))
+    tenant_name = tenant_of_call(caller, body)
+    body, _ = normalized(body, model.prompts.markers(model.rules.tenants, tenant_name))
+    rendered = await render(model, body, tenant_name)
+    return len(await model.encode_prompt(rendered, bool(body.add_special_tokens)))
 
 
-async def render(model: ServedModel, body: Conversation) -> str:
-    """The prompt's text.
+def check_template(model: ServedModel, body: Conversation) -> None:
+    """Raise `ApiError` if the conversation has a template of its own and the operator does not allow that."""
+    if body.chat_template is not None and not model.trust_request_chat_template:
+        raise invalid(
+            "chat_template: this server does not render templates of requests; "
+            "the operator can allow them with --trust-request-chat-template",
+            "chat_template",
+            "unsupported_parameter",
+        )
 
-    A template can be arbitrarily slow. So the client's own template, tools and long conversations are rendered on a
-    worker thread. For a short conversation, switching threads would take longer than rendering.
+
+async def render(model: ServedModel, body: Conversation, tenant_name: str) -> PromptText:
+    """The prompt's text, for a request of a tenant.
+
+    Tools and long conversations are rendered on a worker thread. For a short conversation, switching threads would take
+    longer than rendering. What needs a process of its own waits for the tenant's turn.
 
     Raises:
-        ApiError: the template is broken or refuses the conversation.
+        ApiError: the template is broken, refuses the conversation or reaches a limit, or requests must not have one.
     """
+    check_template(model, body)
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         message = "add_generation_prompt and continue_final_message cannot both be true"
@@ -141,27 +158,37 @@ async def render(model: ServedModel, body: Conversation) -> str:
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     work = partial(_render, model, body, opens, continues)
     short = sum(len(message.text()) for message in body.messages) <= INLINE_CHARACTERS
+    param = "messages" if body.chat_template is None else "chat_template"
     try:
-        inline = short and not body.tools and body.chat_template is None
-        return work() if inline else await asyncio.to_thread(work)
+        if body.chat_template is None:
+            try:
+                here = partial(work, waits=False)
+                return here() if short and not body.tools else await asyncio.to_thread(here)
+            except NeedsProcess:
+                pass
+        return await model.template_lanes.run(tenant_name, work, param)
     except TemplateError as error:
-        param = "messages" if body.chat_template is None else "chat_template"
         raise invalid(str(error), param, "template_error") from None
 
 
-def _render(model: ServedModel, body: Conversation, opens: bool, continues: bool) -> str:
+def _render(
+    model: ServedModel, body: Conversation, opens: bool, continues: bool, waits: bool = True
+) -> PromptText:
     check_tools(model.dialect, body)
     return model.template.render(
         plain_messages(model.dialect, body),
         add_generation_prompt=opens,
         continue_final_message=continues,
         template=body.chat_template,
+        waits=waits,
         tools=[tool.plain() for tool in body.tools] if body.tools else None,
         **template_variables(model.dialect, body),
     )
 
 
-async def _marked(model: ServedModel, body: ChatBody, tokens: list[int]) -> tuple[Retention, ...]:
+async def _marked(
+    model: ServedModel, body: ChatBody, tenant_name: str, tokens: list[int]
+) -> tuple[Retention, ...]:
     """The retentions that ``cache_control`` asks for: each from the prompt's beginning to the end of its message."""
     marks = [
         (number, mark)
@@ -172,13 +199,17 @@ async def _marked(model: ServedModel, body: ChatBody, tokens: list[int]) -> tupl
         raise invalid(f"at most {MAX_MARKS} messages may have cache_control, got {len(marks)}", "messages")
     return tuple(
         [
-            Retention(0, await _end_of(model, body, number, tokens), MARKED_RETENTION, mark.seconds)
+            Retention(
+                0, await _end_of(model, body, tenant_name, number, tokens), MARKED_RETENTION, mark.seconds
+            )
             for number, mark in marks
         ]
     )
 
 
-async def _end_of(model: ServedModel, body: ChatBody, messages: int, tokens: list[int]) -> int:
+async def _end_of(
+    model: ServedModel, body: ChatBody, tenant_name: str, messages: int, tokens: list[int]
+) -> int:
     """The number of prompt tokens of its first ``messages``; all tokens if these cannot be rendered alone."""
     if messages == len(body.messages):
         return len(tokens)
@@ -190,10 +221,10 @@ async def _end_of(model: ServedModel, body: ChatBody, messages: int, tokens: lis
         }
     )
     try:
-        text = await render(model, opening)
+        opened = await render(model, opening, tenant_name)
     except ApiError:  # a template may require alternating turns, or a user's at the end
         return len(tokens)
-    known = await model.encode(text, bool(body.add_special_tokens))
+    known = await model.encode_prompt(opened, bool(body.add_special_tokens))
     return next((at for at, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), len(known))
 
 
@@ -208,6 +239,7 @@ class ChatWriter(Writer):
         self._top = _top_logprobs(body)
         self._prompt_top = body.prompt_logprobs
         reading = call.prompts[0].reading
+        self._forced = reading is not None and reading.forced
         self._readers = [] if reading is None else [reading.open() for _ in call.choices]
 
     @property
@@ -270,7 +302,7 @@ class ChatWriter(Writer):
             message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
             if self._readers:
                 piece = self._read(choice, delta)
-                message = message_of([piece, self._readers[choice.index].finish()])
+                message = message_of([piece, self._readers[choice.index].finish()], self._forced)
             shown.append(
                 {
                     "index": choice.index,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from headrace.serve.http.generation.fields import MAX_LOGPROBS, Generation
 from headrace.serve.http.tools.wire import CalledTool, ToolChoice, Tools
-from headrace.serve.http.wire import FORM_MARK, Wire, wrong_value
+from headrace.serve.http.wire import FORM_MARK, Answered, Replayed, Wire, wrong_value
 
 MAX_TEMPLATE_CHARACTERS = 65_536
 """Compile time grows with a template's length and has no other limit; at this length it is about a second."""
@@ -25,12 +26,27 @@ class CacheMark(Wire):
         return 3600.0 if self.ttl == "1h" else 300.0
 
 
-class TextPart(Wire):
+class TextPart(Replayed):
     """A piece of a message's text."""
 
     type: Literal["text"]
     text: str
     cache_control: CacheMark | None = None
+
+
+class AnswerPart(Answered, TextPart):
+    """A piece of an earlier answer's text. A part of type ``refusal`` is one too: its text is in ``refusal``."""
+
+    role: Literal["assistant"] | None = Field(
+        None, description="Accepted because some clients repeat the message's fields. No effect."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refusal_as_text(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("type") != "refusal" or "refusal" not in value:
+            return value
+        return {"type": "text", "text": value["refusal"]}
 
 
 def _form_of_content(value: Any) -> str | None:
@@ -40,7 +56,7 @@ def _form_of_content(value: Any) -> str | None:
 
 
 Content = Annotated[
-    Annotated[str, Tag(FORM_MARK + "text")] | Annotated[list[TextPart], Tag(FORM_MARK + "parts")],
+    Annotated[str, Tag(FORM_MARK + "text")] | Annotated[Sequence[TextPart], Tag(FORM_MARK + "parts")],
     Discriminator(
         _form_of_content,
         custom_error_type="content_type",
@@ -49,7 +65,7 @@ Content = Annotated[
 ]
 
 
-class Message(Wire):
+class Message(Replayed):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -68,7 +84,11 @@ class Message(Wire):
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates expect it; they call the role ``developer`` ``system``."""
-        without: dict[str, Any] = {"cache_control": True, "tool_calls": {"__all__": {"index"}}}
+        without: dict[str, Any] = {
+            "cache_control": True,
+            "refusal": True,
+            "tool_calls": {"__all__": {"index"}},
+        }
         message = self.model_dump(exclude_none=True, exclude=without)
         if self.content is None:
             message["content"] = ""
@@ -83,8 +103,8 @@ class Message(Wire):
     def mark(self) -> CacheMark | None:
         """The mark with the longest ``ttl`` of the message and its parts; it covers the message to its end."""
         parts = () if isinstance(self.content, str) else self.content or ()
-        marks = [each.cache_control for each in (self, *parts) if each.cache_control is not None]
-        return max(marks, key=lambda mark: mark.seconds, default=None)
+        marks = [self.cache_control, *[part.cache_control for part in parts]]
+        return max(filter(None, marks), key=lambda mark: mark.seconds, default=None)
 
     def text(self) -> str:
         """The message's text; parts are joined as chat templates join them."""
@@ -95,6 +115,43 @@ class Message(Wire):
     def thought(self) -> str:
         """The message's reasoning."""
         return self.reasoning_content or self.reasoning or ""
+
+
+AnswerContent = Annotated[
+    Annotated[str, Tag(FORM_MARK + "text")] | Annotated[Sequence[AnswerPart], Tag(FORM_MARK + "parts")],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="content_type",
+        custom_error_message="must be a string or a list of content parts",
+    ),
+]
+
+
+class AnswerMessage(Answered, Message):
+    """A turn of the assistant. What a client added to an earlier answer has no effect, such as ``parsed``."""
+
+    role: Literal["assistant"]
+    content: AnswerContent | None = Field(None, description="Optional with tool calls or reasoning.")
+    refusal: str | None = Field(None, description="A refusal; the message's text if `content` is null.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refusal_as_content(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("content") is not None:
+            return value
+        refusal = value.get("refusal")
+        return value | {"content": refusal} if isinstance(refusal, str) else value
+
+
+def _turn(value: Any) -> str:
+    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
+    return FORM_MARK + ("answer" if role == "assistant" else "message")
+
+
+AnyMessage = Annotated[
+    Annotated[AnswerMessage, Tag(FORM_MARK + "answer")] | Annotated[Message, Tag(FORM_MARK + "message")],
+    Discriminator(_turn),
+]
 
 
 def _not_empty(messages: list[Message]) -> list[Message]:
@@ -117,7 +174,7 @@ class Prediction(Wire):
 class Conversation(Wire):
     """Messages and how they become a prompt."""
 
-    messages: Annotated[list[Message], AfterValidator(_not_empty)]
+    messages: Annotated[list[AnyMessage], AfterValidator(_not_empty)]
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn. Default true.")
     continue_final_message: bool | None = Field(None, description="Continue the last message in its turn.")
     chat_template: str | None = Field(
@@ -137,7 +194,8 @@ class ChatBody(Generation, Conversation):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tool_choice: ToolChoice | None = Field(
-        None, description="`none`, `auto`, `required`, or the function to call. Default auto."
+        None,
+        description="`none`, `auto`, `required`, the function to call, or the allowed functions. Default auto.",
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
     thinking_token_budget: int | None = Field(

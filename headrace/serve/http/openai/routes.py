@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.serve.auth.api_keys import tenant
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.generation import unsupported
@@ -17,19 +17,18 @@ from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.generation.serving import Serving
-from headrace.serve.http.generation.unsupported import NotYet
+from headrace.serve.http.generation.unsupported import NotYet, refuse_unsupported
 from headrace.serve.http.generation.writing import Writer
 from headrace.serve.http.openai.chat import ChatWriter, open_chat, render
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions import CompletionWriter, open_completion
 from headrace.serve.http.openai.completions_wire import CompletionBody
-from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from headrace.serve.http.openai.tokens_wire import DetokenizeBody, TokenizeBody, tokenize_body
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
-from headrace.serve.http.wire import WireT, parse_beside
+from headrace.serve.http.wire import WireT, beside, json_object, parse_beside
+from headrace.serve.text.content import PromptText
 
 GenerationT = TypeVar("GenerationT", bound=Generation)
-
-_MESSAGES_KEY = re.compile(rb'"messages"\s*:')
 
 
 class Api:
@@ -63,15 +62,16 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``: the tokens of a text or of a rendered conversation."""
         raw = await read_body(request, self._serving.max_body_bytes)
-        body: TokenizeBody | TokenizeChatBody
-        if _MESSAGES_KEY.search(raw):
-            body = await parse_beside(raw, TokenizeChatBody, unsupported.TOKENIZE)
-            text = await render(self._model, body)
+        body = await beside(
+            raw, lambda: tokenize_body(refuse_unsupported(json_object(raw), unsupported.TOKENIZE))
+        )
+        if isinstance(body, TokenizeBody):
+            prompt = PromptText(body.prompt)
         else:
-            body = await parse_beside(raw, TokenizeBody, unsupported.TOKENIZE)
-            text = body.prompt
+            caller: Caller = request.scope[CALLER]
+            prompt = await render(self._model, body, tenant(caller.key_id, caller.tenant_header, None))
         self._model.check_name(body.model)
-        tokens = await self._model.encode(text, body.add_special_tokens)
+        tokens = await self._model.encode_prompt(prompt, body.add_special_tokens)
         token_strs = (
             [self._model.tokenizer.token(token) for token in tokens] if body.return_token_strs else None
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field
 
 from headrace.serve.http.generation.fields import TokenId
 from headrace.serve.http.openai.chat_wire import Conversation
-from headrace.serve.http.wire import Wire
+from headrace.serve.http.wire import Wire, valid
 
 
 class TokenizeBody(Wire):
@@ -24,6 +27,17 @@ class TokenizeChatBody(Conversation):
     model: str | None = None
     add_special_tokens: bool = False
     return_token_strs: bool | None = None
+
+
+def tokenize_body(given: Mapping[str, Any]) -> TokenizeBody | TokenizeChatBody:
+    """The body of ``POST /tokenize``: of a conversation if it has messages, otherwise of a text.
+
+    Raises:
+        ApiError: a field is wrong or unknown.
+    """
+    known = TokenizeBody.model_fields.keys() | TokenizeChatBody.model_fields.keys()
+    body = {name: value for name, value in given.items() if value is not None or name not in known}
+    return valid(TokenizeChatBody, body) if "messages" in body else valid(TokenizeBody, body)
 
 
 class DetokenizeBody(Wire):

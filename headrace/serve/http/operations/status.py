@@ -33,13 +33,16 @@ class ListedModel(Protocol):
     def name(self) -> str: ...
 
     @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
     def max_model_len(self) -> int: ...
 
     @property
     def created(self) -> int: ...
 
     @property
-    def card(self) -> Mapping[str, Any]: ...
+    def card(self) -> dict[str, Any]: ...
 
     def check_name(self, asked: str | None) -> None: ...
 
@@ -80,7 +83,7 @@ class Status:
         self._predict_start = predict_start
         self._prefix = prefix
         self._not_yet = not_yet
-        self._others = {each.name: each for each in others if each.name != model.name}
+        self._others = [each for each in others if each.name != model.name]
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
@@ -104,15 +107,16 @@ class Status:
         """``GET /v1/models``."""
         if SPEAKS in request.headers:
             return JSONResponse(listing(self._model))
-        cards = [each.card for each in (self._model, *self._others.values())]
+        cards = [each.card | {"id": name} for each in (self._model, *self._others) for name in each.names]
         return JSONResponse({"object": "list", "data": cards})
 
     async def retrieve_model(self, request: Request) -> Response:
         """``GET /v1/models/{model}``."""
         asked = request.path_params["model"]
-        model = self._others.get(asked, self._model)
+        model = next((each for each in self._others if asked in each.names), self._model)
         model.check_name(asked)
-        return JSONResponse(card(model) if SPEAKS in request.headers else model.card)
+        name = asked if asked in model.names else model.name
+        return JSONResponse(card(model, name) if SPEAKS in request.headers else model.card | {"id": name})
 
     async def explain(self, request: Request) -> Response:
         """``GET /v1/requests/{id}``: explains a request, by its id or its ``X-Request-Id``.

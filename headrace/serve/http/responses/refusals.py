@@ -28,6 +28,7 @@ ITEM_TYPES = frozenset(
     ("message", "function_call", "function_call_output", "reasoning", "compaction", "item_reference")
 )
 INPUT_PARTS = frozenset({"input_text", "output_text", "text"})
+ANSWER_PARTS = INPUT_PARTS | {"refusal"}
 OUTPUT_PARTS = frozenset({"input_text"})
 TOOL_TYPES = frozenset({"function", "namespace", "web_search", "web_search_preview", "image_generation"})
 """The hosted tools among them are not offered to the model: coding agents send them always, and work without them."""
@@ -46,7 +47,8 @@ def known_items(value: Any) -> Any:
             continue
         path = f"input[{at}]"
         _check(item, ITEM_TYPES, path, "An item")
-        for field, parts in (("content", INPUT_PARTS), ("output", OUTPUT_PARTS)):
+        texts = ANSWER_PARTS if item.get("role") == "assistant" else INPUT_PARTS
+        for field, parts in (("content", texts), ("output", OUTPUT_PARTS)):
             if item.get("type") != "reasoning" and isinstance(item.get(field), list):
                 _check_all(item[field], parts, f"{path}.{field}", "Content")
     return value
@@ -65,7 +67,9 @@ def known_tools(value: Any) -> Any:
 def known_choice(value: Any) -> Any:
     """``value``, a ``tool_choice``; raise `ApiError` for an unsupported type."""
     if isinstance(value, dict):
-        _check(value, frozenset({"function"}), "tool_choice", "A tool_choice")
+        _check(value, frozenset({"function", "allowed_tools"}), "tool_choice", "A tool_choice")
+        if isinstance(value.get("tools"), list):
+            _check_all(value["tools"], frozenset({"function"}), "tool_choice.tools", "An allowed tool")
     return value
 
 

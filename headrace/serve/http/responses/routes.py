@@ -78,14 +78,20 @@ class ResponsesApi:
         caller: Caller = request.scope[CALLER]
         items = stored_items(body.input, await self._referred(caller, references(body.input)))
         context = await self._context(caller, body.previous_response_id)
-        with own_names():
+        with own_names(body.tools or ()):
             chat, compacted = await fitted(self._serving, body, caller, [*context, *items], request.receive)
             if self._serving.recorder is not None:
                 caller = self._serving.recorder.note_chat(chat, caller)
             if body.stored:
                 caller = caller._replace(stored=StoredFor(MAX_AGE_SECONDS, body.previous_response_id))
             call = await open_chat(
-                self._recall, self._model, chat, caller, self._serving.request_timeout, id_prefix=ID_PREFIX
+                self._recall,
+                self._model,
+                chat,
+                caller,
+                self._serving.request_timeout,
+                id_prefix=ID_PREFIX,
+                reports_begin=bool(body.background),
             )
         log = EventLog() if body.stream and body.stored else None
         keep = partial(self._keep, call.tenant, items, log) if body.stored else _drop
@@ -141,7 +147,7 @@ class ResponsesApi:
         given = body.input or []
         items = stored_items(given, await self._referred(caller, references(given)))
         context = await self._context(caller, body.previous_response_id)
-        with own_names():
+        with own_names(body.tools or ()):
             count = await count_chat(self._model, chat_body(body.response(), [*context, *items]), caller)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from starlette.types import ASGIApp
 from headrace.config import ServerOptions
 from headrace.serve.http.runtime.connection import Connection
 from headrace.serve.http.runtime.garbage_collection import GarbageCollection
+from headrace.serve.http.runtime.listening import unix_socket
+from headrace.serve.http.runtime.open_files import ConnectionRoom, open_room
+from headrace.serve.http.runtime.tls import TlsFiles
 from headrace.serve.service import Service
 
 logger = logging.getLogger("headrace.shutdown")
@@ -56,28 +60,40 @@ def run_server(
         ready: called once with the server's URL when it listens.
         reload: run on the server's loop at each SIGHUP.
     """
+    room = open_room(time.monotonic)
     side = None
     if apps.metrics is not None:
         assert options.metrics_port is not None
-        side = SideServer(_config(apps.metrics, options, port=options.metrics_port, lifespan="off"))
+        side = SideServer(_config(apps.metrics, options, room, port=options.metrics_port, lifespan="off"))
     config = _config(
         apps.main,
         options,
+        room,
         port=options.port,
         lifespan="on",
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,
     )
+    config.load()
+    tls = None
+    if options.ssl_certfile is not None:
+        assert config.ssl is not None
+        tls = TlsFiles(config.ssl, options.ssl_certfile, options.ssl_keyfile)
+    server = DrainingServer(config, service, options.drain_timeout, ready, reload, side, tls)
     try:
-        DrainingServer(config, service, options.drain_timeout, ready, reload, side).run()
+        if options.uds is None:
+            server.run()
+        else:
+            with unix_socket(options.uds) as listener:
+                server.run([listener])
     finally:
         service.stop()
 
 
-def _config(app: ASGIApp, options: ServerOptions, **more: Any) -> uvicorn.Config:
+def _config(app: ASGIApp, options: ServerOptions, room: ConnectionRoom, **more: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=partial(Connection, room=room),  # type: ignore[arg-type]  # it is called as the class would be
         host=options.host,
         log_config=None,  # its records go to the handlers of the process
         log_level="warning",
@@ -115,6 +131,7 @@ class DrainingServer(uvicorn.Server):
         ready: Callable[[str], None],
         reload: Callable[[], Coroutine[Any, Any, None]],
         side: SideServer | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         super().__init__(config)
         self._service = service
@@ -125,6 +142,7 @@ class DrainingServer(uvicorn.Server):
         self._ready = ready
         self._reload = reload
         self._side = side
+        self._tls = tls
         self._signals = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._drain: asyncio.Task[None] | None = None
@@ -141,14 +159,23 @@ class DrainingServer(uvicorn.Server):
             while not self._side.started:  # an address in use was found before the model was loaded
                 await asyncio.sleep(0.01)
             startup.info("metrics port %d", self._side.port(), extra={"fields": {"port": self._side.port()}})
-        port = self.servers[0].sockets[0].getsockname()[1]
+        if self._tls is not None:
+            self._tls.watch.start()
+        self._ready(self._url(self.servers[0].sockets[0].getsockname()))
+
+    def _url(self, address: str | tuple[Any, ...]) -> str:
+        """The URL of the socket's ``address``, which is a path for a Unix socket."""
+        if isinstance(address, str):
+            return f"unix:{address}"
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        self._ready(f"{'https' if self.config.is_ssl else 'http'}://{host}:{port}")
+        return f"{'https' if self.config.is_ssl else 'http'}://{host}:{address[1]}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close both ports."""
         if self._side is not None:
             self._side.should_exit = True
+        if self._tls is not None:
+            await self._tls.watch.stop()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -166,9 +193,11 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _hang_up(self) -> None:
+        if self._tls is not None:
+            self._begin(asyncio.to_thread(self._tls.reload))
         self._begin(self._reload())
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.serve.parsing.detect import AUTO, reasoning_format, tool_format
 from headrace.serve.parsing.formats import ReasoningFormat, ToolFormat
+from headrace.serve.text.processes import TemplateStopped
 from headrace.serve.text.template import ChatTemplate, TemplateError
 
 _NAME, _KEY, _VALUE = "headrace_probe", "probe_key", "probe_value"
@@ -50,7 +51,8 @@ class Dialect:
         self.arguments_are_text = lru_cache(maxsize=32)(self._arguments_are_text)
         self.takes_several_calls = lru_cache(maxsize=32)(self._takes_several_calls)
         self.variables = lru_cache(maxsize=32)(template.variables)
-        self.tools(None), self.reasoning(None)
+        self.tools(None), self.reasoning(None), self.variables(None)
+        self.knows_tools(None), self.takes_several_calls(None)  # now, since a probe may wait for a process
 
     def _tools(self, source: str | None) -> ToolFormat | None:
         """The format of calls in outputs of the template ``source`` (None: the model's own)."""
@@ -87,7 +89,11 @@ class Dialect:
         tools: list[Mapping[str, Any]] | None = None,
     ) -> str:
         try:
-            return self._template.render(messages, template=source, tools=tools)
+            return self._template.render(messages, template=source, tools=tools).text
+        except TemplateStopped:
+            if source is not None:
+                raise
+            return ""
         except TemplateError:
             return ""
 

@@ -1,6 +1,9 @@
 import asyncio
 import tracemalloc
 
+import pytest
+
+from headrace.core.ports import ValueTooLarge
 from headrace.serve.cache.stores.memory import MemoryStore
 
 TAGS = ("*",)
@@ -29,7 +32,8 @@ def test_one_huge_value_does_not_push_out_the_others():
     async def run():
         store = MemoryStore(20_000)
         await store.put(b"a" * 32, b"v" * 1000, 60.0, TAGS)
-        await store.put(b"b" * 32, b"v" * 10_000, 60.0, TAGS)
+        with pytest.raises(ValueTooLarge, match="the limit is 2,500"):
+            await store.put(b"b" * 32, b"v" * 10_000, 60.0, TAGS)
         assert await store.get(b"b" * 32) is None
         assert await store.get(b"a" * 32) is not None
 

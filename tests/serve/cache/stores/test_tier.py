@@ -6,6 +6,7 @@ from headrace.core.cache.response.circuit_breaker import FAILURES, OPEN_SECONDS
 from headrace.core.cache.response.codec import Seal
 from headrace.core.cache.response.entry import Entry
 from headrace.core.events import Fault
+from headrace.core.ports import ValueTooLarge
 from headrace.core.request import FinishReason
 from headrace.serve.cache.stores.memory import MemoryStore
 from headrace.serve.cache.stores.tier import Tier
@@ -132,3 +133,22 @@ def test_the_breaker_logs_when_it_opens_and_when_it_closes(caplog):
         assert states()[1:] == ["circuit breaker closed"]
 
     asyncio.run(run())
+
+
+def test_a_value_above_the_limit_is_counted_and_reported_once_and_is_no_failure(caplog):
+    async def run():
+        bench = Bench()
+
+        async def put(*args):
+            raise ValueTooLarge(1_500_000, 1_048_576)
+
+        bench.store.put = put
+        for _ in range(2 * FAILURES):
+            await bench.tier.keep(KEY, ENTRY, 60.0)
+        assert bench.faults == [Fault.TOO_LARGE] * 2 * FAILURES
+        assert await bench.tier.clear("*")  # the circuit breaker of writes is closed
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records] == [
+        "trouble: a response of 1,500,000 bytes is not stored: the limit is 1,048,576"
+    ]

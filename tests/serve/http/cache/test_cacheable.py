@@ -122,6 +122,7 @@ def options():
         "recall": Spy,
         "grammars": Compiled(),
         "template": TOOL_TEMPLATE,
+        "trust_request_chat_template": True,
         "max_model_len": 800,
         "pricing": Pricing(1.0),
         "tokenizer": with_special_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]),

@@ -52,7 +52,7 @@ def test_messages_are_looked_into(message, param):
 
 
 def test_a_message_as_the_client_dumped_it_passes():
-    message = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None}
+    message = {"role": "assistant", "content": "x", "function_call": None, "audio": None}
     kept = refuse_unsupported({"messages": [message, 5]}, unsupported.CHAT)
     assert kept["messages"] == [{"role": "assistant", "content": "x"}, 5]
 

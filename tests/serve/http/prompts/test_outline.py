@@ -27,10 +27,14 @@ TOKENIZER = byte_level()
 
 
 def rendered(body=BODY):
-    return ChatTemplate({"default": TOOL_TEMPLATE}).render(
-        plain_messages(DIALECT, body),
-        add_generation_prompt=True,
-        tools=[tool.plain() for tool in body.tools] if body.tools else None,
+    return (
+        ChatTemplate({"default": TOOL_TEMPLATE})
+        .render(
+            plain_messages(DIALECT, body),
+            add_generation_prompt=True,
+            tools=[tool.plain() for tool in body.tools] if body.tools else None,
+        )
+        .text
     )
 
 

@@ -202,6 +202,31 @@ def test_a_response_in_the_background(house):
     assert house.client.post(f"{PATH}/{response['id']}/cancel").json() == done
 
 
+@pytest.mark.parametrize("options", [{"step_seconds": 0.02}], indirect=True)
+def test_a_response_in_the_background_is_queued_then_in_progress_then_completed(house):
+    house.runner.gate.clear()
+    id = create(house, background=True)["id"]
+    for _ in range(5):
+        assert house.client.get(f"{PATH}/{id}").json()["status"] == "queued"
+    house.runner.gate.set()
+    statuses = ["queued"]
+    while statuses[-1] != "completed":
+        status = house.client.get(f"{PATH}/{id}").json()["status"]
+        statuses += [status] if status != statuses[-1] else []
+        assert len(statuses) < 4
+    assert statuses == ["queued", "in_progress", "completed"]
+
+
+def test_a_response_in_the_background_is_cancelled_while_it_is_queued(house):
+    house.runner.gate.clear()
+    id = create(house, background=True)["id"]
+    assert house.client.get(f"{PATH}/{id}").json()["status"] == "queued"
+    cancelled = house.client.post(f"{PATH}/{id}/cancel").json()
+    assert (cancelled["status"], cancelled["output"], cancelled["usage"]) == ("cancelled", [], None)
+    house.runner.gate.set()
+    assert house.client.get(f"{PATH}/{id}").json() == cancelled
+
+
 def test_a_response_in_the_background_is_cancelled(house):
     house.runner.gate.clear()
     id = create(house, background=True)["id"]

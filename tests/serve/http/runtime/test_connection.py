@@ -1,9 +1,12 @@
 """Limits on a request's head, on real sockets of a uvicorn server with this connection class."""
 
+import asyncio
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import uvicorn
@@ -15,6 +18,7 @@ from headrace.serve.http.runtime.connection import (
     MAX_REQUEST_LINE_BYTES,
     Connection,
 )
+from headrace.serve.http.runtime.open_files import ConnectionRoom
 
 
 async def echo(scope, receive, send):
@@ -30,9 +34,13 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture(scope="module")
-def address():
-    config = uvicorn.Config(echo, http=Connection, port=0, lifespan="off", ws="none", log_config=None)
+@contextmanager
+def listening(app=echo, most=1000):
+    """The address of a server that has room for so many connections."""
+    room = ConnectionRoom(most, 0, time.monotonic)
+    room._most = most
+    connect = partial(Connection, room=room)
+    config = uvicorn.Config(app, http=connect, port=0, lifespan="off", ws="none", log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -41,6 +49,12 @@ def address():
     yield server.servers[0].sockets[0].getsockname()
     server.should_exit = True
     thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def address():
+    with listening() as found:
+        yield found
 
 
 @contextmanager
@@ -170,3 +184,217 @@ def test_what_is_no_http_is_a_400_in_the_format_of_all_errors(address):
 def test_the_limits_are_at_least_what_clients_and_proxies_use():
     assert connection.MAX_HEADER_BYTES >= 16_384
     assert connection.MAX_HEADERS >= 100
+
+
+@pytest.fixture(params=[0.2])
+def impatient(request, monkeypatch):
+    """The limits of time are a fraction of a second; a body must come at 100 kB/s."""
+    for name in ("IDLE", "HEAD", "BODY"):
+        monkeypatch.setattr(connection, f"{name}_SECONDS", request.param)
+    monkeypatch.setattr(connection, "MIN_BODY_RATE", 100_000)
+
+
+def trickle(client, pieces, pause=0.05):
+    """Send the pieces one after the other, until the server answers."""
+    for piece in pieces:
+        client.sendall(piece)
+        client.settimeout(pause)
+        try:
+            client.recv(1, socket.MSG_PEEK)
+            break
+        except TimeoutError:
+            continue
+    client.settimeout(60)
+    head, body = answer(client)
+    return int(head.split()[1]), body
+
+
+def test_a_connection_that_sends_nothing_is_closed(address, impatient):
+    with connected(address) as client:
+        assert client.recv(1) == b""
+
+
+def test_a_head_that_trickles_is_refused(address, impatient):
+    with connected(address) as client:
+        status, body = trickle(client, [b"GET / HTTP/1.1\r\n", *[b"x: y\r\n"] * 60])
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_too_slow")
+        assert "head of the request did not arrive within 0.2 s" in body.decode()
+        assert client.recv(1) == b""
+
+
+def test_a_body_that_trickles_is_refused(address, impatient):
+    with connected(address) as client:
+        head = request(body=b"x" * 1000)[:-1000]
+        status, body = trickle(client, [head, *[b"x"] * 60])
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_too_slow")
+        assert "body of the request did not arrive within 0.2 s, or slower than 100000 bytes" in body.decode()
+        assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("impatient", [1.0], indirect=True)
+def test_a_body_that_is_slow_but_steady_is_served(address, impatient):
+    size, pieces = 400_000, 10  # beyond the second that every body has
+    with connected(address) as client:
+        head = request(body=b"x" * size)[:-size]
+        assert trickle(client, [head, *[b"x" * (size // pieces)] * pieces], 0.15) == (200, b"2 400000")
+
+
+@pytest.mark.parametrize("impatient", [1.0], indirect=True)
+def test_the_next_request_of_a_connection_has_its_own_time(address, impatient):
+    with connected(address) as client:
+        for _ in range(4):
+            client.sendall(request())
+            assert answer(client)[1] == b"2 0"
+            time.sleep(0.4)
+
+
+def test_a_connection_without_room_gets_an_error_and_the_log_says_why_once(caplog):
+    with listening(most=2) as place, connected(place), connected(place):
+        time.sleep(0.1)
+        for _ in range(2):
+            with connected(place) as client:
+                head, body = answer(client)
+                assert head.startswith(b"HTTP/1.1 503")
+                assert b"retry-after: 5" in head
+                assert json.loads(body)["error"]["code"] == "too_many_connections"
+                assert client.recv(1) == b""
+    (record,) = [each for each in caplog.records if "refused" in each.message]
+    assert "2 are open, and the limit of open files is 2" in record.message
+
+
+class Slow:
+    """An application that answers when it is told to, and notes which clients have gone."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.gone = threading.Event()
+        self.begun = threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            return
+        streamed = scope["path"] == "/stream"
+        if streamed:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        self.begun.set()
+        left = asyncio.ensure_future(receive())
+        while not self.go.is_set() and not left.done():
+            await asyncio.sleep(0.01)
+            if streamed:
+                await send({"type": "http.response.body", "body": b"b", "more_body": True})
+        if left.done():
+            assert left.result()["type"] == "http.disconnect"
+            self.gone.set()
+            return
+        left.cancel()
+        if not streamed:
+            head = [(b"content-length", b"2")]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture
+def slow():
+    app = Slow()
+    with listening(app) as place:
+        yield app, place
+        app.go.set()
+
+
+def read_all(client):
+    said = b""
+    while part := client.recv(65536):
+        said += part
+    return said
+
+
+@pytest.mark.parametrize("target", ["/", "/stream"])
+@pytest.mark.parametrize("wait", [0, 0.4])
+def test_a_client_that_closes_its_sending_half_gets_its_whole_answer(slow, target, wait):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request(target=target, body=b"z" * 100))
+        assert app.begun.wait(60)
+        client.shutdown(socket.SHUT_WR)
+        threading.Timer(wait, app.go.set).start()
+        said = read_all(client)
+    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert said.endswith(b"\r\n\r\nok" if target == "/" else b"2\r\nok\r\n0\r\n\r\n")
+    assert b"\n\n" not in said
+    assert not app.gone.is_set()
+
+
+def test_a_client_of_http_1_0_that_closes_its_sending_half_gets_its_answer(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(b"POST / HTTP/1.0\r\ncontent-length: 1\r\n\r\nz")
+        client.shutdown(socket.SHUT_WR)
+        assert app.begun.wait(60)
+        app.go.set()
+        assert read_all(client).endswith(b"\r\n\r\nok")
+
+
+@pytest.mark.parametrize("target", ["/", "/stream"])
+@pytest.mark.parametrize("half_first", [False, True])
+def test_a_client_that_goes_away_is_noticed(slow, target, half_first):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request(target=target))
+        assert app.begun.wait(60)
+        if half_first:
+            client.shutdown(socket.SHUT_WR)
+            assert not app.gone.wait(0.3)
+    assert app.gone.wait(10)
+
+
+def test_a_client_that_ends_in_the_middle_of_its_body_is_cut(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request(body=b"z" * 100)[:-1])
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client) == b""
+    assert not app.begun.is_set()
+
+
+def test_pipelined_requests_before_the_end_are_all_answered(slow):
+    app, address = slow
+    app.go.set()
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client).count(b"\r\n\r\nok") == 3
+
+
+def test_pipelined_answers_that_are_read_late_are_whole(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        client.shutdown(socket.SHUT_WR)
+        assert app.begun.wait(60)
+        time.sleep(0.4)  # the server looks whether the client is still there
+        app.go.set()
+        time.sleep(0.2)
+        said = read_all(client)
+    assert said.count(b"\r\n\r\nok") == 3
+    assert b"\n\n" not in said
+
+
+def test_a_pipelining_client_that_goes_away_is_noticed(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        assert app.begun.wait(60)
+    assert app.gone.wait(10)
+
+
+def test_an_idle_client_that_closes_its_sending_half_is_closed(slow):
+    app, address = slow
+    app.go.set()
+    with connected(address) as client:
+        client.sendall(request())
+        answer(client)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""

@@ -1,23 +1,12 @@
+import os
 import socket
+import stat
 from pathlib import Path
 
 import pytest
 
 from headrace.config import ConfigError, ServerOptions
-from headrace.serve.http.runtime.listening import check_address, check_tls, exposure_warning
-
-
-def test_without_tls_there_is_nothing_to_check() -> None:
-    check_tls(ServerOptions())
-
-
-def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    (tmp_path / "empty.pem").touch()
-    for name in ("none.pem", "empty.pem"):
-        with pytest.raises(ConfigError, match=name):
-            check_tls(ServerOptions(ssl_certfile=str(tmp_path / name)))
-    with pytest.raises(ConfigError, match="needs --ssl-certfile"):
-        check_tls(ServerOptions(ssl_keyfile=str(tmp_path / "empty.pem")))
+from headrace.serve.http.runtime.listening import check_address, exposure_warning, unix_socket
 
 
 def test_an_address_is_looked_at_before_it_is_needed() -> None:
@@ -60,3 +49,53 @@ def test_an_address_that_others_can_reach_is_warned_about_unless_there_are_keys(
     assert "NO API KEYS" in warning
     assert "--api-key-file" in warning
     assert exposure_warning(ServerOptions(host=host), keys_required=True) == ""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a socket: relative, since the folders of tests may be too deep for one."""
+    monkeypatch.chdir(tmp_path)
+    return "headrace.sock"
+
+
+def test_a_unix_socket_is_there_as_long_as_its_server(path: str) -> None:
+    before = os.umask(0o027)
+    try:
+        with unix_socket(path) as listener:
+            assert listener.getsockname() == path
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o750
+            assert exposure_warning(ServerOptions(uds=path, host="0.0.0.0"), keys_required=False) == ""
+    finally:
+        os.umask(before)
+    assert not os.path.lexists(path)
+
+
+def test_a_socket_that_a_killed_server_left_behind_is_replaced(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    check_address(ServerOptions(uds=path))
+    with unix_socket(path) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.listen()
+        client.connect(path)
+        with pytest.raises(ConfigError, match=r"--uds headrace\.sock: another server listens"):
+            check_address(ServerOptions(uds=path))
+
+
+def test_the_socket_of_a_successor_stays(path: str) -> None:
+    with unix_socket(path), socket.socket(socket.AF_UNIX) as successor:
+        os.unlink(path)
+        successor.bind(path)
+    assert os.path.lexists(path)
+
+
+def test_a_path_that_cannot_be_a_socket_is_refused(path: str) -> None:
+    Path("file").write_text("precious")
+    for wrong, why in (
+        ("file", "a file that is no socket"),
+        (".", "a file that is no socket"),
+        ("no/folder.sock", "its folder does not exist"),
+        ("s" * 108, "at most 107 bytes"),
+    ):
+        with pytest.raises(ConfigError, match=f"^--uds {wrong}: .*{why}"):
+            check_address(ServerOptions(uds=wrong))
+    assert Path("file").read_text() == "precious"
