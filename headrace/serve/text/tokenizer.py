@@ -249,8 +249,8 @@ _KEEPING = {"Sequence", "Split", "Regex", "String", "ByteLevel", "Digits"}
 def _longest_token(backend: tokenizers.Tokenizer) -> int:
     """The most characters that one token can stand for; 0 if that is not known.
 
-    It is known for byte-level BPE, where every byte has a token. A normalizer, a token for unknown words, an added token
-    that takes spaces with it, or a cut that drops spaces could stand for any number.
+    It is known for byte-level BPE, where every byte has a token. A normalizer, a token for unknown words, an added
+    token that takes spaces with it, or a cut that drops spaces could stand for any number.
     """
     added = backend.get_added_tokens_decoder().values()
     cuts = str(backend.pre_tokenizer)
