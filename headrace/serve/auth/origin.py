@@ -55,7 +55,7 @@ class OriginCheck:
     """The check for one port: the ``origins`` whose pages may call it, and its ``hosts``."""
 
     def __init__(self, origins: Iterable[str] = (), hosts: Hosts = Hosts()) -> None:
-        self._origins = {_origin(each) for each in origins}
+        self._origins = {plain_origin(each) for each in origins}
         self._hosts = hosts
 
     def check(self, method: str, headers: Mapping[str, str], keys_required: bool) -> None:
@@ -71,7 +71,7 @@ class OriginCheck:
             return
         origin = headers.get("origin")
         if origin is not None:
-            given = _origin(origin)
+            given = plain_origin(origin)
             forwarded = headers.get("x-forwarded-host", "").split(
                 ","
             )  # pages cannot set it without a preflight
@@ -93,7 +93,7 @@ def _is_link(method: str, headers: Mapping[str, str]) -> bool:
     )
 
 
-def _origin(text: str) -> str:
+def plain_origin(text: str) -> str:
     """An origin as browsers write it: lower case, without a default port, a trailing dot or a slash."""
     scheme, mark, host = text.strip().lower().rstrip("/").partition("://")
     if not mark:
@@ -107,7 +107,7 @@ def _origin(text: str) -> str:
 def _same(origin: str, host: str) -> bool:
     """Whether an origin is that of a ``Host``. Its scheme is the client's, which a proxy with TLS may have changed."""
     scheme, mark, _ = origin.partition("://")
-    return bool(mark) and scheme in DEFAULT_PORTS and origin == _origin(f"{scheme}://{host}")
+    return bool(mark) and scheme in DEFAULT_PORTS and origin == plain_origin(f"{scheme}://{host}")
 
 
 def _split(host: str) -> tuple[str, str | None]:
@@ -132,7 +132,7 @@ def _matches(name: str, allowed: str) -> bool:
     """Whether a name is ``allowed``, or below it if that is ``*.domain``."""
     if allowed.startswith("*."):
         return name.endswith(allowed[1:])
-    return name == _split(allowed)[0]
+    return name == allowed
 
 
 def allowed_host_problem(text: str) -> str:

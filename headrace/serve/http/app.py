@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Lifespan
 from headrace.core.request import InvalidParameter
 from headrace.serve.auth.access import AccessCheck
 from headrace.serve.auth.api_keys import Keys
-from headrace.serve.auth.origin import Hosts, OriginCheck
+from headrace.serve.auth.origin import Hosts, OriginCheck, plain_origin
 from headrace.serve.auth.roles import METRICS_PORT, ROUTES
 from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.http.edge import Edge
@@ -84,8 +84,9 @@ def create_app(
     if not origins:
         return edge
     # Outermost, because a browser's preflight request carries no key.
+    plain = [plain_origin(each) for each in origins]
     return CORSMiddleware(
-        edge, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS
+        edge, allow_origins=plain, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS
     )
 
 

@@ -121,6 +121,15 @@ def context_length_exceeded(prompt: int, asked: int, limit: int, param: str | No
     )
 
 
+def text_too_long(fewest: int, limit: int) -> ApiError:
+    """400: the prompt does not fit into the model's context, whatever its exact number of tokens is."""
+    return invalid(
+        f"This model's maximum context length is {limit} tokens. However, your prompt has at least {fewest} tokens. "
+        "Please shorten the prompt.",
+        code="context_length_exceeded",
+    )
+
+
 def prompt_too_long(prompt: int, limit: int) -> ApiError:
     """400: the prompt fills the model's context; in the words that Anthropic's clients look for."""
     return invalid(

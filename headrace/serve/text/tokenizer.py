@@ -7,6 +7,7 @@ to text, `text.stream` converts a growing output to text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +87,7 @@ class Tokenizer:
         self.added = AddedTokens.of(backend)
         """The tokens that text must not become by its spelling alone."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._longest = _longest_token(backend)
         first = backend.encode("").ids[:1]
         self._prefix = (
             [self.bos_token_id]
@@ -119,6 +121,13 @@ class Tokenizer:
         if eos is None:
             eos = _eos_token_ids(folder / "config.json")
         return cls(backend, special_tokens, eos or (), config.get("add_bos_token") is True)
+
+    def fewest(self, text: str) -> int:
+        """A number of tokens that ``text`` has at least, without encoding it; 0 if no such number is known.
+
+        Reading and freeing millions of tokens holds the interpreter's lock for some tenths of a second.
+        """
+        return 0 if not self._longest else -(-len(text) // self._longest)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of ``text``.
@@ -231,3 +240,30 @@ def _add_configured_tokens(backend: tokenizers.Tokenizer, added: Mapping[str, Ma
         if backend.id_to_token(token) is None and token == backend.get_vocab_size(with_added_tokens=True):
             flags = {key: value for key, value in spec.items() if key not in ("content", "__type")}
             backend.add_tokens([tokenizers.AddedToken(spec["content"], **flags)])
+
+
+_KEEPING = {"Sequence", "Split", "Regex", "String", "ByteLevel", "Digits"}
+"""Steps before BPE that keep every character of a text."""
+
+
+def _longest_token(backend: tokenizers.Tokenizer) -> int:
+    """The most characters that one token can stand for; 0 if that is not known.
+
+    It is known for byte-level BPE, where every byte has a token. A normalizer, a token for unknown words, an added
+    token that takes spaces with it, or a cut that drops spaces could stand for any number.
+    """
+    added = backend.get_added_tokens_decoder().values()
+    cuts = str(backend.pre_tokenizer)
+    if (
+        "Removed" in cuts
+        or not set(re.findall(r"(\w+)\(", cuts)) <= _KEEPING
+        or not isinstance(backend.model, tokenizers.models.BPE)
+        or not isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
+        or backend.normalizer is not None
+        or any(token.lstrip or token.rstrip for token in added)
+    ):
+        return 0
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    if not vocabulary.keys() >= set(tokenizers.pre_tokenizers.ByteLevel.alphabet()):
+        return 0
+    return max(map(len, vocabulary))

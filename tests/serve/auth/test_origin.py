@@ -76,6 +76,8 @@ def test_names_are_refused_only_where_they_are_known_or_no_key_is_needed():
     named = OriginCheck(hosts=Hosts(("llm.example",)))
     assert verdict(named, keys=True, host="other.example") == "host"
     assert verdict(OriginCheck(hosts=Hosts(bound="workstation")), host="Workstation:8000") == "served"
+    assert verdict(OriginCheck(hosts=Hosts(bound="::1")), host="") == "host"
+    assert verdict(OriginCheck(hosts=Hosts(bound="::1")), host="[::1]:8000") == "served"
     assert verdict(OriginCheck(hosts=LOCAL)) == "served"  # HTTP/1.0 without Host: no browser
 
 

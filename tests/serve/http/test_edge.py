@@ -129,7 +129,9 @@ def test_a_refusal_shows_a_long_origin_in_part(house):
     assert len(refused.text) < 600
 
 
-@pytest.mark.parametrize("options", [{"origins": ("https://page.example",)}])
+@pytest.mark.parametrize(
+    "options", [{"origins": (each,)} for each in ("https://page.example", "https://Page.example:443/")]
+)
 def test_an_allowed_page_is_served_and_may_read_it(house):
     headers = {"Origin": "https://page.example", "Sec-Fetch-Site": "cross-site"}
     answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 1}, headers=headers)

@@ -63,3 +63,24 @@ def test_logit_bias_has_a_limit_that_its_error_names(house):
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "logit_bias"
     assert "must have at most 8192 entries, got 8193" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "TEXT"}),
+        ("/v1/completions", {"prompt": ["x", "TEXT"]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "TEXT"}]}),
+        ("/v1/messages", {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "TEXT"}]}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(house, monkeypatch, path, body):
+    model = house.model
+    monkeypatch.setattr(type(model.tokenizer), "fewest", lambda self, text: len(text) // 4)
+    monkeypatch.setattr(type(model), "_timed", lambda *given: pytest.fail("it was tokenized"))
+    if "model" in body:
+        body = body | {"model": model.name}
+    raw = json.dumps(body).replace("TEXT", "x" * 8 * model.max_model_len)
+    refused = house.client.post(path, content=raw)
+    assert refused.status_code == 400
+    assert "prompt is too long" in refused.text or "your prompt has at least" in refused.text

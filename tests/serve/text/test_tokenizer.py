@@ -203,3 +203,37 @@ def test_added_tokens_are_not_special_unless_they_say_so() -> None:
     backend.add_tokens([AddedToken("<think>", special=False)])
     tokenizer = Tokenizer(backend)
     assert tokenizer.decode(tokenizer.encode("<think>")) == "<think>"
+
+
+def small_bpe(**more: object) -> tokenizers.Tokenizer:
+    """A byte-level BPE with the tokens of all bytes and of ``ab``."""
+    names = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "ab"]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE({name: i for i, name in enumerate(names)}, [("a", "b")])
+    )
+    backend.pre_tokenizer = more.get("cuts", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    if "normalizer" in more:
+        backend.normalizer = more["normalizer"]
+    return backend
+
+
+@pytest.mark.parametrize("text", ["", "abab", "aba", "ü" * 9, "a b", "\n" * 7, "日本語 ab"])
+def test_the_fewest_tokens_of_a_text_are_never_more_than_its_tokens(text):
+    made = Tokenizer(small_bpe())
+    assert -(-len(text) // 2) == made.fewest(text) <= len(made.encode(text))
+
+
+def test_the_fewest_tokens_are_not_known_where_a_token_may_stand_for_any_length():
+    cuts = tokenizers.pre_tokenizers
+    for more in (
+        {"normalizer": tokenizers.normalizers.Strip()},
+        {"cuts": cuts.Sequence([cuts.WhitespaceSplit(), cuts.ByteLevel()])},
+        {"cuts": cuts.Sequence([cuts.Split(" ", "removed"), cuts.ByteLevel()])},
+    ):
+        assert Tokenizer(small_bpe(**more)).fewest("x" * 100) == 0
+    wide = small_bpe()
+    wide.add_tokens([tokenizers.AddedToken("<w>", lstrip=True)])
+    assert Tokenizer(wide).fewest("x" * 100) == 0
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
+    assert Tokenizer(words).fewest("x" * 100) == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from headrace.core.request import SamplingParams
-from headrace.serve.http.errors import context_length_exceeded, invalid, prompt_too_long
+from headrace.serve.http.errors import context_length_exceeded, invalid, prompt_too_long, text_too_long
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.structured import constraint
@@ -72,6 +72,16 @@ def check_stream(body: Generation) -> None:
     asked = body.kv_transfer_params
     if asked is not None and asked.do_remote_decode and body.stream:
         raise invalid("kv_transfer_params.do_remote_decode cannot be streamed", "kv_transfer_params")
+
+
+def check_length(text: str, body: Generation, model: ServedModel, *, shorten: bool = False) -> None:
+    """Raise `ApiError` 400 for a text that cannot fit into the context; only its tokens show that others do not.
+
+    ``shorten``: in the words that Anthropic's clients look for.
+    """
+    fewest, limit = model.tokenizer.fewest(text), model.max_model_len
+    if fewest > limit and body.truncate_prompt_tokens is None:
+        raise prompt_too_long(fewest, limit) if shorten else text_too_long(fewest, limit)
 
 
 def truncated(tokens: list[int], body: Generation, model: ServedModel, answer: int) -> list[int]:

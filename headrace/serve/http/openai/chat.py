@@ -26,6 +26,7 @@ from headrace.serve.http.generation.logprobs import chat_logprobs, prompt_entrie
 from headrace.serve.http.generation.sampling import (
     UNLIMITED,
     answer_length,
+    check_length,
     check_stream,
     room_for_answer,
     sampling_params,
@@ -77,6 +78,7 @@ async def open_chat(
     body, done = normalized(body, model.prompts.markers(model.rules.tenants, tenant_of_call(caller, body)))
     rendered = await render(model, body, tenant_of_call(caller, body))
     text = rendered.text
+    check_length(text, body, model, shorten=shorten)
     whole = await model.encode_prompt(rendered, bool(body.add_special_tokens), cache_scope(caller, body))
     tokens = truncated(whole, body, model, max_tokens or 1)
     if shorten and max_tokens is not None:

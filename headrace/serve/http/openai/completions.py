@@ -15,7 +15,13 @@ from headrace.serve.http.generation.call import Answers, Call, Prompt, open_call
 from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.choices import NOTHING, Choice, Delta
 from headrace.serve.http.generation.logprobs import completion_logprobs, prompt_entries, prompt_logprobs
-from headrace.serve.http.generation.sampling import answer_length, check_stream, sampling_params, truncated
+from headrace.serve.http.generation.sampling import (
+    answer_length,
+    check_length,
+    check_stream,
+    sampling_params,
+    truncated,
+)
 from headrace.serve.http.generation.writing import Writer, encode, encode_text
 from headrace.serve.http.model import INLINE_CHARACTERS, ServedModel
 from headrace.serve.http.openai.completions_wire import MAX_PROMPTS, CompletionBody
@@ -156,6 +162,8 @@ async def _tokens(model: ServedModel, body: CompletionBody) -> list[list[int]]:
         return await _infilled(model, body, body.suffix)
     prompts = body.prompts()
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for text in texts:
+        check_length(text, body, model)
     if texts:
         return await model.encode_batch(texts, body.add_special_tokens is not False)
     given = [prompt for prompt in prompts if not isinstance(prompt, str)]
