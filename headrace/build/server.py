@@ -53,7 +53,12 @@ from headrace.serve.cache.lookup import CacheLookup
 from headrace.serve.embedding.models import PoolingModels
 from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import BackgroundWork, create_app
-from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
+from headrace.serve.http.batch.line_endpoints import (
+    GeneratedLines,
+    MessagesLines,
+    PooledLines,
+    ResponsesLines,
+)
 from headrace.serve.http.batch.line_runner import LineEndpoints
 from headrace.serve.http.batch.opening import open_batches
 from headrace.serve.http.cache.question_recorder import QuestionRecorder
@@ -256,8 +261,9 @@ def _make_app(
     accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus, usage_file)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
     responses = open_responses(options, serving)
-    batch = open_batches(all_options.batch, options, service, _lines(serving, embedding), model.name)
     messages = Messages(serving)
+    lines = (*_lines(serving, embedding), ResponsesLines(responses), MessagesLines(messages))
+    batch = open_batches(all_options.batch, options, service, lines, model.name)
     tuning = make_tuning(all_options, loaded.engine, recall, machine_of(loaded), folds.lives)
     more = (
         status,

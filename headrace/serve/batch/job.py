@@ -58,6 +58,7 @@ def _prompt(line: Line) -> bytes:
 def _expected_tokens(line: Line) -> float:
     if isinstance(line, BadLine):
         return 0.0
-    asked = line.body.get("max_completion_tokens", line.body.get("max_tokens"))
+    named = (line.body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
+    asked = next((value for value in named if value is not None), None)
     limit = asked if isinstance(asked, int) and asked > 0 else float("inf")
     return prior_tokens(limit)

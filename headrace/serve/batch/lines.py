@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 
 MAX_CUSTOM_ID_CHARACTERS = 512
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score")
+ENDPOINTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+)
 """The endpoints that batches may use, on a server that has a model for them."""
 
 EXPIRED = "batch_expired"
@@ -157,6 +160,37 @@ def was_executed(result: dict[str, Any]) -> bool:
     """Whether the line of a result ran."""
     error = result.get("error")
     return not (isinstance(error, dict) and error.get("code") in UNEXECUTED)
+
+
+class Used(NamedTuple):
+    """The tokens that a line used."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def used(result: dict[str, Any]) -> Used:
+    """The tokens of a result, from the usage of any of the endpoints."""
+    body = (result.get("response") or {}).get("body")
+    usage = body.get("usage") if isinstance(body, dict) else None
+    if not isinstance(usage, dict):
+        return Used()
+
+    def count(*names: str) -> int:
+        return sum(int(usage.get(name) or 0) for name in names)
+
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    outside = (
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+    )  # Anthropic's input_tokens has only the rest
+    return Used(
+        count("prompt_tokens", "input_tokens", *outside),
+        int(cached or 0) + count(outside[0]),
+        count("completion_tokens", "output_tokens"),
+    )
 
 
 def succeeded(result: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from headrace.files import private_file
-from headrace.serve.batch.lines import result_key, succeeded, was_executed
+from headrace.serve.batch.lines import result_key, succeeded, used, was_executed
 from headrace.serve.batch.records import Totals
 
 SYNC_LINES = 256
@@ -189,18 +189,14 @@ def _added(totals: Totals, result: dict[str, Any]) -> Totals:
     """``totals`` with one more result."""
     if not was_executed(result):
         return totals
-    body = (result["response"] or {}).get("body")
-    usage = body.get("usage") if isinstance(body, dict) else None
-    usage = usage if isinstance(usage, dict) else {}
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    tokens = used(result)
     good = succeeded(result)
     return Totals(
         totals.completed + good,
         totals.failed + (not good),
-        totals.prompt_tokens + int(usage.get("prompt_tokens") or 0),
-        totals.cached_tokens + int(cached or 0),
-        totals.completion_tokens + int(usage.get("completion_tokens") or 0),
+        totals.prompt_tokens + tokens.prompt_tokens,
+        totals.cached_tokens + tokens.cached_tokens,
+        totals.completion_tokens + tokens.completion_tokens,
     )
 
 

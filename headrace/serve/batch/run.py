@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from headrace.serve.batch.lines import BadLine, BatchRequest, answered, refused, succeeded
+from headrace.serve.batch.lines import BadLine, BatchRequest, answered, refused, succeeded, used
 from headrace.serve.batch.results import Results
 from headrace.serve.batch.work import Feed, run_lines
 
@@ -124,11 +124,5 @@ def _retry_after(response: httpx.Response) -> float:
 
 
 def _outcome(result: dict[str, Any]) -> Outcome:
-    body = (result["response"] or {}).get("body")
-    usage = body.get("usage") if isinstance(body, dict) else None
-    usage = usage if isinstance(usage, dict) else {}
-    return Outcome(
-        succeeded(result),
-        int(usage.get("prompt_tokens") or 0),
-        int(usage.get("completion_tokens") or 0),
-    )
+    tokens = used(result)
+    return Outcome(succeeded(result), tokens.prompt_tokens, tokens.completion_tokens)

@@ -6,6 +6,7 @@ A template that contains a family's markers was written for it, so the parser of
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import TypeVar
 
 from headrace.serve.parsing.catalogue import REASONING_FORMATS, TOOL_FORMATS
@@ -41,12 +42,15 @@ def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
 def _find(formats: Iterable[FormatT], name: str, template: str, flag: str) -> FormatT | None:
     if name == AUTO:
         return next((each for each in formats if _shows(each, template)), None)
-    found = next((each for each in formats if name in (each.name, *each.aliases)), None)
+    found = next((each for each in formats if name in _names(each)), None)
     if found is None:
-        known = (spelling for each in formats for spelling in (each.name, *each.aliases))
-        names = ", ".join([AUTO, *sorted(known)])
+        names = ", ".join([AUTO, *sorted(chain.from_iterable(map(_names, formats)))])
         raise UnknownParser(f"{flag} {name}: there is no such parser; there are {names}")
     return found
+
+
+def _names(each: ToolFormat | ReasoningFormat) -> tuple[str, ...]:
+    return each.name, *each.aliases
 
 
 def _shows(each: ToolFormat | ReasoningFormat, template: str) -> bool:

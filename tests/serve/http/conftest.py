@@ -61,7 +61,12 @@ from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.app import BackgroundWork, create_app
 from headrace.serve.http.batch.batches import BatchRoutes
 from headrace.serve.http.batch.files import Files
-from headrace.serve.http.batch.line_endpoints import GeneratedLines, PooledLines
+from headrace.serve.http.batch.line_endpoints import (
+    GeneratedLines,
+    MessagesLines,
+    PooledLines,
+    ResponsesLines,
+)
 from headrace.serve.http.batch.line_runner import LineRunner
 from headrace.serve.http.cache.routes import CacheApi
 from headrace.serve.http.cache.warm import Computing, Warm
@@ -337,7 +342,8 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
     beside: list[BackgroundWork] = [warmer, background, worker, *tuning.tasks]
     if "batch_path" in options:
         lines = GeneratedLines(recall, model, notes, request_timeout=30.0)
-        runner = LineRunner(service, (lines, PooledLines(calls, request_timeout=30.0)))
+        others = PooledLines(calls, request_timeout=30.0), ResponsesLines(responses), MessagesLines(messages)
+        runner = LineRunner(service, (lines, *others))
         bounds, of_tenant = Bounds(100_000, 100_000, 100, 4), TenantLimits(100, 1_000_000, 10)
         batches = Batches(options["batch_path"], runner, of_tenant, bounds, time.time)
         routes += [*Files(batches).routes(), *BatchRoutes(batches, "fox", runner.endpoints).routes()]

@@ -13,6 +13,7 @@ from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.anthropic.writer import MessageWriter
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
+from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import open_chat, render
@@ -39,10 +40,23 @@ class Messages:
         """``POST /v1/messages``."""
         self._recall.service.expect()
         raw = await read_body(request, self._serving.max_body_bytes)
+        call, writer, body = await self.open(raw, request.scope[CALLER])
+        headers = self._serving.headers(call.tenant)
+        return (
+            StreamedAnswer(call, writer, headers, writer.ping)
+            if body.stream
+            else WholeAnswer(call, writer, headers)
+        )
+
+    async def open(self, raw: bytes, caller: Caller) -> tuple[Call, MessageWriter, MessagesBody]:
+        """Submit a request for a message.
+
+        Raises:
+            ApiError: the request is invalid, or the server rejects it.
+        """
         body = await beside(raw, lambda: valid(MessagesBody, refuse(json_object(raw))))
         self._model.check_name(body.model)
         chat = chat_body(self._model.dialect, body)
-        caller: Caller = request.scope[CALLER]
         if self._serving.recorder is not None:
             caller = self._serving.recorder.note_chat(chat, caller)
         with own_names():
@@ -57,12 +71,7 @@ class Messages:
             )
         writer = writer_of(call, lambda: MessageWriter(call, body))
         self._serving.notes.put(call, None)
-        headers = self._serving.headers(call.tenant)
-        return (
-            StreamedAnswer(call, writer, headers, writer.ping)
-            if body.stream
-            else WholeAnswer(call, writer, headers)
-        )
+        return call, writer, body
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``: the tokens of a request's prompt."""

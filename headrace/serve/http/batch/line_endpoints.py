@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from starlette.types import Message
+
 from headrace.serve.cache.lookup import CacheLookup
+from headrace.serve.http.anthropic.routes import Messages
 from headrace.serve.http.batch.line_runner import OpenedLine, Turn
 from headrace.serve.http.embedding.calls import PoolingCall, PoolingCalls
 from headrace.serve.http.embedding.exchange import compute
+from headrace.serve.http.errors import invalid
 from headrace.serve.http.generation import unsupported
 from headrace.serve.http.generation.call import Answers, Call
 from headrace.serve.http.generation.call_notes import CallNotes
 from headrace.serve.http.generation.caller import Caller
 from headrace.serve.http.generation.fields import Generation
 from headrace.serve.http.generation.unsupported import NotYet
-from headrace.serve.http.generation.writing import Writer
+from headrace.serve.http.generation.writing import WholeWriter, Writer
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.openai.chat import ChatWriter, open_chat
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.openai.completions import CompletionWriter, open_completion
 from headrace.serve.http.openai.completions_wire import CompletionBody
+from headrace.serve.http.replies import writer_of
+from headrace.serve.http.responses.refusals import RESPONSES
+from headrace.serve.http.responses.routes import ResponsesApi
+from headrace.serve.http.responses.wire import ResponsesBody
 from headrace.serve.http.wire import parse_beside
 
 
@@ -58,20 +67,18 @@ class GeneratedLines:
         body = await parse_beside(raw, endpoint.form, endpoint.not_yet)
         self._model.check_name(body.model)
         call = await endpoint.open(self._recall, self._model, body, caller, self._request_timeout)
-        return _GeneratedLine(self._notes, call, body, endpoint)
+        writer = writer_of(call, lambda: endpoint.writer(call, body))
+        self._notes.put(call, body.metadata)
+        return _GeneratedLine(call, writer)
 
 
 class _GeneratedLine:
-    def __init__(self, notes: CallNotes, call: Call, body: Generation, endpoint: Endpoint) -> None:
-        self._notes = notes
+    def __init__(self, call: Call, writer: WholeWriter) -> None:
         self._call = call
-        self._body = body
-        self._endpoint = endpoint
+        self._writer = writer
 
     async def answer(self, turn: Turn) -> bytes:
         call = self._call
-        self._notes.put(call, self._body.metadata)
-        writer = self._endpoint.writer(call, self._body)
         while not call.settled:
             await call.due()
             if not call.settled:  # events before the end: each token is searched for a stop string
@@ -79,10 +86,57 @@ class _GeneratedLine:
         async with turn:
             while not call.done:
                 await call.advance()
-            return writer.whole()
+            return self._writer.whole()
 
     def close(self) -> None:
         self._call.close()
+
+
+class ResponsesLines:
+    """A `line_runner.LineEndpoints` of the Responses API. Responses are stored as those of requests are."""
+
+    paths = ("/v1/responses",)
+
+    def __init__(self, api: ResponsesApi) -> None:
+        self._api = api
+
+    async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
+        """See `line_runner.LineEndpoints`."""
+        body = await parse_beside(raw, ResponsesBody, RESPONSES)
+        if body.background:
+            raise invalid("background cannot be used in a batch", "background")
+        opened = await self._api.open(body, caller, _no_disconnect)
+        return _ResponseLine(self._api, opened.call, opened.writer)
+
+
+class _ResponseLine(_GeneratedLine):
+    def __init__(self, api: ResponsesApi, call: Call, writer: WholeWriter) -> None:
+        super().__init__(call, writer)
+        self._api = api
+
+    async def answer(self, turn: Turn) -> bytes:
+        written = await super().answer(turn)
+        await self._api.written()
+        return written
+
+
+async def _no_disconnect() -> Message:
+    """The next message of a client that stays: none."""
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+class MessagesLines:
+    """A `line_runner.LineEndpoints` of Anthropic's Messages API."""
+
+    paths = ("/v1/messages",)
+
+    def __init__(self, api: Messages) -> None:
+        self._api = api
+
+    async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
+        """See `line_runner.LineEndpoints`."""
+        call, writer, _ = await self._api.open(raw, caller)
+        return _GeneratedLine(call, writer)
 
 
 class PooledLines:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive
 
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.caller import Caller, StoredFor
 from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import count_chat, open_chat
@@ -44,6 +46,15 @@ MAX_PAGE = 100
 PAGE = 20
 
 
+class Opened(NamedTuple):
+    """A response that is being computed: its call and writer, its input, and the log of its events if it has one."""
+
+    call: Call
+    writer: ResponseWriter
+    items: list[Stored]
+    log: EventLog | None
+
+
 class ResponsesApi:
     """The endpoints and their store; ``background`` is a `serve.http.app.BackgroundWork`."""
 
@@ -71,15 +82,36 @@ class ResponsesApi:
         body = await parse_beside(
             await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES
         )
+        call, writer, items, log = await self.open(body, request.scope[CALLER], request.receive)
+        headers = self._serving.headers(call.tenant)
+        if body.background:
+            response = writer.response("queued")
+            self._store.put(Record(call.tenant, items, response))
+            self.background.begin(call, writer, log)
+            await self._store.written()
+            return (
+                JSONResponse(response, headers=dict(headers))
+                if log is None
+                else FollowedStream(log, 0, headers)
+            )
+        made = StreamedAnswer if body.stream else WholeAnswer
+        answer = made(call, writer, headers)
+        return KeptAnswer(answer, self._store) if body.stored else answer
+
+    async def open(self, body: ResponsesBody, caller: Caller, receive: Receive) -> Opened:
+        """Submit a request for a response; ``receive`` says when its client disconnects.
+
+        Raises:
+            ApiError: the request is invalid, or the server rejects it.
+        """
         self._model.check_name(body.model)
         _check(body)
         if body.stored and body.request_id is not None:
             await self._check_new(body.request_id)
-        caller: Caller = request.scope[CALLER]
         items = stored_items(body.input, await self._referred(caller, references(body.input)))
         context = await self._context(caller, body.previous_response_id)
         with own_names(body.tools or ()):
-            chat, compacted = await fitted(self._serving, body, caller, [*context, *items], request.receive)
+            chat, compacted = await fitted(self._serving, body, caller, [*context, *items], receive)
             if self._serving.recorder is not None:
                 caller = self._serving.recorder.note_chat(chat, caller)
             if body.stored:
@@ -97,20 +129,11 @@ class ResponsesApi:
         keep = partial(self._keep, call.tenant, items, log) if body.stored else _drop
         writer = writer_of(call, lambda: ResponseWriter(call, body, keep, log, compacted))
         self._serving.notes.put(call, body.metadata)
-        headers = self._serving.headers(call.tenant)
-        if body.background:
-            response = writer.response("queued")
-            self._store.put(Record(call.tenant, items, response))
-            self.background.begin(call, writer, log)
-            await self._store.written()
-            return (
-                JSONResponse(response, headers=dict(headers))
-                if log is None
-                else FollowedStream(log, 0, headers)
-            )
-        made = StreamedAnswer if body.stream else WholeAnswer
-        answer = made(call, writer, headers)
-        return KeptAnswer(answer, self._store) if body.stored else answer
+        return Opened(call, writer, items, log)
+
+    async def written(self) -> None:
+        """Wait until all responses are stored."""
+        await self._store.written()
 
     async def compact(self, request: Request) -> Response:
         """``POST /v1/responses/compact``: a conversation as one item with a summary that the model writes."""

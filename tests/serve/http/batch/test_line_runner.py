@@ -13,7 +13,7 @@ from headrace.serve.auth.api_keys import Grant
 from headrace.serve.auth.roles import Role
 from headrace.serve.batch.lines import ENDPOINTS, BatchRequest
 from headrace.serve.embedding.models import PoolingModels
-from headrace.serve.http.batch.line_endpoints import OPENED
+from headrace.serve.http.batch.line_endpoints import OPENED, MessagesLines, ResponsesLines
 from headrace.serve.http.batch.line_runner import LineRunner
 from headrace.serve.http.embedding.calls import PoolingCalls
 from tests.doubles.pooling_models import LetterModel, LetterPairs
@@ -31,7 +31,8 @@ def options(tmp_path, pricing):
 
 def test_every_endpoint_of_batches_can_be_run():
     calls = PoolingCalls(None, PoolingModels(LetterModel()), time.monotonic)
-    assert {*OPENED, *calls.open} == set(ENDPOINTS)
+    others = {*ResponsesLines.paths, *MessagesLines.paths}
+    assert {*OPENED, *calls.open, *others} == set(ENDPOINTS)
     assert calls.paths == tuple(calls.open)
 
 
@@ -71,6 +72,52 @@ def test_a_line_is_answered_as_a_request_is(house):
     changing = {"id": 0, "created": 0}
     assert line["body"] | changing == request | changing | {"usage": line["body"]["usage"]}
     assert line["status_code"] == 200
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/responses", {"input": "a fox", "temperature": 0, "max_output_tokens": 9}),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "a fox"}], "temperature": 0, "max_tokens": 9},
+        ),
+    ],
+)
+def test_lines_of_the_other_dialects_are_answered_as_requests_are(house, url, body):
+    batch = ended(house, begin(house, [body, body | {"top_p": 3}, body | {"zzz": 1}], url))
+    line, wrong, unknown = results(house, batch).values()
+    request = house.client.post(url, json=body).json()
+    assert line["status_code"] == 200
+    assert text_of(line["body"]) == text_of(request) != ""
+    assert line["body"]["id"][:4] == request["id"][:4]
+    assert (wrong["status_code"], wrong["body"]["error"]["param"]) == (400, "top_p")
+    assert (unknown["status_code"], unknown["body"]["error"]["param"]) == (400, "zzz")
+    assert (batch["usage"]["input_tokens"], batch["usage"]["output_tokens"]) == tokens_of(request)
+
+
+def text_of(answer):
+    content = answer["content"] if "content" in answer else answer["output"][0]["content"]
+    return content[0]["text"]
+
+
+def tokens_of(answer):
+    usage = answer["usage"]
+    return usage["input_tokens"] + usage.get("cache_read_input_tokens", 0), usage["output_tokens"]
+
+
+def test_a_line_of_responses_is_stored_and_may_be_continued(house):
+    batch = ended(house, begin(house, [{"input": "a fox", "max_output_tokens": 9}], "/v1/responses"))
+    (line,) = results(house, batch).values()
+    id = line["body"]["id"]
+    assert house.client.get(f"/v1/responses/{id}").json() == line["body"]
+    more = {"input": "More.", "previous_response_id": id, "max_output_tokens": 9, "store": False}
+    refused = {"input": "x", "background": True}
+    batch = ended(house, begin(house, [more, refused], "/v1/responses"))
+    continued, background = results(house, batch).values()
+    assert continued["body"]["usage"]["input_tokens"] > line["body"]["usage"]["input_tokens"]
+    assert house.client.get(f"/v1/responses/{continued['body']['id']}").status_code == 404
+    assert (background["status_code"], background["body"]["error"]["param"]) == (400, "background")
 
 
 @pytest.mark.parametrize("pricing", [Pricing(tokens=TokenPrices(1e6, 1e6, 1e7))])
