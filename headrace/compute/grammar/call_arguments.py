@@ -79,6 +79,21 @@ class _Rules:
             whole = whole | {"x-guidance": {"whitespace_pattern": whitespace}}
         return self.add("%json " + json.dumps(whole))
 
+    def quoted(self, text: str, quote: str, path: str) -> str:
+        """A text between two of ``quote``; between quotation marks, it is escaped as in JSON."""
+        if quote in text and quote != '"':
+            raise UnusableConstraint(
+                f"'{path}': a text with {quote!r} cannot be written in this model's calls"
+            )
+        if text and self.spelt(text) != json.dumps(
+            text
+        ):  # forced text that spells a special token is a dead end of llguidance
+            why = "a text that spells a special token cannot be written in this model's calls"
+            raise UnusableConstraint(f"'{path}': {why}")
+        if quote == '"':
+            return json.dumps(json.dumps(text, ensure_ascii=False))
+        return f"{self.spelt(quote)} {json.dumps(text) if text else ''} {self.spelt(quote)}"
+
     def members(self, schema: Mapping[str, Any], path: str, form: _Form, value: Value) -> str:
         """A rule for the members of an object: all that are required, and any of the others."""
         _check(schema, _OBJECT, path)
@@ -88,8 +103,9 @@ class _Rules:
             raise UnusableConstraint(f"keyword 'required' at '{path}': there is no property {missing[0]!r}")
         first = more = ""  # rules for the members from here on, before and after one has been written
         for name, inner in reversed(given.items()):
-            key = name if _BARE.fullmatch(name) else f"{form.quote}{name}{form.quote}"
-            this = f"{self.spelt(key + form.sign)} {value(inner, f'{path}/properties/{name}')}"
+            place = f"{path}/properties/{name}"
+            key = json.dumps(name) if _BARE.fullmatch(name) else self.quoted(name, form.quote, place)
+            this = f"{key} {json.dumps(form.sign)} {value(inner, place)}"
             needed = name in (schema.get("required") or ())
             without_first, without_more = first, more
             first = self.add(f"{this} {more}" + ("" if needed else f" | {without_first or _NOTHING}"))
@@ -216,7 +232,7 @@ class _Marked:
 
     def _constant(self, value: Any, path: str) -> str:
         if isinstance(value, str):
-            return f"{self._quote} {json.dumps(value, ensure_ascii=False) if value else ''} {self._quote}"
+            return self.rules.quoted(value, self._form.quote, path)
         if value is None or isinstance(value, bool | int | float):
             return json.dumps(json.dumps(value))
         raise UnusableConstraint(
