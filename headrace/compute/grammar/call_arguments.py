@@ -79,21 +79,6 @@ class _Rules:
             whole = whole | {"x-guidance": {"whitespace_pattern": whitespace}}
         return self.add("%json " + json.dumps(whole))
 
-    def quoted(self, text: str, quote: str, path: str) -> str:
-        """A text between two of ``quote``; between quotation marks, it is escaped as in JSON."""
-        if quote in text and quote != '"':
-            raise UnusableConstraint(
-                f"'{path}': a text with {quote!r} cannot be written in this model's calls"
-            )
-        if text and self.spelt(text) != json.dumps(
-            text
-        ):  # forced text that spells a special token is a dead end of llguidance
-            why = "a text that spells a special token cannot be written in this model's calls"
-            raise UnusableConstraint(f"'{path}': {why}")
-        if quote == '"':
-            return json.dumps(json.dumps(text, ensure_ascii=False))
-        return f"{self.spelt(quote)} {json.dumps(text) if text else ''} {self.spelt(quote)}"
-
     def members(self, schema: Mapping[str, Any], path: str, form: _Form, value: Value) -> str:
         """A rule for the members of an object: all that are required, and any of the others."""
         _check(schema, _OBJECT, path)
@@ -114,6 +99,25 @@ class _Rules:
                 + ("" if needed else f" | {without_more or _NOTHING}")
             )
         return first or _NOTHING
+
+    def quoted(self, text: str, quote: str, path: str) -> str:
+        """A text between two of ``quote``; between quotation marks, it is escaped as in JSON."""
+        self.check_text(text, quote, path)
+        if quote == '"':
+            return json.dumps(json.dumps(text, ensure_ascii=False))
+        return f"{self.spelt(quote)} {json.dumps(text) if text else ''} {self.spelt(quote)}"
+
+    def check_text(self, text: object, quote: str, path: str) -> None:
+        """Raise `UnusableConstraint` if ``text`` cannot stand between two of ``quote``."""
+        if not isinstance(text, str) or not text:
+            return
+        if quote in text and quote != '"':
+            raise UnusableConstraint(
+                f"'{path}': a text with {quote!r} cannot be written in this model's calls"
+            )
+        if self.spelt(text) != json.dumps(text):  # forced, a special token's text is a dead end of llguidance
+            why = "a text that spells a special token cannot be written in this model's calls"
+            raise UnusableConstraint(f"'{path}': {why}")
 
 
 Value = Callable[[Any, str], str]
@@ -231,8 +235,9 @@ class _Marked:
         return self.rules.add('"["' + (f" ({filled})? " if not least else f" {filled} ") + '"]"')
 
     def _constant(self, value: Any, path: str) -> str:
+        self.rules.check_text(value, self._form.quote, path)
         if isinstance(value, str):
-            return self.rules.quoted(value, self._form.quote, path)
+            return f"{self._quote} {json.dumps(value, ensure_ascii=False) if value else ''} {self._quote}"
         if value is None or isinstance(value, bool | int | float):
             return json.dumps(json.dumps(value))
         raise UnusableConstraint(
