@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from headrace.compute.grammar.schemas import json_rules
 from headrace.core.constraint import UnusableConstraint
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -74,9 +75,9 @@ class _Rules:
     def json(self, schema: Any, whitespace: str) -> str:
         """A rule for JSON of ``schema``."""
         whole = {**self._shared, **schema} if isinstance(schema, Mapping) else schema
-        if isinstance(whole, dict):
-            whole = whole | {"x-guidance": {"whitespace_pattern": whitespace}}
-        return self.add("%json " + json.dumps(whole))
+        start, lines = json_rules(whole, f"{self._prefix}_{len(self.lines)}", whitespace)
+        self.lines += lines
+        return start
 
     def members(self, schema: Mapping[str, Any], path: str, form: _Form, value: Value) -> str:
         """A rule for the members of an object: all that are required, and any of the others."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from headrace.compute.grammar.call_arguments import marked_arguments, python_arguments
+from headrace.compute.grammar.rules import matches_nothing
+from headrace.compute.grammar.schemas import json_rules
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
@@ -78,34 +81,55 @@ def read_schema(source: str) -> Any:
     Raises:
         UnusableConstraint: it is not JSON, not an object or boolean, too deep, or contains options of llguidance.
     """
-    schema = _read(source, "the JSON schema")
+    return _checked_schema(_read(source, "the JSON schema"))
+
+
+def _checked_schema(schema: Any) -> Any:
     if not isinstance(schema, dict | bool):
         raise UnusableConstraint("the JSON schema must be an object, true or false")
-    if isinstance(schema, bool):  # the library takes options with an object alone
-        if not schema:
-            raise UnusableConstraint("no value satisfies the schema false")
-        return {}
+    if schema is False:
+        raise UnusableConstraint("no value satisfies the schema false")
     _check_depth(schema)
-    if "x-guidance" in schema:
+    if isinstance(schema, dict) and "x-guidance" in schema:
         raise UnusableConstraint("keyword 'x-guidance' at '#/x-guidance' is not supported")
     return schema
 
 
 def schema_grammar(schema: Any, whitespace: str | None = None) -> str:
-    """The grammar of a JSON schema."""
-    options = {
-        "whitespace_pattern": WHITESPACE if whitespace is None else whitespace,
-        "lenient": False,
-        "coerce_one_of": False,
-    }
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))  # type: ignore[arg-type]
+    """The grammar of a JSON schema.
+
+    Raises:
+        UnusableConstraint: the schema cannot be enforced, or the whitespace may be something else.
+    """
+    start, lines = json_rules(schema, "json", WHITESPACE if whitespace is None else _whitespace(whitespace))
+    return _lark_of(["%llguidance {}", f"start: {start}", *lines])
+
+
+def _whitespace(pattern: str) -> str:
+    """A client's ``whitespace_pattern``, as Lark has it between slashes."""
+    escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern).replace("\n", "\\n")
+    try:
+        foreign = not matches_nothing(f"/{escaped}/ & ~/[ \\t\\r\\n]*/") if escaped else False
+    except UnusableConstraint as error:
+        raise UnusableConstraint(f"whitespace_pattern: {error}") from None
+    if foreign:
+        raise UnusableConstraint("whitespace_pattern may match blanks, tabs and line breaks only")
+    return escaped
+
+
+def _lark_of(lines: Iterable[str]) -> str:
+    return str(LLMatcher.grammar_from_lark("\n".join(lines)))
 
 
 def _read(source: str, what: str) -> Any:
     try:
-        return json.loads(source)
+        return json.loads(source, parse_float=Decimal, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise UnusableConstraint(f"{what} is not valid JSON: {error}") from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_depth(schema: Any) -> None:
@@ -182,25 +206,19 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
         elif isinstance(quote := structure.get("quote"), str) and quote:
             body, lines = marked_arguments(schema, f"value_{number}", spell, quote)
         else:
-            body = "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
-            lines = []
+            body, lines = json_rules(schema, f"value_{number}", WHITESPACE)
         rules += lines
         rules.append(f"tag_{number}: {opened} {rest} {body} {_spelt(end, special)}")
     tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
     start = f"start: ({tags}){'+' if many else ''}" if required else f"start: ({tags})* rest"
     if required and "otherwise" in tag:
-        start += " | otherwise"
-        rules.append(f"otherwise: {_json(read_schema(json.dumps(tag['otherwise'])))}")
+        otherwise, lines = json_rules(_checked_schema(tag["otherwise"]), "otherwise", WHITESPACE)
+        start += f" | {otherwise}"
+        rules += lines
     whole = ["%llguidance {}", start, *rules, *(() if required else ["rest: TEXT"])]
     if any("TEXT" in line for line in whole):
         whole.append(r"TEXT: /(.|\n)*/")
-    return str(LLMatcher.grammar_from_lark("\n".join(whole)))
-
-
-def _json(schema: dict[str, Any]) -> str:
-    """JSON of a schema as a Lark expression, with the options of `schema_grammar`."""
-    options = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-    return "%json " + json.dumps({**schema, "x-guidance": options})
+    return _lark_of(whole)
 
 
 def _spelt(text: str, special: Mapping[str, int]) -> str:
