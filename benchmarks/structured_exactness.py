@@ -87,7 +87,7 @@ NUMBERS = (
     Decimal("3.30"),
 )
 FORMATS = ("date", "time", "date-time", "uuid", "email", "ipv4", "ipv6", "hostname", "duration", "uri")
-KEYS_OF_OBJECTS = ("^x", "^[ab]$", "1$", "")
+KEYS_OF_OBJECTS = ("^x", "^[ab]$", "1$", "^")
 
 
 # -- the judge ---------------------------------------------------------------------------------------
@@ -154,9 +154,20 @@ def _time(value: object) -> bool:
     return all(int(found[i] or 0) < top for i, top in ((1, 24), (2, 60), (3, 60), (6, 24), (7, 60)))
 
 
+def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    """A pattern must match as ECMA-262 means it and as Python does."""
+    exact = re.sub(r"\$(?=$|\))", r"\\Z", pattern)
+    narrow = exact.replace(".", "[^\n\r\u2028\u2029]")  # no pattern here has a point that is meant literally
+    if isinstance(value, str) and not (re.search(exact, value) and re.search(narrow, value, re.ASCII)):
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern}")
+
+
+UNCHECKED = ("uri", "hostname", "duration", "email")
+"""Formats that the judge knows hardly or not."""
+
 Judge = extend(
     jsonschema.Draft202012Validator,
-    {"multipleOf": _multiple},
+    {"multipleOf": _multiple, "pattern": _pattern},
     type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("number", _is_number).redefine(
         "integer", _is_integer
     ),
@@ -335,8 +346,8 @@ class Written:
     def _number(self, value: Decimal) -> str:
         with decimal.localcontext(prec=2000):
             value = value.normalize()
-            plain = "0" if not value else f"{value:f}" if abs(value.adjusted()) < 40 else str(value).lower()
-            plain = plain.replace("e+", "e") if self._plain else plain
+            plain = "0" if not value else f"{value:f}"
+            plain = str(value).lower() if len(plain) > 400 else plain
             if self._plain or self._draw.random() < 0.5:
                 return plain
             return self._draw.choice(
@@ -501,6 +512,8 @@ class Fuzz:
                 raise UnusableConstraint(matcher.get_error())
         except UnusableConstraint as error:
             found.unsupported[re.sub(r"'(#|=)[^']*'|\d+", "…", str(error))[:100]] += 1
+            if str(error).startswith("no value"):
+                self._doubt(schema, source, values)
             return
         judge = Judge(schema, format_checker=_CHECKER)
         for _ in range(walks):
@@ -513,6 +526,14 @@ class Fuzz:
             value = near.of(schema)
             self._judge(judge, matcher, source, self._plain.text(value))
             self._judge(judge, matcher, source, self._other.text(value))
+
+    def _doubt(self, schema: Any, source: str, values: int) -> None:
+        """Look for a value that satisfies a schema which is said to have none."""
+        near, judge = Values(schema, self.draw), Judge(schema, format_checker=_CHECKER)
+        unchecked = any(f'"format":"{each}"' in source for each in UNCHECKED)
+        for value in [near.of(schema) for _ in range(values)]:
+            if _is_valid(judge, value) and not unchecked:
+                self.found.unexplained.append((source, self._plain.text(value)))
 
     def _walk(self, matcher: LLMatcher, source: str, limit: int = 160) -> str | None:
         """A text of random tokens that the masks allow."""
@@ -555,8 +576,7 @@ class Fuzz:
         accepted = self.accepts(matcher, text)
         try:
             value = decoded(text)
-            with decimal.localcontext(prec=2000):
-                valid = judge.is_valid(value)
+            valid = _is_valid(judge, value)
         except ValueError:
             value, valid = None, False
         found.accepted += accepted
@@ -567,6 +587,10 @@ class Fuzz:
             found.repeated += 1
         elif valid and not accepted:
             reason = self._reason(matcher, text, value)
+            if reason == "unexplained" and any(f'"format":"{each}"' in source for each in UNCHECKED):
+                reason = "formats that the judge does not check"
+            if reason == "unexplained" and '"minProperties"' in source:
+                reason = "minProperties, for which free names count once"
             found.refused[reason] += 1
             if reason == "unexplained":
                 found.unexplained.append((source, text))
@@ -577,10 +601,20 @@ class Fuzz:
             if _repeats(value):
                 return "a name that is repeated"
             return "spelling of numbers, strings or whitespace"
-        for order in itertools.islice(_orders(value), 200):
-            if self.accepts(matcher, self._plain.text(order)):
-                return "order of names"
+        orders = [*itertools.islice(_orders(value), 201)]
+        if any(self.accepts(matcher, self._plain.text(order)) for order in orders[:200]):
+            return "order of names"
+        if len(orders) > 200:
+            return "more orders of names than were tried"
         return "unexplained"
+
+
+def _is_valid(judge: Any, value: Any) -> bool:
+    with decimal.localcontext(prec=2000):
+        try:
+            return bool(judge.is_valid(value))
+        except RecursionError:  # a reference to itself, which no value ends
+            return False
 
 
 def _repeats(value: Any) -> bool:

@@ -24,7 +24,9 @@ MAX_MULTIPLES = 512
 
 EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
-ANY_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][\-+]?[0-9]+)?/"
+ANY_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][\-+]?([0-9]{1,2}|[12][0-9]{2}))?/"
+"""Exponents are below 300, since decoders read larger ones as infinity or refuse them."""
+
 _FRACTION = r"(\.[0-9]+)?"
 _NOT_ZERO = "[0-9]*[1-9][0-9]*"
 
@@ -78,18 +80,16 @@ class Range:
 
 def terminal(numbers: Range) -> str | None:
     """The texts of a narrowed range as a terminal of Lark; None if its step is not a decimal place."""
-    step, text = numbers.step, ""
-    if step and step != Fraction(1, 10 ** _places(step)):
+    step, text = numbers.step, None
+    if step and step != 1:
         count = _count(numbers)
-        if count is None or count > MAX_MULTIPLES:
+        if count is not None and count <= MAX_MULTIPLES:
+            return one_of([exact(Fraction(numbers.low or 0) + i * step) for i in range(count)])
+        text = _multiples(step)
+        if text is None:
             return None
-        first = Fraction(numbers.low or 0)
-        return one_of([exact(first + i * step) for i in range(count)])
     if numbers.low is None and numbers.high is None and not step:
         return ANY_NUMBER
-    if step and not numbers.integer:
-        places = _places(step)
-        text = rf"/-?[0-9]+(\.[0-9]{{1,{places}}}0*)?/"
     parts = []
     if numbers.low is None or numbers.low < 0:
         top = None if numbers.low is None else -numbers.low
@@ -102,7 +102,27 @@ def terminal(numbers: Range) -> str | None:
         open_bottom = numbers.open_low and numbers.low is not None and numbers.low >= 0
         parts.append(_magnitudes(bottom, open_bottom, numbers.high, numbers.open_high, numbers.integer))
     whole = " | ".join(f"({part})" for part in parts)
-    return f"({whole}) & {text}" if text else whole
+    return f"({whole}) & /{text}/" if text else whole
+
+
+def _multiples(step: Fraction) -> str | None:
+    """The texts of the multiples of ``step`` if their last digits tell; None otherwise."""
+    places = _places(step)
+    if step == Fraction(1, 10**places):
+        return rf"-?[0-9]+(\.[0-9]{{1,{places}}}0*)?"
+    if step < 1:
+        count = (1 / step).numerator
+        if (1 / step).denominator != 1 or count > MAX_MULTIPLES:
+            return None
+        ends = [f"{exact(i * step):f}".partition(".")[2].rstrip("0") + "0*" for i in range(1, count)]
+        return rf"-?[0-9]+(\.({'|'.join(ends)}|0+))?"
+    size = next((size for size in range(1, 19) if not 10**size % step), None) if not places else None
+    count = 0 if size is None else int(10**size / step)
+    if size is None or count > MAX_MULTIPLES:
+        return None
+    values = [int(i * step) for i in range(count)]
+    ends = [f"{value:0{size}d}" for value in values]
+    return f"-?([0-9]*({'|'.join(ends)})|{'|'.join(str(value) for value in values)})"
 
 
 def one_of(values: list[Decimal]) -> str:

@@ -67,6 +67,25 @@ class Rules:
                 waiting += users.get(number, ())
         return found
 
+    def circular(self) -> int | None:
+        """A rule that is an alternative of itself, by way of others or not; None if there is none."""
+        done: set[int] = set()
+        for first in range(len(self.alternatives)):
+            path, waiting = dict[int, None](), [(first, False)]
+            while waiting:
+                number, left = waiting.pop()
+                if left:
+                    path.popitem()
+                    done.add(number)
+                elif number in path:
+                    return number
+                elif number not in done:
+                    path[number] = None
+                    waiting.append((number, True))
+                    options = (each[0] for each in self.alternatives[number] if len(each) == 1)
+                    waiting += [(each, False) for each in options if isinstance(each, int)]
+        return None
+
     def lines(self, start: int, productive: set[int]) -> list[str]:
         """The rules that ``start`` reaches, and their terminals, as lines of Lark."""
         lines, used, waiting, seen = [], dict[str, None](), [start], {start}

@@ -88,6 +88,8 @@ def json_rules(schema: Any, prefix: str, whitespace: str) -> tuple[str, list[str
     """
     made = _Compiler(schema, prefix, whitespace)
     start = made.compiled((made.part("#", schema),))
+    if (circular := made.rules.circular()) is not None:
+        raise UnusableConstraint(f"the schema at '{made.place(circular)}' refers to itself, so no text satisfies it")
     productive = made.rules.productive()
     if start not in productive:
         place = made.unsatisfied(start, productive)
@@ -150,9 +152,12 @@ class _Compiler:
                 raise UnusableConstraint(f"keyword '$id' at '{place}' is supported at '#' alone")
         return Part(place, frozenset(), node)
 
+    def place(self, number: int) -> str:
+        """The place of the last of a rule's parts; empty if it has none."""
+        return next((parts[-1].place for parts, rule in self._known.items() if rule == number and parts), "")
+
     def unsatisfied(self, number: int, productive: set[int]) -> str:
         """The place of the first schema behind ``number`` that no value satisfies."""
-        places = {rule: parts[-1].place if parts else "#" for parts, rule in self._known.items()}
         place, seen = "#", set[int]()
         waiting = [number]
         while waiting:
@@ -160,7 +165,7 @@ class _Compiler:
             if found in seen:
                 continue
             seen.add(found)
-            place = places.get(found, place)
+            place = self.place(found) or place
             alternatives = self.rules.alternatives[found]
             if len(alternatives) == 1:
                 waiting += [
@@ -362,14 +367,14 @@ class _Compiler:
 
     def _multiples(self, parts: Parts, numbers: decimals.Range) -> int:
         """A rule of multiples that are no decimal places, which llguidance knows for numbers that a double has exactly."""
-        given = {"minimum": numbers.low, "maximum": numbers.high, "multipleOf": decimals.exact(numbers.step)}
         part = next(each for each in parts if each.get("multipleOf") is not _ABSENT)
+        step = decimals.exact(numbers.step)
         node: dict[str, Any] = {"type": "integer" if numbers.integer else "number"}
-        for keyword, value in given.items():
+        for keyword, value in (("multipleOf", step), ("minimum", numbers.low), ("maximum", numbers.high)):
             if value is None:
                 continue
             if Decimal(repr(float(value))) != value or abs(value) >= 2**53:
-                raise part.wrong("multipleOf", f"{keyword} {value:f} has too many digits for multiples")
+                raise part.wrong("multipleOf", f"multiples of {step:f} with so many digits are not supported")
             node[keyword] = int(value) if value == value.to_integral_value() else float(value)
         node["x-guidance"] = {"whitespace_flexible": False}
         return self.rules.new(("%json " + json.dumps(node),))
@@ -533,8 +538,8 @@ class _Compiler:
             rule = self.rules.new(*([()] if count >= max(least, 1) else []))
             room = None if most is None else most - count
             if free is not None and (room is None or room > 0) and (least - count <= 1 or self.wide):
-                more = Repeat((comma, free), 0, None if room is None else room - 1)
-                self.rules.alternatives[rule].append((*([comma] if count else []), free, more))
+                more = [] if room == 1 else [Repeat((comma, free), 0, None if room is None else room - 1)]
+                self.rules.alternatives[rule].append((*([comma] if count else []), free, *more))
             states.append(rule)
         for i in range(len(members) - 1, -1, -1):
             member, needed = members[i]
