@@ -233,7 +233,17 @@ class Schemas:
     def values(self, depth: int) -> Any:
         """``enum`` and ``const`` of several types, some beside other keywords."""
         draw = self._draw
-        values: list[Any] = [*TEXTS, *NUMBERS, None, True, False, [], [1, "a"], {"k": [1]}, {"b": 1, "a": None}]
+        values: list[Any] = [
+            *TEXTS,
+            *NUMBERS,
+            None,
+            True,
+            False,
+            [],
+            [1, "a"],
+            {"k": [1]},
+            {"b": 1, "a": None},
+        ]
         made: dict[str, Any] = {"enum": draw.sample(values, draw.randint(1, 5))}
         if draw.random() < 0.3:
             made = {"const": draw.choice(values)}
@@ -275,7 +285,9 @@ class Schemas:
             made["additionalProperties"] = draw.choice([False, False, self.any(0), self.any(0)])
         if draw.random() < 0.25:
             chosen = draw.sample(KEYS_OF_OBJECTS, draw.randint(1, 2))
-            made["patternProperties"] = {each: draw.choice([False, self.any(0), self.any(0)]) for each in chosen}
+            made["patternProperties"] = {
+                each: draw.choice([False, self.any(0), self.any(0)]) for each in chosen
+            }
         if draw.random() < 0.15:
             made["maxProperties"] = draw.randint(0, 4)
         if draw.random() < 0.15:
@@ -301,16 +313,16 @@ class Schemas:
         return made
 
 
-
 # -- texts -------------------------------------------------------------------------------------------
 
 
 class Written:
     """Writes values as JSON: as the grammar does (``plain``), or in any other way that means the same."""
 
-    def __init__(self, draw: random.Random, plain: bool = True) -> None:
+    def __init__(self, draw: random.Random, plain: bool = True, digits: int = 400) -> None:
         self._draw = draw
         self._plain = plain
+        self._digits = digits
 
     def text(self, value: Any) -> str:
         """JSON of a value."""
@@ -326,7 +338,9 @@ class Written:
                 self._draw.shuffle(pairs)
             if pairs and not self._plain and self._draw.random() < 0.15:
                 pairs.insert(self._draw.randint(0, len(pairs)), self._draw.choice(pairs))
-            inner = (self._padded(self._string(name)) + ":" + self._padded(self.text(each)) for name, each in pairs)
+            inner = (
+                self._padded(self._string(name)) + ":" + self._padded(self.text(each)) for name, each in pairs
+            )
             return "{" + ",".join(inner) + "}"
         return self._number(Decimal(repr(value)) if isinstance(value, float) else Decimal(value))
 
@@ -347,12 +361,14 @@ class Written:
         with decimal.localcontext(prec=2000):
             value = value.normalize()
             plain = "0" if not value else f"{value:f}"
-            plain = str(value).lower() if len(plain) > 400 else plain
+            plain = str(value).lower() if len(plain) > self._digits else plain
             if self._plain or self._draw.random() < 0.5:
                 return plain
             return self._draw.choice(
                 [
-                    plain if "." in plain or "e" in plain.lower() else plain + self._draw.choice([".0", ".00", "e0"]),
+                    plain
+                    if "." in plain or "e" in plain.lower()
+                    else plain + self._draw.choice([".0", ".00", "e0"]),
                     plain + "0" if "." in plain and "e" not in plain.lower() else plain,
                     f"{value:e}",
                     f"{value:E}".replace("E+", "E"),
@@ -398,22 +414,50 @@ class Values:
         return None if kind == "null" else draw.random() < 0.5
 
     def _any(self, depth: int) -> Any:
-        return self._draw.choice([None, True, 0, 1, -3, Decimal("0.5"), 2**60 + 1, "a", "x", [], {}, [1], {"a": 1}])
+        return self._draw.choice(
+            [None, True, 0, 1, -3, Decimal("0.5"), 2**60 + 1, "a", "x", [], {}, [1], {"a": 1}]
+        )
 
     def _near(self, schema: Any, kind: str) -> Any:
         draw = self._draw
         limits = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-        bases = [Decimal(str(schema[each])) for each in limits if each in schema] or [Decimal(draw.choice([0, 3]))]
+        bases = [Decimal(str(schema[each])) for each in limits if each in schema] or [
+            Decimal(draw.choice([0, 3]))
+        ]
         with decimal.localcontext(prec=400):
-            value = draw.choice(bases) + draw.choice([0, 0, 1, -1, Decimal("0.1"), -Decimal("1e-20"), Decimal("1e-9"), 7])
+            value = draw.choice(bases) + draw.choice(
+                [0, 0, 1, -1, Decimal("0.1"), -Decimal("1e-20"), Decimal("1e-9"), 7]
+            )
             if kind == "integer" or draw.random() < 0.3:
                 value = Decimal(math.floor(value))
             return value * draw.choice([1, 1, 1, 2, -1, 10])
 
     def _string(self, schema: Any) -> str:
         draw = self._draw
-        examples = ("AB-12", "ac", "ababc", "0f", "a@b", "é-ü", "2024-02-29", "2023-02-29", "12:30:00Z", "23:59:60Z")
-        more = ("127.0.0.1", "::1", "1::", "example.com", "P1D", "a@b.co", "http://a/b", "abccd", "aé", "\u00a0")
+        examples = (
+            "AB-12",
+            "ac",
+            "ababc",
+            "0f",
+            "a@b",
+            "é-ü",
+            "2024-02-29",
+            "2023-02-29",
+            "12:30:00Z",
+            "23:59:60Z",
+        )
+        more = (
+            "127.0.0.1",
+            "::1",
+            "1::",
+            "example.com",
+            "P1D",
+            "a@b.co",
+            "http://a/b",
+            "abccd",
+            "aé",
+            "\u00a0",
+        )
         dates = ("2024-02-29T10:00:00Z", "0000-01-01", "f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
         base = draw.choice([*TEXTS, *examples, *more, *dates])
         least, most = schema.get("minLength", 0), schema.get("maxLength")
@@ -442,7 +486,9 @@ class Values:
         while draw.random() < 0.25:
             name = draw.choice([*NAMES, "x9", "y1", "z"])
             patterns = [
-                each for pattern, each in schema.get("patternProperties", {}).items() if re.search(pattern, name)
+                each
+                for pattern, each in schema.get("patternProperties", {}).items()
+                if re.search(pattern, name)
             ]
             inner = draw.choice(patterns or [schema.get("additionalProperties", True)])
             made.setdefault(name, self.of(inner, depth - 1))
@@ -475,7 +521,9 @@ class Findings:
         say(f"schemas {self.schemas}, compiled {self.schemas - unsupported}; pairs {self.pairs}")
         say(f"texts walked to their end {self.walked}, cut {self.cut}")
         say(f"valid {self.valid}, accepted {self.accepted} (with a repeated free name {self.repeated})")
-        say(f"UNSOUND {len(self.unsound)}, DEAD ENDS {len(self.dead)}, valid and refused {sum(self.refused.values())}")
+        say(
+            f"UNSOUND {len(self.unsound)}, DEAD ENDS {len(self.dead)}, valid and refused {sum(self.refused.values())}"
+        )
         for reason, count in self.refused.most_common():
             say(f"  refused {count:7d}  {reason}")
         for reason, count in self.unsupported.most_common(20):
@@ -494,6 +542,7 @@ class Fuzz:
         self._schemas = Schemas(self.draw)
         self._tokenizer = LLTokenizer("byte")
         self._plain = Written(self.draw)
+        self._short = Written(self.draw, digits=41)
         self._other = Written(self.draw, plain=False)
 
     def run(self, pairs: int, *, walks: int = 4, values: int = 12) -> Findings:
@@ -507,7 +556,9 @@ class Fuzz:
         found, schema = self.found, decoded(source)
         found.schemas += 1
         try:
-            matcher = LLMatcher(self._tokenizer, schema_grammar(read_schema(source)), log_level=0, limits=LIMITS)
+            matcher = LLMatcher(
+                self._tokenizer, schema_grammar(read_schema(source)), log_level=0, limits=LIMITS
+            )
             if matcher.is_error():
                 raise UnusableConstraint(matcher.get_error())
         except UnusableConstraint as error:
@@ -596,8 +647,7 @@ class Fuzz:
                 found.unexplained.append((source, text))
 
     def _reason(self, matcher: LLMatcher, text: str, value: Any) -> str:
-        plain = self._plain.text(value)
-        if self.accepts(matcher, plain):
+        if any(self.accepts(matcher, each.text(value)) for each in (self._plain, self._short)):
             if _repeats(value):
                 return "a name that is repeated"
             return "spelling of numbers, strings or whitespace"

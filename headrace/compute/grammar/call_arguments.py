@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any, NamedTuple
 
-from headrace.compute.grammar.schemas import json_rules
+from headrace.compute.grammar.decimals import one_of
+from headrace.compute.grammar.schemas import Part, allowed_values, json_rules
 from headrace.core.constraint import UnusableConstraint
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -160,8 +162,7 @@ class _Marked:
             return self._referred(str(schema["$ref"]), path)
         if "const" in schema or "enum" in schema:
             _check(schema, frozenset({"type", "const", "enum"}), path)
-            values = [schema["const"]] if "const" in schema else list(schema["enum"])
-            return self.rules.add(" | ".join(self._constant(value, path) for value in values))
+            return self._constants(schema, path)
         if "anyOf" in schema:
             _check(schema, frozenset({"anyOf"}), path)
             parts = enumerate(schema["anyOf"])
@@ -209,11 +210,21 @@ class _Marked:
         filled = f"{item} {more}"
         return self.rules.add('"["' + (f" ({filled})? " if not least else f" {filled} ") + '"]"')
 
+    def _constants(self, schema: Mapping[str, Any], path: str) -> str:
+        """The values of ``enum`` and ``const`` that have the type."""
+        part = Part(path, frozenset(), schema)
+        allowed = allowed_values(part)
+        if not allowed:
+            raise UnusableConstraint(f"no value satisfies the schema at '{path}'")
+        return self.rules.add(" | ".join(self._constant(value, path) for value in allowed))
+
     def _constant(self, value: Any, path: str) -> str:
         if isinstance(value, str):
             return f"{self._quote} {json.dumps(value, ensure_ascii=False) if value else ''} {self._quote}"
-        if value is None or isinstance(value, bool | int | float):
+        if value is None or isinstance(value, bool):
             return json.dumps(json.dumps(value))
+        if isinstance(value, int | Decimal):
+            return one_of([Decimal(value)])
         raise UnusableConstraint(
             f"keyword 'enum' at '{path}': only strings, numbers and constants can be enforced"
         )

@@ -19,6 +19,9 @@ from math import gcd, lcm
 MAX_DIGITS = 400
 """The most digits of a bound; the largest number of 64 bits has 309."""
 
+LONG = 4_000
+"""From so many characters on, llguidance may take an intersection for empty."""
+
 MAX_MULTIPLES = 512
 """Up to so many multiples of a range are written as a list."""
 
@@ -81,6 +84,8 @@ class Range:
 def terminal(numbers: Range) -> str | None:
     """The texts of a narrowed range as a terminal of Lark; None if its step is not a decimal place."""
     step, text = numbers.step, None
+    if numbers.low is not None and numbers.low == numbers.high:
+        return one_of([numbers.low])
     if step and step != 1:
         count = _count(numbers)
         if count is not None and count <= MAX_MULTIPLES:

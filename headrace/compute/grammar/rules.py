@@ -13,6 +13,7 @@ from typing import NamedTuple, Union
 
 from llguidance import LLMatcher, LLTokenizer
 
+from headrace.compute.grammar.refusals import first_reason
 from headrace.core.constraint import UnusableConstraint
 
 MAX_RULES = 20_000
@@ -168,8 +169,7 @@ def matches_nothing(expression: str) -> bool:
     if error.startswith("NoExtension"):
         return True
     if error:
-        lines = [line.strip() for line in error.splitlines() if line.strip()]
-        raise UnusableConstraint(next((each for each in lines if each.startswith("error: ")), lines[0])[:200])
+        raise UnusableConstraint(first_reason(error))
     return False
 
 

@@ -89,7 +89,9 @@ def json_rules(schema: Any, prefix: str, whitespace: str) -> tuple[str, list[str
     made = _Compiler(schema, prefix, whitespace)
     start = made.compiled((made.part("#", schema),))
     if (circular := made.rules.circular()) is not None:
-        raise UnusableConstraint(f"the schema at '{made.place(circular)}' refers to itself, so no text satisfies it")
+        raise UnusableConstraint(
+            f"the schema at '{made.place(circular)}' refers to itself, so no text satisfies it"
+        )
     productive = made.rules.productive()
     if start not in productive:
         place = made.unsatisfied(start, productive)
@@ -273,7 +275,7 @@ class _Compiler:
     # -- types ---------------------------------------------------------------------------------------
 
     def _typed(self, parts: Parts) -> Iterator[Alternative]:
-        kinds, integer = self._kinds(parts)
+        kinds, integer = _kinds(parts)
         values = _values(parts)
         if values is not None:
             yield from self._constants(parts, kinds, integer, values)
@@ -294,20 +296,6 @@ class _Compiler:
                     yield from self._array(parts)
                 case "object":
                     yield from self._object(parts)
-
-    def _kinds(self, parts: Parts) -> tuple[set[str], bool]:
-        kinds, integer = set(TYPES), False
-        for part in parts:
-            given = part.get("type")
-            if given is _ABSENT:
-                continue
-            names = given if isinstance(given, list) else [given]
-            for name in names:
-                if name not in (*TYPES, "integer"):
-                    raise part.wrong("type", f"{name!r} is not a JSON type")
-            kinds &= {"number" if name == "integer" else name for name in names}
-            integer |= "integer" in names and "number" not in names
-        return kinds, integer
 
     def _constants(
         self, parts: Parts, kinds: set[str], integer: bool, values: Sequence[Any]
@@ -363,6 +351,10 @@ class _Compiler:
         if numbers is None:
             return
         terminal = decimals.terminal(numbers)
+        if terminal and len(terminal) > decimals.LONG and matches_nothing(terminal):
+            raise UnusableConstraint(
+                f"the bounds of the number at '{parts[0].place}' have too many digits to be enforced together"
+            )
         yield (self.rules.terminal(terminal) if terminal else self._multiples(parts, numbers),)
 
     def _multiples(self, parts: Parts, numbers: decimals.Range) -> int:
@@ -693,6 +685,32 @@ def _kind(value: Any) -> str:
     if isinstance(value, list):
         return "array"
     return "object" if isinstance(value, Mapping) else "number"
+
+
+def _kinds(parts: Parts) -> tuple[set[str], bool]:
+    """The types that all parts allow, and whether numbers must be whole."""
+    kinds, integer = set(TYPES), False
+    for part in parts:
+        given = part.get("type")
+        if given is _ABSENT:
+            continue
+        names = given if isinstance(given, list) else [given]
+        for name in names:
+            if name not in (*TYPES, "integer"):
+                raise part.wrong("type", f"{name!r} is not a JSON type")
+        kinds &= {"number" if name == "integer" else name for name in names}
+        integer |= "integer" in names and "number" not in names
+    return kinds, integer
+
+
+def allowed_values(part: Part) -> list[Any]:
+    """The values of ``enum`` and ``const`` of one part that have its type."""
+    kinds, integer = _kinds((part,))
+    return [
+        each
+        for each in _values((part,)) or ()
+        if _kind(each) in kinds and not (integer and _kind(each) == "number" and each != int(each))
+    ]
 
 
 def _same(value: Any) -> Any:

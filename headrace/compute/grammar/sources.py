@@ -1,7 +1,7 @@
 """Converts the source of a constraint to an llguidance grammar, or raises an error.
 
-There is one function per kind. The result is llguidance's JSON, which `compiler` passes to a matcher; `refusals`
-explains errors of the matcher.
+There is one function per kind. The result is llguidance's JSON, which `compiler` passes to a matcher. JSON schemas are
+compiled by `schemas`.
 """
 
 from __future__ import annotations
