@@ -36,7 +36,7 @@ _NOT_ZERO = "[0-9]*[1-9][0-9]*"
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers between two bounds, None: unbounded; ``integer``: whole numbers; ``step``: multiples of it, 0: any."""
+    """The numbers between two bounds (None: unbounded); ``integer``: whole ones; ``step``: multiples of it (0: any)."""
 
     low: Decimal | None = None
     high: Decimal | None = None
@@ -59,10 +59,9 @@ class Range:
                 integer=whole,
                 step=step,
             )
-        if made.low is not None and made.high is not None:
-            if made.low > made.high or (made.low == made.high and (made.open_low or made.open_high)):
-                return None
-        return made
+        if made.low is None or made.high is None or made.low < made.high:
+            return made
+        return made if made.low == made.high and not (made.open_low or made.open_high) else None
 
     def with_step(self, step: Fraction) -> Range:
         """The multiples of ``step`` among the numbers."""

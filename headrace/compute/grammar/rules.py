@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import NamedTuple, Union
+from typing import NamedTuple, TypeAlias
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -27,7 +27,7 @@ class Repeat(NamedTuple):
     most: int | None
 
 
-Symbol = Union[str, int, Repeat]
+Symbol: TypeAlias = str | int | Repeat
 """The name of a terminal or JSON of llguidance, the number of a rule, or a repeat."""
 
 Alternative = tuple[Symbol, ...]

@@ -190,7 +190,7 @@ class _Compiler:
             made[part.without("$ref", "allOf") if inner else part] = None
             return all(add(each, (*open_, part.place)) for each in inner)
 
-        return tuple(made) if all([add(each, ()) for each in parts]) else None
+        return tuple(made) if all(add(each, ()) for each in parts) else None
 
     def _alternatives(self, parts: Parts) -> Iterator[Alternative]:
         flat = self._flat(parts)
@@ -260,9 +260,10 @@ class _Compiler:
             waiting: list[tuple[str, Any]] = [("", self._root)]
             while waiting:
                 place, node = waiting.pop()
-                inner = node.items() if isinstance(node, Mapping) else enumerate(node)
-                if isinstance(node, Mapping) and isinstance(node.get("$anchor"), str):
-                    self._anchors[node["$anchor"]] = place
+                inner = list(node.items() if isinstance(node, Mapping) else enumerate(node))
+                self._anchors.update(
+                    (each, place) for key, each in inner if key == "$anchor" and isinstance(each, str)
+                )
                 waiting += [
                     (f"{place}/{_escaped(str(key))}", each)
                     for key, each in inner
@@ -358,7 +359,7 @@ class _Compiler:
         yield (self.rules.terminal(terminal) if terminal else self._multiples(parts, numbers),)
 
     def _multiples(self, parts: Parts, numbers: decimals.Range) -> int:
-        """A rule of multiples that are no decimal places, which llguidance knows for numbers that a double has exactly."""
+        """A rule of multiples whose last digits do not tell; llguidance has them between bounds that doubles have."""
         part = next(each for each in parts if each.get("multipleOf") is not _ABSENT)
         step = decimals.exact(numbers.step)
         node: dict[str, Any] = {"type": "integer" if numbers.integer else "number"}

@@ -8,8 +8,8 @@ complements stay exact.
  schema    ^[^b]$      one character, not b
  terminal  "(?:[^b"\\…]|\\"|\\\\|\\n|…)"   the same, as it is written
 ```
-ECMA-262 and Python disagree about some classes (``\\s``, ``\\w``, ``.``, the end of a text). What is generated satisfies both:
-a pattern that must match is read narrowly, one that must not match is read widely.
+ECMA-262 and Python disagree about some classes (``\\s``, ``\\w``, ``.``, the end of a text). What is generated satisfies
+both: a pattern that must match is read narrowly, one that must not match is read widely.
 """
 
 from __future__ import annotations
@@ -367,13 +367,12 @@ class _Reader:
 
     def _group(self) -> _Part:
         if self._take("?"):
-            if self._take("<") and not (self._peek("=") or self._peek("!")):
-                self._named()
-            elif self._take("P<"):
+            behind = self._peek("<=") or self._peek("<!")
+            if not behind and (self._take("<") or self._take("P<")):
                 self._named()
             elif not self._take(":"):
                 sign = self._text[self._at : self._at + 1]
-                what = "look-around is" if sign in ("=", "!") else "flags are"
+                what = "look-around is" if behind or sign in ("=", "!") else "flags are"
                 raise UnusableConstraint(f"{what} not supported")
         self._depth += 1
         if self._depth > 32:
