@@ -64,7 +64,7 @@ class _Rules:
         self.lines: list[str] = []
         self.spelt = spelt
         self._prefix = prefix
-        self._shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        self._root = root
 
     def add(self, body: str, lazy: bool = False) -> str:
         """A new rule; its name."""
@@ -74,10 +74,10 @@ class _Rules:
         self.lines.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
 
-    def json(self, schema: Any, whitespace: str) -> str:
-        """A rule for JSON of ``schema``."""
-        whole = {**self._shared, **schema} if isinstance(schema, Mapping) else schema
-        start, lines = json_rules(whole, f"{self._prefix}_{len(self.lines)}", whitespace)
+    def json(self, schema: Any, whitespace: str, path: str) -> str:
+        """A rule for JSON of ``schema``, which is at ``path``."""
+        prefix = f"{self._prefix}_{len(self.lines)}"
+        start, lines = json_rules(schema, prefix, whitespace, root=self._root, place=path)
         self.lines += lines
         return start
 
@@ -124,7 +124,7 @@ def python_arguments(
                 return '("True" | "False")'
             if inner["type"] == "null":
                 return '"None"'
-        return rules.json(inner, whitespace)
+        return rules.json(inner, whitespace, path)
 
     return rules.members(schema, "#", _Form("=", ", ", '"'), value), rules.lines
 
@@ -181,7 +181,7 @@ class _Marked:
             case "null":
                 return '"null"'
             case "integer" | "number":
-                return self.rules.json({**schema, "type": kind}, "")
+                return self.rules.json({**schema, "type": kind}, "", path)
             case "string":
                 _check(schema, _KNOWN["string"], path)
                 return self._string(schema)

@@ -80,22 +80,25 @@ class Part:
 Parts = tuple[Part, ...]
 
 
-def json_rules(schema: Any, prefix: str, whitespace: str) -> tuple[str, list[str]]:
+def json_rules(
+    schema: Any, prefix: str, whitespace: str, *, root: Any = None, place: str = "#"
+) -> tuple[str, list[str]]:
     """The rule of a JSON schema and all lines of Lark that it needs; their names begin with ``prefix``.
+
+    A schema that is a part of ``root``, at the pointer ``place``, refers to the parts of ``root``.
 
     Raises:
         UnusableConstraint: the schema cannot be enforced.
     """
-    made = _Compiler(schema, prefix, whitespace)
-    start = made.compiled((made.part("#", schema),))
+    made = _Compiler(schema if root is None else root, prefix, whitespace)
+    start = made.compiled((made.part(place, schema),))
     if (circular := made.rules.circular()) is not None:
         raise UnusableConstraint(
             f"the schema at '{made.place(circular)}' refers to itself, so no text satisfies it"
         )
     productive = made.rules.productive()
     if start not in productive:
-        place = made.unsatisfied(start, productive)
-        raise UnusableConstraint(f"no value satisfies the schema at '{place}'")
+        raise UnusableConstraint(f"no value satisfies the schema at '{made.unsatisfied(start, productive)}'")
     return made.rules.name(start), made.rules.lines(start, productive)
 
 
