@@ -654,9 +654,15 @@ class Fuzz:
         orders = [*itertools.islice(_orders(value), 201)]
         if any(self.accepts(matcher, self._plain.text(order)) for order in orders[:200]):
             return "order of names"
-        if len(orders) > 200:
+        if len(orders) > 200 or _widest(value) > 2:
             return "more orders of names than were tried"
         return "unexplained"
+
+
+def _widest(value: Any) -> int:
+    """The most names that an object has."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max((len(value) if isinstance(value, dict) else 0, *(_widest(each) for each in inner)))
 
 
 def _is_valid(judge: Any, value: Any) -> bool:

@@ -7,7 +7,7 @@ grammar allows has a continuation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
@@ -161,16 +161,36 @@ def matches_nothing(expression: str) -> bool:
     Raises:
         UnusableConstraint: the expression is wrong or too large.
     """
+    return _matcher(expression) is None
+
+
+def matches(expression: str, texts: Iterable[str]) -> set[str]:
+    """Those of ``texts`` that a terminal matches.
+
+    Raises:
+        UnusableConstraint: the expression is wrong or too large.
+    """
+    matcher, found = _matcher(expression), set[str]()
+    if matcher is None:
+        return found
+    for text in texts:
+        copy, tokens = matcher.deep_copy(), list(text.encode())
+        if copy.try_consume_tokens(tokens) == len(tokens) and copy.is_accepting():
+            found.add(text)
+    return found
+
+
+def _matcher(expression: str) -> LLMatcher | None:
     made = LLMatcher.grammar_from_lark(f"start: T\nT: {expression}")
     matcher = LLMatcher(_bytes(), made, log_level=0)
     if not matcher.is_error():
         matcher.compute_bitmask()
     error = str(matcher.get_error() or "")
     if error.startswith("NoExtension"):
-        return True
+        return None
     if error:
         raise UnusableConstraint(first_reason(error))
-    return False
+    return matcher
 
 
 def all_of(expressions: Sequence[str]) -> str:

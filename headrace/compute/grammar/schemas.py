@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from headrace.compute.grammar import decimals, strings
-from headrace.compute.grammar.rules import Alternative, Repeat, Rules, all_of, matches_nothing
+from headrace.compute.grammar.rules import Alternative, Repeat, Rules, all_of, matches, matches_nothing
 from headrace.core.constraint import UnusableConstraint
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -49,8 +49,15 @@ MAX_COUNT = 1_000_000
 """The largest number of items, properties or characters that a keyword may demand."""
 
 MAX_REGIONS = 64
+
+MAX_CHECKS = 1_000
+"""The most terminals of a schema that are tested for whether they match nothing; one takes about half a millisecond."""
+
 MAX_OPTIONS = 64
 """The most alternatives of a ``oneOf``, each two of which are compared."""
+
+MAX_COMPARED = 20_000
+"""The most rules that all comparisons of a schema make together."""
 
 _ABSENT = object()
 _LEGACY = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07", "2019-09")
@@ -112,6 +119,7 @@ class _Compiler:
         self._known: dict[Parts, int] = {}
         self._pending: list[tuple[int, Parts]] = []
         self._checked: set[str] = set()
+        self._compared = 0
         self._empty: dict[str, bool] = {}
         dialect = root.get("$schema") if isinstance(root, Mapping) else None
         self._legacy = isinstance(dialect, str) and any(each in dialect for each in _LEGACY)
@@ -214,12 +222,41 @@ class _Compiler:
         """Refuse a ``oneOf`` if a value may satisfy two of its options."""
         if len(options) > MAX_OPTIONS:
             raise part.wrong("oneOf", f"more than {MAX_OPTIONS} alternatives are not supported; use anyOf")
-        for i, one in enumerate(options):
-            for other in options[i + 1 :]:
+        flat = [self._flat((*rest, option)) for option in options]
+        for i, one in enumerate(flat):
+            for other in flat[i + 1 :]:
+                if one is None or other is None or self._differ(one, other):
+                    continue
                 both = _Compiler(self._root, "both", "", wide=True)
-                start = both.compiled((*rest, one, other))
+                both._empty = self._empty
+                start = both.compiled(tuple(dict.fromkeys((*one, *other))))
+                self._compared += len(both.rules.alternatives)
                 if start in both.rules.productive():
                     raise part.wrong("oneOf", "alternatives that may overlap are not supported; use anyOf")
+                if self._compared > MAX_COMPARED:
+                    raise part.wrong("oneOf", "the alternatives are too large to compare; use anyOf")
+
+    def _differ(self, one: Parts, other: Parts) -> bool:
+        """Whether two sets of parts have no type in common, or are objects told apart by constants of a property."""
+        kinds, _ = _kinds((*one, *other))
+        if kinds != {"object"}:
+            return not kinds
+        mine, theirs = self._tags(one), self._tags(other)
+        needed = {name for part in (*one, *other) for name in _names(part)}
+        return any(
+            name in theirs and not (tags & theirs[name]) for name, tags in mine.items() if name in needed
+        )
+
+    def _tags(self, parts: Parts) -> dict[str, set[Any]]:
+        """By property, the constants that ``parts`` allow."""
+        found: dict[str, set[Any]] = {}
+        for part in parts:
+            for name, inner in self._properties(part).named.items():
+                values = _values(self._flat((inner,)) or ())
+                if values is not None:
+                    these = {_same(value) for value in values}
+                    found[name] = found[name] & these if name in found else these
+        return found
 
     def _several(self, part: Part, keyword: str) -> list[Part]:
         given = part.get(keyword)
@@ -412,6 +449,8 @@ class _Compiler:
     def _matches_nothing(self, expression: str, part: Part, keyword: str) -> bool:
         known = self._empty.get(expression)
         if known is None:
+            if len(self._empty) >= MAX_CHECKS:
+                raise part.wrong(keyword, "the schema has too many patterns")
             try:
                 known = matches_nothing(expression)
             except UnusableConstraint as error:
@@ -457,18 +496,17 @@ class _Compiler:
 
     def _items(self, part: Part) -> tuple[list[Part], list[Part]]:
         """The schemas of the first items, and that of the others."""
-        prefix, items, more = part.get("prefixItems"), part.get("items"), part.get("additionalItems")
-        name, rest = "prefixItems", "items"
-        if isinstance(items, list):
-            name, rest, prefix, items = "items", "additionalItems", items, more
+        first, others, name, rest = part.get("prefixItems"), part.get("items"), "prefixItems", "items"
+        if isinstance(others, list):
+            first, others, name, rest = others, part.get("additionalItems"), "items", "additionalItems"
         elif self._legacy:
-            prefix = _ABSENT
-        if prefix is not _ABSENT and not isinstance(prefix, list):
+            first = _ABSENT
+        if first is not _ABSENT and not isinstance(first, list):
             raise part.wrong(name, "it must be a list of schemas")
-        first = [] if prefix is _ABSENT else prefix
+        given: list[Any] = first if isinstance(first, list) else []
         return (
-            [self.part(f"{part.place}/{name}/{i}", each) for i, each in enumerate(first)],
-            [] if items is _ABSENT else [self.part(f"{part.place}/{rest}", items)],
+            [self.part(f"{part.place}/{name}/{i}", each) for i, each in enumerate(given)],
+            [] if others is _ABSENT else [self.part(f"{part.place}/{rest}", others)],
         )
 
     def _token(self, before: str, behind: str = "", *, opens: bool = True) -> str:
@@ -492,8 +530,9 @@ class _Compiler:
         given = [self._properties(part) for part in parts]
         names = dict.fromkeys((*(name for each in given for name in each.named), *required))
         members = []
+        children_of = [fields.of(names, self) for fields in given]
         for name in names:
-            children = [each for fields in given for each in fields.of(name, self)]
+            children = [each for fields in children_of for each in fields[name]]
             if any(each.node is False for each in children):
                 if name in required:
                     return
@@ -599,12 +638,14 @@ class _Compiler:
             self.part(f"{place}/additionalProperties", others),
         )
 
-    def matches(self, part: Part, pattern: str, name: str, wide: bool) -> bool:
-        """Whether a pattern of ``patternProperties`` matches a name, in all dialects or with ``wide`` in any."""
+    def matching(self, part: Part, pattern: str, names: Iterable[str], wide: bool) -> set[str]:
+        """The names that a pattern of ``patternProperties`` matches, in all dialects or with ``wide`` in any."""
         expression = self._pattern(part, "patternProperties", pattern, wide)
-        return not self._matches_nothing(
-            all_of([expression, strings.literals([name])]), part, "patternProperties"
-        )
+        written = {strings.literal(name): name for name in names}
+        try:
+            return {written[each] for each in matches(expression, written)}
+        except UnusableConstraint as error:
+            raise part.wrong("patternProperties", str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -616,21 +657,27 @@ class _Properties:
     patterns: Mapping[str, Part]
     others: Part
 
-    def of(self, name: str, compiler: _Compiler) -> list[Part]:
-        """The schemas of a property."""
+    def of(self, names: Iterable[str], compiler: _Compiler) -> dict[str, list[Part]]:
+        """By name, the schemas of properties."""
+        names = list(names)
         certain, possible = (
-            [
-                each
-                for pattern, each in self.patterns.items()
-                if compiler.matches(self.part, pattern, name, wide)
-            ]
+            {
+                pattern: compiler.matching(self.part, pattern, names, wide)
+                for pattern in (self.patterns if names else ())
+            }
             for wide in (False, True)
         )
         # where dialects disagree whether a pattern matches, both readings must hold
-        found, others = (certain, possible) if compiler.wide else (possible, certain)
-        if name in self.named:
-            return [self.named[name], *found]
-        return found if others else [*found, self.others]
+        taken, excluded = (certain, possible) if compiler.wide else (possible, certain)
+        made = {}
+        for name in names:
+            found = [self.patterns[pattern] for pattern, those in taken.items() if name in those]
+            if name in self.named:
+                found.insert(0, self.named[name])
+            elif not any(name in those for those in excluded.values()):
+                found.append(self.others)
+            made[name] = found
+        return made
 
     def free(self, taken: frozenset[str]) -> list[Part]:
         """The schemas of a property that has no name here, and matches the patterns ``taken``."""

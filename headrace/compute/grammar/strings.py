@@ -8,7 +8,7 @@ complements stay exact.
  schema    ^[^b]$      one character, not b
  terminal  "(?:[^b"\\…]|\\"|\\\\|\\n|…)"   the same, as it is written
 ```
-ECMA-262 and Python disagree about some classes (``\\s``, ``\\w``, ``.``, the end of a text). What is generated satisfies
+ECMA-262 and Python differ in some classes (``\\s``, ``\\w``, ``.``, the end of a text). What is generated satisfies
 both: a pattern that must match is read narrowly, one that must not match is read widely.
 """
 

@@ -1,4 +1,4 @@
-"""Random schemas and texts, judged by an independent validator: what is accepted is valid, and no grammar has a dead end.
+"""Random schemas and texts with an independent judge: what is accepted is valid, and no grammar has a dead end.
 
 ``--pairs`` sets how many; the schemas are the same in each run.
 """
@@ -19,7 +19,7 @@ def test_what_is_accepted_is_valid_and_every_walk_comes_to_an_end(pytestconfig):
     assert found.accepted > found.pairs / 3
     assert found.walked > found.schemas
     assert found.pairs >= pytestconfig.getoption("--pairs")
-    assert found.refused["unexplained"] < found.pairs / 500
+    assert found.unexplained == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.compute.grammar import rules as module
-from headrace.compute.grammar.rules import Repeat, Rules, all_of, matches_nothing
+from headrace.compute.grammar.rules import Repeat, Rules, all_of, matches, matches_nothing
 from headrace.core.constraint import UnusableConstraint
 
 
@@ -52,11 +52,16 @@ def test_a_terminal_that_matches_nothing(expression, expected):
     assert matches_nothing(expression) == expected
 
 
+def test_the_texts_that_a_terminal_matches():
+    assert matches("/a[bc]*/", ["a", "abc", "ad", "", "é"]) == {"a", "abc"}
+    assert matches(all_of(["/a/", "/b/"]), ["a", "b"]) == set()
+
+
 def test_a_wrong_expression_and_too_many_rules_are_errors(monkeypatch):
     with pytest.raises(UnusableConstraint):
         matches_nothing("/(/")
     monkeypatch.setattr(module, "MAX_RULES", 3)
     rules = Rules("r")
+    assert [rules.new() for _ in range(3)] == [0, 1, 2]
     with pytest.raises(UnusableConstraint, match="more than 3 combinations"):
-        for _ in range(5):
-            rules.new()
+        rules.new()

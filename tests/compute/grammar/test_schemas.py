@@ -319,6 +319,29 @@ def test_whitespace_is_as_the_client_says_but_nothing_else():
             matcher_of(schema, pattern)
 
 
+def test_large_unions_are_told_apart_by_the_constants_of_a_property():
+    def model(number: int) -> dict[str, Any]:
+        fields = {f"field_{i}": {"type": "string", "maxLength": 9} for i in range(20)}
+        return {
+            "type": "object",
+            "properties": {"kind": {"const": f"k{number}"}} | fields,
+            "required": ["kind"],
+            "additionalProperties": False,
+        }
+
+    union = {
+        "oneOf": [{"$ref": f"#/$defs/{i}"} for i in range(60)],
+        "$defs": {str(i): model(i) for i in range(60)},
+    }
+    assert accepted(union, '{"kind":"k7"}', '{"kind":"k60"}') == ['{"kind":"k7"}']
+    union["$defs"]["3"]["properties"]["kind"] = {"enum": ["k3", "k4"]}
+    with pytest.raises(UnusableConstraint, match="overlap"):
+        matcher_of(union)
+    optional = {str(i): model(i) | {"required": []} for i in (3, 4)}
+    with pytest.raises(UnusableConstraint, match="overlap"):  # {} satisfies both
+        matcher_of({"oneOf": [{"$ref": "#/$defs/3"}, {"$ref": "#/$defs/4"}], "$defs": optional})
+
+
 def test_many_parts_are_bounded():
     parts = [{"anyOf": [{"properties": {f"p{i}": {"minLength": j}}} for j in range(12)]} for i in range(12)]
     with pytest.raises(UnusableConstraint, match="combinations of its parts"):
