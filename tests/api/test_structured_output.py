@@ -290,3 +290,44 @@ def test_openais_client_parses_into_a_model(server):
         temperature=0,
     )
     assert isinstance(answer.choices[0].message.parsed, Person)
+
+    class Share(BaseModel):
+        part: float = Field(gt=0, le=0.5)
+        owner: int = Field(ge=2**53 + 1, le=2**53 + 2)
+
+    for seed in range(4):
+        answer = client.chat.completions.parse(
+            model=model,
+            messages=[{"role": "user", "content": "Hi"}],
+            response_format=Share,
+            max_tokens=400,
+            temperature=1.2,
+            seed=seed,
+        )
+        assert isinstance(answer.choices[0].message.parsed, Share)
+
+
+def test_a_discriminated_union_of_pydantic_is_enforced(server):
+    from typing import Annotated, Literal
+
+    from pydantic import BaseModel, Field
+
+    class Cat(BaseModel):
+        kind: Literal["cat"]
+        lives: int = Field(ge=1, le=9)
+
+    class Dog(BaseModel):
+        kind: Literal["dog"]
+        tricks: list[Literal["sit", "roll"]] = Field(max_length=2)
+
+    class Owner(BaseModel):
+        pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+        other: Annotated[Cat | Dog, Field(discriminator="kind")] | None
+
+    schema = Owner.model_json_schema()
+    assert "oneOf" in json.dumps(schema)
+    for seed in range(4):
+        body = CHAT | {"response_format": schema_format(schema), "seed": seed, "max_tokens": 400}
+        text, reason = said(server.post("/v1/chat/completions", body))
+        assert reason == "stop", text
+        Owner.model_validate_json(text)

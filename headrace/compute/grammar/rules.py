@@ -195,4 +195,4 @@ def _matcher(expression: str) -> LLMatcher | None:
 
 def all_of(expressions: Sequence[str]) -> str:
     """The intersection of terminals."""
-    return " & ".join(f"({each})" for each in expressions)
+    return " & ".join(f"({each})" for each in expressions) if len(expressions) > 1 else expressions[0]

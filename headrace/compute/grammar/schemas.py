@@ -591,29 +591,29 @@ class _Compiler:
     def _free(self, given: Sequence[_Properties], names: Iterable[str]) -> int | None:
         """The rule of a member whose name is not listed; None if there can be none."""
         patterns = list(dict.fromkeys(each for fields in given for each in fields.patterns))
-        regions: list[tuple[frozenset[str], str]] = [(frozenset(), self._unlisted(names))]
+        regions: list[tuple[frozenset[str], tuple[str, ...]]] = [(frozenset(), self._unlisted(names))]
         for pattern in patterns:
             part = next(fields.part for fields in given if pattern in fields.patterns)
             inside = self._pattern(part, "patternProperties", pattern, self.wide)
             outside = f"~({self._pattern(part, 'patternProperties', pattern, not self.wide)})"
             regions = [
-                (taken | ({pattern} if within is inside else set()), key)
-                for taken, whole in regions
+                (taken | ({pattern} if within is inside else set()), (*keys, within))
+                for taken, keys in regions
                 for within in (inside, outside)
-                if not self._matches_nothing(key := all_of([whole, within]), part, "patternProperties")
+                if not self._matches_nothing(all_of([*keys, within]), part, "patternProperties")
             ]
             if len(regions) > MAX_REGIONS:
                 raise part.wrong("patternProperties", "too many patterns that overlap")
         found = []
-        for taken, key in regions:
+        for taken, keys in regions:
             children = tuple(each for fields in given for each in fields.free(taken))
             if not any(each.node is False for each in children):
-                found.append((self.rules.terminal(key), self._token(":"), self.rule(children)))
+                found.append((self.rules.terminal(all_of(keys)), self._token(":"), self.rule(children)))
         return self.rules.new(*found) if found else None
 
-    def _unlisted(self, names: Iterable[str]) -> str:
+    def _unlisted(self, names: Iterable[str]) -> tuple[str, ...]:
         listed = list(names)
-        return f"{strings.ANY_STRING} & ~({strings.literals(listed)})" if listed else strings.ANY_STRING
+        return (strings.ANY_STRING, *([f"~({strings.literals(listed)})"] if listed else []))
 
     def _properties(self, part: Part) -> _Properties:
         named, patterns, others = [
