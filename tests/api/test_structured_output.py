@@ -312,15 +312,15 @@ def test_a_discriminated_union_of_pydantic_is_enforced(server):
 
     from pydantic import BaseModel, Field
 
-    class Cat(BaseModel):
+    class Cat(BaseModel, extra="forbid"):
         kind: Literal["cat"]
         lives: int = Field(ge=1, le=9)
 
-    class Dog(BaseModel):
+    class Dog(BaseModel, extra="forbid"):
         kind: Literal["dog"]
         tricks: list[Literal["sit", "roll"]] = Field(max_length=2)
 
-    class Owner(BaseModel):
+    class Owner(BaseModel, extra="forbid"):
         pet: Annotated[Cat | Dog, Field(discriminator="kind")]
         other: Annotated[Cat | Dog, Field(discriminator="kind")] | None
 
