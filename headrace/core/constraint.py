@@ -19,6 +19,9 @@ MAX_SOURCE_CHARACTERS = 262_144
 MAX_WHITESPACE_CHARACTERS = 256
 """The longest ``whitespace_pattern``."""
 
+MAX_CHOICES = 10_000
+"""Maximum number of strings of a choice; beyond that, the time to compile them grows faster than their number."""
+
 FAILED_PREFIX = "structured output failed: "
 """Begins the message of a request that its constraint has ended, which its client may read."""
 
@@ -38,11 +41,13 @@ class UnusableConstraint(ValueError):
     """A constraint that cannot be enforced; the message says which part of it and why.
 
     ``server`` is set where the cause is not the constraint: no grammar engine, or a tokenizer that it cannot read.
+    ``path`` is the field of the request with that part, where it is not the one that asks for the constraint.
     """
 
-    def __init__(self, message: str, *, server: bool = False) -> None:
+    def __init__(self, message: str, *, server: bool = False, path: str = "") -> None:
         super().__init__(message)
         self.server = server
+        self.path = path
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,8 @@ def _choice(value: object) -> Constraint:
     texts = list(value) if isinstance(value, list | tuple) else None
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise UnusableConstraint("choice must be a list of strings that are not empty")
+    if len(texts) > MAX_CHOICES:
+        raise UnusableConstraint(f"choice has {len(texts)} strings; at most {MAX_CHOICES} are allowed")
     return Constraint(ConstraintKind.CHOICE, json_text(texts, "choice"))
 
 

@@ -5,6 +5,8 @@
 - `decimals`: regular expressions of the decimal texts of a range of numbers.
 - `strings`: terminals of JSON strings: lengths, patterns, formats.
 - `rules`: rules under construction, without what derives no text.
+- `neutral`: schemas without keywords that allow everything.
+- `lark`: grammars in Lark's notation, or in GBNF, as llguidance takes them.
 - `call_arguments`: arguments of tool calls that are not written as JSON.
 - `refusals`: errors of llguidance in one line.
 - `compiler`: compilation on threads, and the cache of compiled grammars.

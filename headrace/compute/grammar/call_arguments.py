@@ -25,6 +25,7 @@ _NOTES = frozenset(
         "default",
         "examples",
         "deprecated",
+        "discriminator",
         "readOnly",
         "writeOnly",
         "$comment",
@@ -80,6 +81,10 @@ class _Rules:
         start, lines = json_rules(schema, prefix, whitespace, root=self._root, place=path)
         self.lines += lines
         return start
+
+    def check(self, schema: Any, path: str) -> None:
+        """Raise `UnusableConstraint` if JSON of ``schema`` could not be enforced: alternatives may overlap."""
+        json_rules(schema, self._prefix, "", root=self._root, place=path)
 
     def members(self, schema: Mapping[str, Any], path: str, form: _Form, value: Value) -> str:
         """A rule for the members of an object: all that are required, and any of the others."""
@@ -163,10 +168,14 @@ class _Marked:
         if "const" in schema or "enum" in schema:
             _check(schema, frozenset({"type", "const", "enum"}), path)
             return self._constants(schema, path)
-        if "anyOf" in schema:
-            _check(schema, frozenset({"anyOf"}), path)
-            parts = enumerate(schema["anyOf"])
-            return self.rules.add(" | ".join(self.value(each, f"{path}/anyOf/{at}") for at, each in parts))
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                _check(schema, frozenset({union}), path)
+                self.rules.check(schema, path)
+                parts = enumerate(schema[union])
+                return self.rules.add(
+                    " | ".join(self.value(each, f"{path}/{union}/{at}") for at, each in parts)
+                )
         kinds = schema.get("type")
         if kinds is None:
             kinds = "object" if "properties" in schema else None

@@ -239,4 +239,4 @@ def _outcome(matcher: Future[LLMatcher | None], seconds: float) -> LLMatcher | N
     try:
         return matcher.result(seconds)
     except UnusableConstraint as error:
-        raise UnusableConstraint(str(error), server=error.server) from None
+        raise UnusableConstraint(str(error), server=error.server, path=error.path) from None

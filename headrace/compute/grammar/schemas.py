@@ -45,6 +45,35 @@ REFUSED = (
 )
 """Keywords that no grammar enforces."""
 
+APPLIED = frozenset(
+    (
+        *(
+            "$ref",
+            "allOf",
+            "anyOf",
+            "oneOf",
+            "const",
+            "enum",
+            "type",
+            "pattern",
+            "format",
+            "minLength",
+            "maxLength",
+        ),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems"),
+        *(
+            "items",
+            "prefixItems",
+            "additionalItems",
+            "properties",
+            "patternProperties",
+            "additionalProperties",
+        ),
+        *("required", "minProperties", "maxProperties"),
+    )
+)
+"""Keywords that are enforced; all others are notes."""
+
 MAX_COUNT = 1_000_000
 """The largest number of items, properties or characters that a keyword may demand."""
 
@@ -53,7 +82,7 @@ MAX_REGIONS = 64
 MAX_CHECKS = 1_000
 """The most terminals of a schema that are tested for whether they match nothing; one takes about half a millisecond."""
 
-MAX_OPTIONS = 64
+MAX_OPTIONS = 256
 """The most alternatives of a ``oneOf``, each two of which are compared."""
 
 MAX_COMPARED = 20_000
@@ -74,6 +103,13 @@ class Part:
     def get(self, keyword: str) -> Any:
         """The value of a keyword; `_ABSENT` if there is none."""
         return _ABSENT if keyword in self.skip else self.node.get(keyword, _ABSENT)
+
+    @property
+    def allows_all(self) -> bool:
+        """Whether no keyword is left that restricts a value."""
+        return self.node is True or (
+            self.node is not False and not any(key in APPLIED and key not in self.skip for key in self.node)
+        )
 
     def without(self, *keywords: str) -> Part:
         """The same part without some keywords."""
@@ -123,6 +159,7 @@ class _Compiler:
         self._empty: dict[str, bool] = {}
         dialect = root.get("$schema") if isinstance(root, Mapping) else None
         self._legacy = isinstance(dialect, str) and any(each in dialect for each in _LEGACY)
+        self._ignores_siblings = self._legacy and "2019-09" not in str(dialect)  # those of $ref
         self._whitespace = whitespace
         self._anchors: dict[str, str] | None = None
 
@@ -138,7 +175,7 @@ class _Compiler:
 
     def rule(self, parts: Parts) -> int:
         """The rule of the values that satisfy ``parts``; it may be made later."""
-        parts = tuple(dict.fromkeys(each for each in parts if each.node is not True))
+        parts = tuple(dict.fromkeys(each for each in parts if not each.allows_all))
         found = self._known.get(parts)
         if found is None:
             found = self._known[parts] = self.rules.new()
@@ -155,9 +192,7 @@ class _Compiler:
             raise UnusableConstraint(f"the schema at '{place}' must be an object, true or false")
         if isinstance(node, Mapping) and place not in self._checked:
             self._checked.add(place)
-            refused = [
-                key for key in REFUSED if key in node and not (key == "uniqueItems" and node[key] is False)
-            ]
+            refused = [key for key in REFUSED if key in node]
             if refused:
                 shown = ", ".join(f"'{key}'" for key in refused)
                 raise UnusableConstraint(f"keyword {shown} at '{place}' is not supported")
@@ -197,7 +232,10 @@ class _Compiler:
                 return False
             if part.place in open_:
                 raise part.wrong("$ref", "it refers to itself, so no text satisfies it")
-            inner = [*self._target(part), *self._several(part, "allOf")]
+            target = self._target(part)
+            if target and self.wide and self._ignores_siblings:
+                return add(target[0], (*open_, part.place))
+            inner = [*target, *self._several(part, "allOf")]
             made[part.without("$ref", "allOf") if inner else part] = None
             return all(add(each, (*open_, part.place)) for each in inner)
 
@@ -222,41 +260,31 @@ class _Compiler:
         """Refuse a ``oneOf`` if a value may satisfy two of its options."""
         if len(options) > MAX_OPTIONS:
             raise part.wrong("oneOf", f"more than {MAX_OPTIONS} alternatives are not supported; use anyOf")
-        flat = [self._flat((*rest, option)) for option in options]
+        wide = _Compiler(self._root, "wide", "", wide=True)
+        flat = [each for each in (wide._flat((*rest, option)) for option in options) if each is not None]
+        tags = [wide._tags(each) for each in flat]
         for i, one in enumerate(flat):
-            for other in flat[i + 1 :]:
-                if one is None or other is None or self._differ(one, other):
+            for k in range(i + 1, len(flat)):
+                if _differ(tags[i], tags[k]):
                     continue
                 both = _Compiler(self._root, "both", "", wide=True)
                 both._empty = self._empty
-                start = both.compiled(tuple(dict.fromkeys((*one, *other))))
+                start = both.compiled(tuple(dict.fromkeys((*one, *flat[k]))))
                 self._compared += len(both.rules.alternatives)
                 if start in both.rules.productive():
                     raise part.wrong("oneOf", "alternatives that may overlap are not supported; use anyOf")
                 if self._compared > MAX_COMPARED:
                     raise part.wrong("oneOf", "the alternatives are too large to compare; use anyOf")
 
-    def _differ(self, one: Parts, other: Parts) -> bool:
-        """Whether two sets of parts have no type in common, or are objects told apart by constants of a property."""
-        kinds, _ = _kinds((*one, *other))
-        if kinds != {"object"}:
-            return not kinds
-        mine, theirs = self._tags(one), self._tags(other)
-        needed = {name for part in (*one, *other) for name in _names(part)}
-        return any(
-            name in theirs and not (tags & theirs[name]) for name, tags in mine.items() if name in needed
-        )
-
-    def _tags(self, parts: Parts) -> dict[str, set[Any]]:
-        """By property, the constants that ``parts`` allow."""
-        found: dict[str, set[Any]] = {}
+    def _tags(self, parts: Parts) -> _Tags:
+        constants: dict[str, set[Any]] = {}
         for part in parts:
             for name, inner in self._properties(part).named.items():
                 values = _values(self._flat((inner,)) or ())
                 if values is not None:
                     these = {_same(value) for value in values}
-                    found[name] = found[name] & these if name in found else these
-        return found
+                    constants[name] = constants[name] & these if name in constants else these
+        return _kinds(parts)[0], {name for part in parts for name in _names(part)}, constants
 
     def _several(self, part: Part, keyword: str) -> list[Part]:
         given = part.get(keyword)
@@ -752,6 +780,23 @@ def _kinds(parts: Parts) -> tuple[set[str], bool]:
         kinds &= {"number" if name == "integer" else name for name in names}
         integer |= "integer" in names and "number" not in names
     return kinds, integer
+
+
+_Tags = tuple[set[str], set[str], dict[str, set[Any]]]
+"""Of an alternative: its types, its required properties, and by property the constants that it allows."""
+
+
+def _differ(one: _Tags, other: _Tags) -> bool:
+    """Whether two alternatives have no type in common, or are objects told apart by constants of a property."""
+    kinds = one[0] & other[0]
+    if kinds != {"object"}:
+        return not kinds
+    mine, theirs = one[2], other[2]
+    return any(
+        not (constants & theirs[name])
+        for name, constants in mine.items()
+        if name in theirs and (name in one[1] or name in other[1])
+    )
 
 
 def allowed_values(part: Part) -> list[Any]:

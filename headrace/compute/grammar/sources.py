@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
 
-from headrace.compute.grammar.call_arguments import marked_arguments, python_arguments
+from headrace.compute.grammar.call_arguments import Spelt, marked_arguments, python_arguments
+from headrace.compute.grammar.lark import as_lark
+from headrace.compute.grammar.neutral import plain
 from headrace.compute.grammar.rules import matches_nothing
 from headrace.compute.grammar.schemas import json_rules
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
@@ -27,9 +28,6 @@ whitespace until max_tokens (https://github.com/vllm-project/vllm/issues/13260).
 
 MAX_DEPTH = 64
 """Maximum nesting depth of a schema."""
-
-MAX_CHOICES = 10_000
-"""Maximum number of strings of a choice."""
 
 MAX_TAGS = 256
 """Maximum number of structures of a structural tag."""
@@ -57,7 +55,7 @@ def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
         case ConstraintKind.CHOICE:
             return _choice(source)
         case ConstraintKind.GRAMMAR:
-            return _lark(source)
+            return str(LLMatcher.grammar_from_lark(as_lark(source)))
         case ConstraintKind.STRUCTURAL_TAG:
             return _structural_tag(source, special)
         case ConstraintKind.TEXT:
@@ -92,7 +90,7 @@ def _checked_schema(schema: Any) -> Any:
     _check_depth(schema)
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise UnusableConstraint("keyword 'x-guidance' at '#/x-guidance' is not supported")
-    return schema
+    return plain(schema)
 
 
 def schema_grammar(schema: Any, whitespace: str | None = None) -> str:
@@ -148,17 +146,7 @@ def _check_depth(schema: Any) -> None:
 
 def _choice(source: str) -> str:
     texts = _read(source, "choice")
-    if len(texts) > MAX_CHOICES:
-        raise UnusableConstraint(f"choice has {len(texts)} strings; at most {MAX_CHOICES} are allowed")
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in texts)))
-
-
-def _lark(source: str) -> str:
-    try:
-        text = any_to_lark(source)
-    except Exception as error:  # the converter raises what its parser does
-        raise UnusableConstraint(f"the grammar is neither Lark nor GBNF: {_line(error)}") from None
-    return str(LLMatcher.grammar_from_lark(text))
 
 
 def _regex(source: str) -> str:
@@ -172,7 +160,8 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
     ``{"structures": [{"begin": …, "schema": {…}, "end": …}], "triggers": [begin of structures, …]}``
     With ``"required": true`` there is no free text, but one structure, or with ``"many": true`` one or several, or JSON
     of the schema ``"otherwise"``. A structure is JSON, but for arguments of calls: with ``"python": true`` they are
-    Python's keyword arguments, with ``"quote"`` members whose strings stand between that mark.
+    Python's keyword arguments, with ``"quote"`` members whose strings stand between that mark. A structure's ``"name"``
+    and ``"path"`` say in errors which function it is, and where the request has its schema.
     """
     tag = _read(source, "structural_tag")
     if isinstance(tag, dict) and "format" in tag:
@@ -201,12 +190,10 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
         else:
             rules.append(f"open_{number}[lazy]: TEXT {opening}")
             opened = f"open_{number}"
-        if structure.get("python") is True:
-            body, lines = python_arguments(schema, f"value_{number}", spell, WHITESPACE)
-        elif isinstance(quote := structure.get("quote"), str) and quote:
-            body, lines = marked_arguments(schema, f"value_{number}", spell, quote)
-        else:
-            body, lines = json_rules(schema, f"value_{number}", WHITESPACE)
+        try:
+            body, lines = _body(structure, schema, f"value_{number}", spell)
+        except UnusableConstraint as error:
+            raise of_structure(error, structure, number) from None
         rules += lines
         rules.append(f"tag_{number}: {opened} {rest} {body} {_spelt(end, special)}")
     tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
@@ -219,6 +206,25 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
     if any("TEXT" in line for line in whole):
         whole.append(r"TEXT: /(.|\n)*/")
     return _lark_of(whole)
+
+
+def _body(
+    structure: Mapping[str, Any], schema: dict[str, Any], prefix: str, spell: Spelt
+) -> tuple[str, list[str]]:
+    """The rule between the begin and the end of a structure, and all rules that it needs."""
+    if structure.get("python") is True:
+        return python_arguments(schema, prefix, spell, WHITESPACE)
+    if isinstance(quote := structure.get("quote"), str) and quote:
+        return marked_arguments(schema, prefix, spell, quote)
+    return json_rules(schema, prefix, WHITESPACE)
+
+
+def of_structure(error: object, structure: Mapping[str, Any], number: int) -> UnusableConstraint:
+    """The error of a structure's schema: with the name and the place that the structure says it has in the request."""
+    name, path = structure.get("name"), structure.get("path")
+    if isinstance(name, str) and isinstance(path, str):
+        return UnusableConstraint(f"function {name!r}: {error}", path=path)
+    return UnusableConstraint(f"structural_tag.structures[{number}].schema: {error}")
 
 
 def _spelt(text: str, special: Mapping[str, int]) -> str:
@@ -241,8 +247,4 @@ def _structure(structure: Any, number: int) -> tuple[str, dict[str, Any], str]:
         raise UnusableConstraint(f"{path} must have the strings begin and end")
     if not isinstance(schema, dict) or "x-guidance" in schema:
         raise UnusableConstraint(f"{path}.schema must be a JSON schema that is an object")
-    return begin, schema, end
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return begin, plain(schema), end

@@ -12,14 +12,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, as_constraint
+from headrace.core.constraint import (
+    MAX_CHOICES,
+    Constraint,
+    ConstraintKind,
+    UnusableConstraint,
+    as_constraint,
+)
 from headrace.core.request import SamplingParams
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.model import ServedModel
 from headrace.serve.http.wire import Wire
 from headrace.serve.structured.constraints import json_object, json_schema
-
-MAX_CHOICES = 10_000
 
 
 class JsonSchema(Wire):
@@ -71,7 +75,7 @@ class StructuredOutputs(Wire):
     json_: dict[str, Any] | bool | str | None = Field(None, alias="json", description="A JSON schema.")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = Field(None, max_length=MAX_CHOICES, description="The output is one of these.")
+    choice: list[str] | None = Field(None, description=f"The output is one of these, at most {MAX_CHOICES}.")
     grammar: str | None = Field(None, description="A context-free grammar in Lark or GBNF.")
     structural_tag: dict[str, Any] | str | None = None
     whitespace_pattern: str | None = Field(
@@ -88,9 +92,7 @@ class StructuredBody(Wire):
         None, description="Alias of structured_outputs.json."
     )
     guided_regex: str | None = Field(None, description="Alias of structured_outputs.regex.")
-    guided_choice: list[str] | None = Field(
-        None, max_length=MAX_CHOICES, description="Alias of structured_outputs.choice."
-    )
+    guided_choice: list[str] | None = Field(None, description="Alias of structured_outputs.choice.")
     guided_grammar: str | None = Field(None, description="Alias of structured_outputs.grammar.")
 
 
@@ -131,11 +133,14 @@ async def check(model: ServedModel, params: SamplingParams, body: StructuredBody
         if not grammars.ready(made):
             await asyncio.to_thread(grammars.check, made)
     except UnusableConstraint as error:
-        raise refused(error, param, made.kind) from None
+        kind = ConstraintKind.JSON if isinstance(body.response_format, JsonSchemaFormat) else made.kind
+        raise refused(error, param, kind) from None
 
 
 def refused(error: UnusableConstraint, param: str, kind: ConstraintKind | None) -> ApiError:
     """400: a constraint that cannot be enforced, with the reason."""
+    if error.path:
+        return invalid(f"{error.path}: {error}", error.path, "unsupported_schema")
     code = "unsupported_schema" if kind in (None, ConstraintKind.JSON) else "invalid_grammar"
     if error.server:
         return invalid(str(error), param, "unsupported_parameter")

@@ -8,7 +8,7 @@ import re
 
 from headrace.serve.parsing.formats import Arguments, Opening, ReasoningFormat, ToolFormat, Written
 
-_NAME = r"(?P<name>[A-Za-z_][\w.-]*)"
+_NAME = r"(?P<name>[\w-][\w.-]*)"
 _SEP = re.escape("<｜tool▁sep｜>")
 _XML_NAME = r"(?P<name>[^<>\s]+)"
 _HARMONY_HEADER = (
@@ -240,6 +240,9 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ),
 )
 """In the order in which `detect` tries them: a format whose signs also occur in other templates comes later."""
+
+PLAIN_JSON = ToolFormat("json", (Opening("", first="{", known=True),), signs=(), written=_PLAIN_CALL)
+"""The format of calls that a grammar forces a model to write which has no format of its own."""
 
 _THINK = (("<think>",), ("</think>",))
 

@@ -74,16 +74,16 @@ class ToolFormat:
         name: the value for ``--tool-call-parser``.
         openings: the beginnings of calls.
         signs: a chat template belongs to the format if it contains all texts of one of these groups.
-        silent: markers that are removed from the content.
         written: how to write a call, for constraints.
+        silent: markers that are removed from the content.
         short_ids: make ids of nine letters and digits, which some templates require.
     """
 
     name: str
     openings: tuple[Opening, ...]
     signs: tuple[tuple[str, ...], ...]
+    written: Written
     silent: tuple[str, ...] = ()
-    written: Written | None = None
     short_ids: bool = False
 
     def markers(self) -> frozenset[str]:

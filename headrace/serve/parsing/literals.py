@@ -158,12 +158,14 @@ class Literal:
             return self._fail()
         if found.end() == len(text) and not final:
             return None
+        value = _constant(word)
+        if found.end() == len(text) and (value is None or self._want is _Want.KEY_OR_END):
+            return found.end()  # truncated inside a key or a constant
         if self._want is _Want.KEY_OR_END and _KEY.fullmatch(word):
             self._before(out)
             out.append(json.dumps(word, ensure_ascii=False))
             self._want = _Want.COLON
             return found.end()
-        value = _constant(word)
         if value is None or self._want not in _MAY_BE_VALUE:
             return self._fail()
         self._before(out)

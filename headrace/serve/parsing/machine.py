@@ -39,6 +39,7 @@ class Machine:
         reasoning: the format of reasoning; None: reasoning is not parsed.
         opened: whether the prompt has opened the reasoning.
         schemas: the schemas of the arguments of the functions that may be called.
+        limited: whether only their calls are read, whatever the opening.
 
     Attributes:
         spans: the ranges of the reasoning in the text, in characters, markers included; the last end is None while the
@@ -53,12 +54,14 @@ class Machine:
         *,
         opened: bool = False,
         schemas: Schemas | None = None,
+        limited: bool = False,
     ) -> None:
         self.spans: list[tuple[int, int | None]] = []
         self.called = False
         self._openings = tools.openings if tools else ()
         self._thinking = reasoning
         self._schemas = schemas or {}
+        self._limited = limited
         self._silent = frozenset((*(tools.silent if tools else ()), *(reasoning.silent if reasoning else ())))
         begins = {opening.begin for opening in self._openings if opening.begin}
         if reasoning is not None and not reasoning.first:
@@ -224,7 +227,7 @@ class Machine:
         self._reader = self._choose(opening)
 
     def _choose(self, opening: Opening) -> Reader:
-        known = frozenset(self._schemas) if opening.known else None
+        known = frozenset(self._schemas) if opening.known or self._limited else None
         if opening.arguments is Arguments.PYTHON:
             return PythonCalls(known, listed=opening.first == "[")
         if opening.header is None:
@@ -262,7 +265,9 @@ class Machine:
             if text.startswith(end):
                 self._held = text[len(end) :]
                 return True
-        if not final and any(end.startswith(text) for end in self._ends):
+        if any(end.startswith(text) for end in self._ends):
+            if final:  # truncated inside the marker
+                self._held = ""
             return False
         self._ends = ()
         return True

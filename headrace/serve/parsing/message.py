@@ -51,6 +51,9 @@ class Reading:
         reasoning: the format of reasoning; None: reasoning is not parsed.
         opened: whether the prompt has opened the reasoning.
         schemas: the schemas of the arguments of the functions that may be called.
+        limited: whether only calls of these functions are read, also after a marker; others are text.
+        forced: whether a grammar makes every output a call. Then there is no content: what is neither reasoning nor a
+            call is the beginning or the end of a call that was cut off.
         parallel: whether an output may have several calls; if not, all after the first are dropped.
         show_reasoning: whether the reasoning is part of the message.
     """
@@ -59,6 +62,8 @@ class Reading:
     reasoning: ReasoningFormat | None
     opened: bool = False
     schemas: Schemas = field(default_factory=dict)
+    limited: bool = False
+    forced: bool = False
     parallel: bool = True
     show_reasoning: bool = True
 
@@ -81,7 +86,11 @@ class MessageReader:
         self.calls = 0
         self._reading = reading
         self._machine = Machine(
-            reading.tools, reading.reasoning, opened=reading.opened, schemas=reading.schemas
+            reading.tools,
+            reading.reasoning,
+            opened=reading.opened,
+            schemas=reading.schemas,
+            limited=reading.limited,
         )
         self._make_id = make_id or new_id
         self._starts: list[int] = []  # where each token begins, in characters of the output
@@ -127,7 +136,8 @@ class MessageReader:
         piece = MessagePiece()
         for kind, text in parts:
             if kind is Kind.CONTENT:
-                piece.content += text
+                if not self._reading.forced:
+                    piece.content += text
             elif kind is Kind.REASONING:
                 if self._reading.show_reasoning:
                     piece.reasoning += text

@@ -10,10 +10,10 @@ from headrace.serve.parsing.parts import Progress
 from headrace.serve.parsing.reader import Reader
 
 QUOTES = ('"""', "'''", '"', "'")
-MAX_NAME = 80
+MAX_NAME = 160
 
-_NAME = re.compile(r"([A-Za-z_][\w.-]*)\s*(\()?")
-_NO_NAME = re.compile(r"[A-Za-z_]?[\w.-]*\s*\Z")
+_NAME = re.compile(r"([\w-][\w.-]*)\s*(\()?")
+_NO_NAME = re.compile(r"(?:[\w-][\w.-]*)?\s*\Z")
 
 
 class PythonCalls(Reader):

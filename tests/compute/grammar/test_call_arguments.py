@@ -13,7 +13,7 @@ import pytest
 from headrace.compute.grammar.compiler import Compiler
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 from headrace.serve.http.tools.constraint import constraint_for_tools
-from headrace.serve.http.tools.wire import Tool
+from headrace.serve.http.tools.wire import Tool, call_rule
 from headrace.serve.parsing.machine import Machine
 from tests.doubles.scripted_model import with_special_tokens
 from tests.serve.parsing.corpus_files import TOOLS, read
@@ -61,7 +61,7 @@ def tool(schema: dict[str, Any] | None, **more: Any) -> Tool:
 
 
 def constraint(name: str, schema: dict[str, Any] | None, choice: str = "required", **more: Any) -> Constraint:
-    tag = constraint_for_tools([tool(schema, **more)], choice, TOOLS[name], parallel=False)
+    tag = constraint_for_tools([tool(schema, **more)], call_rule(choice), TOOLS[name], parallel=False)
     return Constraint(ConstraintKind.STRUCTURAL_TAG, json.dumps(tag))
 
 

@@ -307,3 +307,10 @@ def test_a_tokenizer_that_the_library_cannot_read_is_the_servers_matter():
         broken.check(as_constraint({"regex": "a"}))
     assert error.value.server
     broken.close()
+
+
+def test_a_choice_has_one_limit_which_its_message_names(compiler):
+    most = [f"x{at}" for at in range(10_000)]
+    compiler.check(as_constraint({"choice": most}))
+    with pytest.raises(UnusableConstraint, match="choice has 10001 strings; at most 10000 are allowed"):
+        as_constraint({"choice": [*most, "y"]})

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.serve.auth.api_keys import tenant
-from headrace.serve.http.anthropic.conversation import chat_body, counted
+from headrace.serve.http.anthropic.conversation import chat_body, counted, own_names
 from headrace.serve.http.anthropic.refusals import refuse
 from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.anthropic.writer import MessageWriter
@@ -45,15 +45,16 @@ class Messages:
         caller: Caller = request.scope[CALLER]
         if self._serving.recorder is not None:
             caller = self._serving.recorder.note_chat(chat, caller)
-        call = await open_chat(
-            self._recall,
-            self._model,
-            chat,
-            caller,
-            self._serving.request_timeout,
-            id_prefix="msg_",
-            shorten=True,
-        )
+        with own_names():
+            call = await open_chat(
+                self._recall,
+                self._model,
+                chat,
+                caller,
+                self._serving.request_timeout,
+                id_prefix="msg_",
+                shorten=True,
+            )
         writer = writer_of(call, lambda: MessageWriter(call, body))
         self._serving.notes.put(call, None)
         headers = self._serving.headers(call.tenant)

@@ -208,6 +208,7 @@ class ChatWriter(Writer):
         self._top = _top_logprobs(body)
         self._prompt_top = body.prompt_logprobs
         reading = call.prompts[0].reading
+        self._forced = reading is not None and reading.forced
         self._readers = [] if reading is None else [reading.open() for _ in call.choices]
 
     @property
@@ -270,7 +271,7 @@ class ChatWriter(Writer):
             message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
             if self._readers:
                 piece = self._read(choice, delta)
-                message = message_of([piece, self._readers[choice.index].finish()])
+                message = message_of([piece, self._readers[choice.index].finish()], self._forced)
             shown.append(
                 {
                     "index": choice.index,

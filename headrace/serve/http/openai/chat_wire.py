@@ -137,7 +137,8 @@ class ChatBody(Generation, Conversation):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tool_choice: ToolChoice | None = Field(
-        None, description="`none`, `auto`, `required`, or the function to call. Default auto."
+        None,
+        description="`none`, `auto`, `required`, the function to call, or the allowed functions. Default auto.",
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
     thinking_token_budget: int | None = Field(

@@ -4,7 +4,7 @@ from the prompt how outputs are parsed."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,17 +20,18 @@ from headrace.core.request import SamplingParams
 from headrace.serve.http import structured
 from headrace.serve.http.errors import invalid
 from headrace.serve.http.openai.chat_wire import ChatBody, Conversation, Message
-from headrace.serve.http.tools.constraint import NotEnforceable, constraint_for_tools
+from headrace.serve.http.tools.constraint import constraint_for_tools
 from headrace.serve.http.tools.dialect import Dialect
-from headrace.serve.http.tools.wire import NamedChoice
-from headrace.serve.parsing.formats import ReasoningFormat
+from headrace.serve.http.tools.wire import AllowedChoice, CallRule, NamedChoice, call_rule
+from headrace.serve.parsing.catalogue import PLAIN_JSON
+from headrace.serve.parsing.formats import ReasoningFormat, ToolFormat
 from headrace.serve.parsing.message import Reading
 from headrace.serve.structured.constraints import after
 
 
 def check_tools(dialect: Dialect, body: Conversation) -> None:
-    """Raise `ApiError` if the model's template cannot offer the tools of ``body``."""
-    if body.tools and not dialect.knows_tools(body.chat_template):
+    """Raise `ApiError` if the model may choose tools of ``body``, but its template does not show them."""
+    if body.tools and _rule(body).mode == "auto" and not dialect.knows_tools(body.chat_template):
         raise invalid(
             "tools: the chat template of this model does not know tools", "tools", "unsupported_parameter"
         )
@@ -38,16 +39,18 @@ def check_tools(dialect: Dialect, body: Conversation) -> None:
 
 def check_choice(dialect: Dialect, body: ChatBody) -> None:
     """Raise `ApiError` if ``tool_choice`` contradicts the tools, or if there is no parser for the calls."""
-    choice = body.tool_choice
+    choice, rule = body.tool_choice, _rule(body)
     if not body.tools:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice needs tools", "tool_choice")
         return
-    if isinstance(choice, NamedChoice):
+    known = {tool.function.name for tool in body.tools}
+    if isinstance(choice, NamedChoice) and choice.function.name not in known:
         name = choice.function.name
-        if all(tool.function.name != name for tool in body.tools):
-            raise invalid(f"tool_choice names the function {name!r}, which is not in tools", "tool_choice")
-    if choice != "none" and dialect.tools(body.chat_template) is None:
+        raise invalid(f"tool_choice names the function {name!r}, which is not in tools", "tool_choice")
+    if isinstance(choice, AllowedChoice):
+        _check_allowed(choice, known)
+    if rule.mode == "auto" and dialect.tools(body.chat_template) is None:
         if body.chat_template is None:
             check_tools(dialect, body)  # a more specific error, if the template has no tools at all
         raise invalid(
@@ -56,13 +59,27 @@ def check_choice(dialect: Dialect, body: ChatBody) -> None:
             "unsupported_parameter",
         )
     field = structured.demand(body)
-    if demands_call(body) and field not in (None, "response_format"):
+    if rule.forced and field not in (None, "response_format"):
         raise invalid(f"tool_choice and {field} cannot both constrain the output", "tool_choice")
 
 
-def demands_call(body: ChatBody) -> bool:
-    """Whether the output must be a tool call."""
-    return body.tool_choice not in (None, "none", "auto")
+def _check_allowed(choice: AllowedChoice, known: Collection[str]) -> None:
+    for at, tool in enumerate(choice.allowed_tools.tools):
+        if tool.function.name not in known:
+            path = f"tool_choice.allowed_tools.tools[{at}].function.name"
+            why = f"there is no function {tool.function.name[:200]!r} in tools"
+            raise invalid(f"Invalid value for {path!r}: {why}.", path)
+
+
+def _rule(body: Conversation) -> CallRule:
+    """What ``tool_choice`` says; without that field, as for a prompt that is only counted, the model may call tools."""
+    return call_rule(body.tool_choice if isinstance(body, ChatBody) else None)
+
+
+def _format(dialect: Dialect, body: ChatBody) -> ToolFormat | None:
+    """The format of calls: the model's, or plain JSON where a grammar forces a model that has none."""
+    found = dialect.tools(body.chat_template)
+    return PLAIN_JSON if found is None and _rule(body).forced else found
 
 
 def constrained(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt: str) -> SamplingParams:
@@ -77,7 +94,7 @@ def constrained(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt
     made = params.structured_outputs
     reasoning = dialect.reasoning(body.chat_template)
     opened = reasoning is not None and _opened(reasoning, body, prompt)
-    if made is None or demands_call(body):
+    if made is None or _rule(body).forced:
         made = _tools_constraint(dialect, body, prompt)
     else:
         made = or_calls(made, dialect, body)
@@ -116,14 +133,14 @@ def or_calls(stated: Constraint, dialect: Dialect, body: ChatBody) -> Constraint
     Only ``stated`` if calls cannot be distinguished from text, or if another field made the constraint.
     """
     json_text = body.response_format is not None and stated.kind is ConstraintKind.JSON
-    if not json_text or not body.tools or body.tool_choice == "none":
-        return stated
     written = dialect.tools(body.chat_template)
+    if not json_text or not body.tools or written is None or body.tool_choice == "none":
+        return stated
     parallel = body.parallel_tool_calls is not False
+    tag = constraint_for_tools(body.tools, _rule(body)._replace(mode="required"), written, parallel=parallel)
     try:
-        tag = constraint_for_tools(body.tools, "required", written, parallel=parallel)
         schema = json.loads(stated.source)
-    except (NotEnforceable, ValueError):
+    except ValueError:
         return stated
     return stated if tag is None else as_constraint({"structural_tag": tag | {"otherwise": schema}})
 
@@ -136,17 +153,12 @@ class ToolConstraint(NamedTuple):
 
 
 def tool_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> ToolConstraint | None:
-    """The constraint of ``tools`` and ``tool_choice`` on the output for ``prompt``; None if there is none.
-
-    Raises:
-        ApiError: it cannot be enforced.
-    """
-    written = dialect.tools(body.chat_template)
+    """The constraint of ``tools`` and ``tool_choice`` on the output for ``prompt``; None if there is none."""
+    written = _format(dialect, body)
+    if written is None:
+        return None
     parallel = body.parallel_tool_calls is not False
-    try:
-        tag = constraint_for_tools(body.tools or (), body.tool_choice, written, parallel=parallel)
-    except NotEnforceable as error:
-        raise invalid(f"tool_choice: {error}", "tool_choice", "unsupported_parameter") from None
+    tag = constraint_for_tools(body.tools or (), _rule(body), written, parallel=parallel)
     reasoning = dialect.reasoning(body.chat_template)
     opened = reasoning is not None and _opened(reasoning, body, prompt)
     after = reasoning.end[0] if reasoning is not None and opened else ""
@@ -155,16 +167,19 @@ def tool_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> ToolConstr
 
 def answer_reading(dialect: Dialect, body: ChatBody, prompt: str) -> Reading | None:
     """How outputs for ``prompt`` are parsed; None if they are plain text."""
-    source = body.chat_template
-    tools = dialect.tools(source) if body.tools and body.tool_choice != "none" else None
-    reasoning = dialect.reasoning(source)
+    rule = _rule(body)
+    tools = _format(dialect, body) if body.tools and rule.mode != "none" else None
+    reasoning = dialect.reasoning(body.chat_template)
     if tools is None and reasoning is None:
         return None
+    functions = [tool.function for tool in body.tools or () if rule.allows(tool.function.name)]
     return Reading(
         tools,
         reasoning,
         opened=reasoning is not None and _opened(reasoning, body, prompt),
-        schemas={tool.function.name: _properties(tool.function.parameters) for tool in body.tools or ()},
+        schemas={function.name: _properties(function.parameters) for function in functions},
+        limited=rule.names is not None,
+        forced=tools is not None and rule.forced,
         parallel=body.parallel_tool_calls is not False,
         show_reasoning=body.include_reasoning is not False,
     )

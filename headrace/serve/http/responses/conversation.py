@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,13 @@ from headrace.core.request import InvalidParameter
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.responses.items import chat_messages
-from headrace.serve.http.responses.tools.wire import FunctionChoice, offered
+from headrace.serve.http.responses.tools.wire import (
+    AllowedFunctions,
+    FunctionChoice,
+    ResponseTool,
+    offered,
+    path_of,
+)
 from headrace.serve.http.responses.wire import ResponsesBody, SchemaFormat
 
 _OWN = {"tools", "tool_choice", "stream_options"}
@@ -56,10 +62,17 @@ def _tools(body: ResponsesBody) -> dict[str, Any]:
         asked["tools"] = [{"type": "function", "function": function} for function in functions]
     choice = body.tool_choice
     if isinstance(choice, FunctionChoice):
-        asked["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        asked["tool_choice"] = _named(choice)
+    elif isinstance(choice, AllowedFunctions):
+        allowed = {"mode": choice.mode, "tools": [_named(each) for each in choice.tools]}
+        asked["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
     elif choice is not None:
         asked["tool_choice"] = choice
     return asked
+
+
+def _named(choice: FunctionChoice) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.name}}
 
 
 def _formats(body: ResponsesBody) -> dict[str, Any]:
@@ -88,27 +101,38 @@ _NAMES: Mapping[str, str] = {
 _NAME = re.compile("|".join(rf"\b{name}\b" for name in _NAMES))
 
 
+_TOOL = re.compile(r"\btools\[(\d+)\]\.function\b")
+_ALLOWED = re.compile(r"\btool_choice\.allowed_tools\.tools\[(\d+)\]\.function\b")
+
+
 @contextmanager
-def own_names() -> Iterator[None]:
-    """Rename fields in errors from those of the chat body to those of the client's request."""
+def own_names(tools: Sequence[ResponseTool] = ()) -> Iterator[None]:
+    """Rename fields in errors from those of the chat body to those of the client's request, which has ``tools``."""
     try:
         yield
     except InvalidParameter as error:
-        raise _renamed(invalid(str(error), error.param)) from None
+        raise _renamed(invalid(str(error), error.param), tools) from None
     except ApiError as error:
-        raise _renamed(error) from None
+        raise _renamed(error, tools) from None
 
 
-def _renamed(error: ApiError) -> ApiError:
-    first = re.split(r"[.\[]", error.param or "")[0]
-    if first not in _NAMES:
+def _renamed(error: ApiError, tools: Sequence[ResponseTool]) -> ApiError:
+    def own(text: str) -> str:
+        text = _ALLOWED.sub(r"tool_choice.tools[\1]", text)
+        return _TOOL.sub(lambda found: path_of(tools, int(found[1])), text)
+
+    param = error.param or ""
+    if (first := re.split(r"[.\[]", param)[0]) in _NAMES:
+        param, message = _NAMES[first], _NAME.sub(lambda found: _NAMES[found[0]], str(error))
+    elif _ALLOWED.match(param) or _TOOL.match(param):
+        param, message = own(param), own(str(error))
+    else:
         return error
-    message = _NAME.sub(lambda found: _NAMES[found[0]], str(error))
     return ApiError(
         error.status,
         message,
         type=error.type,
-        param=_NAMES[first],
+        param=param,
         code=error.code,
         headers=error.headers,
     )

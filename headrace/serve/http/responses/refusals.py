@@ -65,7 +65,9 @@ def known_tools(value: Any) -> Any:
 def known_choice(value: Any) -> Any:
     """``value``, a ``tool_choice``; raise `ApiError` for an unsupported type."""
     if isinstance(value, dict):
-        _check(value, frozenset({"function"}), "tool_choice", "A tool_choice")
+        _check(value, frozenset({"function", "allowed_tools"}), "tool_choice", "A tool_choice")
+        if isinstance(value.get("tools"), list):
+            _check_all(value["tools"], frozenset({"function"}), "tool_choice.tools", "An allowed tool")
     return value
 
 

@@ -9,7 +9,7 @@ from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.usage import cost_of
 from headrace.serve.http.responses.items import Stored
-from headrace.serve.http.responses.tools.wire import FunctionChoice, HostedTool
+from headrace.serve.http.responses.tools.wire import HostedTool
 from headrace.serve.http.responses.wire import ResponsesBody
 
 ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
@@ -83,7 +83,7 @@ def _settings(body: ResponsesBody) -> dict[str, Any]:
         "top_logprobs": body.top_logprobs or 0,
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
         "text": {"format": shown, "verbosity": "medium"},
-        "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": [tool.model_dump() for tool in body.tools or () if not isinstance(tool, HostedTool)],
     }
 

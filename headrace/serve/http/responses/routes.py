@@ -76,7 +76,7 @@ class ResponsesApi:
         caller: Caller = request.scope[CALLER]
         items = stored_items(body.input, await self._referred(caller, references(body.input)))
         context = await self._context(caller, body.previous_response_id)
-        with own_names():
+        with own_names(body.tools or ()):
             chat, compacted = await fitted(self._serving, body, caller, [*context, *items], request.receive)
             if self._serving.recorder is not None:
                 caller = self._serving.recorder.note_chat(chat, caller)
@@ -137,7 +137,7 @@ class ResponsesApi:
         given = body.input or []
         items = stored_items(given, await self._referred(caller, references(given)))
         context = await self._context(caller, body.previous_response_id)
-        with own_names():
+        with own_names(body.tools or ()):
             count = await count_chat(self._model, chat_body(body.response(), [*context, *items]), caller)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 

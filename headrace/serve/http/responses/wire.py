@@ -93,7 +93,8 @@ class _PromptFields(Wire):
         description="Functions that the model may call, at most 128, also in namespaces. Hosted tools are not offered.",
     )
     tool_choice: Choice | None = Field(
-        None, description="`none`, `auto`, `required`, or the function to call. Default auto."
+        None,
+        description="`none`, `auto`, `required`, the function to call, or the allowed functions. Default auto.",
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
     reasoning: Reasoning | None = None

@@ -1,4 +1,4 @@
-"""The constraint that makes an output call the tools that ``tool_choice`` requires.
+"""The constraint that makes an output call the tools that ``tool_choice`` requires or allows.
 
 The result is a structural tag in vLLM's form: the model's own format around arguments that follow the tools' schemas.
 So the same parser reads forced calls and free ones.
@@ -9,60 +9,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.serve.http.tools.wire import NamedChoice, Tool
+from headrace.serve.http.tools.wire import CallRule, Tool
 from headrace.serve.parsing.formats import ToolFormat, Written
 
 
-class NotEnforceable(ValueError):
-    """A choice that cannot be enforced; the message says why."""
-
-
 def constraint_for_tools(
-    tools: Sequence[Tool],
-    choice: str | NamedChoice | None,
-    written: ToolFormat | None,
-    *,
-    parallel: bool = True,
+    tools: Sequence[Tool], rule: CallRule, written: ToolFormat, *, parallel: bool = True
 ) -> dict[str, Any] | None:
-    """The structural tag that enforces ``choice``; None if there is no constraint.
+    """The structural tag that enforces ``rule``; None if there is no constraint.
 
     ``{"structures": [{"begin", "schema", "end"}], "triggers": […]}``. Required calls, which begin with the first token,
     have ``"required": true`` too, and ``"many"``: whether several calls are allowed. With ``auto`` the output is free
-    until a call begins, and a call of a ``strict`` tool follows its schema.
+    until a call begins; then it is a call of an allowed tool, and a call of a ``strict`` tool follows its schema.
 
     Args:
-        tools: the tools that may be called.
-        choice: ``tool_choice`` of the request.
+        tools: the tools of the request.
+        rule: what its ``tool_choice`` says.
         written: how the model writes calls.
         parallel: whether the output may have several calls.
-
-    Raises:
-        NotEnforceable: the model's format of calls is unknown, or does not allow it.
     """
-    if isinstance(choice, NamedChoice):
-        tools = [tool for tool in tools if tool.function.name == choice.function.name]
-    forced = choice == "required" or isinstance(choice, NamedChoice)
-    if not tools or choice == "none" or not (forced or any(tool.function.strict for tool in tools)):
+    held = [(at, tool) for at, tool in enumerate(tools) if rule.allows(tool.function.name)]
+    limited = len(held) < len(tools) or any(tool.function.strict for _, tool in held)
+    form = written.written
+    if rule.mode == "none" or not held or not (rule.forced or (limited and form.trigger)):
         return None
-    form = written.written if written is not None else None
-    if form is None and forced:
-        where = "without a known format" if written is None else f"in the format {written.name}"
-        raise NotEnforceable(f"calls {where} cannot be enforced")
-    if form is None or not (forced or form.trigger):
-        return None
-    if not forced:
-        exact = form.python or form.quote  # these formats have no schema for arbitrary arguments
-        free = [
-            _structure(form, tool, _schema(tool) if exact or tool.function.strict else _ANY) for tool in tools
-        ]
-        return {"structures": free, "triggers": [form.trigger]}
-    many = parallel and choice == "required" and not form.single
-    structures = [_structure(form, tool, _schema(tool)) for tool in tools]
+    exact = rule.forced or form.python or form.quote  # these formats have no schema for arbitrary arguments
+    structures = [
+        _structure(form, at, tool, _schema(tool) if exact or tool.function.strict else _ANY)
+        for at, tool in held
+    ]
+    if not rule.forced:
+        return {"structures": structures, "triggers": [form.trigger]}
     return {
         "structures": structures,
         "triggers": [form.before_name],
         "required": True,
-        "many": many,
+        "many": parallel and not rule.one and not form.single,
     }
 
 
@@ -73,9 +55,11 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _structure(form: Written, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]:
-    begin = form.before_name + tool.function.name + form.before_arguments
+def _structure(form: Written, at: int, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]:
+    name = tool.function.name
+    begin = form.before_name + name + form.before_arguments
     made: dict[str, Any] = {"begin": begin, "schema": schema, "end": form.end}
+    made |= {"name": name, "path": f"tools[{at}].function.parameters"}
     if form.python:
         made["python"] = True
     if form.quote:

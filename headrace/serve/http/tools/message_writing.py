@@ -29,8 +29,8 @@ def delta_of(piece: MessagePiece) -> dict[str, Any]:
     return delta
 
 
-def message_of(pieces: list[MessagePiece]) -> dict[str, Any]:
-    """The ``message`` of a whole response."""
+def message_of(pieces: list[MessagePiece], forced: bool = False) -> dict[str, Any]:
+    """The ``message`` of a whole response; ``forced``: it has calls, or was cut off before the first."""
     content = "".join([piece.content for piece in pieces])
     reasoning = "".join([piece.reasoning for piece in pieces])
     calls: list[dict[str, Any]] = []
@@ -45,6 +45,6 @@ def message_of(pieces: list[MessagePiece]) -> dict[str, Any]:
         message |= {"reasoning_content": reasoning, "reasoning": reasoning}
     if calls:
         message["tool_calls"] = calls
-    if not content and (reasoning or calls):
+    if not content and (reasoning or calls or forced):
         message["content"] = None
     return message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, SkipValidation, Tag
 
@@ -82,12 +82,28 @@ class NamedChoice(Wire):
     function: FunctionName
 
 
-def mode_or(named: type[Wire]) -> Discriminator:
-    """Distinguishes a choice that is a mode (a string) from one that names a function."""
+class AllowedTools(Wire):
+    """The functions that may be called, of those in ``tools``."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedChoice(Wire):
+    """Only some of the tools may be called; the prompt still shows all of them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def mode_or(named: type[Wire], allowed: type[Wire]) -> Discriminator:
+    """Distinguishes a choice that is a mode (a string), that names a function, or that allows some of them."""
 
     def form(value: Any) -> str | None:
         if isinstance(value, str):
             return FORM_MARK + "mode"
+        if isinstance(value, allowed) or (isinstance(value, dict) and value.get("type") == "allowed_tools"):
+            return FORM_MARK + "allowed"
         return FORM_MARK + "named" if isinstance(value, dict | named) else None
 
     message = "must be a string or an object that names a function"
@@ -96,9 +112,40 @@ def mode_or(named: type[Wire]) -> Discriminator:
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(FORM_MARK + "mode")]
-    | Annotated[NamedChoice, Tag(FORM_MARK + "named")],
-    mode_or(NamedChoice),
+    | Annotated[NamedChoice, Tag(FORM_MARK + "named")]
+    | Annotated[AllowedChoice, Tag(FORM_MARK + "allowed")],
+    mode_or(NamedChoice, AllowedChoice),
 ]
+
+
+class CallRule(NamedTuple):
+    """What a choice says about calls: whether there may or must be any (``mode``), and of which functions.
+
+    ``names`` is None if all may be called. ``one``: the call is that of a named function.
+    """
+
+    mode: str
+    names: frozenset[str] | None = None
+    one: bool = False
+
+    @property
+    def forced(self) -> bool:
+        """Whether the output must be a call."""
+        return self.mode == "required"
+
+    def allows(self, name: str) -> bool:
+        """Whether this function may be called."""
+        return self.names is None or name in self.names
+
+
+def call_rule(choice: str | NamedChoice | AllowedChoice | None) -> CallRule:
+    """The rule of a ``tool_choice``."""
+    if isinstance(choice, NamedChoice):
+        return CallRule("required", frozenset({choice.function.name}), one=True)
+    if isinstance(choice, AllowedChoice):
+        allowed = choice.allowed_tools
+        return CallRule(allowed.mode, frozenset(tool.function.name for tool in allowed.tools))
+    return CallRule(choice or "auto")
 
 
 class CalledFunction(Wire):

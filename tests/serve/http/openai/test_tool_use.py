@@ -33,6 +33,12 @@ def ask(house, status=200, **more):
     return answer
 
 
+def allowing(names, mode="auto"):
+    """A request whose ``tool_choice`` allows these functions."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}}
+
+
 def message_of(answer):
     (choice,) = answer.json()["choices"]
     return choice["message"], choice["finish_reason"]
@@ -313,7 +319,13 @@ def test_a_cached_answer_has_the_same_calls_with_ids_of_their_own(house):
         ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        (allowing([]), "tool_choice.allowed_tools.tools"),
+        (allowing(["get_time"], mode="none"), "tool_choice.allowed_tools.mode"),
+        (allowing(["get_time", "other"]), "tool_choice.allowed_tools.tools[1].function.name"),
+        (allowing(["get_time"], mode="required") | {"tools": []}, "tool_choice"),
+        (allowing(["get_time"], mode="required") | {"guided_regex": "a"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": "required", "guided_json": {"type": "object"}}, "tool_choice"),

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from headrace.serve.http.tools.constraint import NotEnforceable, constraint_for_tools
-from headrace.serve.http.tools.wire import NamedChoice, Tool
-from headrace.serve.parsing.catalogue import TOOL_FORMATS
+from headrace.serve.http.tools.constraint import constraint_for_tools
+from headrace.serve.http.tools.wire import AllowedChoice, CallRule, NamedChoice, Tool, call_rule
+from headrace.serve.parsing.catalogue import PLAIN_JSON, TOOL_FORMATS
 from headrace.serve.parsing.message import Reading
 from tests.serve.http.tool_scenes import TIME, WEATHER
 
 TOOLS = [Tool.model_validate(WEATHER), Tool.model_validate(TIME)]
-FORMATS = {each.name: each for each in TOOL_FORMATS}
+FORMATS = {each.name: each for each in (*TOOL_FORMATS, PLAIN_JSON)}
 HERMES = FORMATS["hermes"]
 NAMED = NamedChoice.model_validate({"type": "function", "function": {"name": "get_weather"}})
 
@@ -22,34 +22,38 @@ def strict(tool: dict) -> Tool:
 
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
 def test_free_choices_have_no_constraint(choice):
-    assert constraint_for_tools(TOOLS, choice, HERMES) is None
-    assert constraint_for_tools([], choice, HERMES) is None
+    assert constraint_for_tools(TOOLS, call_rule(choice), HERMES) is None
+    assert constraint_for_tools([], call_rule(choice), HERMES) is None
 
 
 def test_required_allows_any_tool_and_several_calls():
-    tag = constraint_for_tools(TOOLS, "required", HERMES)
+    tag = constraint_for_tools(TOOLS, CallRule("required"), HERMES)
     assert tag == {
         "structures": [
             {
                 "begin": '<tool_call>\n{"name": "get_weather", "arguments": ',
                 "schema": WEATHER["function"]["parameters"],
                 "end": "}\n</tool_call>",
+                "name": "get_weather",
+                "path": "tools[0].function.parameters",
             },
             {
                 "begin": '<tool_call>\n{"name": "get_time", "arguments": ',
                 "schema": {"type": "object", "properties": {}, "additionalProperties": False},
                 "end": "}\n</tool_call>",
+                "name": "get_time",
+                "path": "tools[1].function.parameters",
             },
         ],
         "triggers": ['<tool_call>\n{"name": "'],
         "required": True,
         "many": True,
     }
-    assert not constraint_for_tools(TOOLS, "required", HERMES, parallel=False)["many"]
+    assert not constraint_for_tools(TOOLS, CallRule("required"), HERMES, parallel=False)["many"]
 
 
 def test_a_named_choice_allows_one_call_of_it():
-    tag = constraint_for_tools(TOOLS, NAMED, HERMES)
+    tag = constraint_for_tools(TOOLS, call_rule(NAMED), HERMES)
     assert [each["begin"] for each in tag["structures"]] == [
         '<tool_call>\n{"name": "get_weather", "arguments": '
     ]
@@ -57,7 +61,7 @@ def test_a_named_choice_allows_one_call_of_it():
 
 
 def test_strict_tools_constrain_calls_inside_free_text():
-    tag = constraint_for_tools([strict(WEATHER), TOOLS[1]], "auto", HERMES)
+    tag = constraint_for_tools([strict(WEATHER), TOOLS[1]], CallRule("auto"), HERMES)
     assert tag["triggers"] == ["<tool_call>"]
     assert "required" not in tag
     assert [each["schema"] for each in tag["structures"]] == [
@@ -65,12 +69,12 @@ def test_strict_tools_constrain_calls_inside_free_text():
         {"type": "object"},
     ]
     # where a call is plain JSON, nothing tells it from an answer in JSON
-    assert constraint_for_tools([strict(WEATHER)], "auto", FORMATS["llama3_json"]) is None
+    assert constraint_for_tools([strict(WEATHER)], CallRule("auto"), FORMATS["llama3_json"]) is None
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_what_is_forced_is_read_as_a_call(name):
-    tag = constraint_for_tools(TOOLS, "required", FORMATS[name])
+    tag = constraint_for_tools(TOOLS, CallRule("required"), FORMATS[name])
     assert all(each["begin"].startswith(tuple(tag["triggers"])) for each in tag["structures"])
     first, second = tag["structures"]
     paris, nothing = '{"city": "Paris"}', "{}"
@@ -91,6 +95,17 @@ def test_what_is_forced_is_read_as_a_call(name):
     assert piece.content + reader.finish().content == ""
 
 
-def test_an_unknown_format_cannot_be_enforced():
-    with pytest.raises(NotEnforceable, match="without a known format"):
-        constraint_for_tools(TOOLS, "required", None)
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_may_be_called(mode):
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "get_time"}}]}
+    choice = AllowedChoice.model_validate({"type": "allowed_tools", "allowed_tools": allowed})
+    tag = constraint_for_tools(TOOLS, call_rule(choice), HERMES)
+    assert [(each["name"], each["path"]) for each in tag["structures"]] == [
+        ("get_time", "tools[1].function.parameters")
+    ]
+    assert ("required" in tag, tag.get("many")) == ((True, True) if mode == "required" else (False, None))
+
+
+def test_allowing_all_tools_is_no_constraint():
+    rule = CallRule("auto", frozenset({"get_weather", "get_time"}))
+    assert constraint_for_tools(TOOLS, rule, HERMES) is None

@@ -94,9 +94,29 @@ class FunctionChoice(Wire):
     name: str
 
 
+class AllowedFunctions(Wire):
+    """Only these functions may be called; the prompt still shows all tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(FORM_MARK + "mode")]
-    | Annotated[FunctionChoice, Tag(FORM_MARK + "named")],
-    mode_or(FunctionChoice),
+    | Annotated[FunctionChoice, Tag(FORM_MARK + "named")]
+    | Annotated[AllowedFunctions, Tag(FORM_MARK + "allowed")],
+    mode_or(FunctionChoice, AllowedFunctions),
     BeforeValidator(known_choice),
 ]
+
+
+def path_of(tools: Iterable[ResponseTool], number: int) -> str:
+    """Where the request has the function that is the ``number``-th of those `offered`."""
+    paths: list[str] = []
+    for at, tool in enumerate(tools):
+        if isinstance(tool, FunctionTool):
+            paths.append(f"tools[{at}]")
+        elif isinstance(tool, NamespaceTool):
+            paths += [f"tools[{at}].tools[{inner}]" for inner in range(len(tool.tools))]
+    return paths[number]
