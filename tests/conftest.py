@@ -18,6 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--lives", type=int, default=1000, help="random lives of the core to run (a release runs 10000)"
     )
+    parser.addoption(
+        "--pairs", type=int, default=6000, help="pairs of schema and text to judge (a release judges 100000)"
+    )
 
 
 def pytest_configure() -> None:

@@ -65,6 +65,65 @@ def test_every_field_that_asks_for_structure(server, fields, pattern):
         assert re.fullmatch(pattern, text, re.DOTALL), text
 
 
+IDENTIFIER = 1234567890123456789
+"""Not a double: its nearest is 1234567890123456768."""
+
+
+def test_integers_of_64_bits_are_exact_on_every_way_in(server):
+    holder = {
+        "type": "object",
+        "properties": {
+            "id": {"const": IDENTIFIER},
+            "of": {"enum": [IDENTIFIER + 2]},
+            "at": {"type": "integer", "minimum": 2**63 - 1, "maximum": 2**63 - 1},
+        },
+        "required": ["id", "of", "at"],
+        "additionalProperties": False,
+    }
+    wanted = {"id": IDENTIFIER, "of": IDENTIFIER + 2, "at": 2**63 - 1}
+    chat, completion = CHAT | {"temperature": 0}, COMPLETION | {"temperature": 0}
+    for fields in (
+        {"response_format": schema_format(holder)},
+        {"structured_outputs": {"json": holder}},
+        {"guided_json": json.dumps(holder)},
+    ):
+        assert json.loads(said(server.post("/v1/chat/completions", chat | fields))[0]) == wanted
+        assert json.loads(said(server.post("/v1/completions", completion | fields))[0]) == wanted
+    function = {"name": "f", "parameters": holder}
+    forced = chat | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    (call,) = server.post("/v1/chat/completions", forced).json()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == wanted
+    response = server.post(
+        "/v1/responses",
+        {
+            "input": "Hi",
+            "max_output_tokens": 150,
+            "text": {"format": {"type": "json_schema", "name": "holder", "schema": holder}},
+        },
+    )
+    texts = [part["text"] for item in response.json()["output"] for part in item.get("content") or ()]
+    assert json.loads(texts[0]) == wanted
+    message = server.post(
+        "/v1/messages",
+        {
+            "model": "builtin",
+            "max_tokens": 150,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "tools": [{"name": "f", "input_schema": holder}],
+            "tool_choice": {"type": "tool", "name": "f"},
+        },
+    )
+    assert [part["input"] for part in message.json()["content"] if part["type"] == "tool_use"] == [wanted]
+
+
+def test_a_bound_that_no_number_satisfies_exactly_is_not_rounded_into_reach(server):
+    field = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
+    for seed in range(4):
+        body = COMPLETION | {"guided_json": field, "seed": seed, "max_tokens": 40, "temperature": 1.5}
+        text, reason = said(server.post("/v1/completions", body))
+        assert reason != "stop" or 0 < float(text) <= 0.5, text
+
+
 def test_a_structural_tag_constrains_what_follows_its_trigger(server):
     tag = {
         "structures": [
@@ -231,3 +290,44 @@ def test_openais_client_parses_into_a_model(server):
         temperature=0,
     )
     assert isinstance(answer.choices[0].message.parsed, Person)
+
+    class Share(BaseModel):
+        part: float = Field(gt=0, le=0.5)
+        owner: int = Field(ge=2**53 + 1, le=2**53 + 2)
+
+    for seed in range(4):
+        answer = client.chat.completions.parse(
+            model=model,
+            messages=[{"role": "user", "content": "Hi"}],
+            response_format=Share,
+            max_tokens=400,
+            temperature=1.2,
+            seed=seed,
+        )
+        assert isinstance(answer.choices[0].message.parsed, Share)
+
+
+def test_a_discriminated_union_of_pydantic_is_enforced(server):
+    from typing import Annotated, Literal
+
+    from pydantic import BaseModel, Field
+
+    class Cat(BaseModel, extra="forbid"):
+        kind: Literal["cat"]
+        lives: int = Field(ge=1, le=9)
+
+    class Dog(BaseModel, extra="forbid"):
+        kind: Literal["dog"]
+        tricks: list[Literal["sit", "roll"]] = Field(max_length=2)
+
+    class Owner(BaseModel, extra="forbid"):
+        pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+        other: Annotated[Cat | Dog, Field(discriminator="kind")] | None
+
+    schema = Owner.model_json_schema()
+    assert "oneOf" in json.dumps(schema)
+    for seed in range(4):
+        body = CHAT | {"response_format": schema_format(schema), "seed": seed, "max_tokens": 400}
+        text, reason = said(server.post("/v1/chat/completions", body))
+        assert reason == "stop", text
+        Owner.model_validate_json(text)

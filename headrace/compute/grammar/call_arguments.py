@@ -10,8 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any, NamedTuple
 
+from headrace.compute.grammar.decimals import one_of
+from headrace.compute.grammar.schemas import Part, allowed_values, json_rules
 from headrace.core.constraint import UnusableConstraint
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -62,7 +65,7 @@ class _Rules:
         self.lines: list[str] = []
         self.spelt = spelt
         self._prefix = prefix
-        self._shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        self._root = root
 
     def add(self, body: str, lazy: bool = False) -> str:
         """A new rule; its name."""
@@ -72,12 +75,16 @@ class _Rules:
         self.lines.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
 
-    def json(self, schema: Any, whitespace: str) -> str:
-        """A rule for JSON of ``schema``."""
-        whole = {**self._shared, **schema} if isinstance(schema, Mapping) else schema
-        if isinstance(whole, dict):
-            whole = whole | {"x-guidance": {"whitespace_pattern": whitespace}}
-        return self.add("%json " + json.dumps(whole))
+    def json(self, schema: Any, whitespace: str, path: str) -> str:
+        """A rule for JSON of ``schema``, which is at ``path``."""
+        prefix = f"{self._prefix}_{len(self.lines)}"
+        start, lines = json_rules(schema, prefix, whitespace, root=self._root, place=path)
+        self.lines += lines
+        return start
+
+    def check(self, schema: Any, path: str) -> None:
+        """Raise `UnusableConstraint` if JSON of ``schema`` could not be enforced: alternatives may overlap."""
+        json_rules(schema, self._prefix, "", root=self._root, place=path)
 
     def members(self, schema: Mapping[str, Any], path: str, form: _Form, value: Value) -> str:
         """A rule for the members of an object: all that are required, and any of the others."""
@@ -142,7 +149,7 @@ def python_arguments(
                 return '("True" | "False")'
             if inner["type"] == "null":
                 return '"None"'
-        return rules.json(inner, whitespace)
+        return rules.json(inner, whitespace, path)
 
     return rules.members(schema, "#", _Form("=", ", ", '"'), value), rules.lines
 
@@ -180,13 +187,11 @@ class _Marked:
             return self._referred(str(schema["$ref"]), path)
         if "const" in schema or "enum" in schema:
             _check(schema, frozenset({"type", "const", "enum"}), path)
-            values = [schema["const"]] if "const" in schema else list(schema["enum"])
-            return self.rules.add(" | ".join(self._constant(value, path) for value in values))
+            return self._constants(schema, path)
         for union in ("anyOf", "oneOf"):
             if union in schema:
                 _check(schema, frozenset({union}), path)
-                if not schema[union]:
-                    raise UnusableConstraint(f"keyword '{union}' at '{path}' has no alternatives")
+                self.rules.check(schema, path)
                 parts = enumerate(schema[union])
                 return self.rules.add(
                     " | ".join(self.value(each, f"{path}/{union}/{at}") for at, each in parts)
@@ -205,7 +210,7 @@ class _Marked:
             case "null":
                 return '"null"'
             case "integer" | "number":
-                return self.rules.json({**schema, "type": kind}, "")
+                return self.rules.json({**schema, "type": kind}, "", path)
             case "string":
                 _check(schema, _KNOWN["string"], path)
                 return self._string(schema)
@@ -234,12 +239,22 @@ class _Marked:
         filled = f"{item} {more}"
         return self.rules.add('"["' + (f" ({filled})? " if not least else f" {filled} ") + '"]"')
 
+    def _constants(self, schema: Mapping[str, Any], path: str) -> str:
+        """The values of ``enum`` and ``const`` that have the type."""
+        part = Part(path, frozenset(), schema)
+        allowed = allowed_values(part)
+        if not allowed:
+            raise UnusableConstraint(f"no value satisfies the schema at '{path}'")
+        return self.rules.add(" | ".join(self._constant(value, path) for value in allowed))
+
     def _constant(self, value: Any, path: str) -> str:
         self.rules.check_text(value, self._form.quote, path)
         if isinstance(value, str):
             return f"{self._quote} {json.dumps(value, ensure_ascii=False) if value else ''} {self._quote}"
-        if value is None or isinstance(value, bool | int | float):
+        if value is None or isinstance(value, bool):
             return json.dumps(json.dumps(value))
+        if isinstance(value, int | Decimal):
+            return one_of([Decimal(value)])
         raise UnusableConstraint(
             f"keyword 'enum' at '{path}': only strings, numbers and constants can be enforced"
         )

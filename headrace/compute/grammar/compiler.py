@@ -2,7 +2,7 @@
 
 ```
  constraint --grammar (sources)--> llguidance matcher, its first mask computed --copy--> one per sequence (`matchers`)
-                 |refused (refusals)
+                 |refused (sources, schemas)
                  `-> UnusableConstraint, cached too: the same schema is rejected at once the next time
 ```
 llguidance works without the interpreter lock. Its limits bound the time and memory of one grammar; ``entries`` and
@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from headrace.compute.grammar.reasoning import ReasoningCount, SequenceMatcher, spelt
-from headrace.compute.grammar.refusals import described, first_reason
-from headrace.compute.grammar.sources import grammar, of_structure, read_schema, schema_grammar
+from headrace.compute.grammar.refusals import first_reason
+from headrace.compute.grammar.sources import grammar
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 THREADS = 2
@@ -226,32 +226,12 @@ class Compiler:
         made = grammar(constraint, self._special)
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise self._refusal(constraint, matcher.get_error())
+            reason = first_reason(matcher.get_error())
+            raise UnusableConstraint(f"the {constraint.kind} cannot be enforced: {reason}")
         matcher.compute_bitmask()  # warms the lexer for all copies; the first mask takes a millisecond
         if matcher.is_error():
             raise UnusableConstraint(first_reason(matcher.get_error()))
         return matcher
-
-    def _refusal(self, constraint: Constraint, error: str) -> UnusableConstraint:
-        """Why a grammar that was made from ``constraint`` does not compile."""
-
-        def refused(schema: object) -> str:
-            made = schema_grammar(schema, constraint.whitespace)
-            wrong, messages = LLMatcher.validate_grammar_with_warnings(made, limits=LIMITS)
-            return messages[0] if wrong else ""
-
-        if constraint.kind is ConstraintKind.JSON:
-            schema = read_schema(constraint.source)
-            return UnusableConstraint(described(schema, refused(schema) or error, refused))
-        if constraint.kind is ConstraintKind.STRUCTURAL_TAG:
-            tag = json.loads(constraint.source)
-            for number, structure in enumerate(tag["structures"]):
-                schema = structure.get("schema", {})
-                if why := refused(schema):
-                    return of_structure(described(schema, why, refused), structure, number)
-            if "otherwise" in tag and (why := refused(tag["otherwise"])):
-                return UnusableConstraint(described(tag["otherwise"], why, refused))
-        return UnusableConstraint(f"the {constraint.kind} cannot be enforced: {first_reason(error)}")
 
 
 def _outcome(matcher: Future[LLMatcher | None], seconds: float) -> LLMatcher | None:

@@ -1,22 +1,25 @@
 """Converts the source of a constraint to an llguidance grammar, or raises an error.
 
-There is one function per kind. The result is llguidance's JSON, which `compiler` passes to a matcher; `refusals`
-explains errors of the matcher.
+There is one function per kind. The result is llguidance's JSON, which `compiler` passes to a matcher. JSON schemas are
+compiled by `schemas`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
 
-from headrace.compute.grammar.alternatives import check_alternatives, plain
 from headrace.compute.grammar.call_arguments import Spelt, marked_arguments, python_arguments
 from headrace.compute.grammar.lark import as_lark
+from headrace.compute.grammar.neutral import plain
+from headrace.compute.grammar.rules import matches_nothing
+from headrace.compute.grammar.schemas import json_rules
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
@@ -46,9 +49,7 @@ def _grammar(constraint: Constraint, special: Mapping[str, int]) -> str:
     source = constraint.source
     match constraint.kind:
         case ConstraintKind.JSON:
-            schema = read_schema(source)
-            check_alternatives(schema)
-            return schema_grammar(schema, constraint.whitespace)
+            return schema_grammar(read_schema(source), constraint.whitespace)
         case ConstraintKind.REGEX:
             return _regex(source)
         case ConstraintKind.CHOICE:
@@ -78,34 +79,55 @@ def read_schema(source: str) -> Any:
     Raises:
         UnusableConstraint: it is not JSON, not an object or boolean, too deep, or contains options of llguidance.
     """
-    schema = _read(source, "the JSON schema")
+    return _checked_schema(_read(source, "the JSON schema"))
+
+
+def _checked_schema(schema: Any) -> Any:
     if not isinstance(schema, dict | bool):
         raise UnusableConstraint("the JSON schema must be an object, true or false")
-    if isinstance(schema, bool):  # the library takes options with an object alone
-        if not schema:
-            raise UnusableConstraint("no value satisfies the schema false")
-        return {}
+    if schema is False:
+        raise UnusableConstraint("no value satisfies the schema false")
     _check_depth(schema)
-    if "x-guidance" in schema:
+    if isinstance(schema, dict) and "x-guidance" in schema:
         raise UnusableConstraint("keyword 'x-guidance' at '#/x-guidance' is not supported")
-    return schema
+    return plain(schema)
 
 
 def schema_grammar(schema: Any, whitespace: str | None = None) -> str:
-    """The grammar of a JSON schema."""
-    options = {
-        "whitespace_pattern": WHITESPACE if whitespace is None else whitespace,
-        "lenient": False,
-        "coerce_one_of": True,
-    }
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(plain(schema)), overrides=options))  # type: ignore[arg-type]
+    """The grammar of a JSON schema.
+
+    Raises:
+        UnusableConstraint: the schema cannot be enforced, or the whitespace may be something else.
+    """
+    start, lines = json_rules(schema, "json", WHITESPACE if whitespace is None else _whitespace(whitespace))
+    return _lark_of(["%llguidance {}", f"start: {start}", *lines])
+
+
+def _whitespace(pattern: str) -> str:
+    """A client's ``whitespace_pattern``, as Lark has it between slashes."""
+    escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern).replace("\n", "\\n")
+    try:
+        foreign = not matches_nothing(f"/{escaped}/ & ~/[ \\t\\r\\n]*/") if escaped else False
+    except UnusableConstraint as error:
+        raise UnusableConstraint(f"whitespace_pattern: {error}") from None
+    if foreign:
+        raise UnusableConstraint("whitespace_pattern may match blanks, tabs and line breaks only")
+    return escaped
+
+
+def _lark_of(lines: Iterable[str]) -> str:
+    return str(LLMatcher.grammar_from_lark("\n".join(lines)))
 
 
 def _read(source: str, what: str) -> Any:
     try:
-        return json.loads(source)
+        return json.loads(source, parse_float=Decimal, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise UnusableConstraint(f"{what} is not valid JSON: {error}") from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_depth(schema: Any) -> None:
@@ -177,26 +199,24 @@ def _structural_tag(source: str, special: Mapping[str, int]) -> str:
     tags = " | ".join(f"tag_{number}" for number in range(len(structures)))
     start = f"start: ({tags}){'+' if many else ''}" if required else f"start: ({tags})* rest"
     if required and "otherwise" in tag:
-        start += " | otherwise"
-        otherwise = read_schema(json.dumps(tag["otherwise"]))
-        check_alternatives(otherwise)
-        rules.append(f"otherwise: {_json(otherwise)}")
+        otherwise, lines = json_rules(_checked_schema(tag["otherwise"]), "otherwise", WHITESPACE)
+        start += f" | {otherwise}"
+        rules += lines
     whole = ["%llguidance {}", start, *rules, *(() if required else ["rest: TEXT"])]
     if any("TEXT" in line for line in whole):
         whole.append(r"TEXT: /(.|\n)*/")
-    return str(LLMatcher.grammar_from_lark("\n".join(whole)))
+    return _lark_of(whole)
 
 
 def _body(
     structure: Mapping[str, Any], schema: dict[str, Any], prefix: str, spell: Spelt
 ) -> tuple[str, list[str]]:
     """The rule between the begin and the end of a structure, and all rules that it needs."""
-    check_alternatives(schema)
     if structure.get("python") is True:
-        return python_arguments(plain(schema), prefix, spell, WHITESPACE)
+        return python_arguments(schema, prefix, spell, WHITESPACE)
     if isinstance(quote := structure.get("quote"), str) and quote:
-        return marked_arguments(plain(schema), prefix, spell, quote)
-    return _json(schema), []
+        return marked_arguments(schema, prefix, spell, quote)
+    return json_rules(schema, prefix, WHITESPACE)
 
 
 def of_structure(error: object, structure: Mapping[str, Any], number: int) -> UnusableConstraint:
@@ -205,12 +225,6 @@ def of_structure(error: object, structure: Mapping[str, Any], number: int) -> Un
     if isinstance(name, str) and isinstance(path, str):
         return UnusableConstraint(f"function {name!r}: {error}", path=path)
     return UnusableConstraint(f"structural_tag.structures[{number}].schema: {error}")
-
-
-def _json(schema: dict[str, Any]) -> str:
-    """JSON of a schema as a Lark expression, with the options of `schema_grammar`."""
-    options = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": True}
-    return "%json " + json.dumps({**plain(schema), "x-guidance": options})
 
 
 def _spelt(text: str, special: Mapping[str, int]) -> str:
@@ -233,4 +247,4 @@ def _structure(structure: Any, number: int) -> tuple[str, dict[str, Any], str]:
         raise UnusableConstraint(f"{path} must have the strings begin and end")
     if not isinstance(schema, dict) or "x-guidance" in schema:
         raise UnusableConstraint(f"{path}.schema must be a JSON schema that is an object")
-    return begin, schema, end
+    return begin, plain(schema), end

@@ -166,6 +166,35 @@ def test_keywords_beside_the_properties_are_refused(compiler, name):
         compiler.check(constraint(name, SCHEMA | {"minProperties": 3}))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_of_calls_are_exact_and_constants_have_their_type(compiler, name):
+    big = 1234567890123456789
+    fields = {
+        "a": {"const": big},
+        "b": {"enum": [big + 2, "x", 1.5], "type": "integer"},
+        "c": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+    }
+    made = constraint(name, {"type": "object", "properties": fields, "required": ["a", "b", "c"]})
+    chance, texts = random.Random(name), set()
+    for _ in range(30):
+        text = walk(compiler.matcher(made), chance, 120)
+        if text is not None:
+            texts.add(text)
+            _, _, calls = read(Machine(TOOLS[name], None, schemas={"f": fields}), [text])
+            arguments = json.loads(calls[0][1])
+            assert (arguments["a"], arguments["b"]) == (big, big + 2)
+            assert 0 < arguments["c"] <= 0.5
+    assert len(texts) >= 2
+
+
+def test_a_reference_of_a_call_begins_at_the_whole_schema(compiler):
+    inner = {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}
+    schema = {"type": "object", "properties": {"sub": inner}, "additionalProperties": False}
+    made = constraint("pythonic", schema)
+    assert compiler.is_complete(made, '[f(sub=[{"sub":[]}])]')
+    assert not compiler.is_complete(made, "[f(sub=[[]])]")
+
+
 def test_a_strict_call_may_come_in_free_text(compiler):
     made = constraint("gemma4", SCHEMA, "auto", strict=True)
     call = '<|tool_call>call:f{city:<|"|>P<|"|>,deep:true}<tool_call|>'

@@ -23,6 +23,7 @@ NAMED = {
 
 def test_a_schema_is_its_text_with_properties_in_order():
     assert json_schema({"b": 1, "a": 2}) == Constraint(ConstraintKind.JSON, '{"b":1,"a":2}')
+    assert json_schema({"const": 2**63 + 1}).source == '{"const":9223372036854775809}'
     assert json_schema('{"b": 1}').source == '{"b": 1}'
     assert json_object().source == '{"type":"object"}'
     with pytest.raises(UnusableConstraint, match="not JSON"):
