@@ -23,7 +23,7 @@ from headrace.observe.cost.ledger import CostLedger
 
 
 class SharedEngine:
-    """The engine of ``loaded``, stepped by the threads that wait for their jobs and take ``turns``, until ``closed``."""
+    """The engine of ``loaded`` until it is ``closed``; the threads that wait for their jobs step it in ``turns``."""
 
     def __init__(self, loaded: Loaded, ledger: CostLedger, turns: Turns, closed: Callable[[], bool]) -> None:
         self.jobs: dict[str, Job] = {}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
 _BAR = threading.Lock()
 """Rich shows one live display of a terminal at a time."""
 

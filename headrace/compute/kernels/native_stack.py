@@ -57,6 +57,9 @@ class NativeStack:
         self.input_norm = self._address(stack.input_norm, torch.float32, self.hidden)
         self.turns = min(len(table) for table in stack.ropes)
         self.ropes = torch.tensor([self._rope(table, head_dim) for table in stack.ropes], dtype=torch.int64)
+        for layer in stack.layers:
+            if not 0 <= layer.rope < len(stack.ropes):
+                raise ValueError(f"a layer has the rotation {layer.rope} of {len(stack.ropes)}")
         self.windows = tuple({layer.window for layer in stack.layers})
         inner = max(layer.down.weight.inputs for layer in stack.layers)
         self.wide, self.narrow = max(qkv, 2 * inner), max(self.attended, inner)
@@ -141,7 +144,7 @@ class NativeStack:
     def _address(tensor: Tensor | None, dtype: torch.dtype, size: int) -> int:
         if tensor is None:
             return 0
-        if tensor.dtype != dtype or tensor.numel() != size or not tensor.is_contiguous():
+        if not tensor.is_cpu or tensor.dtype != dtype or tensor.numel() != size or not tensor.is_contiguous():
             raise ValueError(
                 f"a norm, bias or table {tensor.dtype} {list(tensor.shape)} for {dtype} [{size}]"
             )
