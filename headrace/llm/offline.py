@@ -26,7 +26,8 @@ from headrace.serve.text.tokenizer import Tokenizer
 class LLM:
     """A model and its engine in this process, for any number of threads, whose requests run in the same steps.
 
-    Each step runs on a thread that waits for its outputs. Use it as a context manager to release threads, memory and files at the end of the block.
+    Each step runs on a thread that waits for its outputs. Use it as a context manager to release threads, memory and
+    files at the end of the block.
 
     Args:
         model: a local folder, a hub name, or ``"builtin"``.
