@@ -24,8 +24,8 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 class GroupLimits(NamedTuple):
     """The lowest limits of all groups; None: no limit.
 
-    ``cores`` may be a fraction. ``free_bytes`` is the least that any limit leaves beside memory that is used already and
-    cannot be reclaimed.
+    ``cores`` may be a fraction. ``free_bytes`` is the least that any limit leaves beside memory that is used already
+    and cannot be reclaimed.
     """
 
     cores: float | None = None
@@ -66,7 +66,11 @@ def _hierarchies(root: Path) -> Iterator[tuple[int, frozenset[str], list[Path]]]
         names, _, path = rest.partition(":")
         controllers = frozenset(names.split(","))
         if number == "0" and not names:
-            yield 2, frozenset({"cpu", "memory"}), _groups(path, [each for each in mounts if not each.controllers])
+            yield (
+                2,
+                frozenset({"cpu", "memory"}),
+                _groups(path, [each for each in mounts if not each.controllers]),
+            )
         elif wanted := controllers & {"cpu", "memory"}:
             fitting = [each for each in mounts if each.controllers and wanted <= each.controllers]
             yield 1, wanted, _groups(path, fitting)

@@ -31,7 +31,9 @@ def tree(root: Path, cgroup: str, mounts: str, **files: dict[str, str]) -> Path:
 
 
 def memory(limit: str, used: str = "0", **more: str) -> dict[str, str]:
-    return {"memory.max": limit, "memory.current": used} | {f"memory.{name}": text for name, text in more.items()}
+    return {"memory.max": limit, "memory.current": used} | {
+        f"memory.{name}": text for name, text in more.items()
+    }
 
 
 def test_a_service_of_systemd_in_a_slice(tmp_path: Path) -> None:
@@ -189,7 +191,9 @@ def test_no_limit_of_version_1(tmp_path: Path, limit: str) -> None:
     assert group_limits(tree(tmp_path, "5:memory:/", V1_MEMORY, memory=files)) == NONE
 
 
-@pytest.mark.parametrize("line", ["", "nonsense", "0:", "::", "5:memory", "x - cgroup2", "1 2 3 4 - cgroup cgroup"])
+@pytest.mark.parametrize(
+    "line", ["", "nonsense", "0:", "::", "5:memory", "x - cgroup2", "1 2 3 4 - cgroup cgroup"]
+)
 def test_files_of_nonsense_set_no_limit(tmp_path: Path, line: str) -> None:
     assert group_limits(tree(tmp_path, line, line)) == NONE
     assert group_limits(tmp_path / "nowhere") == NONE

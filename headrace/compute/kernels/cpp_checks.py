@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ NEVER = {torch.float32: 0xFF800000, torch.bfloat16: 0xFF80, torch.float16: 0xFC0
 """The bits of minus infinity."""
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
+_PACKAGE = Path(__file__).parents[2]
 
 
 def check_cpu(*tensors: Tensor | None) -> None:
@@ -150,6 +154,19 @@ def extension() -> Any:
         return module
     except ImportError as error:
         raise KernelsUnavailable(
-            f"the C++ kernels of the CPU cannot be loaded ({error}); torch is used instead, which is 1.5 to 3 "
-            "times slower. To build them, install a C++17 compiler and run `pip install --no-build-isolation -e .`"
+            f"the C++ kernels of the CPU cannot be loaded from {_PACKAGE} ({error}); torch is used instead, which is"
+            f" 1.5 to 3 times slower. {_remedy()}"
         ) from error
+
+
+def _remedy() -> str:
+    """How to get the extension: it is optional in the build, so that a compiler may be there and the kernels not."""
+    source = (_PACKAGE.parent / "setup.py").is_file()
+    build = "pip install --force-reinstall --no-cache-dir --no-binary headrace headrace"
+    if source:
+        build = f"cd {_PACKAGE.parent} && python setup.py build_ext --inplace"
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    if compiler is None:
+        return f"To build them, install a C++17 compiler and run `{build}`"
+    return f"A compiler is here ({compiler}): to build them, run `{build}`"
