@@ -321,9 +321,10 @@ class CppKernels:
         """
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
-        call = self._stack_call(stack, batch, pages, seconds)
-        if not self._cpu.run_stack(self._level, *call.arguments):
-            raise StepInterrupted
+        with stack.lock:
+            call = self._stack_call(stack, batch, pages, seconds)
+            if not self._cpu.run_stack(self._level, *call.arguments):
+                raise StepInterrupted
         return call.out
 
     def _stack_call(
@@ -343,8 +344,9 @@ class CppKernels:
     ) -> Drafted | None:
         if isinstance(stack, Stack) or not isinstance(head, PackedWeight | PackedIntegers):
             return None
-        call = self._stack_call(stack, batch, pages)
-        return run_drafts(self._cpu, self._level, stack, head, call, most, least, batch.block_size)
+        with stack.lock:
+            call = self._stack_call(stack, batch, pages)
+            return run_drafts(self._cpu, self._level, stack, head, call, most, least, batch.block_size)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         if logits.dtype != torch.bfloat16:

@@ -6,6 +6,7 @@ pass instead of several times per layer. The words of the tables are defined in 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -34,6 +35,9 @@ class NativeStack:
     rotations. Per token, ``hidden`` elements pass between layers, ``attended`` come from attention, and at most
     ``wide`` and ``narrow`` exist before and after the rotation or the gates' product.
 
+    Its working memory serves one pass at a time: a thread holds ``lock`` from the call of `room` to the end of the pass.
+    An embedding may be computed beside a step that runs on the runner's thread.
+
     Raises:
         ValueError: a weight does not fit the others.
     """
@@ -47,6 +51,7 @@ class NativeStack:
             raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
         (self.panel,) = panels
         self.stack = stack
+        self.lock = threading.Lock()
         self.hidden = len(stack.input_norm)
         self.attended = heads * head_dim
         qkv = self.attended + 2 * kv_heads * head_dim
