@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.peers.contenders import MEANING
-from benchmarks.peers.install import PEERS, NotInstalled
+from benchmarks.peers.install import PEERS, NotReady
 from benchmarks.peers.places import HOME, Places
 from benchmarks.peers.server import exit_on_signals
 from benchmarks.peers.shapes import SHAPES
@@ -90,6 +90,7 @@ def main() -> None:
             parser.error(str(error))
         return
     from benchmarks.peers.race import Race, run
+    from headrace.lab.bench.plot import NoPlots
 
     contenders = args.contenders or list(MEANING[args.precision])
     if unknown := set(contenders) - set(MEANING[args.precision]):
@@ -105,7 +106,7 @@ def main() -> None:
     race = Race(args.model, args.precision, load, contenders, args.rounds, args.cores, places)
     try:
         failed = run(race, args.output or Path("bench-results") / name)
-    except NotInstalled as error:
+    except (NotReady, NoPlots) as error:
         parser.error(str(error))
     if failed:
         sys.exit(1)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from benchmarks.peers.places import Places
@@ -64,7 +64,11 @@ PEERS: Mapping[str, Callable[[Places], None]] = {
 }
 
 
-class NotInstalled(RuntimeError):
+class NotReady(RuntimeError):
+    """A race cannot begin; the message says why."""
+
+
+class NotInstalled(NotReady):
     """A contender is missing; the message says what to install."""
 
 
@@ -80,6 +84,27 @@ def version(places: Places, contender: str) -> str:
         own = contender in ("llama.cpp", "openvino")  # an environment; the others are in this one
         how = f"python -m benchmarks.peers install {contender}" if own else 'pip install ".[bench]"'
         raise NotInstalled(f"{contender} is not installed: {how}") from None
+
+
+def kernels(contenders: Collection[str]) -> str:
+    """The kernels that ``headrace`` computes with here, and their instruction set; empty if it does not take part.
+
+    Raises:
+        NotInstalled: torch's operations would compute, since the compiled kernels cannot be imported from here.
+    """
+    if "headrace" not in contenders:
+        return ""
+    script = (
+        "import torch; from headrace.compute.kernels import select; "
+        "found = select('cpp', torch.device('cpu')); print(found.name, found.isa)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["they cannot be loaded"]
+        raise NotInstalled(
+            f"headrace would be measured without its kernels: {reason[0].partition(': ')[2] or reason[0]}"
+        )
+    return done.stdout.strip()
 
 
 def _version(places: Places, contender: str) -> str:

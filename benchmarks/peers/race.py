@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from rich.table import Table
 from benchmarks.peers import install
 from benchmarks.peers.contenders import CONTENDERS, IN_PROCESS, MEANING, Contender, Demand
 from benchmarks.peers.figures import FIGURES, Figure, ReplicaLoad, standings
+from benchmarks.peers.install import NotReady
 from benchmarks.peers.places import Places
 from benchmarks.peers.quiet import FOREIGN, Watched, undisturbed
 from benchmarks.peers.server import StoppedServer, first_tokens, free_port, start
@@ -54,8 +56,11 @@ def run(race: Race, output: Path) -> int:
     """Runs the race, prints its table, writes ``output`` and a picture beside it; returns how many requests failed.
 
     Raises:
-        NotInstalled: a contender is missing.
+        NotReady: a contender or Headrace's kernels are missing, or the report cannot be written.
+        NoPlots: matplotlib is missing.
     """
+    check(output)
+    kernels = install.kernels(race.contenders)
     # The client and every server, which inherit it, share these cores.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: race.cores])
     shape = SHAPES[race.model]
@@ -63,6 +68,8 @@ def run(race: Race, output: Path) -> int:
     folder = write_folder(shape, race.places.model(race.model))
     for name in race.contenders:
         say(f"{name}: {versions[name]}; {MEANING[race.precision][name]}")
+    if kernels:
+        say(f"headrace: kernels {kernels}")
     demand = Demand(
         race.workload.concurrency,
         race.workload.longest,
@@ -85,9 +92,27 @@ def run(race: Race, output: Path) -> int:
         + ("" if quiet else ": all count, and none well")
     )
     rows = standings(quiet or result.rounds, figures)
-    say(table(rows, figures, race.title))
-    _publish(race, result, rows, output, {"versions": versions, "agreement": agreement})
+    say(table(rows, figures, f"{race.title}; kernels of headrace: {kernels}" if kernels else race.title))
+    _publish(race, result, rows, output, {"versions": versions, "kernels": kernels, "agreement": agreement})
     return sum(run.summary.failed for runs in result.rounds for run in runs)
+
+
+def check(output: Path) -> None:
+    """Find out before the measurement whether the report and its picture can be written.
+
+    Raises:
+        NoPlots: matplotlib is missing.
+        NotReady: ``output`` cannot be written.
+    """
+    plot.load_pyplot()
+    if output.is_dir():
+        raise NotReady(f"--output {output}: it is a folder")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output.parent):
+            pass
+    except OSError as error:
+        raise NotReady(f"--output {output}: {error.strerror}") from None
 
 
 def table(rows: Sequence[ReplicaLoad], figures: Sequence[Figure], title: str) -> Table:

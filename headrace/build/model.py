@@ -78,6 +78,11 @@ class Loaded:
     leader: Leader | None = None
     transfer: OpenTransfer | None = None
 
+    @property
+    def computed_by(self) -> str:
+        """The kernels and their instruction set, for reports: ``cpp avx512``."""
+        return f"{self.kernels} {self.isa}".rstrip()
+
 
 def load(options: Options, tell: Tell | None = None) -> Loaded:
     """Load the model, size its memory, and build the engine; ``tell`` records the engine from its start.

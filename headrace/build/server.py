@@ -389,6 +389,7 @@ def _server_info(loaded: Loaded) -> dict[str, Any]:
         "model": loaded.name,
         "dtype": loaded.dtype,
         "kernels": loaded.kernels,
+        "isa": loaded.isa or None,
         "quantization": loaded.quantization or None,
         "ledger": asdict(loaded.ledger),
         "knobs": asdict(loaded.engine.knobs),

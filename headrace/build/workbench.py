@@ -128,7 +128,7 @@ def loaded_workbench(given: Options, max_num_seqs: int, max_num_batched_tokens: 
     loaded = load(replace(given, scheduler=most))
     warm_up(loaded)
     return Workbench(
-        f"{loaded.name} on {loaded.facts.name}",
+        f"{loaded.name} on {loaded.facts.name}, kernels {loaded.computed_by}",
         loaded.facts.kind,
         loaded.ledger.max_model_len,
         partial(_on_loaded, loaded, given),
@@ -158,7 +158,12 @@ def _on_loaded(
         weights=tenants.weights(),
     )
     return EngineTarget(
-        loaded.name, engine, token_ids, before=engine.reset_prefix_cache, concurrency=concurrency
+        loaded.name,
+        engine,
+        token_ids,
+        before=engine.reset_prefix_cache,
+        concurrency=concurrency,
+        kernels=loaded.computed_by,
     )
 
 

@@ -14,6 +14,7 @@
 - `memory_plan`: sizes weights, activations and KV cache at start-up.
 - `memory_clearing`: clears the pool's memory ahead of its use.
 - `device`: facts of the machine: device, dtype, threads, free memory.
+- `cgroups`: limits of CPU and memory of a container or service.
 - `model`: the decoder and its weights.
 - `kernels`: the operations of the decoder, by backend.
 - `grammar`: grammars of structured output and their token masks.

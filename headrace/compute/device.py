@@ -1,6 +1,6 @@
 """The machine: device, dtype, threads, free memory, and the settings of the process that depend on them.
 
-Only this file of `compute` reads files of the operating system. `memory_plan` sizes models.
+`cgroups` reads the limits of a container or service. `memory_plan` sizes models.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import torch
 
+from headrace.compute.cgroups import group_limits
 from headrace.config import ConfigError
 
 ResultT = TypeVar("ResultT")
@@ -136,7 +137,7 @@ def device_facts(device: torch.device, root: Path = Path("/")) -> DeviceFacts:
     memory = _fields(root / "proc/meminfo")
     total = _kibibytes(memory.get("MemTotal"))
     available = _kibibytes(memory.get("MemAvailable"))
-    limit, used = _memory_limit(root)
+    limits = group_limits(root)
     return DeviceFacts(
         kind="cpu",
         name=fields.get("model name") or "CPU",
@@ -145,18 +146,16 @@ def device_facts(device: torch.device, root: Path = Path("/")) -> DeviceFacts:
         native_bfloat16=bool(flags & _NATIVE_BF16),
         cores=usable_cores(root),
         threads=torch.get_num_threads(),
-        memory_bytes=min(total, limit) if limit else total,
-        free_bytes=max(0, min(available, limit - used)) if limit else available,
+        memory_bytes=total if limits.memory_bytes is None else min(total, limits.memory_bytes),
+        free_bytes=available if limits.free_bytes is None else min(available, limits.free_bytes),
     )
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Number of cores that this process may use: its affinity, or a container's quota if that is less."""
+    """Number of cores that this process may use: its affinity, or the quota of its control groups if that is less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        cores = min(cores, math.ceil(int(quota) / int(period)))
-    return max(1, cores)
+    quota = group_limits(root).cores
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
 @cache
@@ -300,19 +299,6 @@ def allocator(root: Path = Path("/")) -> str:
     """The name of the allocator loaded before the C library's, or an empty name."""
     maps = _text(root / "proc/self/maps")
     return next((name for name in _ALLOCATORS if f"lib{name}" in maps), "")
-
-
-def _memory_limit(root: Path) -> tuple[int, int]:
-    """A container's memory limit, and its use that cannot be reclaimed; 0, 0 without a limit."""
-    group = root / "sys/fs/cgroup"
-    limit, used = _text(group / "memory.max"), _text(group / "memory.current")
-    if not limit.isdigit() or not used.isdigit():
-        return 0, 0
-    droppable = 0
-    for line in _text(group / "memory.stat").splitlines():
-        if line.startswith("inactive_file "):
-            droppable = int(line.split()[1])
-    return int(limit), int(used) - droppable
 
 
 def _fields(path: Path) -> dict[str, str]:

@@ -11,6 +11,8 @@ Files in reading order:
 
 - `outputs`: the results of a call, whole or as deltas
 - `offline`: `LLM`
+- `shared`: one engine for the calls of several threads
+- `turns`: which of these threads computes
 - `embedding`: embeddings and scores
 - `asynchronous`: `AsyncLLM`
 - `job`: one call as requests of the engine

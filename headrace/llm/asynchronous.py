@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -64,6 +65,7 @@ class AsyncLLM:
         self._service.watch(self._ledger)
         self._worker = EmbeddingWorker(self._service, ALL_MAY_WAIT, options.server.mixed_embedding_ratio)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -102,6 +104,7 @@ class AsyncLLM:
         Raises:
             InvalidParameter: a prompt or parameter is invalid; nothing was run.
         """
+        self._start()
         return await self._run(self._make.completions(prompts, sampling_params, n, streamed=False))
 
     async def chat(
@@ -112,6 +115,7 @@ class AsyncLLM:
         n: int = 1,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
+        self._start()
         return await self._run(self._make.chats(messages, sampling_params, n, streamed=False))
 
     def stream(
@@ -220,7 +224,8 @@ class AsyncLLM:
                     elif isinstance(event, Finished):
                         self._service.count()
                         job.charge(event.request_id, self._ledger.cost(event.request_id))
-                        self._make.learn(job, event)
+                for ended in job.ended():
+                    self._make.learn(job, ended)
                 for delta in job.deltas():
                     yield delta
         finally:
@@ -231,10 +236,11 @@ class AsyncLLM:
         if self._closed:
             raise RuntimeError("this AsyncLLM is closed")
         loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-            self._service.start()
-        elif self._loop is not loop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = loop
+                self._service.start()
+        if self._loop is not loop:
             raise RuntimeError("this AsyncLLM belongs to another event loop, in which it was first used")
 
 

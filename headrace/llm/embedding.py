@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -90,8 +91,15 @@ def pairs_of(queries: str | Sequence[str], documents: str | Sequence[str]) -> li
     return list(zip(ones, others, strict=True))
 
 
-def compute(task: PoolingTask[OutputT], advance: Callable[[int], None]) -> list[OutputT]:
-    """The outputs, computed on this thread in batches; ``advance`` is called with the tokens of each input."""
+def compute(
+    task: PoolingTask[OutputT],
+    turn: Callable[[], AbstractContextManager[None]],
+    advance: Callable[[int], None],
+) -> list[OutputT]:
+    """The outputs, computed on this thread in batches, each in a ``turn``.
+
+    ``advance`` is called with the tokens of each input.
+    """
     model, rows = task.model, task.rows
     queue: InputQueue[str] = InputQueue()
     unit = model.unit_tokens
@@ -99,7 +107,9 @@ def compute(task: PoolingTask[OutputT], advance: Callable[[int], None]) -> list[
     values: list[Values | None] = [None] * len(rows)
     while queue:
         batch = [index for _, index in queue.take(model.batch_tokens)]
-        for index, each in zip(batch, run(model.run([rows[index] for index in batch])), strict=True):
+        with turn():
+            computed = run(model.run([rows[index] for index in batch]))
+        for index, each in zip(batch, computed, strict=True):
             values[index] = each
             advance(len(rows[index].tokens))
     return task.outputs(np.stack([each for each in values if each is not None])) if rows else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,11 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class Job:
-    """The requests of one call, ordered so that common prefixes are shared, and the outputs of its prompts."""
+    """The requests of one call, ordered so that common prefixes are shared, and the outputs of its prompts.
+
+    One thread may apply events while the thread of the call reads: a request leaves ``open`` only when its outputs are
+    complete and its news can be read.
+    """
 
     def __init__(
         self, outputs: list[RequestOutput], answers: Mapping[str, PendingAnswer], streamed: bool
@@ -42,6 +47,7 @@ class Job:
         self._answers = answers
         self._streamed = streamed
         self._deltas: deque[CompletionDelta] = deque()
+        self._ended: deque[Finished] = deque()
 
     def take(self, event: Event, now: float) -> bool:
         """Apply an event of one of the requests; return whether a stop string has just ended its completion."""
@@ -52,11 +58,12 @@ class Job:
                 self._deltas.append(answer.delta())
             return stopped
         if isinstance(event, Finished) and event.request_id in self.open:
-            self.open.discard(event.request_id)
             answer = self._answers[event.request_id]
             answer.finish(event, now)
             if self._streamed:
                 self._deltas.append(answer.delta())
+            self._ended.append(event)
+            self.open.discard(event.request_id)
         elif isinstance(event, PromptScored):
             self._answers[event.request_id].score(event)
         elif isinstance(event, Admitted):
@@ -81,6 +88,15 @@ class Job:
         """Tokens of a request's completion so far."""
         return self._answers[request_id].num_tokens
 
+    def has_news(self) -> bool:
+        """Whether there are deltas, or ends of requests, that were not read yet."""
+        return bool(self._deltas or self._ended)
+
+    def ended(self) -> Iterator[Finished]:
+        """The ends of requests since the last call, in order."""
+        while self._ended:
+            yield self._ended.popleft()
+
     def deltas(self) -> Iterator[CompletionDelta]:
         """The deltas since the last call, in order."""
         while self._deltas:
@@ -88,13 +104,14 @@ class Job:
 
 
 class JobMaker:
-    """Makes jobs for one model: tokenizes, checks, numbers and orders their requests."""
+    """Makes jobs for one model: tokenizes, checks, numbers and orders their requests. For any number of threads."""
 
     def __init__(self, loaded: Loaded, streams: Callable[[], TextStreams]) -> None:
         self._loaded = loaded
         self._streams = streams
         self._lengths = LengthPredictor(loaded.ledger.max_model_len)
         self._number = 0
+        self._lock = threading.Lock()  # of the two above
 
     def completions(
         self, prompts: Prompt | Sequence[Prompt], params: Params, n: int, *, streamed: bool
@@ -136,7 +153,8 @@ class JobMaker:
     def learn(self, job: Job, event: Finished) -> None:
         """Record the length of a request's output, for the order of later jobs."""
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._lengths.observe(job.request(event.request_id), event.output_tokens)
+            with self._lock:
+                self._lengths.observe(job.request(event.request_id), event.output_tokens)
 
     def _make(
         self,
@@ -159,8 +177,9 @@ class JobMaker:
         outputs: list[RequestOutput] = []
         answers: dict[str, PendingAnswer] = {}
         for index, (text, ids, one) in enumerate(zip(texts, tokens, each, strict=True)):
-            first = self._number + 1
-            self._number += n  # one number per completion, so that no two share a seed
+            with self._lock:
+                first = self._number + 1
+                self._number += n  # one number per completion, so that no two share a seed
             name = f"offline-{first}"
             completions = [CompletionOutput(i) for i in range(n)]
             outputs.append(RequestOutput(name, text, ids, completions, RequestMetrics(now)))
@@ -213,7 +232,8 @@ class JobMaker:
         """The ids in the order in which the requests run: those with a common prefix together."""
         requests = [each.request for each in answers.values()]
         prompts = [token_bytes(request.tokens) for request in requests]
-        outputs = [self._lengths.expected(request) for request in requests]
+        with self._lock:
+            outputs = [self._lengths.expected(request) for request in requests]
         grain = TOKEN_BYTES * self._loaded.ledger.block_size
         return [requests[index].id for index in order_job(prompts, outputs, grain)]
 

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, Unpack
 
 from headrace.build.engine import make_ledger, make_pricing
 from headrace.build.model import Loaded, close, load
 from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
-from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
-from headrace.core.request import FinishReason, SamplingParams
+from headrace.core.request import SamplingParams
 from headrace.llm.embedding import compute, embedding_task, pairs_of, score_task
 from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.llm.settings import engine_options
+from headrace.llm.shared import SharedEngine
 from headrace.llm.terminal import interrupts_between_steps, progress_bar
+from headrace.llm.turns import Turns
 from headrace.serve.text.stream import TextStreams
 from headrace.serve.text.tokenizer import Tokenizer
 
 
 class LLM:
-    """A model and its engine in this process; for one thread at a time.
+    """A model and its engine in this process, for any number of threads, whose requests run in the same steps.
 
-    Use it as a context manager to release threads, memory and files at the end of the block.
+    Each step runs on a thread that waits for its outputs. Use it as a context manager to release threads, memory and
+    files at the end of the block.
 
     Args:
         model: a local folder, a hub name, or ``"builtin"``.
@@ -41,11 +43,12 @@ class LLM:
         pricing = make_pricing(options.cost)
         self._pooling = load_pooling(options)
         self._loaded = None if runs_pooling(options.model) else load(options)
-        self._jobs: dict[str, Job] = {}  # by the id of each open request
+        self._turns = Turns()
         self._closed = False
         if self._loaded is not None:
             self._pooling = with_served(self._pooling, options, self._loaded)
-            self._ledger = make_ledger(pricing, self._loaded.engine)
+            ledger = make_ledger(pricing, self._loaded.engine)
+            self._shared = SharedEngine(self._loaded, ledger, self._turns, lambda: self._closed)
             self._streams = TextStreams(self._loaded.tokenizer)
             self._make = JobMaker(self._loaded, lambda: self._streams)
 
@@ -76,9 +79,14 @@ class LLM:
     def close(self) -> None:
         """Release threads and files; with ``kv_offload_path`` the KV cache is saved for the next run.
 
-        A second call does nothing.
+        It waits for the step that runs; calls of other threads then raise RuntimeError. A second call does nothing, and
+        neither does one in a forked child, where nothing is to be released.
         """
-        if not self._closed:
+        if self._closed or not self._turns.is_own_process():
+            return
+        with self._turns.once():
+            if self._closed:
+                return
             self._closed = True
             if self._loaded is not None:
                 close(self._loaded)
@@ -102,6 +110,7 @@ class LLM:
             InvalidParameter: a prompt or parameter is invalid; nothing was run.
             KeyboardInterrupt: Ctrl-C was pressed; raised after the current step. As after any other error of a step,
                 all requests of the call are cancelled, and the next call works.
+            RuntimeError: the LLM is closed or belongs to another process, or the call comes from inside a step.
         """
         return self._run(self._jobs_of().completions(prompts, sampling_params, n, streamed=False), progress)
 
@@ -125,7 +134,8 @@ class LLM:
     ) -> Generator[CompletionDelta]:
         """Like `generate`, but yields a delta of each completion at every step.
 
-        The engine runs only while the iterator is advanced. Leaving the loop cancels the requests.
+        The engine runs while this iterator is advanced, or another thread waits for outputs. Leaving the loop cancels
+        the requests.
 
         Raises:
             InvalidParameter: a prompt or parameter is invalid; raised by the call, before the first delta.
@@ -177,7 +187,7 @@ class LLM:
                 prompt_name=prompt_name,
                 truncate=truncate_prompt_tokens,
             )
-            return compute(task, advance)
+            return compute(task, self._turn, advance)
 
     def score(
         self,
@@ -198,14 +208,15 @@ class LLM:
         self._require_open()
         pairs = pairs_of(queries, documents)
         with progress_bar(len(pairs), progress, "scoring") as advance:
-            return compute(score_task(self._pooling, pairs, truncate_prompt_tokens), advance)
+            return compute(score_task(self._pooling, pairs, truncate_prompt_tokens), self._turn, advance)
 
     def _jobs_of(self) -> JobMaker:
         """The `JobMaker` of the model.
 
         Raises:
-            RuntimeError: this is a model for embeddings or scores only.
+            RuntimeError: this is a model for embeddings or scores only, or closed, or of another process.
         """
+        self._require_open()
         assert self.loaded
         return self._make
 
@@ -214,67 +225,47 @@ class LLM:
             try:
                 self._submit(job)
                 with progress_bar(len(job.requests), progress) as advance:
-                    while job.open:
-                        self._step(lambda ended, tokens: advance(tokens) if ended is job else None)
-                        raise_deferred()
+                    while job.open or job.has_news():
+                        self._wait(job, raise_deferred)
+                        for event in job.ended():
+                            self._make.learn(job, event)
+                            advance(job.num_tokens(event.request_id))
             finally:  # the engine is used again, so no request may stay in it after an interrupt or a failed step
-                self._abandon(job)
+                self._shared.abandon(job)
         return job.outputs
 
     def _stream(self, job: Job) -> Generator[CompletionDelta]:
         try:
             self._submit(job)
-            while True:
-                yield from job.deltas()
-                if not job.open:
-                    return
+            while job.open or job.has_news():
                 with interrupts_between_steps() as raise_deferred:
-                    self._step()
-                    raise_deferred()
+                    self._wait(job, raise_deferred)
+                yield from job.deltas()
+                for event in job.ended():
+                    self._make.learn(job, event)
         finally:
-            self._abandon(job)
+            self._shared.abandon(job)
 
     def _submit(self, job: Job) -> None:
         self._require_open()
-        for request in job.requests:
-            self._jobs[request.id] = job
-            self.loaded.engine.submit(request, request.arrived)
+        self._shared.submit(job)
 
-    def _abandon(self, job: Job) -> None:
-        """Cancel the open requests of a job; their later events are ignored."""
-        for request_id in job.open:
-            if self._jobs.pop(request_id, None) is not None and not self._closed:
-                self.loaded.engine.cancel(request_id, FinishReason.CANCELLED, time.monotonic())
+    def _wait(self, job: Job, raise_deferred: Callable[[], None]) -> None:
+        self._shared.run_until_news(job, raise_deferred)
+        if not job.has_news():
+            self._require_open()
 
-    def _step(self, ended: Callable[[Job, int], None] = lambda job, tokens: None) -> None:
-        """Run one step of the engine, for all open jobs; ``ended`` is called for each request that ends."""
-        self._require_open()
-        engine, now = self.loaded.engine, time.monotonic()
-        due = engine.wake_at(now)
-        if due is not None and due > now:
-            time.sleep(due - now)
-        events = engine.step(time.monotonic())
-        now = time.monotonic()
-        for event in events:
-            self._ledger.fold(event, now)
-        for event in events:
-            self._take(event, ended)
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """A time in which no other thread computes."""
+        with self._turns.once():
+            self._require_not_closed()
+            yield
 
     def _require_open(self) -> None:
+        self._turns.require_caller()
+        self._require_not_closed()
+
+    def _require_not_closed(self) -> None:
         if self._closed:
             raise RuntimeError("this LLM is closed")
-
-    def _take(self, event: Event, ended: Callable[[Job, int], None]) -> None:
-        if not isinstance(event, Emitted | Finished | Admitted | PromptScored):
-            return
-        job = self._jobs.get(event.request_id)
-        if job is None:
-            return
-        now = time.monotonic()
-        if job.take(event, now):
-            self.loaded.engine.cancel(event.request_id, FinishReason.STOP, now)
-        elif isinstance(event, Finished):
-            del self._jobs[event.request_id]
-            job.charge(event.request_id, self._ledger.cost(event.request_id))
-            self._make.learn(job, event)
-            ended(job, job.num_tokens(event.request_id))

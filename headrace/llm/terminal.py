@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_BAR = threading.Lock()
+"""Rich shows one live display of a terminal at a time."""
+
 
 @contextmanager
 def interrupts_between_steps() -> Iterator[Callable[[], None]]:
@@ -42,10 +45,22 @@ def interrupts_between_steps() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def progress_bar(total: int, shown: bool, what: str = "generating") -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the number of tokens of each finished request."""
-    if not shown:
+    """Yields a function to call with the number of tokens of each finished request.
+
+    Calls of several threads show one bar: that of the first, until it ends.
+    """
+    if not shown or not _BAR.acquire(blocking=False):
         yield lambda tokens: None
         return
+    try:
+        with _shown_bar(total, what) as advance:
+            yield advance
+    finally:
+        _BAR.release()
+
+
+@contextmanager
+def _shown_bar(total: int, what: str) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -24,6 +24,7 @@ class FakeServer:
         self.app = Starlette(
             routes=[
                 Route("/v1/models", self.models),
+                Route("/server_info", self.info),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/completions", self.complete, methods=["POST"]),
             ]
@@ -31,6 +32,9 @@ class FakeServer:
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": "echo"}]})
+
+    async def info(self, request: Request) -> Response:
+        return JSONResponse({"kernels": "cpp", "isa": "avx2"})
 
     async def chat(self, request: Request) -> Response:
         body = await self._receive(request)

@@ -72,7 +72,7 @@ def test_leaving_the_loop_ends_the_requests(llm: LLM) -> None:
     stream = llm.stream(PROMPTS, replace(GREEDY, max_tokens=500))
     next(stream)
     stream.close()
-    assert llm._jobs == {}
+    assert llm._shared.jobs == {}
     llm.generate("a", GREEDY, progress=False)
     assert llm.loaded.engine.wake_at(0.0) is None
     llm.loaded.engine.check_consistency()
@@ -87,7 +87,7 @@ def test_streams_and_calls_interleave(llm: LLM) -> None:
     texts[0] += "".join(delta.text for delta in first)
     assert texts == expected
     assert between.outputs[0].text == expected[0]
-    assert llm._jobs == {}
+    assert llm._shared.jobs == {}
 
 
 def test_a_bad_prompt_is_refused_by_the_call(llm: LLM) -> None:

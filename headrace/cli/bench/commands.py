@@ -135,9 +135,10 @@ def latency(
             params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
             requests = [Request(f"{seed}-{w.id}", _tokens(w), params) for w in draw(dataset)]
             times = time_batch(engine, stopwatch, lambda: runner.seconds, requests)
-    title = f"{given.model.model}: batch of {batch_size}, {input_len} + {output_len} tokens"
+    shape = f"batch of {batch_size}, {input_len} + {output_len} tokens"
+    title = f"{given.model.model}: {shape}, kernels {loaded.computed_by}"
     show(latency_table(times, title))
-    settings = {"dataset": dataset, "options": measured_options(given)}
+    settings = {"dataset": dataset, "options": measured_options(given), "kernels": loaded.computed_by}
     path = report_path(output, "latency")
     write(path, report.document([], plain(settings), {"steps": plain(times)}))
     written(path)

@@ -75,7 +75,13 @@ def roofline(
     for step in sorted(steps, key=lambda step: step.kind == "prefill"):
         show(lab.step_table(step))
     path = report_path(output, "roofline")
-    settings = {"model": given.model.model, "dtype": loaded.dtype, "quantization": loaded.quantization}
+    settings = {
+        "model": given.model.model,
+        "dtype": loaded.dtype,
+        "quantization": loaded.quantization,
+        "kernels": loaded.computed_by,
+    }
+    show(f"kernels {loaded.computed_by}")
     write(path, report.document([], settings, {"roofline": lab.document(machine, steps)}))
     written(path)
     close(loaded)

@@ -128,7 +128,13 @@ def _sweep(
         points = _measure(bench, given, trials, work, rounds, budget)
     finally:
         bench.close()
-    settings = {"dataset": dataset, "rounds": rounds, "budget": budget, "options": measured_options(given)}
+    settings = {
+        "engine": bench.name,
+        "dataset": dataset,
+        "rounds": rounds,
+        "budget": budget,
+        "options": measured_options(given),
+    }
     _tell(bench.name, dataset, points, settings, path)
     _warn(points, len(trials), budget)
 

@@ -97,7 +97,22 @@ def make_server_target(
             model = answer.raise_for_status().json()["data"][0]["id"]
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise ConfigError(f"{url} names no model: {_plain(error)}") from None
-    return ServerTarget(name, Endpoint(url, model, api_key, extra), concurrency, before)
+    endpoint = Endpoint(url, model, api_key, extra)
+    return ServerTarget(name, endpoint, concurrency, before, _served_kernels(url, api_key))
+
+
+def _served_kernels(url: str, api_key: str) -> str:
+    """The kernels of a Headrace server and their instruction set; empty if the server does not report them."""
+    import httpx
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    address = f"{server_root(url)}/server_info"
+    try:
+        answer = httpx.get(address, headers=headers, trust_env=uses_proxies(url))
+        found = answer.raise_for_status().json()
+        return " ".join(str(found[name]) for name in ("kernels", "isa") if found.get(name))
+    except (httpx.HTTPError, ValueError, AttributeError, TypeError, KeyError):
+        return ""
 
 
 def side_by_side(plans: SchedulerOptions, rows: int) -> SchedulerOptions:
@@ -167,6 +182,7 @@ def _engine_target(name: str, given: Options) -> Target:
         eos_token_ids=loaded.tokenizer.eos_token_ids,
         before=engine.reset_prefix_cache,
         close=lambda: close(loaded),
+        kernels=loaded.computed_by,
     )
 
 

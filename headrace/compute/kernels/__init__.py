@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -293,9 +294,17 @@ def select(
                 raise
             if key == "triton":
                 logger.warning("%s. Torch's operations compute instead, which is slower", error)
+            elif device.type == "cpu":
+                _warn_once(str(error))
         else:
             return kernels
     raise KernelsUnavailable(f"no kernels work on {device}")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Log a warning; every model of a process selects kernels, and one warning is enough."""
+    logger.warning("%s", message)
 
 
 def _check(kernels: Kernels, device: torch.device, dtype: torch.dtype, heads: HeadShape) -> None:

@@ -27,6 +27,7 @@ from headrace.compute.kernels import (
 from headrace.compute.kernels.cpp_checks import (
     DTYPES,
     NEVER,
+    check_cpu,
     check_rope,
     extension,
     page_words,
@@ -97,6 +98,9 @@ class CppKernels:
 
     def read(self, words: Tensor, threads: int) -> int:
         """The sum of ``words`` int64, modulo 2⁶⁴: it only reads, to measure the memory bandwidth."""
+        check_cpu(words)
+        if words.dtype != torch.int64 or not words.is_contiguous():
+            raise ValueError(f"words must be int64 and contiguous, not {shown(words)}")
         total: int = self._cpu.read(words.data_ptr(), words.numel(), threads)
         return total
 
@@ -125,6 +129,7 @@ class CppKernels:
                 f"linear of {x.dtype} [{count}, {width}] by [{outputs}, {inputs}], bias {shown(bias)}"
             )
         self._check_panel(weight.panel)
+        check_cpu(x, bias)
         x = x.contiguous()
         out = x.new_empty((count, outputs))
         bias = None if bias is None else bias.contiguous()
@@ -176,9 +181,10 @@ class CppKernels:
         return self._norm(x, residual, weight, eps), residual
 
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        check_cpu(x, residual, weight)
         x, weight = x.contiguous(), weight.contiguous()
         size = x.shape[-1]
-        if weight.numel() != size or weight.dtype != torch.float32:
+        if not size or weight.numel() != size or weight.dtype != torch.float32:
             raise ValueError(f"norm of width {size} by {weight.dtype} {list(weight.shape)}")
         out = torch.empty_like(x)
         self._cpu.norm(
@@ -250,6 +256,7 @@ class CppKernels:
         scale: float,
         softcap: float | None,
     ) -> Tensor:
+        check_cpu(queries)
         queries = queries.contiguous()
         tokens, heads, head_dim = queries.shape
         num_blocks, block_size, kv_heads, _ = pages.keys.shape
@@ -280,6 +287,7 @@ class CppKernels:
         return out
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        check_cpu(gate_up)
         gate_up = gate_up.contiguous()
         count, double = gate_up.shape
         if double % 2:
@@ -313,9 +321,10 @@ class CppKernels:
         """
         if isinstance(stack, Stack):
             return apply(self, stack, batch, pages)
-        call = self._stack_call(stack, batch, pages, seconds)
-        if not self._cpu.run_stack(self._level, *call.arguments):
-            raise StepInterrupted
+        with stack.lock:
+            call = self._stack_call(stack, batch, pages, seconds)
+            if not self._cpu.run_stack(self._level, *call.arguments):
+                raise StepInterrupted
         return call.out
 
     def _stack_call(
@@ -335,12 +344,14 @@ class CppKernels:
     ) -> Drafted | None:
         if isinstance(stack, Stack) or not isinstance(head, PackedWeight | PackedIntegers):
             return None
-        call = self._stack_call(stack, batch, pages)
-        return run_drafts(self._cpu, self._level, stack, head, call, most, least, batch.block_size)
+        with stack.lock:
+            call = self._stack_call(stack, batch, pages)
+            return run_drafts(self._cpu, self._level, stack, head, call, most, least, batch.block_size)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         if logits.dtype != torch.bfloat16:
             return likeliest(logits.float())
+        check_cpu(logits)
         logits = logits.contiguous()
         rows, size = logits.shape
         tokens = logits.new_empty(rows, dtype=torch.int64)
@@ -348,6 +359,7 @@ class CppKernels:
         return tokens
 
     def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        check_cpu(drawn, drafts, offsets)
         counting = torch.empty(len(drawn), dtype=torch.bool)
         lines = [line.contiguous() for line in (drawn, drafts, offsets)]
         if any(line.dtype != torch.int64 or len(line) != len(drawn) for line in lines):
@@ -356,6 +368,7 @@ class CppKernels:
         return counting
 
     def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        check_cpu(logits)
         logits, words = logits.contiguous(), np.ascontiguousarray(allowed.words)
         rows, size = logits.shape
         if words.dtype != np.int32 or words.shape != (len(allowed.lines), -(-size // 32)):
@@ -369,6 +382,7 @@ class CppKernels:
         return out
 
     def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        check_cpu(logits)
         logits = logits.contiguous()
         rows, size = logits.shape
         for name, line in choice._asdict().items():

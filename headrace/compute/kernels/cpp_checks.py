@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,11 +29,20 @@ NEVER = {torch.float32: 0xFF800000, torch.bfloat16: 0xFF80, torch.float16: 0xFC0
 """The bits of minus infinity."""
 _PAIRED = (torch.bfloat16, torch.int8)
 _MAX_HEAD_DIM = 512
+_PACKAGE = Path(__file__).parents[2]
+
+
+def check_cpu(*tensors: Tensor | None) -> None:
+    """Raise ValueError unless all tensors are in the memory of the CPU, where their addresses mean something."""
+    for each in tensors:
+        if each is not None and not each.is_cpu:
+            raise ValueError(f"kernels 'cpp' run on the CPU, not on {each.device}")
 
 
 def page_words(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, ...]:
     """Pages as the extension needs them (`Pages` in csrc/operations.h), checked; ``dtype``: of the activations."""
     keys, values, key_scales, value_scales = pages
+    check_cpu(keys, values, key_scales, value_scales)
     if keys.dtype not in (dtype, torch.int8) or (head_dim % 2 and keys.dtype in _PAIRED):
         raise ValueError(f"pages of {keys.dtype} with heads of {head_dim} beside activations of {dtype}")
     num_blocks, block_size = keys.shape[:2]
@@ -69,6 +81,7 @@ def page_words(pages: Pages, kv_heads: int, head_dim: int, dtype: torch.dtype) -
 
 def batch_lines(batch: Batch) -> tuple[Tensor, list[Tensor]]:
     """The tokens of a batch, and its positions, slots and wanted positions, contiguous and checked."""
+    check_cpu(batch.tokens, batch.positions, batch.slot_mapping, batch.logits_indices)
     ids = batch.tokens.contiguous()
     lines = [each.contiguous() for each in (batch.positions, batch.slot_mapping, batch.logits_indices)]
     if ids.dtype != torch.int32 or any(line.dtype != torch.int64 for line in lines):
@@ -80,6 +93,7 @@ def batch_lines(batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 def row_lines(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of a batch, contiguous and checked: query starts, context lengths and block tables."""
+    check_cpu(batch.query_starts, batch.context_lens, batch.block_tables)
     starts, contexts, tables = lines = (
         batch.query_starts.contiguous(),
         batch.context_lens.contiguous(),
@@ -103,6 +117,7 @@ def check_rope(
     qkv: Tensor, shape: HeadShape, rotation: Tensor, qk_norm: Tensor | None, slots: Tensor
 ) -> None:
     """Raise ValueError unless the arguments of `Kernels.rope_write_kv` fit each other."""
+    check_cpu(qkv, rotation, qk_norm, slots)
     tokens, rotary = len(qkv), rotation.shape[-1]
     heads, kv_heads, head_dim = shape
     if (
@@ -139,6 +154,19 @@ def extension() -> Any:
         return module
     except ImportError as error:
         raise KernelsUnavailable(
-            f"the C++ kernels of the CPU cannot be loaded ({error}); torch is used instead, which is 1.5 to 3 "
-            "times slower. To build them, install a C++17 compiler and run `pip install --no-build-isolation -e .`"
+            f"the C++ kernels of the CPU cannot be loaded from {_PACKAGE} ({error}); torch is used instead, which is"
+            f" 1.5 to 3 times slower. {_remedy()}"
         ) from error
+
+
+def _remedy() -> str:
+    """How to get the extension: it is optional in the build, so that a compiler may be there and the kernels not."""
+    source = (_PACKAGE.parent / "setup.py").is_file()
+    build = "pip install --force-reinstall --no-cache-dir --no-binary headrace headrace"
+    if source:
+        build = f"cd {_PACKAGE.parent} && python setup.py build_ext --inplace"
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    if compiler is None:
+        return f"To build them, install a C++17 compiler and run `{build}`"
+    return f"A compiler is here ({compiler}): to build them, run `{build}`"

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch, Taps
 from headrace.compute.kernels import Drafted, Pages
-from headrace.compute.kernels.cpp_checks import DTYPES, batch_lines, check_blocks, page_words, row_lines
+from headrace.compute.kernels.cpp_checks import (
+    DTYPES,
+    batch_lines,
+    check_blocks,
+    check_cpu,
+    page_words,
+    row_lines,
+)
 from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
 
@@ -112,6 +119,9 @@ def stack_call(
 
 def _tap_words(taps: Taps, tokens: int, hidden: int, dtype: torch.dtype) -> tuple[int, int, int]:
     states, layers = taps
+    check_cpu(states)
+    if layers.dtype != np.int64 or not layers.flags.c_contiguous:
+        raise ValueError(f"tapped layers must be int64 and contiguous, not {layers.dtype}")
     shape = (tokens, len(layers) * hidden)
     if states.shape != shape or states.dtype != dtype or not states.is_contiguous():
         raise ValueError(f"hidden states {states.dtype} {list(states.shape)} of {dtype} {list(shape)}")
@@ -129,7 +139,9 @@ def run_drafts(
     block_size: int,
 ) -> Drafted:
     """See `Kernels.draft`."""
-    kept, longest = len(most), int(most.max())
+    kept, longest = len(most), int(most.max(initial=0))
+    if head.panel != stack.panel:
+        raise ValueError(f"a head in panels of {head.panel} after a stack in panels of {stack.panel}")
     if len(call.out) != kept:
         raise ValueError(f"{kept} drafts for {len(call.out)} wanted positions")
     dtype = stack.stack.dtype

@@ -6,6 +6,7 @@ pass instead of several times per layer. The words of the tables are defined in 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -34,6 +35,9 @@ class NativeStack:
     rotations. Per token, ``hidden`` elements pass between layers, ``attended`` come from attention, and at most
     ``wide`` and ``narrow`` exist before and after the rotation or the gates' product.
 
+    Its working memory serves one pass at a time: a thread holds ``lock`` from the call of `room` to the end of the pass.
+    An embedding may be computed beside a step that runs on the runner's thread.
+
     Raises:
         ValueError: a weight does not fit the others.
     """
@@ -47,6 +51,7 @@ class NativeStack:
             raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
         (self.panel,) = panels
         self.stack = stack
+        self.lock = threading.Lock()
         self.hidden = len(stack.input_norm)
         self.attended = heads * head_dim
         qkv = self.attended + 2 * kv_heads * head_dim
@@ -57,6 +62,9 @@ class NativeStack:
         self.input_norm = self._address(stack.input_norm, torch.float32, self.hidden)
         self.turns = min(len(table) for table in stack.ropes)
         self.ropes = torch.tensor([self._rope(table, head_dim) for table in stack.ropes], dtype=torch.int64)
+        for layer in stack.layers:
+            if not 0 <= layer.rope < len(stack.ropes):
+                raise ValueError(f"a layer has the rotation {layer.rope} of {len(stack.ropes)}")
         self.windows = tuple({layer.window for layer in stack.layers})
         inner = max(layer.down.weight.inputs for layer in stack.layers)
         self.wide, self.narrow = max(qkv, 2 * inner), max(self.attended, inner)
@@ -141,7 +149,7 @@ class NativeStack:
     def _address(tensor: Tensor | None, dtype: torch.dtype, size: int) -> int:
         if tensor is None:
             return 0
-        if tensor.dtype != dtype or tensor.numel() != size or not tensor.is_contiguous():
+        if not tensor.is_cpu or tensor.dtype != dtype or tensor.numel() != size or not tensor.is_contiguous():
             raise ValueError(
                 f"a norm, bias or table {tensor.dtype} {list(tensor.shape)} for {dtype} [{size}]"
             )

@@ -78,6 +78,8 @@ class PackedIntegers(NamedTuple):
 def pack(weight: Tensor, panel: int, memory: WeightMemory) -> PackedWeight | None:
     """``weight`` [out, in] in panels of ``panel`` outputs, or None for a dtype that the kernels do not support."""
     outputs, inputs = weight.shape
+    if not weight.is_cpu:
+        return None
     if weight.dtype == torch.float32:
         words = weight.contiguous()
     elif weight.dtype == torch.bfloat16 and inputs % 2 == 0:
@@ -97,6 +99,7 @@ def pack(weight: Tensor, panel: int, memory: WeightMemory) -> PackedWeight | Non
 def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> PackedIntegers:
     """``weight`` in panels of ``panel`` outputs, each group of inputs padded to a multiple of 8 with zeros."""
     outputs, inputs = weight.shape
+    _check(weight)
     middle, missing = 1 << (weight.bits - 1), -outputs % panel
     unsigned = (weight.integers() + middle).to(torch.uint8) if weight.bits == 4 else weight.integers() ^ -128
     grouped = unsigned.view(torch.uint8).view(outputs, -1, weight.group_size)
@@ -121,6 +124,31 @@ def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> 
         weight.activation_bits,
         panel,
     )
+
+
+def _check(weight: QuantizedWeight) -> None:
+    """Raise ValueError unless the parts have the types and sizes of `QuantizedWeight`: the kernels follow them."""
+    outputs, inputs = weight.shape
+    groups = weight.scales.shape[-1]
+    order = weight.order
+    fits = (
+        (weight.bits, weight.values.dtype) in ((8, torch.int8), (4, torch.uint8))
+        and weight.scales.dtype == torch.float32
+        and groups >= 1
+        and inputs % groups == 0
+        and all(part.shape == (outputs, groups) for part in (weight.scales, weight.zeros) if part is not None)
+        and (
+            order is None
+            or (order.dtype == torch.int64 and order.shape == (inputs,) and order.is_contiguous())
+        )
+        and all(part.is_cpu for part in weight.tensors())
+    )
+    if not fits:
+        raise ValueError(
+            f"parts of a weight [{outputs}, {inputs}] in {weight.bits} bits do not fit each other"
+        )
+    if order is not None and inputs and not 0 <= int(order.min()) <= int(order.max()) < inputs:
+        raise ValueError(f"the order of {inputs} inputs names others")
 
 
 def _panels(of_groups: Tensor, panel: int) -> Tensor:

@@ -38,7 +38,7 @@ class EngineTarget:
     ``encode`` turns a prompt into token ids. ``before`` is called before every run and should clear the prefix cache.
     ``watchers`` receive every event; ``close`` is called at the end. ``concurrency`` limits the open requests; if all
     requests are due at the start, this is a closed loop, and a request's arrival is the time when it is sent. ``clock``
-    and ``sleep`` may be those of virtual time.
+    and ``sleep`` may be those of virtual time. ``kernels`` names what computes, for the report.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class EngineTarget:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
         concurrency: int | None = None,
+        kernels: str = "",
     ) -> None:
         self.name = name
         self.completed = 0
@@ -66,6 +67,7 @@ class EngineTarget:
         self._clock = clock
         self._sleep = sleep
         self._concurrency = concurrency
+        self._kernels = {"kernels": kernels} if kernels else {}
         self._runs = 0
         self._waste = KvWaste()
 
@@ -79,7 +81,8 @@ class EngineTarget:
         return [records[self._id(each)] for each in work]
 
     def facts(self) -> dict[str, Any]:
-        return {"kv_waste_percent": 100.0 * self._waste.share, "kv_blocks_peak": self._waste.peak_blocks}
+        waste = {"kv_waste_percent": 100.0 * self._waste.share, "kv_blocks_peak": self._waste.peak_blocks}
+        return self._kernels | waste
 
     def close(self) -> None:
         self._close()

@@ -61,7 +61,7 @@ async def offer(
 
 
 class ServerTarget:
-    """A `record.Target` behind a URL; ``before`` is called before every run."""
+    """A `record.Target` behind a URL; ``before`` is called before every run, ``kernels`` is what the server reports."""
 
     def __init__(
         self,
@@ -69,12 +69,14 @@ class ServerTarget:
         endpoint: Endpoint,
         concurrency: int | None = None,
         before: Callable[[], object] = lambda: None,
+        kernels: str = "",
     ) -> None:
         self.name = name
         self.completed = 0
         self._endpoint = endpoint
         self._concurrency = concurrency
         self._before = before
+        self._kernels = {"kernels": kernels} if kernels else {}
 
     def run(self, work: Sequence[Work]) -> list[Record]:
         self._before()
@@ -85,7 +87,8 @@ class ServerTarget:
         self.completed += 1
 
     def facts(self) -> dict[str, Any]:
-        return {} if self._concurrency is None else {"max_concurrency": self._concurrency}
+        limit = {} if self._concurrency is None else {"max_concurrency": self._concurrency}
+        return self._kernels | limit
 
     def close(self) -> None:
         """Does nothing: no connection stays open between runs."""

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.peers import race
+from benchmarks.peers import install, race
 from benchmarks.peers.__main__ import command_line, main
+from headrace.compute.kernels import select
 
 ROOT = Path(__file__).parents[3]
 SHOWN = re.findall(
@@ -68,10 +70,55 @@ def test_a_wrong_setting_is_refused_before_anything_is_started(monkeypatch, caps
 def test_a_peer_that_is_not_there_is_named_before_weights_are_written(monkeypatch, capsys, tmp_path, signals):
     monkeypatch.setattr(race.os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setattr(race, "write_folder", None)
-    words = ("--home", str(tmp_path), "race", "--contenders", "headrace", "llama.cpp")
+    output = str(tmp_path / "race.json")
+    words = ("--home", str(tmp_path), "race", "--contenders", "headrace", "llama.cpp", "--output", output)
     status, error = reported(monkeypatch, capsys, *words)
     assert status == 2
     assert "llama.cpp is not installed: python -m benchmarks.peers install llama.cpp" in error
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    for name in ("write_folder", "start"):
+        monkeypatch.setattr(race, name, None)
+    monkeypatch.setattr(race.os, "sched_setaffinity", lambda *_: None)
+
+
+def test_a_missing_matplotlib_is_named_before_anything_is_started(
+    monkeypatch, capsys, tmp_path, signals, nothing_starts
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, error = reported(monkeypatch, capsys, "race", "--output", str(tmp_path / "race.json"))
+    assert status == 2
+    assert "no plot without matplotlib" in error
+
+
+@pytest.mark.parametrize("place", ["file/race.json", "folder"])
+def test_a_report_that_cannot_be_written_is_named_before_anything_is_started(
+    monkeypatch, capsys, tmp_path, signals, nothing_starts, place
+):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    status, error = reported(monkeypatch, capsys, "race", "--output", str(tmp_path / place))
+    assert status == 2
+    assert f"--output {tmp_path / place}: " in error
+
+
+def test_a_race_without_compiled_kernels_is_refused(monkeypatch, capsys, tmp_path, signals, nothing_starts):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys; sys.modules['headrace.compute.kernels._cpu'] = None"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    words = ("race", "--output", str(tmp_path / "race.json"), "--contenders", "headrace", "transformers")
+    status, error = reported(monkeypatch, capsys, *words)
+    assert status == 2
+    assert (
+        "headrace would be measured without its kernels: the C++ kernels of the CPU cannot be loaded" in error
+    )
+    assert install.kernels(["transformers"]) == ""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    if select("auto", torch.device("cpu")).name == "cpp":
+        assert install.kernels(["headrace"]).startswith("cpp ")
 
 
 def test_a_race_in_which_requests_failed_fails(monkeypatch, capsys, tmp_path, signals):

@@ -206,8 +206,11 @@ def test_latency_runs_its_batch_as_one_however_few_rows_a_step_would_have(tmp_pa
     limits = ("--kv-cache-memory-bytes", str(16 << 20), "--max-model-len", "256")
     result = run("latency", "builtin", *shape, *limits, "--output", str(output))
     assert result.exit_code == 0, result.output
-    decode = next(kind for kind in json.loads(output.read_text())["steps"] if kind["kind"] == "decode")
+    reported = json.loads(output.read_text())
+    decode = next(kind for kind in reported["steps"] if kind["kind"] == "decode")
     assert decode["wall"]["count"] >= 1
+    assert reported["settings"]["kernels"].split()[0] in ("cpp", "torch")
+    assert f"kernels {reported['settings']['kernels']}" in " ".join(result.output.split())
 
 
 def test_each_request_of_each_round_is_a_row_of_the_export(tmp_path: Path) -> None:

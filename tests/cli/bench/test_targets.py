@@ -37,5 +37,7 @@ def test_a_server_on_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.M
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with running() as server:
-        make_server_target("local", server.url, "").run([Work("a", "hello", 3)])
+        target = make_server_target("local", server.url, "")
+        target.run([Work("a", "hello", 3)])
+    assert target.facts() == {"kernels": "cpp avx2"}
     assert server.bodies[0]["model"] == "echo"

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headrace.compute import kernels as backends
 from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages, select
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.sampling.draw import NOTHING_ALLOWED
@@ -378,6 +379,22 @@ def test_without_the_extension_torch_computes(level: str, monkeypatch: pytest.Mo
     with pytest.raises(KernelsUnavailable, match=r"C\+\+ kernels of the CPU cannot be loaded .*compiler"):
         select("cpp", CPU)
     assert select("auto", CPU).name == "torch"
+
+
+@pytest.mark.parametrize("compiler", ["/usr/bin/c++", None])
+def test_a_missing_extension_is_warned_of_once_with_what_builds_it(
+    level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "headrace.compute.kernels._cpu", None)
+    monkeypatch.setattr("shutil.which", lambda name: compiler)
+    backends._warn_once.cache_clear()
+    for _ in range(2):
+        assert select("auto", CPU).name == "torch"
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert (f"A compiler is here ({compiler})" in warning) == (compiler is not None)
+    assert ("install a C++17 compiler" in warning) == (compiler is None)
+    assert "python setup.py build_ext --inplace" in warning
+    assert str(Path(backends.__file__).parents[2]) in warning
 
 
 def test_levels_and_devices_are_refused_by_name(level: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -243,6 +244,23 @@ def test_an_interrupt_is_checked_between_two_layers() -> None:
     with pytest.raises(StepInterrupted):
         kernels.run_stack(stack, replace(MIXED, bell=bell), pages)
     ringing.join()
+
+
+def test_passes_of_two_threads_do_not_share_working_memory() -> None:
+    kernels = CppKernels()
+    prepared = kernels.prepare_stack(make(kernels, torch.float32, positions=600))
+    long = pack([index % VOCAB for index in range(500)], [0], [500], [list(range(125))], [499], BLOCK, CPU)
+    batches = [long, MIXED]
+
+    def passes(batch: Batch, times: int) -> list[Tensor]:
+        pages = pages_for(torch.float32, blocks=125)
+        return [kernels.run_stack(prepared, replace(batch, kept={}), pages) for _ in range(times)]
+
+    expected = [passes(batch, 1)[0] for batch in batches]
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(passes, batch, times) for batch, times in zip(batches, (10, 300), strict=True)]
+        for each, right in zip(found, expected, strict=True):
+            assert all(torch.equal(one, right) for one in each.result())
 
 
 def run(batch: Batch = MIXED, pages: Sequence[Pages] | None = None, **changed: Any) -> Tensor:

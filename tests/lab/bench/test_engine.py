@@ -33,6 +33,13 @@ def test_every_request_is_served_and_measured(overlap: int) -> None:
             assert list(record.token_seconds) == sorted(record.token_seconds)
             assert 0.0 <= record.token_seconds[0] <= record.finished
         assert 0.0 <= run.facts["kv_waste_percent"] < 100.0
+        assert "kernels" not in run.facts
+
+
+def test_the_kernels_are_in_the_facts() -> None:
+    engine, _ = hashing_engine()
+    run = measure(EngineTarget("engine", engine, tokens, kernels="cpp avx2"), fixed_lengths(2, 8, 6))
+    assert run.facts["kernels"] == "cpp avx2"
 
 
 def test_a_cold_start_for_every_run_when_asked_for() -> None:

@@ -4,6 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <initializer_list>
 #include <type_traits>
 
 #include "operations.h"
@@ -64,9 +65,49 @@ class Arguments {
     return value;
   }
 
+  // A number of elements, or one that is multiplied with such a number.
+  int64_t size() {
+    const int64_t value = integer();
+    if (value < 0 || value > MAX_SIZE) fail("a size of %lld is not from 0 to 2^40", value);
+    return value;
+  }
+
+  // Where elements are: null only if there are none, which `complete` is told.
   template <class P>
   P *pointer() {
-    return reinterpret_cast<P *>(integer());
+    P *address = optional<P>();
+    missing_ = missing_ || !address;
+    return address;
+  }
+
+  template <class P>
+  P *optional() {
+    const int64_t value = integer();
+    if (value && (value < FIRST_PAGE || value > MAX_ADDRESS)) fail("%lld is not an address", value);
+    return reinterpret_cast<P *>(value);
+  }
+
+  int dtype(DType last = FLOAT16) {
+    const int64_t value = integer();
+    if (value < 0 || value > last) fail("dtype %lld does not exist", value);
+    return static_cast<int>(value);
+  }
+
+  void require(bool holds, const char *message) {
+    if (failed_ || holds) return;
+    PyErr_SetString(PyExc_ValueError, message);
+    failed_ = true;
+  }
+
+  // The product of sizes.
+  int64_t elements(std::initializer_list<int64_t> sizes) {
+    int64_t product = 1;
+    for (const int64_t size : sizes)
+      if (__builtin_mul_overflow(product, size, &product) || product > MAX_SIZE) {
+        require(false, "sizes have a product beyond 2^40");
+        return 0;
+      }
+    return product;
   }
 
   float real() {
@@ -87,8 +128,15 @@ class Arguments {
 
   Pages pages() {
     int64_t words[PAGE_WORDS];
-    for (int64_t &word : words) word = integer();
-    return pages_of(words);
+    for (int i = 0; i < PAGE_WORDS; i++)
+      words[i] = i < 4 ? reinterpret_cast<int64_t>(optional<void>()) : integer();
+    missing_ = missing_ || !words[0] || !words[1];
+    const Pages pages = pages_of(words);
+    require(pages.block_size >= 1 && pages.block_size <= MAX_SIZE && pages.stride >= 1 &&
+                pages.stride <= MAX_SIZE && pages.scale_stride >= 0 && pages.scale_stride <= MAX_SIZE &&
+                words[7] >= FLOAT32 && words[7] <= INT8 && (words[7] != INT8 || (words[2] && words[3])),
+            "pages need a block size, a stride, a dtype, and scales if they are int8");
+    return pages;
   }
 
   // The elements of a contiguous array, for as long as these arguments live; null and 0 for None.
@@ -103,6 +151,7 @@ class Arguments {
     if (view.itemsize != sizeof(T)) {
       PyErr_Format(PyExc_TypeError, "an array has elements of %zd bytes, not %zd", view.itemsize, sizeof(T));
       failed_ = true;
+      return nullptr;
     }
     size = view.len / view.itemsize;
     return static_cast<T *>(view.buf);
@@ -120,7 +169,9 @@ class Arguments {
     while (view_count_) PyBuffer_Release(&views_[--view_count_]);
   }
 
-  bool complete() {
+  // Whether all arguments were there and are right, for a call that reads or writes this many elements.
+  bool complete(int64_t elements = 0) {
+    require(elements == 0 || !missing_, "the address of elements is null");
     if (!failed_ && left_) {
       PyErr_SetString(PyExc_TypeError, "too many arguments");
       failed_ = true;
@@ -129,6 +180,13 @@ class Arguments {
   }
 
  private:
+  static const int64_t MAX_SIZE = int64_t{1} << 40, MAX_ADDRESS = int64_t{1} << 57, FIRST_PAGE = 4096;
+
+  void fail(const char *message, int64_t value) {
+    if (!failed_) PyErr_Format(PyExc_ValueError, message, (long long)value);
+    failed_ = true;
+  }
+
   bool take() {
     if (!left_) {
       PyErr_SetString(PyExc_TypeError, "too few arguments");
@@ -142,7 +200,7 @@ class Arguments {
 
   PyObject *const *values_;
   Py_ssize_t left_;
-  bool failed_ = false;
+  bool failed_ = false, missing_ = false;
   Py_buffer views_[8];
   int view_count_ = 0;
 };

@@ -28,12 +28,15 @@ const bool by_second_cache = [] {
 
 namespace {
 
+const int64_t MAX_THREADS = 4096;
+
 PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(team_threads()); }
 
 PyObject *set_threads(PyObject *, PyObject *value) {
   const long count = PyLong_AsLong(value);
   if (count == -1 && PyErr_Occurred()) return nullptr;
-  if (count < 1 || count > 4096) return PyErr_Format(PyExc_ValueError, "threads must be 1 to 4096, not %ld", count);
+  if (count < 1 || count > MAX_THREADS)
+    return PyErr_Format(PyExc_ValueError, "threads must be 1 to 4096, not %ld", count);
   set_team_threads(static_cast<int>(count));
   Py_RETURN_NONE;
 }
@@ -71,15 +74,16 @@ PyObject *norm(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const Operations *operations = in.operations();
   Norm a;
   a.x = in.pointer<const void>();
-  a.residual = in.pointer<void>();
+  a.residual = in.optional<void>();
   a.weight = in.pointer<const float>();
   a.out = in.pointer<void>();
-  a.count = in.integer();
-  a.size = in.integer();
-  a.dtype = static_cast<int>(in.integer());
+  a.count = in.size();
+  a.size = in.size();
+  a.dtype = in.dtype();
   a.eps = in.real();
-  if (!in.complete()) return nullptr;
-  run_unlocked_if(a.count * a.size > LONG_CALL_ELEMENTS, [&] { operations->norm(a); });
+  const int64_t elements = in.elements({a.count, a.size});
+  if (!in.complete(elements)) return nullptr;
+  run_unlocked_if(elements > LONG_CALL_ELEMENTS, [&] { operations->norm(a); });
   Py_RETURN_NONE;
 }
 
@@ -94,27 +98,34 @@ bool all_below(const char *name, const Integer *values, int64_t count, int64_t l
   return true;
 }
 
+void require_heads(Arguments &in, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+  in.require(kv_heads >= 1 && heads >= kv_heads && heads % kv_heads == 0 && head_dim >= 1 && head_dim <= MAX_HEAD_DIM,
+             "heads must be a multiple of those of keys, and have 1 to 512 elements");
+}
+
 PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
   Rope a;
   a.qkv = in.pointer<const void>();
   a.rotation = in.pointer<const float>();
-  a.norm = in.pointer<const float>();
+  a.norm = in.optional<const float>();
   a.slots = in.pointer<const int64_t>();
   a.positions = nullptr;
   a.pages = in.pages();
   a.queries = in.pointer<void>();
-  a.tokens = in.integer();
-  a.heads = in.integer();
-  a.kv_heads = in.integer();
-  a.head_dim = in.integer();
-  a.rotary = in.integer();
-  const int64_t num_slots = in.integer();
-  a.dtype = static_cast<int>(in.integer());
+  a.tokens = in.size();
+  a.heads = in.size();
+  a.kv_heads = in.size();
+  a.head_dim = in.size();
+  a.rotary = in.size();
+  const int64_t num_slots = in.size();
+  a.dtype = in.dtype();
   a.eps = in.real();
-  if (!in.complete() || !all_below("slots", a.slots, a.tokens, num_slots)) return nullptr;
-  const int64_t elements = a.tokens * (a.heads + 2 * a.kv_heads) * a.head_dim;
+  const int64_t elements = in.elements({a.tokens, a.heads + 2 * a.kv_heads, a.head_dim});
+  require_heads(in, a.heads, a.kv_heads, a.head_dim);
+  in.require(a.rotary <= a.head_dim && a.rotary % 2 == 0, "the rotated part of a head must be even and within it");
+  if (!in.complete(elements) || !all_below("slots", a.slots, a.tokens, num_slots)) return nullptr;
   run_unlocked_if(elements > LONG_CALL_ELEMENTS, [&] { operations->rope_write_kv(a); });
   Py_RETURN_NONE;
 }
@@ -125,12 +136,13 @@ PyObject *gated_activation(PyObject *, PyObject *const *values, Py_ssize_t count
   Gate a;
   a.x = in.pointer<const void>();
   a.out = in.pointer<void>();
-  a.count = in.integer();
-  a.size = in.integer();
-  a.dtype = static_cast<int>(in.integer());
+  a.count = in.size();
+  a.size = in.size();
+  a.dtype = in.dtype();
   a.gelu = static_cast<int>(in.integer());
-  if (!in.complete()) return nullptr;
-  run_unlocked_if(a.count * a.size > LONG_CALL_ELEMENTS, [&] { operations->gated_activation(a); });
+  const int64_t elements = in.elements({a.count, a.size});
+  if (!in.complete(elements)) return nullptr;
+  run_unlocked_if(elements > LONG_CALL_ELEMENTS, [&] { operations->gated_activation(a); });
   Py_RETURN_NONE;
 }
 
@@ -141,9 +153,10 @@ PyObject *check_rows(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const int32_t *query_starts = in.pointer<const int32_t>();
   const int32_t *contexts = in.pointer<const int32_t>();
   const int32_t *tables = in.pointer<const int32_t>();
-  const int64_t rows = in.integer(), width = in.integer(), block_size = in.integer(), window = in.integer();
-  const int64_t tokens = in.integer();
-  if (!in.complete()) return nullptr;
+  const int64_t rows = in.size(), width = in.size(), block_size = in.size(), window = in.integer();
+  const int64_t tokens = in.size();
+  in.elements({width, block_size});
+  if (!in.complete(rows)) return nullptr;
   int64_t blocks = 0;
   if (rows > 0 && query_starts[0] != 0) return PyErr_Format(PyExc_IndexError, "query_starts[0] must be 0");
   if (block_size < 1 || window < 1)
@@ -177,16 +190,18 @@ PyObject *attention(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.query_starts = in.pointer<const int32_t>();
   a.contexts = in.pointer<const int32_t>();
   a.tables = in.pointer<const int32_t>();
-  a.rows = in.integer();
-  a.width = in.integer();
+  a.rows = in.size();
+  a.width = in.size();
   a.window = in.integer();
-  a.heads = in.integer();
-  a.kv_heads = in.integer();
-  a.head_dim = in.integer();
-  a.dtype = static_cast<int>(in.integer());
+  a.heads = in.size();
+  a.kv_heads = in.size();
+  a.head_dim = in.size();
+  a.dtype = in.dtype();
   a.scale = in.real();
   a.softcap = in.real();
-  if (!in.complete()) return nullptr;
+  require_heads(in, a.heads, a.kv_heads, a.head_dim);
+  in.require(a.window >= 1, "a window must be at least 1");
+  if (!in.complete(a.rows)) return nullptr;
   int enough = 0;
   run_unlocked_if(true, [&] { enough = operations->attention(a); });
   if (!enough) return PyErr_NoMemory();
@@ -199,14 +214,17 @@ PyObject *linear(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Linear a;
   a.x = in.pointer<const void>();
   a.packed = in.pointer<const void>();
-  a.bias = in.pointer<const void>();
+  a.bias = in.optional<const void>();
   a.out = in.pointer<void>();
-  a.count = in.integer();
-  a.inputs = in.integer();
-  a.outputs = in.integer();
-  a.dtype = static_cast<int>(in.integer());
-  if (!in.complete()) return nullptr;
-  run_unlocked_if(a.count * a.inputs * a.outputs > LONG_CALL_PRODUCTS, [&] { operations->linear(a); });
+  a.count = in.size();
+  a.inputs = in.size();
+  a.outputs = in.size();
+  a.dtype = in.dtype();
+  in.require(a.dtype == FLOAT32 || (a.dtype == BFLOAT16 && a.inputs % 2 == 0),
+             "weights are float32, or bfloat16 of an even number of inputs");
+  const int64_t products = in.elements({a.count, a.inputs, a.outputs});
+  if (!in.complete(products)) return nullptr;
+  run_unlocked_if(products > LONG_CALL_PRODUCTS, [&] { operations->linear(a); });
   Py_RETURN_NONE;
 }
 
@@ -217,20 +235,24 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   a.x = in.pointer<const void>();
   a.packed = in.pointer<const void>();
   a.scales = in.pointer<const float>();
-  a.offsets = in.pointer<const float>();
-  a.order = in.pointer<const int64_t>();
-  a.bias = in.pointer<const void>();
+  a.offsets = in.optional<const float>();
+  a.order = in.optional<const int64_t>();
+  a.bias = in.optional<const void>();
   a.out = in.pointer<void>();
-  a.count = in.integer();
-  a.inputs = in.integer();
-  a.outputs = in.integer();
-  a.group_size = in.integer();
-  a.planes = in.integer();
-  a.dtype = static_cast<int>(in.integer());
+  a.count = in.size();
+  a.inputs = in.size();
+  a.outputs = in.size();
+  a.group_size = in.size();
+  a.planes = in.size();
+  a.dtype = in.dtype();
   a.bits = static_cast<int>(in.integer());
-  if (!in.complete()) return nullptr;
+  in.require(a.bits == 4 || a.bits == 8, "quantized weights have 4 or 8 bits");
+  in.require(a.planes >= 1 && a.planes <= 3, "activations have 1 to 3 planes");
+  in.require(a.group_size >= 1 && a.inputs % a.group_size == 0, "groups must divide the inputs");
+  const int64_t products = in.elements({a.count, a.inputs, a.outputs});
+  if (!in.complete(products)) return nullptr;
   int enough = 0;
-  run_unlocked_if(a.count * a.inputs * a.outputs > LONG_CALL_PRODUCTS, [&] { enough = operations->quantized_linear(a); });
+  run_unlocked_if(products > LONG_CALL_PRODUCTS, [&] { enough = operations->quantized_linear(a); });
   if (!enough) return PyErr_NoMemory();
   Py_RETURN_NONE;
 }
@@ -249,43 +271,46 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.y = in.pointer<void>();
   a.wide = in.pointer<void>();
   a.narrow = in.pointer<void>();
-  a.out = in.pointer<void>();
-  a.seconds = in.pointer<double>();
-  a.bell = in.pointer<const uint8_t>();
-  a.taps = in.pointer<void>();
-  a.tapped = in.pointer<const int64_t>();
-  a.tap_count = in.integer();
+  a.out = in.optional<void>();
+  a.seconds = in.optional<double>();
+  a.bell = in.optional<const uint8_t>();
+  a.taps = in.optional<void>();
+  a.tapped = in.optional<const int64_t>();
+  a.tap_count = in.size();
   a.embedding = in.pointer<const void>();
   a.layers = in.pointer<const StackLayer>();
   bounds.pages = in.pointer<const int64_t>();
   a.rotations = in.pointer<const StackRotation>();
   a.input_norm = in.pointer<const float>();
-  a.layer_count = in.integer();
+  a.layer_count = in.size();
   a.token_ids = in.pointer<const int32_t>();
   a.query_starts = in.pointer<const int32_t>();
   a.contexts = in.pointer<const int32_t>();
   a.tables = in.pointer<const int32_t>();
   a.positions = in.pointer<const int64_t>();
   a.slots = in.pointer<const int64_t>();
-  a.kept_at = in.pointer<const int64_t>();
-  a.rows = in.integer();
-  a.width = in.integer();
-  a.tokens = in.integer();
-  a.kept = in.integer();
-  bounds.vocab = in.integer();
-  bounds.turns = in.integer();
-  bounds.num_slots = in.integer();
-  a.hidden = in.integer();
-  a.element_bytes = in.integer();
-  a.heads.heads = in.integer();
-  a.heads.kv_heads = in.integer();
-  a.heads.head_dim = in.integer();
-  a.dtype = static_cast<int>(in.integer());
+  a.kept_at = in.optional<const int64_t>();
+  a.rows = in.size();
+  a.width = in.size();
+  a.tokens = in.size();
+  a.kept = in.size();
+  bounds.vocab = in.size();
+  bounds.turns = in.size();
+  bounds.num_slots = in.size();
+  a.hidden = in.size();
+  a.element_bytes = in.size();
+  a.heads.heads = in.size();
+  a.heads.kv_heads = in.size();
+  a.heads.head_dim = in.size();
+  a.dtype = in.dtype();
   a.gelu = static_cast<int>(in.integer());
   a.eps = in.real();
   a.scale = in.real();
   a.softcap = in.real();
   a.embedding_scale = in.real();
+  in.require(!a.kept || (a.out && a.kept_at), "the address of wanted positions or of their results is null");
+  in.require(!a.tap_count || (a.taps && a.tapped), "the address of tapped layers or of their states is null");
+  require_heads(in, a.heads.heads, a.heads.kv_heads, a.heads.head_dim);
 }
 
 // Fails with a Python exception where what the arrays hold is out of bounds: kernels/native_stack.py has checked the rest.
@@ -321,7 +346,7 @@ PyObject *run_stack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Stack a;
   StackBounds bounds;
   read_stack(in, a, bounds);
-  if (!in.complete() || !stack_fits(a, bounds)) return nullptr;
+  if (!in.complete(a.tokens) || !stack_fits(a, bounds)) return nullptr;
   const std::vector<Pages> layers = stack_pages(a, bounds);
   a.pages = layers.data();
   StackEnd end = StackEnd::NO_MEMORY;
@@ -360,15 +385,16 @@ PyObject *drafts(PyObject *, PyObject *const *values, Py_ssize_t count) {
   int64_t words, most, tokens, probabilities, counts, computed;
   const int64_t *head = in.array<const int64_t>(words);
   d.most = in.array<const int64_t>(most);
-  d.logits = in.pointer<void>();
+  d.logits = in.optional<void>();
   d.tokens = in.array<int64_t>(tokens);
   d.probabilities = in.array<float>(probabilities);
   d.counts = in.array<int64_t>(counts);
   d.computed = in.array<int64_t>(computed);
-  d.longest = in.integer();
-  d.block_size = in.integer();
+  d.longest = in.size();
+  d.block_size = in.size();
   d.least = in.real();
-  if (!in.complete() || !stack_fits(d.first, bounds)) return nullptr;
+  in.require(!d.first.kept || (d.logits && d.block_size >= 1), "drafts need room for logits, and blocks of a size");
+  if (!in.complete(d.first.tokens) || !stack_fits(d.first, bounds)) return nullptr;
   const int64_t kept = d.first.kept, all = kept * d.longest;
   if (words * sizeof *head != sizeof d.head || most != kept || counts != kept || computed != kept || tokens != all ||
       probabilities != all)
@@ -419,8 +445,8 @@ PyObject *likeliest(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const int16_t *logits = in.pointer<const int16_t>();
   int64_t *tokens = in.pointer<int64_t>();
-  const int64_t rows = in.integer(), size = in.integer();
-  if (!in.complete()) return nullptr;
+  const int64_t rows = in.size(), size = in.size();
+  if (!in.complete(in.elements({rows, size}))) return nullptr;
   run_unlocked_if(rows * size > LONG_CALL_ELEMENTS, [&] {
     share(rows, 1, rows * size > LONG_CALL_ELEMENTS ? team_threads() : 1, [&](int64_t row, int64_t end, int64_t) {
       for (; row < end; row++) tokens[row] = likeliest_of(logits + row * size, size);
@@ -458,8 +484,9 @@ PyObject *permit(PyObject *, PyObject *const *values, Py_ssize_t count) {
   char *out = in.pointer<char>();
   const int64_t *lines = in.pointer<const int64_t>();
   const uint32_t *words = in.pointer<const uint32_t>();
-  const int64_t rows = in.integer(), size = in.integer(), itemsize = in.integer(), never = in.integer();
-  if (!in.complete()) return nullptr;
+  const int64_t rows = in.size(), size = in.size(), itemsize = in.integer(), never = in.integer();
+  in.require(itemsize == 2 || itemsize == 4, "logits have 2 or 4 bytes");
+  if (!in.complete(in.elements({rows, size}))) return nullptr;
   const int64_t width = (size + 31) / 32, bytes = size * itemsize;
   const bool large = rows * size > LONG_CALL_ELEMENTS;
   run_unlocked_if(large, [&] {
@@ -493,10 +520,10 @@ PyObject *choose(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.top_p = in.pointer<const double>();
   a.uniform = in.pointer<const double>();
   a.tokens = in.pointer<int64_t>();
-  a.count = in.integer();
-  a.size = in.integer();
-  a.dtype = static_cast<int>(in.integer());
-  if (!in.complete()) return nullptr;
+  a.count = in.size();
+  a.size = in.size();
+  a.dtype = in.dtype();
+  if (!in.complete(in.elements({a.count, a.size}))) return nullptr;
   int enough = 0;
   run_unlocked_if(a.count * a.size > LONG_CALL_ELEMENTS, [&] { enough = operations->choose(a); });
   if (!enough) return PyErr_NoMemory();
@@ -508,8 +535,9 @@ PyObject *choose(PyObject *, PyObject *const *values, Py_ssize_t count) {
 PyObject *read(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const uint64_t *words = in.pointer<const uint64_t>();
-  const int64_t size = in.integer(), threads = in.integer(), lot = 1 << 17;
-  if (!in.complete()) return nullptr;
+  const int64_t size = in.size(), threads = in.integer(), lot = 1 << 17;
+  in.require(threads >= 1 && threads <= MAX_THREADS, "threads must be 1 to 4096");
+  if (!in.complete(size)) return nullptr;
   std::atomic<uint64_t> total{0};
   run_unlocked_if(true, [&] {
     share(size, lot, static_cast<int>(threads), [&](int64_t i, int64_t end, int64_t) {

@@ -73,22 +73,28 @@ PyObject *columns(PyObject *, PyObject *const *values, Py_ssize_t count) {
 // token at the front; where the words are too few, only how many there must be.
 PyObject *pack(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
-  int64_t size, rows, same, table_words, block_count, token_words, wanted_count, none;
+  int64_t size, rows, same, table_words, block_count, token_words, wanted_count, slot_count;
   int64_t *words = in.array<int64_t>(size);
-  const int64_t *slots = in.array<const int64_t>(none), *starts = in.array<const int64_t>(rows);
+  const int64_t *slots = in.array<const int64_t>(slot_count), *starts = in.array<const int64_t>(rows);
   const int64_t *lengths = in.array<const int64_t>(same), *wanted = in.array<const int64_t>(wanted_count);
   const int32_t *tables = in.array<const int32_t>(table_words);
-  const int64_t width = in.integer();
+  const int64_t width = in.size();
   const int64_t *blocks = in.array<const int64_t>(block_count);
   const int32_t *tokens = in.array<const int32_t>(token_words);
-  const int64_t stride = in.integer(), limit = in.integer(), block_size = in.integer();
+  const int64_t stride = in.size(), limit = in.size(), block_size = in.size();
+  in.require(block_size >= 1 && same == rows && (!slots || slot_count == rows),
+             "rows need a block size, and a slot, a start and a length each");
+  in.elements({width, block_size});
   if (!in.complete()) return nullptr;
   const int64_t table_count = width > 0 ? table_words / width : 0;
   int64_t total = 0, longest = 0, ones = 0;
   for (int64_t i = 0; i < rows; i++) {
-    const int64_t slot = slots ? slots[i] : i, end = starts[i] + lengths[i];
-    if (same != rows || slot < 0 || slot >= table_count || starts[i] < 0 || lengths[i] < 1 || end > limit ||
-        end > (blocks ? blocks[slot] : width) * block_size || (stride && (slot + 1) * stride > token_words)) {
+    const int64_t slot = slots ? slots[i] : i;
+    const bool placed = slot >= 0 && slot < table_count && (!blocks || slot < block_count) && starts[i] >= 0 &&
+                        starts[i] <= limit && lengths[i] >= 1 && lengths[i] <= limit - starts[i];
+    const int64_t end = placed ? starts[i] + lengths[i] : 0;
+    if (!placed || end > (blocks && blocks[slot] < width ? blocks[slot] : width) * block_size ||
+        (stride && (end > stride || slot >= token_words / stride))) {
       PyErr_SetString(PyExc_ValueError, "a row exceeds the blocks of its slot or the context");
       return nullptr;
     }
@@ -135,13 +141,13 @@ PyObject *store(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   int64_t size, rows, same, given;
   int32_t *tokens = in.array<int32_t>(size);
-  const int64_t stride = in.integer();
+  const int64_t stride = in.size();
   const int64_t *slots = in.array<const int64_t>(rows), *positions = in.array<const int64_t>(same);
   const int64_t *drawn = in.array<const int64_t>(given);
   if (!in.complete()) return nullptr;
   if (same != rows || given != rows) return PyErr_Format(PyExc_ValueError, "slots, positions and tokens differ in number");
   for (int64_t i = 0; i < rows; i++) {
-    if (slots[i] < 0 || slots[i] >= size / stride || positions[i] < 0 || positions[i] >= stride)
+    if (slots[i] < 0 || !stride || slots[i] >= size / stride || positions[i] < 0 || positions[i] >= stride)
       return PyErr_Format(PyExc_IndexError, "slot %lld has no position %lld", (long long)slots[i], (long long)positions[i]);
     tokens[slots[i] * stride + positions[i]] = static_cast<int32_t>(drawn[i] > 0 ? drawn[i] : 0);
   }
@@ -154,8 +160,8 @@ PyObject *accept(PyObject *, PyObject *const *values, Py_ssize_t count) {
   const int64_t *drawn = in.pointer<const int64_t>(), *drafts = in.pointer<const int64_t>();
   const int64_t *offsets = in.pointer<const int64_t>();
   uint8_t *counting = in.pointer<uint8_t>();
-  const int64_t size = in.integer();
-  if (!in.complete()) return nullptr;
+  const int64_t size = in.size();
+  if (!in.complete(size)) return nullptr;
   bool right = true;
   for (int64_t i = 0; i < size; i++) {
     right = right || !offsets[i];
