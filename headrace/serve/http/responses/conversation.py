@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pydantic import ValidationError
 
-from headrace.core.request import InvalidParameter
-from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.errors import invalid
+from headrace.serve.http.generation.names import named
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.responses.items import chat_messages
 from headrace.serve.http.responses.tools.wire import FunctionChoice, offered
@@ -86,30 +85,8 @@ _NAMES: Mapping[str, str] = {
     "thinking_token_budget": "reasoning.max_tokens",
     "messages": "input",
 }
-_NAME = re.compile("|".join(rf"\b{name}\b" for name in _NAMES))
 
 
-@contextmanager
-def own_names() -> Iterator[None]:
-    """Rename fields in errors from those of the chat body to those of the client's request."""
-    try:
-        yield
-    except InvalidParameter as error:
-        raise _renamed(invalid(str(error), error.param)) from None
-    except ApiError as error:
-        raise _renamed(error) from None
-
-
-def _renamed(error: ApiError) -> ApiError:
-    first = re.split(r"[.\[]", error.param or "")[0]
-    if first not in _NAMES:
-        return error
-    message = _NAME.sub(lambda found: _NAMES[found[0]], str(error))
-    return ApiError(
-        error.status,
-        message,
-        type=error.type,
-        param=_NAMES[first],
-        code=error.code,
-        headers=error.headers,
-    )
+def own_names() -> AbstractContextManager[None]:
+    """Rename fields in errors from those of the chat body to those of the Responses API."""
+    return named(_NAMES)
