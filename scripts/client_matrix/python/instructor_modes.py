@@ -13,7 +13,6 @@ ASKED: dict[str, Any] = {
     "messages": [{"role": "user", "content": STORY}],
     "max_retries": 0,
     "max_tokens": 200,
-    "temperature": 0,  # sampled, an age may have more digits than max_tokens
 }
 
 
