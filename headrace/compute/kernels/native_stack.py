@@ -35,8 +35,8 @@ class NativeStack:
     rotations. Per token, ``hidden`` elements pass between layers, ``attended`` come from attention, and at most
     ``wide`` and ``narrow`` exist before and after the rotation or the gates' product.
 
-    Its working memory serves one pass at a time: a thread holds ``lock`` from the call of `room` to the end of the pass.
-    An embedding may be computed beside a step that runs on the runner's thread.
+    Its working memory serves one pass at a time: a thread holds ``lock`` from the call of `room` to the end of the
+    pass. An embedding may be computed beside a step that runs on the runner's thread.
 
     Raises:
         ValueError: a weight does not fit the others.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from headrace.serve.http.anthropic.wire import (
@@ -22,7 +21,7 @@ from headrace.serve.http.anthropic.wire import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.errors import invalid
 from headrace.serve.http.openai.chat_wire import CacheMark, ChatBody, Conversation
 from headrace.serve.http.openai.template_switches import SWITCHES
 from headrace.serve.http.tools.dialect import Dialect
@@ -104,17 +103,9 @@ def counted(dialect: Dialect, body: CountBody) -> Conversation:
 _TOOL = re.compile(r"\btools\[(\d+)\]\.function\.parameters\b")
 
 
-@contextmanager
-def own_names() -> Iterator[None]:
-    """Name the schema of a tool in errors as the client's request does."""
-    try:
-        yield
-    except ApiError as error:
-        if not _TOOL.match(error.param or ""):
-            raise
-        own = r"tools[\1].input_schema"
-        message, param = _TOOL.sub(own, str(error)), _TOOL.sub(own, error.param or "")
-        raise ApiError(error.status, message, type=error.type, param=param, code=error.code) from None
+def tool_places(text: str) -> str:
+    """``text`` with the schema of a tool named as the client's request does."""
+    return _TOOL.sub(r"tools[\1].input_schema", text)
 
 
 def _conversation(dialect: Dialect, body: CountBody) -> dict[str, Any]:

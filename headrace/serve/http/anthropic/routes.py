@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.serve.auth.api_keys import tenant
-from headrace.serve.http.anthropic.conversation import chat_body, counted, own_names
+from headrace.serve.http.anthropic.conversation import chat_body, counted, tool_places
 from headrace.serve.http.anthropic.refusals import refuse
 from headrace.serve.http.anthropic.wire import CountBody, MessagesBody
 from headrace.serve.http.anthropic.writer import MessageWriter
@@ -15,11 +15,20 @@ from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.caller import Caller
+from headrace.serve.http.generation.names import named
 from headrace.serve.http.generation.serving import Serving
 from headrace.serve.http.openai.chat import open_chat, render
 from headrace.serve.http.prompts.normalize import normalized
 from headrace.serve.http.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.serve.http.wire import beside, json_object, valid
+
+NAMES = {
+    "response_format": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+}
+"""The fields of a chat request that have other names in this API."""
 
 
 class Messages:
@@ -59,7 +68,7 @@ class Messages:
         chat = chat_body(self._model.dialect, body)
         if self._serving.recorder is not None:
             caller = self._serving.recorder.note_chat(chat, caller)
-        with own_names():
+        with named(NAMES, tool_places):
             call = await open_chat(
                 self._recall,
                 self._model,

@@ -310,12 +310,8 @@ async def open_call(
             questions.append(query)
     if caller.exchange is not None:
         caller.exchange.opened(call_id, model.name, tenant_name, [each.request.id for each in questions])
-    try:
-        answer = await recall.open(questions, interval=_interval(model, body, prompts, reports_begin))
-    except Refused as refused:
-        raise turned_away(refused.verdict, rate_headers(refused.rooms), _multiple(prompts, choices)) from None
-    except NotCached:
-        raise not_cached() from None
+    interval = _interval(model, body, prompts, reports_begin)
+    answer = await _submitted(recall, questions, interval, _multiple(prompts, choices))
     await _submit_prompts(model, prompts, choices[::choices_per_prompt], session, pieces)
     seconds = scheduling.seconds or answer.requests[0].settings.request_timeout or request_timeout
     call = Call(call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows)
@@ -335,6 +331,22 @@ async def _submit_prompts(
     for prompt, choice in zip(prompts, firsts, strict=True):
         model.prompts.submit(choice.request, prompt.about, session)
         await pieces.turn()
+
+
+async def _submitted(
+    recall: Answers, questions: Sequence[LookupRequest], interval: int, multiple: str | None
+) -> Answer:
+    """The open answer to ``questions``; ``multiple`` is the field that asks for several.
+
+    Raises:
+        ApiError: the server rejects them, or ``only-if-cached`` finds nothing.
+    """
+    try:
+        return await recall.open(questions, interval=interval)
+    except Refused as refused:
+        raise turned_away(refused.verdict, rate_headers(refused.rooms), multiple) from None
+    except NotCached:
+        raise not_cached() from None
 
 
 def _multiple(prompts: Sequence[Prompt], choices: Sequence[Choice]) -> str | None:

@@ -88,17 +88,13 @@ async def open_chat(
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
     params = constrained(params, model.dialect, body, text)
     await structured.check(model, params, body)
-    continues = bool(body.continue_final_message)
-    reading = answer_reading(model.dialect, body, text)
-    marked = await _marked(model, body, tenant_of_call(caller, body), tokens)
-    predicted = await _predicted(model, body)
     prompt = Prompt(
         tuple(tokens),
         params,
-        continues,
-        retention=marked,
-        reading=reading,
-        prediction=predicted,
+        continues=bool(body.continue_final_message),
+        retention=await _marked(model, body, tenant_of_call(caller, body), tokens),
+        reading=answer_reading(model.dialect, body, text),
+        prediction=await _predicted(model, body),
         about=about_chat(model, body, text, tokens, done),
     )
     return await open_call(

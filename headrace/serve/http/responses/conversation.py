@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pydantic import ValidationError
 
-from headrace.core.request import InvalidParameter
-from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.errors import invalid
+from headrace.serve.http.generation.names import named
 from headrace.serve.http.openai.chat_wire import ChatBody
 from headrace.serve.http.responses.items import chat_messages
 from headrace.serve.http.responses.tools.wire import (
@@ -99,41 +99,17 @@ _NAMES: Mapping[str, str] = {
     "thinking_token_budget": "reasoning.max_tokens",
     "messages": "input",
 }
-_NAME = re.compile("|".join(rf"\b{name}\b" for name in _NAMES))
 
 
 _TOOL = re.compile(r"\btools\[(\d+)\]\.function\b")
 _ALLOWED = re.compile(r"\btool_choice\.allowed_tools\.tools\[(\d+)\]\.function\b")
 
 
-@contextmanager
-def own_names(tools: Sequence[ResponseTool] = ()) -> Iterator[None]:
+def own_names(tools: Sequence[ResponseTool] = ()) -> AbstractContextManager[None]:
     """Rename fields in errors from those of the chat body to those of the client's request, which has ``tools``."""
-    try:
-        yield
-    except InvalidParameter as error:
-        raise _renamed(invalid(str(error), error.param), tools) from None
-    except ApiError as error:
-        raise _renamed(error, tools) from None
 
-
-def _renamed(error: ApiError, tools: Sequence[ResponseTool]) -> ApiError:
-    def own(text: str) -> str:
+    def places(text: str) -> str:
         text = _ALLOWED.sub(r"tool_choice.tools[\1]", text)
         return _TOOL.sub(lambda found: path_of(tools, int(found[1])), text)
 
-    param = error.param or ""
-    if (first := re.split(r"[.\[]", param)[0]) in _NAMES:
-        param, message = _NAMES[first], _NAME.sub(lambda found: _NAMES[found[0]], str(error))
-    elif _ALLOWED.match(param) or _TOOL.match(param):
-        param, message = own(param), own(str(error))
-    else:
-        return error
-    return ApiError(
-        error.status,
-        message,
-        type=error.type,
-        param=param,
-        code=error.code,
-        headers=error.headers,
-    )
+    return named(_NAMES, places)
