@@ -95,8 +95,9 @@ class _Rules:
             raise UnusableConstraint(f"keyword 'required' at '{path}': there is no property {missing[0]!r}")
         first = more = ""  # rules for the members from here on, before and after one has been written
         for name, inner in reversed(given.items()):
-            key = name if _BARE.fullmatch(name) else f"{form.quote}{name}{form.quote}"
-            this = f"{self.spelt(key + form.sign)} {value(inner, f'{path}/properties/{name}')}"
+            place = f"{path}/properties/{name}"
+            key = json.dumps(name) if _BARE.fullmatch(name) else self.quoted(name, form.quote, place)
+            this = f"{key} {json.dumps(form.sign)} {value(inner, place)}"
             needed = name in (schema.get("required") or ())
             without_first, without_more = first, more
             first = self.add(f"{this} {more}" + ("" if needed else f" | {without_first or _NOTHING}"))
@@ -105,6 +106,25 @@ class _Rules:
                 + ("" if needed else f" | {without_more or _NOTHING}")
             )
         return first or _NOTHING
+
+    def quoted(self, text: str, quote: str, path: str) -> str:
+        """A text between two of ``quote``; between quotation marks, it is escaped as in JSON."""
+        self.check_text(text, quote, path)
+        if quote == '"':
+            return json.dumps(json.dumps(text, ensure_ascii=False))
+        return f"{self.spelt(quote)} {json.dumps(text) if text else ''} {self.spelt(quote)}"
+
+    def check_text(self, text: object, quote: str, path: str) -> None:
+        """Raise `UnusableConstraint` if ``text`` cannot stand between two of ``quote``."""
+        if not isinstance(text, str) or not text:
+            return
+        if quote in text and quote != '"':
+            raise UnusableConstraint(
+                f"'{path}': a text with {quote!r} cannot be written in this model's calls"
+            )
+        if self.spelt(text) != json.dumps(text):  # forced, a special token's text is a dead end of llguidance
+            why = "a text that spells a special token cannot be written in this model's calls"
+            raise UnusableConstraint(f"'{path}': {why}")
 
 
 Value = Callable[[Any, str], str]
@@ -228,6 +248,7 @@ class _Marked:
         return self.rules.add(" | ".join(self._constant(value, path) for value in allowed))
 
     def _constant(self, value: Any, path: str) -> str:
+        self.rules.check_text(value, self._form.quote, path)
         if isinstance(value, str):
             return f"{self._quote} {json.dumps(value, ensure_ascii=False) if value else ''} {self._quote}"
         if value is None or isinstance(value, bool):

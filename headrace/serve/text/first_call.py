@@ -24,9 +24,10 @@ class FirstCallStream:
         reasoning: ReasoningFormat | None,
         opened: bool,
         schemas: Schemas,
+        limited: bool = False,
     ) -> None:
         self._stream = stream
-        self._machine = Machine(tools, reasoning, opened=opened, schemas=schemas)
+        self._machine = Machine(tools, reasoning, opened=opened, schemas=schemas, limited=limited)
 
     def push(self, tokens: Sequence[int]) -> TextDelta:
         """See `TextStream.push`."""

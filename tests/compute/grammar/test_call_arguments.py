@@ -201,3 +201,29 @@ def test_a_strict_call_may_come_in_free_text(compiler):
     assert compiler.is_complete(made, "Let me see." + call)
     assert compiler.is_complete(made, "Just text.")
     assert not compiler.is_complete(made, "Let me see." + call.replace("true", "1"))
+
+
+@pytest.mark.parametrize(
+    "key", ["a b", 'a"b', "it's", "日本", "x=y", "", "a\\b", "a:b", "a\nb", "3", "True", "<a>", ")"]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_any_property_name_is_read_back(compiler, name, key):
+    schema = {"type": "object", "properties": {key: {"const": 'v"1'}}, "required": [key]}
+    text = walk(compiler.matcher(constraint(name, schema)), random.Random(3))
+    assert calls_of(name, text or "") == [{key: 'v"1'}]
+
+
+@pytest.mark.parametrize(("name", "mark"), [("gemma4", '<|"|>'), ("functiongemma", "<escape>")])
+@pytest.mark.parametrize("place", ["key", "value"])
+def test_a_text_with_the_mark_around_strings_is_refused(compiler, name, mark, place):
+    key, value = (mark, 1) if place == "key" else ("a", mark)
+    schema = {"type": "object", "properties": {key: {"const": value}}}
+    with pytest.raises(UnusableConstraint, match="cannot be written in this model's calls"):
+        compiler.check(constraint(name, schema))
+
+
+@pytest.mark.parametrize("name", ["gemma4", "llama4_pythonic"])
+def test_a_key_that_spells_a_special_token_is_refused(compiler, name):
+    schema = {"type": "object", "properties": {"a<|tool_call>": {"const": 1}}}
+    with pytest.raises(UnusableConstraint, match="spells a special token"):
+        compiler.check(constraint(name, schema))

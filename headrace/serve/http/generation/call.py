@@ -395,4 +395,6 @@ def _text_stream(model: ServedModel, prompt: Prompt) -> Texts:
     )
     if reading is None or reading.tools is None or reading.parallel:
         return stream
-    return FirstCallStream(stream, reading.tools, reading.reasoning, reading.opened, reading.schemas)
+    return FirstCallStream(
+        stream, reading.tools, reading.reasoning, reading.opened, reading.schemas, reading.limited
+    )
