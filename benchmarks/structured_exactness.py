@@ -559,6 +559,7 @@ class Fuzz:
             matcher = LLMatcher(
                 self._tokenizer, schema_grammar(read_schema(source)), log_level=0, limits=LIMITS
             )
+            matcher.compute_bitmask()  # as the server does: it warms the lexer of all copies
             if matcher.is_error():
                 raise UnusableConstraint(matcher.get_error())
         except UnusableConstraint as error:

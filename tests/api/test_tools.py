@@ -288,4 +288,4 @@ def test_a_schema_that_cannot_be_enforced_is_refused(forced):
         forced.chat.completions.create(
             model="builtin", messages=QUESTION, tools=[tool], tool_choice="required"
         )
-    assert error.value.param == "tools"
+    assert error.value.param == "tools[0].function.parameters"
