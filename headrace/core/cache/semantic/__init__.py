@@ -1,6 +1,6 @@
 """The semantic cache's decisions: when a similar request's response may be served.
 
-- `guards` and `opposites`: differences in numbers, names and polarity that veto a match.
+- `guards`, `opposites` and `word_classes`: differences in numbers, names, polarity and words that veto a match.
 - `score`: the probability that two requests have one answer.
 - `judge`: vetoes first, then the calibrated threshold.
 - `bounds`: exact error bounds, and the threshold that they allow.

@@ -1,15 +1,17 @@
-"""Guards: differences in numbers, negation, names and order between questions that an encoder places close together.
+"""Guards: differences between questions that an encoder places close together, although their answers differ.
 
 An encoder places "turn it on" beside "turn it off", and "fly from A to B" beside "fly from B to A". `traits` analyses
 a question once, `compare` compares two analyses, and `veto` names a difference that forbids serving a cached
-response, however high its score. Other differences are evidence for the score. The word lists are English; in other
-languages numbers, symbols, names and order still guard. Pure text in, values out.
+response, however high its score: in numbers, negation, names, order, what is asked for, or a word that no synonym
+explains. Other differences are evidence for the score. The word lists are English; in other languages numbers, symbols,
+names, order and a single differing word still guard. Pure text in, values out.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -25,6 +27,7 @@ from headrace.core.cache.semantic.opposites import (
     TIMELY_WORDS,
     stem,
 )
+from headrace.core.cache.semantic.word_classes import NEUTRAL, same_class, same_meaning
 
 _APOSTROPHES = re.compile("['\u2019]")
 _TOKEN = re.compile(r"\d+(?:[.,:/]\d+)*|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
@@ -40,6 +43,33 @@ _POINTING = re.compile(
     r"\b(?:this|these|the (?:following|above|below|attached))\b(?! (?:week|month|year|morning|evening|weekend))",
     re.IGNORECASE,
 )
+_ASKING = {
+    "who": "who", "whos": "who", "whom": "who", "whose": "who", "when": "when", "whens": "when",
+    "where": "where", "wheres": "where", "why": "why", "whys": "why",
+}  # fmt: skip
+_MEASURES = frozenset(
+    [
+        "many",
+        "much",
+        "long",
+        "old",
+        "far",
+        "tall",
+        "often",
+        "fast",
+        "high",
+        "big",
+        "heavy",
+        "deep",
+        "wide",
+        "large",
+        "soon",
+        "hot",
+        "cold",
+    ]
+)
+_MOST_COMPARED = 16
+"""Unshared content words up to which two texts are compared word by word."""
 _MEMOIZED = 16384
 _MAX_MEMOIZED_CHARACTERS = 4096
 _TITLE = 0.6
@@ -55,6 +85,9 @@ class Veto(StrEnum):
     OPPOSITE = "opposite"
     NAMES = "names"
     ORDER = "order"
+    ASKED = "asked"
+    CLASS = "class"
+    SUBSTITUTE = "substitute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +95,8 @@ class Traits:
     """The analysis of a question. ``content`` are stems of its content words, in order.
 
     ``numbers`` are numbers, codes and unusual symbols; ``names`` stems of capitalised words; ``sources`` and
-    ``targets`` the words after "from" and "to". ``timely`` and ``pointing`` say that the answer depends on the time
-    of the request, or on something outside the text.
+    ``targets`` the words after "from" and "to". ``asks`` is what is asked for: who, when, how many. ``timely`` and
+    ``pointing`` say that the answer depends on the time of the request, or on something outside the text.
     """
 
     words: tuple[str, ...]
@@ -73,6 +106,7 @@ class Traits:
     names: frozenset[str]
     sources: frozenset[str]
     targets: frozenset[str]
+    asks: frozenset[str]
     timely: bool
     pointing: bool
 
@@ -89,6 +123,9 @@ class Difference(NamedTuple):
     opposite: bool
     names: bool
     reordered: bool
+    asked: bool
+    same_class: bool
+    substitute: bool
 
 
 def traits(text: str) -> Traits:
@@ -128,6 +165,7 @@ def _analyse(text: str) -> Traits:
         names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
         sources=_words_after("from", words),
         targets=_words_after("to", words),
+        asks=_asks(words),
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
@@ -142,6 +180,7 @@ def compare(one: Traits, other: Traits) -> Difference:
     left, right = (ours - theirs).total(), (theirs - ours).total()
     total = max(1, ours.total() + theirs.total())
     moved = _moved(one.content, other.content)
+    only_one, only_other = list(ours - theirs), list(theirs - ours)
     return Difference(
         unshared=(left + right) / total,
         substituted=2 * min(left, right) / total,
@@ -152,6 +191,9 @@ def compare(one: Traits, other: Traits) -> Difference:
         opposite=_opposed(one, other),
         names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
         reordered=(moved > 0 and _word_counts(one) == _word_counts(other)) or _exchanged(one, other),
+        asked=bool(one.asks and other.asks and one.asks.isdisjoint(other.asks)),
+        same_class=_of_one_class(only_one, only_other),
+        substitute=_one_substituted(only_one, only_other, one.content, other.content),
     )
 
 
@@ -167,6 +209,12 @@ def veto(difference: Difference) -> Veto | None:
         return Veto.NAMES
     if difference.reordered:
         return Veto.ORDER
+    if difference.asked:
+        return Veto.ASKED
+    if difference.same_class:
+        return Veto.CLASS
+    if difference.substitute:
+        return Veto.SUBSTITUTE
     return None
 
 
@@ -178,6 +226,37 @@ def _words_after(preposition: str, words: list[str]) -> frozenset[str]:
             following = (stem(w) for w in words[place + 1 : place + 4] if w not in FUNCTION_WORDS)
             found.add(next(following, ""))
     return frozenset(found - {""})
+
+
+def _asks(words: list[str]) -> frozenset[str]:
+    """Who, when, where and why; what comes after "how" if it asks for a measure."""
+    asked = {_ASKING[word] for word in words if word in _ASKING}
+    asked |= {f"how {b}" for a, b in zip(words, words[1:], strict=False) if a == "how" and b in _MEASURES}
+    return frozenset(asked)
+
+
+def _of_one_class(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether two texts have different members of a class of words, of the words that only one of them has."""
+    if len(one) > _MOST_COMPARED or len(other) > _MOST_COMPARED:
+        return False  # texts that differ so much are far apart
+    return any(same_class(a, b) and not same_meaning(a, b) for a in one for b in other)
+
+
+def _one_substituted(
+    one: Collection[str], other: Collection[str], whole: Sequence[str], whole_other: Sequence[str]
+) -> bool:
+    """Whether two texts are equal but for one content word on each side, which do not mean the same."""
+    if len(one) > _MOST_COMPARED or len(other) > _MOST_COMPARED:
+        return False
+    left, right = _unexplained(one, whole_other), _unexplained(other, whole)
+    return len(left) == 1 and len(right) == 1
+
+
+def _unexplained(words: Collection[str], text: Sequence[str]) -> list[str]:
+    """The words that carry meaning and that no word of another text means too."""
+    return [
+        word for word in words if word not in NEUTRAL and not any(same_meaning(word, each) for each in text)
+    ]
 
 
 def _moved(one: tuple[str, ...], other: tuple[str, ...]) -> float:
