@@ -1,13 +1,20 @@
-"""Replaces a file as a whole: a crash or a full disk leaves the old file or the new one, never a part of it."""
+"""Replaces a file as a whole: a crash or a full disk leaves the old file or the new one, never a part of it.
+
+It also reads JSON from files of strangers, such as those of a checkpoint, within a limit.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+MAX_JSON_BYTES = 32 << 20
+"""The largest JSON file that is read. Parsed, it may take twenty times as much memory."""
 
 
 @contextmanager
@@ -48,3 +55,24 @@ def replace_text(path: Path, text: str) -> None:
     """
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def read_json_file(path: Path) -> Any:
+    """The value in a JSON file of at most `MAX_JSON_BYTES`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is too large, nested too deeply, or not JSON; the message does not name the file.
+    """
+    check_size(path, MAX_JSON_BYTES)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deeply") from None
+
+
+def check_size(path: Path, limit: int) -> None:
+    """Raise ValueError if a file has more than ``limit`` bytes."""
+    size = path.stat().st_size
+    if size > limit:
+        raise ValueError(f"it has {size:,} bytes, and the limit is {limit:,}")

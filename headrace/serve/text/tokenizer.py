@@ -13,6 +13,8 @@ from typing import Any
 
 import tokenizers
 
+from headrace.files import read_json_file
+
 SHORT_CHARACTERS = 4096
 """Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
 while kernels occupy every core, and the encoding itself takes a tenth of that."""
@@ -31,11 +33,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TokenizerError(f"{path} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
+        value = read_json_file(path)
+    except json.JSONDecodeError as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}") from error
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object")
     return value
