@@ -345,6 +345,7 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         dialect=_dialect(loaded, options.server),
         aliases=(options.model.model,),
         grammars=loaded.grammars,
+        defaults=loaded.defaults,
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()

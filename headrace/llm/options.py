@@ -47,6 +47,12 @@ class LLMOptions(TypedDict, total=False):
     """Maximum context length in tokens, prompt plus output (default: the model's maximum)."""
     chat_template: str | None
     """Jinja chat template, as a file or as text (default: the model's own)."""
+    generation_config: str
+    """Source of the sampling defaults: auto takes the model's generation_config.json, vllm none; or a folder
+    or file. max_new_tokens of a folder or file also limits the output of every request."""
+    override_generation_config: str | None
+    """Sampling defaults that replace those of --generation-config, as a JSON object with the fields of that
+    file, for example {"temperature": 0.6} (default: none)."""
     seed: int
     """Seed of requests without their own seed, and of dummy weights."""
     block_size: int

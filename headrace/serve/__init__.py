@@ -4,6 +4,7 @@
 - `step_watch`: attaches a fold only while it is read.
 - `health_watch`: logs stalls. `systemd`: notifies systemd.
 - `takeover`: waits for a folder that the previous process still holds.
+- `sampling_defaults`: sampling parameters of requests that give none.
 - `usage_file`: adds usage to a file.
 - `experiments`: runs experiments and the tuner. `sessions`: retains the computed prompts of sessions.
 - `quota_meter`: counts usage against limits. `admission_rate`: admissions per second. `auth`: API keys.

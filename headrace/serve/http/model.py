@@ -15,6 +15,7 @@ from headrace.serve.http.generation.kv_fields import NO_SHARING
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.http.tools.dialect import Dialect
+from headrace.serve.sampling_defaults import SamplingDefaults
 from headrace.serve.text.infill import find_infill
 from headrace.serve.text.segments import Segments
 from headrace.serve.text.stream import TextStreams
@@ -40,6 +41,7 @@ class ServedModel:
         grammars: compile constraints of structured outputs; without them such a request is rejected.
         cost: returns the cost of engine requests by their ids, as fields of ``usage``; None without prices.
         prompts: what happens with prompts before they are submitted.
+        defaults: sampling parameters of requests that give none.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
 
@@ -58,6 +60,7 @@ class ServedModel:
         grammars: Grammars | None = None,
         cost: Callable[[Iterable[str]], Mapping[str, Any]] | None = None,
         prompts: PromptPolicy | None = None,
+        defaults: SamplingDefaults = SamplingDefaults(),
     ) -> None:
         self.name = name
         self._names = frozenset({name, *aliases})
@@ -66,6 +69,7 @@ class ServedModel:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.rules = rules or Rules()
+        self.defaults = defaults
         self.stream_interval = stream_interval
         self.grammars = grammars
         self.cost = cost

@@ -23,7 +23,9 @@ class BadTokens(ValueError):
     """A field that names tokens has another form; the message names the field, but not its file."""
 
 
-def add_named_tokens(backend: Tokenizer, config: Fields, older_map: Fields, older_added: Fields) -> dict[str, str]:
+def add_named_tokens(
+    backend: Tokenizer, config: Fields, older_map: Fields, older_added: Fields
+) -> dict[str, str]:
     """Add the tokens that the files name, and return the strings of the special tokens by their roles.
 
     Args:
@@ -100,7 +102,9 @@ def _extra_roles(fields: dict[str, Any]) -> Fields:
 
 def _by_id(listed: Any) -> dict[int, AddedToken]:
     if not isinstance(listed, Mapping):
-        raise BadTokens(f"added_tokens_decoder must be an object of tokens by their ids, got {_shown(listed)}")
+        raise BadTokens(
+            f"added_tokens_decoder must be an object of tokens by their ids, got {_shown(listed)}"
+        )
     tokens = {}
     for number, value in listed.items():
         if not (number.isascii() and number.isdecimal() and len(number) < 12 and isinstance(value, Mapping)):
@@ -138,7 +142,9 @@ def _list(field: str, value: Any) -> Sequence[Any]:
     if value is None or isinstance(value, Mapping):
         return ()
     if not isinstance(value, list):
-        raise BadTokens(f"{field} must be a list of tokens or an object of tokens by role, got {_shown(value)}")
+        raise BadTokens(
+            f"{field} must be a list of tokens or an object of tokens by role, got {_shown(value)}"
+        )
     return value
 
 

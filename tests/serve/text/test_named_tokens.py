@@ -35,15 +35,23 @@ def drawn_files(draw: random.Random, size: int) -> dict[str, Any]:
     """Files with some of the fields, in the forms that transformers reads."""
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     files: dict[str, Any] = {"tokenizer_config": config}
-    for role in draw.sample(["eos_token", "bos_token", "pad_token", "image_token", "unk_token"], draw.randrange(4)):
-        config[role] = draw.choice([draw.choice(NAMES), drawn_token(draw, typed=True, special=draw.random() < 0.7)])
+    for role in draw.sample(
+        ["eos_token", "bos_token", "pad_token", "image_token", "unk_token"], draw.randrange(4)
+    ):
+        config[role] = draw.choice(
+            [draw.choice(NAMES), drawn_token(draw, typed=True, special=draw.random() < 0.7)]
+        )
     for field in ("additional_special_tokens", "extra_special_tokens"):
         if draw.random() < 0.35:
             config[field] = [
-                draw.choice([draw.choice(NAMES), drawn_token(draw, typed=True)]) for _ in range(draw.randrange(4))
+                draw.choice([draw.choice(NAMES), drawn_token(draw, typed=True)])
+                for _ in range(draw.randrange(4))
             ]
     if draw.random() < 0.2:
-        config["extra_special_tokens"] = {"audio_token": draw.choice(NAMES), "video_token": draw.choice(NAMES)}
+        config["extra_special_tokens"] = {
+            "audio_token": draw.choice(NAMES),
+            "video_token": draw.choice(NAMES),
+        }
     if draw.random() < 0.4:
         ids = draw.sample([size, size + 1, size + 2, size + 7, 5], draw.randrange(1, 4))
         names = draw.sample(NAMES, len(ids))
