@@ -3,11 +3,14 @@
 A private file has its permissions before its first byte is written. An existing one loses the permissions of group and
 others and keeps everything else. All SQLite databases are opened here. A replaced file is the old one or the new one
 after a crash or a full disk, never a part of it.
+
+It also reads JSON from files of strangers, such as those of a checkpoint, within a limit.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import sqlite3
@@ -15,9 +18,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 logger = logging.getLogger(__name__)
+
+MAX_JSON_BYTES = 32 << 20
+"""The largest JSON file that is read. Parsed, it may take twenty times as much memory."""
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
@@ -149,3 +155,24 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
     """
     with replacing(path, mode) as file:
         file.write(text.encode())
+
+
+def read_json_file(path: Path) -> Any:
+    """The value in a JSON file of at most `MAX_JSON_BYTES`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is too large, nested too deeply, or not JSON; the message does not name the file.
+    """
+    check_size(path, MAX_JSON_BYTES)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deeply") from None
+
+
+def check_size(path: Path, limit: int) -> None:
+    """Raise ValueError if a file has more than ``limit`` bytes."""
+    size = path.stat().st_size
+    if size > limit:
+        raise ValueError(f"it has {size:,} bytes, and the limit is {limit:,}")

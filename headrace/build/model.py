@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
+from headrace.serve.sampling_defaults import DefaultsError, SamplingDefaults, read_defaults
 from headrace.serve.text.content import AddedTokens
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
@@ -60,6 +62,7 @@ class Loaded:
     grammars: Compiler
     tokenizer: Tokenizer
     template: ChatTemplate
+    defaults: SamplingDefaults
     ledger: MemoryPlan
     facts: DeviceFacts
     dtype: str
@@ -94,16 +97,17 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
     check_policies(options.scheduler)
     try:
         return apart(lambda: _load(options, seconds, tell))
-    except (ModelError, TokenizerError, TemplateError, KernelsUnavailable) as error:
+    except (ModelError, TokenizerError, TemplateError, DefaultsError, KernelsUnavailable) as error:
         raise ConfigError(str(error)) from error
 
 
 class _Text(NamedTuple):
-    """The folder of a model, its tokenizer and its chat template."""
+    """The folder of a model, its tokenizer, its chat template, and the defaults of its requests."""
 
     folder: Path
     tokenizer: Tokenizer
     template: ChatTemplate
+    defaults: SamplingDefaults
 
 
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
@@ -177,6 +181,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         grammars=grammars,
         tokenizer=text.tokenizer,
         template=text.template,
+        defaults=text.defaults,
         ledger=ledger,
         facts=computing.facts,
         dtype=str(computing.choice.dtype).removeprefix("torch."),
@@ -212,7 +217,9 @@ def _load_text(model: ModelOptions) -> _Text:
     tokenizer = Tokenizer.from_folder(text_folder)
     added = AddedTokens() if model.allow_special_tokens_in_content else tokenizer.added
     template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template, added)
-    return _Text(folder, tokenizer, template)
+    overrides = json.loads(model.override_generation_config or "{}")
+    defaults = read_defaults(folder, model.generation_config, overrides)
+    return _Text(folder, tokenizer, template, defaults)
 
 
 def served_names(model: ModelOptions) -> tuple[str, ...]:
@@ -257,6 +264,7 @@ def describe(loaded: Loaded) -> list[str]:
         f"model        {loaded.name}: {loaded.spec.architecture}, {size} parameters",
         f"computing    {loaded.dtype}{kv}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
         *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
+        *([f"sampling     {defaults}"] if (defaults := loaded.defaults.describe()) else []),
         *loaded.ledger.describe(),
         *([f"kv transfer  {loaded.transfer.describe()}"] if loaded.transfer else []),
         *(f"note         {note}" for note in loaded.notes),

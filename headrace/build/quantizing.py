@@ -15,11 +15,10 @@ import torch
 
 from headrace.compute.device import device_facts, limit_threads, resolve_device, resolve_dtype
 from headrace.compute.kernels import select
-from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.reading import Reader
 from headrace.compute.model.spec import ModelError
-from headrace.compute.model.weights import DecoderWeights, load_weights
+from headrace.compute.model.weights import DecoderWeights, load_weights, read_spec
 from headrace.compute.quantization.calibration import Calibration, split_windows
 from headrace.compute.quantization.quality import Quality, compare
 from headrace.compute.quantization.scheme import WRITTEN
@@ -88,7 +87,7 @@ class Quantizing:
     def __init__(self, model: str, text: Path | None = None, seed: int = 0) -> None:
         self.folder = resolve_folder(model)
         self.config = read_config(self.folder)
-        self.spec = parse_config(self.config)
+        self.spec = read_spec(self.folder)
         if self.spec.stored:
             raise ConfigError(f"{model}: its weights are already quantized ({self.spec.stored.name})")
         if self.spec.nested_checkpoint:
@@ -160,7 +159,7 @@ class Quantizing:
         return load_weights(self.folder, self.spec, self.plain_dtype, self.device)
 
     def _stored(self, folder: Path) -> DecoderWeights:
-        return load_weights(folder, parse_config(read_config(folder)), self.dtype, self.device)
+        return load_weights(folder, read_spec(folder), self.dtype, self.device)
 
     def _reader(self, weights: DecoderWeights, kv_dtype: torch.dtype | None = None) -> Reader:
         longest = max(map(len, self.measured))

@@ -361,6 +361,7 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         aliases=(options.model.model,),
         grammars=loaded.grammars,
         trust_request_chat_template=options.server.trust_request_chat_template,
+        defaults=loaded.defaults,
     )
     if loaded.transfer is not None:
         model.sharing = loaded.transfer.sharing()

@@ -130,6 +130,20 @@ class ModelOptions:
             "are not affected."
         ),
     ] = False
+    generation_config: Annotated[
+        str,
+        Field(
+            description="Source of the sampling defaults: auto takes the model's generation_config.json, vllm none; or "
+            "a folder or file. max_new_tokens of a folder or file also limits the output of every request."
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        str | None,
+        Field(
+            description="Sampling defaults that replace those of --generation-config, as a JSON object with the fields "
+            'of that file, for example {"temperature": 0.6} (default: none).'
+        ),
+    ] = None
     seed: Annotated[
         int, Field(ge=0, description="Seed of requests without their own seed, and of dummy weights.")
     ] = 0

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from headrace.config.errors import ConfigError
 from headrace.config.foreign import model_advice
+from headrace.config.objects.generation import generation_overrides_text
 from headrace.config.objects.kv_events import kv_events_text
 from headrace.config.objects.kv_transfer import kv_transfer_text
 from headrace.config.objects.speculation import speculation_text
@@ -39,6 +40,7 @@ READERS = {
     "speculative_config": speculation_text,
     "kv_events_config": kv_events_text,
     "kv_transfer_config": kv_transfer_text,
+    "override_generation_config": generation_overrides_text,
 }
 """Options whose values are more than text, such as JSON objects, with the functions that check them."""
 

@@ -6,6 +6,7 @@ which only `serve` matches. Next in the request's path: `core.tenancy.gate` deci
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -90,6 +91,22 @@ def _require_count(param: str, value: int | None, low: int) -> None:
     if value is not None and not low <= value <= MAX_COUNT:
         bound = f"at least {low}" if value < low else f"at most {MAX_COUNT}"
         raise InvalidParameter(param, f"{param} must be {bound}, got {value}")
+
+
+SEED_BITS = 63
+SEED_MASK = (1 << SEED_BITS) - 1
+"""Seeds of requests are below two to this power."""
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of a call's choice ``index``: ``seed`` itself for the first, numbers without a pattern for the others.
+
+    Consecutive seeds would let the second choice of a call repeat the first one of a call with the next seed.
+    """
+    if index == 0:
+        return seed & SEED_MASK
+    digest = hashlib.blake2b(b"%d %d" % (seed, index), digest_size=8).digest()
+    return int.from_bytes(digest, "big") & SEED_MASK
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,15 @@ from headrace.compute.blockfile import BLOCKS_FILE, BlockFile
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
-from headrace.compute.model.families import parse_config
-from headrace.compute.model.hub import read_config
 from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import ModelError
-from headrace.compute.model.weights import DecoderWeights, dummy_weights, kv_fingerprint, load_weights
+from headrace.compute.model.weights import (
+    DecoderWeights,
+    dummy_weights,
+    kv_fingerprint,
+    load_weights,
+    read_spec,
+)
 from headrace.compute.mover import Copied, Mover, move_blocks
 from headrace.compute.sampling.lines import drafted
 from headrace.compute.slots import Rows, Slots
@@ -101,7 +105,7 @@ class _Rank:
         self.device = device_of(setup.device, setup.local_rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        self.shard = shard_of(parse_config(read_config(Path(setup.folder))), setup.place)
+        self.shard = shard_of(read_spec(Path(setup.folder)), setup.place)
         store = TCPStore(setup.host, setup.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
         self.collectives = connect(
             store, setup.place, self.shard.whole.vocab_size, self.device, setup.address

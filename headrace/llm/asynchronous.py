@@ -89,6 +89,10 @@ class AsyncLLM:
         if self._service.stop():
             close(self.loaded)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The sampling parameters of calls that give none: those of the model's ``generation_config.json``."""
+        return self.loaded.defaults.params
+
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -15,7 +15,7 @@ from headrace.core.constraint import UnusableConstraint
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
-from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
+from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams, choice_seed
 from headrace.llm.answer import PendingAnswer
 from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
 from headrace.observe.cost.account import Cost
@@ -168,7 +168,11 @@ class JobMaker:
     ) -> Job:
         if n < 1:
             raise InvalidParameter("n", f"n must be at least 1, got {n}")
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(tokens)
+        each = (
+            list(params)
+            if isinstance(params, Sequence)
+            else [params or self._loaded.defaults.params] * len(tokens)
+        )
         if len(each) != len(tokens):
             raise InvalidParameter(
                 "sampling_params", f"{len(each)} sampling_params for {len(tokens)} prompts"
@@ -186,7 +190,7 @@ class JobMaker:
             seed = self._loaded.seed + first if one.seed is None else one.seed
             later = replace(one, prompt_logprobs=None)  # only the first completion scores the prompt
             for i in range(n):
-                request = self._request(f"{name}-{i}", ids, later if i else one, seed + i, now)
+                request = self._request(f"{name}-{i}", ids, later if i else one, choice_seed(seed, i), now)
                 self._check(request, index)
                 answers[request.id] = PendingAnswer(
                     request,

@@ -68,6 +68,10 @@ class LLM:
         """The tokenizer of the model that generates."""
         return self.loaded.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The sampling parameters of calls that give none: those of the model's ``generation_config.json``."""
+        return self.loaded.defaults.params
+
     def __enter__(self) -> Self:
         return self
 

@@ -55,6 +55,12 @@ class LLMOptions(TypedDict, total=False):
     """Let text in messages, tools and documents that spells a special token become that token. By default it
     stays text, so that content cannot end a turn or begin another. Prompts of /v1/completions are not
     affected."""
+    generation_config: str
+    """Source of the sampling defaults: auto takes the model's generation_config.json, vllm none; or a folder
+    or file. max_new_tokens of a folder or file also limits the output of every request."""
+    override_generation_config: str | None
+    """Sampling defaults that replace those of --generation-config, as a JSON object with the fields of that
+    file, for example {"temperature": 0.6} (default: none)."""
     seed: int
     """Seed of requests without their own seed, and of dummy weights."""
     block_size: int

@@ -5,6 +5,7 @@
 - `health_watch`: logs stalls. `systemd`: notifies systemd.
 - `takeover`: waits for a folder that the previous process still holds.
 - `file_watch`: calls a function when files have changed.
+- `sampling_defaults`: sampling parameters of requests that give none.
 - `usage_file`: adds usage to a file.
 - `experiments`: runs experiments and the tuner. `sessions`: retains the computed prompts of sessions.
 - `intake`: takes large calls in piece by piece.

@@ -26,11 +26,9 @@ from headrace.compute.kernels import HeadShape, Kernels, check_fp8, select
 from headrace.compute.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.memory_plan import ModelSize, check_room
 from headrace.compute.model.decoder import Decoder
-from headrace.compute.model.families import parse_config
-from headrace.compute.model.hub import read_config
 from headrace.compute.model.sharding import Place, Shard, check_sizes, shard_of
 from headrace.compute.model.spec import DecoderSpec
-from headrace.compute.model.weights import DecoderWeights, kv_fingerprint
+from headrace.compute.model.weights import DecoderWeights, kv_fingerprint, read_spec
 from headrace.compute.parallel import ONE_PROCESS
 from headrace.config import ConfigError, ModelOptions
 from headrace.fleet.leader import Leader
@@ -154,7 +152,7 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
 
 def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
     """Choose device, dtype and kernels; refuses impossible options before anything is loaded."""
-    spec = parse_config(read_config(folder))
+    spec = read_spec(folder)
     check_sizes(spec, place.tensor_size, place.pipeline_size)
     length = _max_model_len(model, spec)
     device = resolve_device(model.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,10 @@ def read_causal_model(name: str, folder: Path, options: ModelOptions) -> Embeddi
         ConfigError: the device does not support the dtype.
     """
     sentence = read_sentence(folder, pooling="last")
-    spec = replace(parse_config(_generating(read_config(folder))), tied_embeddings=True)
+    spec = parse_config(_generating(read_config(folder)))
     device = resolve_device(options.device)
     choice = resolve_dtype(options.dtype, spec.dtype, device_facts(device), quantized=bool(spec.stored))
-    weights = load_weights(folder, spec, choice.dtype, device, plain_name=_plain_name)
+    weights = load_weights(folder, spec, choice.dtype, device, head=False)
     weights.head = weights.embedding[:1]  # no logits are computed, so no copy of the table is prepared
     most = _max_tokens(sentence, spec.max_positions)
     decoder = Decoder(spec, weights, select(options.kernels, device, dtype=choice.dtype), most)
@@ -73,8 +72,3 @@ def _generating(config: Mapping[str, Any]) -> dict[str, Any]:
     )
     known = [name for name in whole if name in FAMILIES]
     return {**config, "architectures": known} if known else dict(config)
-
-
-def _plain_name(name: str) -> str:
-    """The name of a tensor in the architecture with a head."""
-    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"

@@ -14,10 +14,9 @@ from headrace.compute.kernels import Kernels
 from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.memory_plan import DraftSize, check_room
 from headrace.compute.model.decoder import Decoder
-from headrace.compute.model.families import parse_config
-from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.hub import resolve_folder
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import dummy_weights, load_weights
+from headrace.compute.model.weights import dummy_weights, load_weights, read_spec
 from headrace.config import ConfigError
 from headrace.config.objects.speculation import SpeculativeConfig
 from headrace.core.capacity import activation_bytes, blocks_needed
@@ -98,7 +97,7 @@ def load_draft(config: SpeculativeConfig, target: Beside, dummy_seed: int | None
     assert name is not None
     try:
         folder = resolve_folder(name, config.revision, with_weights=dummy_seed is None)
-        spec = parse_config(read_config(folder))
+        spec = read_spec(folder)
         _check_vocabulary(name, spec.vocab_size, target.spec.vocab_size)
         max_model_len = min(target.max_model_len, spec.reach)
         each = 0.5 if spec.stored or quantization else target.dtype.itemsize

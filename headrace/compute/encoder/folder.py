@@ -5,7 +5,6 @@ It reads JSON only. A folder without these files is used with the defaults of it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from headrace.compute.encoder.tensors import Tensors, read_tensors
 from headrace.compute.kernels import Kernels
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.spec import ModelError
+from headrace.files import read_json_file
 
 _MODES = {
     "cls_token": "cls",
@@ -172,6 +172,6 @@ def _json(path: Path, missing: Any) -> Any:
     if not path.is_file():
         return missing
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_file(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error

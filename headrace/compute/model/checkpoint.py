@@ -6,10 +6,9 @@ has the names of the tensors, and `weights` assembles them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headrace.compute.model.spec import ModelError
+from headrace.files import read_json_file
 
 INDEX = "model.safetensors.index.json"
 
@@ -36,14 +36,40 @@ class Checkpoint:
         self.folder = folder
         self._stack = ExitStack()
         self._places: dict[str, tuple[Path, Any, str]] = {}
-        for file in _files(folder):
-            try:
-                opened = self._stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-                names = list(opened.keys())
-            except (SafetensorError, OSError) as error:
-                self._stack.close()
-                raise ModelError(f"{file} cannot be read as safetensors: {error}") from error
-            self._places.update((plain_name(name), (file, opened, name)) for name in names)
+        files, index = _files(folder)
+        try:
+            for file in files:
+                self._add(file, index, plain_name)
+            self._check_index(index, plain_name)
+        except ModelError:
+            self._stack.close()
+            raise
+
+    def _add(self, file: Path, index: Mapping[str, str], plain_name: Callable[[str], str]) -> None:
+        """Open a file and take its tensors, except those that the index places in another file."""
+        try:
+            opened = self._stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+            names = list(opened.keys())
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} cannot be read as safetensors: {error}") from error
+        for name in names:
+            if self.folder / index.get(name, file.name) != file and name in index:
+                continue
+            plain = plain_name(name)
+            if plain in self._places:
+                other, _, stored = self._places[plain]
+                if stored != name:
+                    raise ModelError(f"{file} has {name}, and {other} has {stored}, which is the same tensor")
+                raise ModelError(
+                    f"{name} is in {other} and in {file.name}, and no index says which one counts"
+                )
+            self._places[plain] = file, opened, name
+
+    def _check_index(self, index: Mapping[str, str], plain_name: Callable[[str], str]) -> None:
+        absent = [name for name in index if plain_name(name) not in self._places]
+        if absent:
+            where = index[min(absent)]
+            raise ModelError(f"{self.folder / where} lacks {listed(absent)}, named by {INDEX}")
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +87,14 @@ class Checkpoint:
     def names(self) -> Collection[str]:
         """The names of all tensors, mapped by ``plain_name``."""
         return self._places.keys()
+
+    def add_name(self, name: str, of: str) -> None:
+        """Give a tensor a second name."""
+        self._places[name] = self._places[of]
+
+    def drop(self, prefix: str) -> None:
+        """Forget the tensors whose names start so."""
+        self._places = {name: place for name, place in self._places.items() if not name.startswith(prefix)}
 
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """A tensor, still in the file: it is loaded when it is copied.
@@ -84,22 +118,25 @@ def listed(names: Collection[str], limit: int = 8) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
-def _files(folder: Path) -> list[Path]:
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has safetensors, or an index of them."""
+    return (folder / INDEX).is_file() or any(folder.glob("*.safetensors"))
+
+
+def _files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
+    """The files with weights, and the file of each tensor that an index names (empty: there is no index)."""
     index = folder / INDEX
     if index.is_file():
-        try:
-            shards: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
-            files = [folder / name for name in sorted(set(shards.values()))]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelError(f"{index} is not an index of safetensors: {error!r}") from error
+        shards = _read_index(index)
+        files = [folder / name for name in sorted(set(shards.values()))]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise ModelError(f"{folder} lacks {listed(missing)}, named by {INDEX}")
-        return files
+        return files, shards
     whole = folder / "model.safetensors"
     files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     if files:
-        return files
+        return files, {}
     pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
     if pickles:
         raise ModelError(
@@ -107,3 +144,23 @@ def _files(folder: Path) -> list[Path]:
             "convert them to safetensors first"
         )
     raise ModelError(f"{folder} has no *.safetensors")
+
+
+def _read_index(path: Path) -> Mapping[str, str]:
+    """The file name of each tensor, from an index.
+
+    Raises:
+        ModelError: it is not an index, or names a file that is not below its folder.
+    """
+    try:
+        index = read_json_file(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not an index of safetensors: {error}") from error
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shards, Mapping) or not all(isinstance(name, str) for name in shards.values()):
+        raise ModelError(f"{path} is not an index of safetensors: weight_map must map tensors to file names")
+    for name in sorted(set(shards.values())):
+        parts = PurePath(name).parts
+        if not parts or PurePath(name).is_absolute() or ".." in parts or "\0" in name or len(name) > 255:
+            raise ModelError(f"{path} names the file {name[:80]!r}, which is not in its folder")
+    return shards

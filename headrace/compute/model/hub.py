@@ -5,12 +5,12 @@ It reads only ``config.json``; `families` and `weights` read the rest.
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from headrace.compute.model.spec import ModelError
+from headrace.files import read_json_file
 
 BUILTIN = {"builtin": "target", "builtin-draft": "draft"}
 """Names of the packaged models, and their folders under ``headrace/builtin``."""
@@ -49,8 +49,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        config = read_json_file(path)
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path} is not a JSON object")

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from headrace.compute.model.checkpoint import Checkpoint, listed
+from headrace.compute.model.checkpoint import Checkpoint, has_weights, listed
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import read_config
 from headrace.compute.model.layout import (
     EMBEDDING,
     FINAL_NORM,
@@ -34,12 +36,21 @@ from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_neare
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
 
 _SAMPLED = 1024
+_COMPARED = 1024
 _HARMLESS = ("rotary_emb.inv_freq",)
 _OTHER_PARTS = (
     "vision_tower.",
     "model.vision_tower.",
     "multi_modal_projector.",
     "model.multi_modal_projector.",
+)
+_PREFIXES = (
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.", ""),
+    ("layers.", "model.layers."),
+    ("embed_tokens.", "model.embed_tokens."),
+    ("norm.", "model.norm."),
 )
 
 
@@ -116,25 +127,73 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     quantize: str | None = None,
-    plain_name: Callable[[str], str] | None = None,
     *,
     fp8: bool = False,
+    head: bool = True,
 ) -> DecoderWeights:
     """Read a checkpoint's safetensors, convert them to ``dtype``, and quantize them if ``quantize`` names a scheme.
 
-    ``plain_name`` maps the names in the files to those of the architecture, if they differ. Of a shard only its part
-    is read. ``fp8`` says whether linear layers stored in fp8 stay so, or are expanded.
+    Of a shard only its part is read. ``fp8`` says whether linear layers stored in fp8 stay so, or are expanded.
+    Without ``head``, the LM head is not read, and the embedding stands in its place: for models whose logits are not
+    computed.
 
     Raises:
         ModelError: there are no safetensors, a file is broken, or tensors are missing, unexpected or of another shape
             (the message names them). Or its linear layers are quantized already.
     """
     shard = spec if isinstance(spec, Shard) else shard_of(spec)
-    whole = shard.whole
-    with Checkpoint(folder, plain_name or (_plain_name if whole.nested_checkpoint else str)) as checkpoint:
+    with Checkpoint(folder, plain_name) as checkpoint:
+        whole = as_stored(checkpoint, shard.whole)
+        if not head:
+            checkpoint.drop(f"{HEAD}.")
+            whole = replace(whole, tied_embeddings=True)
+        shard = replace(shard, whole=whole)
         check_names(checkpoint, whole)
         stored = StoredSource(checkpoint, whole, fp8=fp8 and quantize is None)
         return _Assembly(shard, stored, dtype, device, quantize).weights()
+
+
+def read_spec(folder: Path) -> DecoderSpec:
+    """The specification of the model in a folder: what its config says, except that a head which differs from the
+    embedding is not tied to it.
+
+    Without weights in the folder, the config alone decides.
+
+    Raises:
+        ModelError: the config is not supported, or a file is broken.
+    """
+    spec = parse_config(read_config(folder))
+    if not spec.tied_embeddings or not has_weights(folder):
+        return spec
+    with Checkpoint(folder, plain_name) as checkpoint:
+        return as_stored(checkpoint, spec)
+
+
+def as_stored(checkpoint: Checkpoint, spec: DecoderSpec) -> DecoderSpec:
+    """The specification with a head of its own if the config ties it to the embedding and the checkpoint has another.
+
+    If the checkpoint has only the head of a tied pair, that is the embedding too.
+    """
+    embedding, head = f"{EMBEDDING}.weight", f"{HEAD}.weight"
+    stored = {name for name in checkpoint.names if name.startswith(f"{HEAD}.")}
+    if not spec.tied_embeddings or not stored:
+        return spec
+    if stored == {head}:
+        if embedding not in checkpoint.names:
+            checkpoint.add_name(embedding, head)
+            return spec
+        table = checkpoint.read(embedding, (spec.vocab_size, spec.hidden_size))
+        if _equal(table, checkpoint.read(head)):
+            return spec
+    return replace(spec, tied_embeddings=False)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tables hold the same values, whatever their dtypes; read in parts until the first difference."""
+    if one.shape != other.shape:
+        return False
+    parts = zip(torch.split(one, _COMPARED), torch.split(other, _COMPARED), strict=True)
+    return all(torch.equal(mine.double(), theirs.double()) for mine, theirs in parts)
 
 
 def dummy_weights(
@@ -314,12 +373,14 @@ def _void_bias(checkpoint: Checkpoint, name: str, spec: DecoderSpec) -> bool:
     return spec.stored is not None and name.endswith(".bias") and not checkpoint.read(name).any()
 
 
-def _plain_name(name: str) -> str:
-    """The name of a text model's tensor when the model stands alone; handles older and newer nesting."""
-    for nested, plain in (("language_model.model.", "model."), ("model.language_model.", "model.")):
+def plain_name(name: str) -> str:
+    """The name of a text model's tensor when the model stands alone; handles older and newer nesting, and a checkpoint
+    that was saved without its head.
+    """
+    for nested, plain in _PREFIXES:
         if name.startswith(nested):
             return plain + name.removeprefix(nested)
-    return name.removeprefix("language_model.")
+    return name
 
 
 def _tensors(part: Weight | None) -> tuple[Tensor, ...]:

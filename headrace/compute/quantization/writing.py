@@ -30,7 +30,7 @@ from headrace.compute.model.layout import (
     plain_shapes,
 )
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import check_names
+from headrace.compute.model.weights import as_stored, check_names, plain_name
 from headrace.compute.quantization.awq import best_factors
 from headrace.compute.quantization.calibration import Calibration
 from headrace.compute.quantization.compressed_tensors import stored_format, stored_parts
@@ -72,7 +72,8 @@ def write_quantized(
     if spec.stored or spec.nested_checkpoint:
         raise ModelError(f"{source}: only text models with plain weights can be quantized")
     groups: dict[int, set[str]] = defaultdict(set)
-    with Checkpoint(source) as checkpoint:
+    with Checkpoint(source, plain_name) as checkpoint:
+        spec = as_stored(checkpoint, spec)
         check_names(checkpoint, spec)
         _check_widths(source, spec, scheme)
         target.mkdir(parents=True)
@@ -104,7 +105,11 @@ def write_quantized(
         for file in source.glob(pattern):
             if file.name not in (INDEX, "config.json"):
                 shutil.copyfile(file, target / file.name)
-    written = {**config, "quantization_config": _config(scheme, groups)}
+    written = {
+        **config,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "quantization_config": _config(scheme, groups),
+    }
     (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
 
 

@@ -140,6 +140,7 @@ def open_parts(options: Options) -> Parts:
         block_size=ledger.block_size,
         num_blocks=ledger.num_blocks,
         check=loaded.grammars.check,
+        defaults=loaded.defaults.params,
     )
 
     def end() -> str:

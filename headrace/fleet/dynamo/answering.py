@@ -14,9 +14,10 @@ from typing import Any
 from headrace.core.capacity import why_unservable
 from headrace.core.constraint import Constraint
 from headrace.core.events import Emitted, Finished
-from headrace.core.request import FinishReason, InvalidParameter, Request
+from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
 from headrace.fleet.dynamo.wire import REASONS, WorkerRequest, final_chunk, read_request, token_chunk
 from headrace.serve.answer import Answer
+from headrace.serve.sampling_defaults import UNCHANGED
 from headrace.serve.service import Service
 from headrace.serve.text.tokenizer import Tokenizer
 
@@ -34,6 +35,7 @@ class Answering:
 
     Limits of a request: ``max_model_len`` tokens including its output, and ``num_blocks`` KV blocks of ``block_size``
     tokens. Token ids are below ``vocab_size``. ``check`` raises `UnusableConstraint`; it may block.
+    ``defaults`` apply where a request gives no sampling parameters.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Answering:
         block_size: int,
         num_blocks: int,
         check: Callable[[Constraint], None],
+        defaults: SamplingParams = UNCHANGED,
     ) -> None:
         self.service = service
         self.tokenizer = tokenizer
@@ -54,6 +57,7 @@ class Answering:
         self.num_blocks = num_blocks
         self._vocab_size = vocab_size
         self._check = check
+        self._defaults = defaults
         self._answers: dict[str, Answer] = {}
 
     async def generate(self, body: Mapping[str, Any], name: str) -> AsyncGenerator[dict[str, Any], None]:
@@ -64,7 +68,7 @@ class Answering:
             Refused: the queue is full or the worker drains.
             RequestFailed: it could not be completed.
         """
-        asked = read_request(body)
+        asked = read_request(body, self._defaults)
         if asked.params.structured_outputs is not None:
             await asyncio.to_thread(self._check, asked.params.structured_outputs)
         request = self._request(asked, name)

@@ -7,10 +7,12 @@ with ``token_ids``, ``sampling_options``, ``stop_conditions`` and ``output_optio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, InvalidParameter, SamplingParams
+from headrace.serve.sampling_defaults import UNCHANGED
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed"),
@@ -55,8 +57,8 @@ class WorkerRequest(NamedTuple):
     end_tokens: frozenset[int]
 
 
-def read_request(body: Mapping[str, Any]) -> WorkerRequest:
-    """A request as Dynamo's frontend sends it.
+def read_request(body: Mapping[str, Any], defaults: SamplingParams = UNCHANGED) -> WorkerRequest:
+    """A request as Dynamo's frontend sends it, with the ``defaults`` of sampling parameters that it does not give.
 
     Raises:
         InvalidParameter: a field has a wrong value, or is not supported; the error names it.
@@ -73,7 +75,8 @@ def read_request(body: Mapping[str, Any]) -> WorkerRequest:
     values: dict[str, Any] = {name: sampling[name] for name in SAMPLING if name in sampling}
     values |= {name: stops[name] for name in ("max_tokens", "min_tokens", "ignore_eos") if name in stops}
     hidden = (*stops.get("stop_token_ids", ()), *stops.get("stop_token_ids_hidden", ()))
-    params = SamplingParams(
+    params = replace(
+        defaults,
         **values,
         logprobs=output.get("logprobs"),
         stop_token_ids=tuple(dict.fromkeys(hidden)),

@@ -17,6 +17,7 @@ from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.http.template_lanes import TemplateLanes
 from headrace.serve.http.tools.dialect import Dialect
 from headrace.serve.intake import Intake
+from headrace.serve.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.serve.text.content import PromptText
 from headrace.serve.text.infill import find_infill
 from headrace.serve.text.segments import Segments
@@ -47,6 +48,7 @@ class ServedModel:
         cost: returns the cost of engine requests by their ids, as fields of ``usage``; None without prices.
         prompts: what happens with prompts before they are submitted.
         trust_request_chat_template: render the templates of requests.
+        defaults: sampling parameters of requests that give none.
         dialect: how the template offers tools and how outputs are parsed (default: by the template's text).
     """
 
@@ -67,6 +69,7 @@ class ServedModel:
         cost: Callable[[Iterable[str]], Mapping[str, Any]] | None = None,
         prompts: PromptPolicy | None = None,
         trust_request_chat_template: bool = False,
+        defaults: SamplingDefaults = NO_DEFAULTS,
     ) -> None:
         self.name = name
         self.names = (name, *also_named)
@@ -76,6 +79,7 @@ class ServedModel:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.rules = rules or Rules()
+        self.defaults = defaults
         self.stream_interval = stream_interval
         self.grammars = grammars
         self.cost = cost

@@ -15,8 +15,13 @@ from typing import Any
 
 import tokenizers
 
+from headrace.files import check_size, read_json_file
 from headrace.serve.text.content import AddedTokens, PromptText
+from headrace.serve.text.named_tokens import BadTokens, add_named_tokens
 from headrace.serve.text.quoting import QuotingEncoder
+
+MAX_TOKENIZER_BYTES = 256 << 20
+"""The largest ``tokenizer.json`` that is read; the largest published ones have 40 MB."""
 
 SHORT_CHARACTERS = 4096
 """Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
@@ -36,11 +41,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TokenizerError(f"{path} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
+        value = read_json_file(path)
+    except json.JSONDecodeError as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}") from error
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object")
     return value
@@ -70,7 +75,9 @@ class Tokenizer:
         backend.no_padding()
         self.special_tokens = dict(special_tokens or {})
         # A named special token may be a plain word to the backend; make it special without new vocabulary.
-        known = [text for text in self.special_tokens.values() if backend.token_to_id(text) is not None]
+        added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        named = (text for text in self.special_tokens.values() if text not in added)
+        known = [text for text in named if backend.token_to_id(text) is not None]
         backend.add_special_tokens(known)
         self.backend = backend
         self.bos_token = self.special_tokens.get("bos_token")
@@ -99,7 +106,7 @@ class Tokenizer:
     def from_folder(cls, folder: str | Path) -> Tokenizer:
         """Load from a folder in Hugging Face layout.
 
-        Reads ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json``, and the ids that end an
+        Reads ``tokenizer.json``, the files beside it that name tokens (see `named_tokens`), and the ids that end an
         answer from ``generation_config.json`` (then ``config.json``). A folder with only an older format
         (``vocab.json`` and ``merges.txt``, ``tokenizer.model``) is converted by transformers.
 
@@ -108,15 +115,12 @@ class Tokenizer:
         """
         folder = Path(folder)
         config = read_json(folder / "tokenizer_config.json")
-        special_tokens = _special_tokens(read_json(folder / "special_tokens_map.json") | config)
         backend = _load_backend(folder)
+        older = [read_json(folder / name) for name in ("special_tokens_map.json", "added_tokens.json")]
         try:
-            _add_configured_tokens(backend, config.get("added_tokens_decoder") or {})
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
-            raise TokenizerError(
-                f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must be an object of tokens by their ids:"
-                f" {error!r}"
-            ) from error
+            special_tokens = add_named_tokens(backend, config, *older)
+        except BadTokens as error:
+            raise TokenizerError(f"{folder / 'tokenizer_config.json'}: {error}") from error
         eos = _eos_token_ids(folder / "generation_config.json")
         if eos is None:
             eos = _eos_token_ids(folder / "config.json")
@@ -188,6 +192,7 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if path.is_file():
         try:
+            check_size(path, MAX_TOKENIZER_BYTES)
             return tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(f"{path} cannot be read: {error}") from error
@@ -222,24 +227,6 @@ def _eos_token_ids(path: Path) -> list[int] | None:
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise TokenizerError(f"{path}: eos_token_id must be a token id or a list of token ids, got {value!r}")
     return ids
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The strings under ``…_token`` keys, which are strings or objects with ``content``."""
-    found = {}
-    for role, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if role.endswith("_token") and isinstance(text, str):
-            found[role] = text
-    return found
-
-
-def _add_configured_tokens(backend: tokenizers.Tokenizer, added: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the tokens that only tokenizer_config.json names, if they get the id that it gives them."""
-    for token, spec in sorted((int(token), spec) for token, spec in added.items()):
-        if backend.id_to_token(token) is None and token == backend.get_vocab_size(with_added_tokens=True):
-            flags = {key: value for key, value in spec.items() if key not in ("content", "__type")}
-            backend.add_tokens([tokenizers.AddedToken(spec["content"], **flags)])
 
 
 _KEEPING = {"Sequence", "Split", "Regex", "String", "ByteLevel", "Digits"}

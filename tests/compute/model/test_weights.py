@@ -15,8 +15,9 @@ from torch import Tensor
 from headrace.compute.model.checkpoint import Checkpoint
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.layout import plain_shapes
+from headrace.compute.model.sharding import Place, shard_of
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights
+from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights, read_spec
 from headrace.compute.quantization.weight import QuantizedWeight
 from tests.compute.model.configs import LLAMA
 
@@ -65,12 +66,158 @@ def test_weights_are_converted_and_norms_stay_wide(tmp_path: Path, stored: torch
     assert torch.equal(weights.norm, tensors["model.norm.weight"].float())
 
 
-def test_tied_embeddings_are_one_tensor_and_a_stored_copy_is_ignored(tmp_path: Path) -> None:
-    save_file(checkpoint(), tmp_path / "model.safetensors")
-    tied = replace(SPEC, tied_embeddings=True)
-    weights = load(tmp_path, tied)
+TIED = replace(SPEC, tied_embeddings=True)
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def write(folder: Path, tensors: dict[str, Tensor], **config: object) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"tie_word_embeddings": True} | config))
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("head_dtype", [torch.float32, torch.float64])
+def test_tied_embeddings_are_one_tensor_and_an_equal_copy_is_not_kept(
+    tmp_path: Path, head_dtype: torch.dtype
+) -> None:
+    tensors = checkpoint()
+    write(tmp_path, tensors | {HEAD: tensors[EMBED].clone().to(head_dtype)})
+    assert read_spec(tmp_path).tied_embeddings
+    weights = load(tmp_path, TIED)
     assert weights.head is weights.embedding
     assert weights.nbytes == load(tmp_path).nbytes - weights.embedding.nbytes
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_stored_head_that_differs_is_used_although_the_config_ties_it(tmp_path: Path, nested: bool) -> None:
+    tensors = checkpoint()
+    tensors[HEAD] = tensors[EMBED].clone()
+    tensors[HEAD][-1, -1] += 1  # the last value of the last part
+    if nested:
+        tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+        tensors[HEAD] = tensors.pop(f"language_model.{HEAD}")
+    write(tmp_path, tensors)
+    spec = read_spec(tmp_path)
+    assert not spec.tied_embeddings
+    assert spec.num_parameters == parse_config(LLAMA).num_parameters
+    for asked in (spec, TIED):
+        weights = load(tmp_path, asked)
+        assert torch.equal(weights.head, tensors[HEAD])
+        assert weights.nbytes == sum(tensor.nbytes for tensor in weights.tensors())
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_parts_of_a_differing_head_are_those_of_the_whole(tmp_path: Path, size: int) -> None:
+    tensors = checkpoint()
+    write(tmp_path, tensors)
+    places = [Place(rank, size, 2) for rank in range(2 * size)]
+    parts = [load(tmp_path, shard_of(TIED, place)) for place in places]
+    heads = torch.cat([part.head for part, place in zip(parts, places, strict=True) if place.last])
+    assert torch.equal(heads, tensors[HEAD])
+
+
+def test_the_only_table_of_a_tied_pair_is_both(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    head = tensors.pop(EMBED) * 0 + tensors[HEAD]
+    write(tmp_path, tensors)
+    assert read_spec(tmp_path).tied_embeddings
+    weights = load(tmp_path, read_spec(tmp_path))
+    assert weights.head is weights.embedding
+    assert torch.equal(weights.embedding, head)
+    last = load(tmp_path, shard_of(TIED, Place(1, 1, 2)))
+    assert torch.equal(last.head, head)
+    with pytest.raises(ModelError, match=r"lacks model\.embed_tokens\.weight"):
+        load(tmp_path, SPEC)  # not tied: the embedding is missing
+
+
+def test_an_untied_head_that_is_missing_is_named(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    del tensors[HEAD]
+    write(tmp_path, tensors, tie_word_embeddings=False)
+    with pytest.raises(ModelError, match=r"lacks lm_head\.weight"):
+        load(tmp_path, read_spec(tmp_path))
+
+
+def test_a_differing_head_of_another_shape_is_named(tmp_path: Path) -> None:
+    write(tmp_path, checkpoint() | {HEAD: torch.zeros(63, 32)})
+    with pytest.raises(ModelError, match=r"lm_head\.weight has shape \[63, 32\], the config says \[64, 32\]"):
+        load(tmp_path, TIED)
+
+
+def test_names_without_the_prefix_are_those_of_the_model(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    write(tmp_path, {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+    weights = load(tmp_path, TIED)
+    assert torch.equal(weights.embedding, tensors[EMBED])
+    assert torch.equal(weights.head, tensors[HEAD])
+
+
+def test_two_names_of_one_tensor_are_refused(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    write(tmp_path, tensors | {"embed_tokens.weight": tensors[HEAD].clone()})
+    with pytest.raises(ModelError, match=r"model\.embed_tokens\.weight.*the same tensor"):
+        load(tmp_path, TIED)
+
+
+def test_without_a_head_none_is_read(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    write(tmp_path, tensors | {HEAD: torch.zeros(3)})
+    weights = load_weights(tmp_path, SPEC, torch.float32, "cpu", head=False)
+    assert weights.head is weights.embedding
+
+
+def index_of(folder: Path, places: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+@pytest.mark.parametrize("right", ["a.safetensors", "b.safetensors"])
+def test_a_tensor_in_two_shards_is_read_from_the_one_that_the_index_names(tmp_path: Path, right: str) -> None:
+    tensors = checkpoint()
+    for file in ("a.safetensors", "b.safetensors"):
+        save_file(
+            {n: t if file == right else torch.zeros_like(t) for n, t in tensors.items()}, tmp_path / file
+        )
+    other = ({"a.safetensors", "b.safetensors"} - {right}).pop()
+    places = dict.fromkeys(tensors, right) | {"model.norm.weight": other}
+    index_of(tmp_path, places)
+    weights = load(tmp_path)
+    assert torch.equal(weights.embedding, tensors[EMBED])
+    assert not weights.norm.any()
+
+
+def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path: Path) -> None:
+    for file in ("a.safetensors", "b.safetensors"):
+        save_file(checkpoint(), tmp_path / file)
+    with pytest.raises(ModelError, match=r"is in .*a\.safetensors and in b\.safetensors, and no index says"):
+        load(tmp_path)
+
+
+def test_an_index_that_names_a_missing_tensor(tmp_path: Path) -> None:
+    tensors = checkpoint()
+    save_file(tensors, tmp_path / "a.safetensors")
+    index_of(tmp_path, dict.fromkeys([*tensors, "model.layers.7.gone"], "a.safetensors"))
+    with pytest.raises(ModelError, match=r"a\.safetensors lacks model\.layers\.7\.gone, named by"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../a.safetensors", "/etc/passwd", "x/../../a.safetensors", "", "a\0b", "a" * 256, "/"]
+)
+def test_an_index_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(checkpoint(), tmp_path / "a.safetensors")
+    index_of(folder, {"model.norm.weight": name})
+    with pytest.raises(ModelError, match="which is not in its folder"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "index", [[], {}, {"weight_map": []}, {"weight_map": {"a": 5}}, {"weight_map": None}]
+)
+def test_an_index_of_another_form_is_refused(tmp_path: Path, index: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json is not"):
+        load(tmp_path)
 
 
 def test_norm_offset_is_added_once(tmp_path: Path) -> None:
@@ -169,8 +316,9 @@ def test_plain_weights_are_quantized_as_they_are_read(
 
 
 def test_a_tied_head_is_quantized_beside_the_embedding(tmp_path: Path) -> None:
-    save_file(checkpoint(), tmp_path / "model.safetensors")
-    tied = replace(SPEC, tied_embeddings=True)
+    tied, tensors = replace(SPEC, tied_embeddings=True), checkpoint()
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
     weights = load_weights(tmp_path, tied, torch.bfloat16, "cpu", "int8")
     assert weights.embedding.dtype == torch.bfloat16
     assert isinstance(weights.head, QuantizedWeight)

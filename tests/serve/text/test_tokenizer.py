@@ -72,15 +72,18 @@ def test_eos_ids_come_from_the_generation_config_then_the_config(
     assert Tokenizer.from_folder(folder).eos_token_ids == expected
 
 
-def test_tokenizer_config_wins_over_special_tokens_map(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("added", "eos"), [({}, "<pad>"), ({"added_tokens_decoder": {}}, "</s>")])
+def test_special_tokens_map_wins_in_folders_without_a_list_of_added_tokens(
+    tmp_path: Path, added: dict[str, object], eos: str
+) -> None:
     folder = write_folder(
         tmp_path,
         byte_level(),
         special_tokens_map={"eos_token": "<pad>", "bos_token": "<s>"},
-        tokenizer_config={"eos_token": "</s>"},
+        tokenizer_config={"eos_token": "</s>"} | added,
     )
     tokenizer = Tokenizer.from_folder(folder)
-    assert (tokenizer.eos_token, tokenizer.bos_token) == ("</s>", "<s>")
+    assert (tokenizer.eos_token, tokenizer.bos_token) == (eos, "<s>")
 
 
 def test_a_named_special_token_is_hidden_even_if_the_file_holds_it_as_a_word(tmp_path: Path) -> None:
@@ -92,16 +95,17 @@ def test_a_named_special_token_is_hidden_even_if_the_file_holds_it_as_a_word(tmp
     assert tokenizer.decode(tokenizer.encode("fox")) == "fo"
 
 
-def test_tokens_that_only_the_config_names_are_added_at_their_id(tmp_path: Path) -> None:
+def test_tokens_that_only_the_config_names_are_added_in_the_order_of_their_ids(tmp_path: Path) -> None:
     size = byte_level().vocab_size
     added = {
         str(size): {"content": "<|call|>", "special": True, "lstrip": False, "normalized": False},
-        str(size + 9): {"content": "<|far|>", "special": True},  # not the next id: would land elsewhere
+        str(size + 9): {"content": "<|far|>", "special": True},  # gets the next id, as in transformers
     }
     folder = write_folder(tmp_path, byte_level(), tokenizer_config={"added_tokens_decoder": added})
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.encode("<|call|>") == [size]
-    assert tokenizer.vocab_size == size + 1
+    assert tokenizer.encode("<|far|>") == [size + 1]
+    assert tokenizer.vocab_size == size + 2
 
 
 def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> None:
@@ -148,6 +152,24 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
             "added_tokens_decoder must be an object",
         ),
         ({"tokenizer_config": {"added_tokens_decoder": [2]}}, "added_tokens_decoder must be an object"),
+        (
+            {"tokenizer_config": {"added_tokens_decoder": {"9" * 99: {"content": "a"}}}},
+            "added_tokens_decoder",
+        ),
+        ({"tokenizer_config": {"eos_token": 3}}, r"tokenizer_config\.json: eos_token must be a token"),
+        ({"tokenizer_config": {"eos_token": {"content": 3}}}, "eos_token must be a token"),
+        (
+            {"tokenizer_config": {"eos_token": {"content": "a", "lstrip": "no"}}},
+            "flags of a token must be true",
+        ),
+        ({"tokenizer_config": {"extra_special_tokens": "a"}}, "extra_special_tokens must be a list"),
+        ({"tokenizer_config": {"additional_special_tokens": [[]]}}, "extra_special_tokens must be a token"),
+        (
+            {"special_tokens_map": {"additional_special_tokens": 5}},
+            "additional_special_tokens must be a list",
+        ),
+        ({"added_tokens": {"<a>": "5"}}, r"added_tokens\.json must map tokens to ids"),
+        ({"added_tokens": {"<a>": -1}}, r"added_tokens\.json must map tokens to ids"),
     ],
 )
 def test_malformed_fields_are_named(tmp_path: Path, files: dict[str, object], message: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from headrace.core.cache.semantic.opposites import (
@@ -48,25 +49,10 @@ _ASKING = {
     "where": "where", "wheres": "where", "why": "why", "whys": "why",
 }  # fmt: skip
 _MEASURES = frozenset(
-    [
-        "many",
-        "much",
-        "long",
-        "old",
-        "far",
-        "tall",
-        "often",
-        "fast",
-        "high",
-        "big",
-        "heavy",
-        "deep",
-        "wide",
-        "large",
-        "soon",
-        "hot",
-        "cold",
-    ]
+    (
+        *("many", "much", "long", "old", "far", "tall", "often", "fast", "high"),
+        *("big", "heavy", "deep", "wide", "large", "soon", "hot", "cold"),
+    )
 )
 _MOST_COMPARED = 16
 """Unshared content words up to which two texts are compared word by word."""
@@ -231,7 +217,7 @@ def _words_after(preposition: str, words: list[str]) -> frozenset[str]:
 def _asks(words: list[str]) -> frozenset[str]:
     """Who, when, where and why; what comes after "how" if it asks for a measure."""
     asked = {_ASKING[word] for word in words if word in _ASKING}
-    asked |= {f"how {b}" for a, b in zip(words, words[1:], strict=False) if a == "how" and b in _MEASURES}
+    asked |= {f"how {b}" for a, b in pairwise(words) if a == "how" and b in _MEASURES}
     return frozenset(asked)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from headrace.core.cache.response.query import Turn
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
-from headrace.core.request import FinishReason, Request, Retention, SamplingParams
+from headrace.core.request import SEED_BITS, FinishReason, Request, Retention, SamplingParams, choice_seed
 from headrace.serve.answer import Answer
 from headrace.serve.auth.api_keys import tenant
 from headrace.serve.cache.lookup import NotCached
@@ -40,8 +40,6 @@ from headrace.serve.text.first_call import FirstCallStream
 from headrace.serve.text.stream import Texts
 
 logger = logging.getLogger(__name__)
-
-SEED_BITS = 63
 
 
 class Answers(Protocol):
@@ -275,9 +273,9 @@ async def open_call(
 ) -> Call:
     """Open a call: ``choices_per_prompt`` sequences of equal tokens for each prompt.
 
-    With a given seed, the sequences of each prompt have consecutive seeds that start at it. Without one, all seeds
-    differ. Only a prompt's first sequence returns prompt log-probabilities. ``turn`` finds the last user message. With
-    ``reports_begin``, `Call.advance` returns at the first token too, also without a stream.
+    With a given seed, the first sequence of each prompt has it, and the others have seeds derived from it. Without one,
+    all seeds differ. Only a prompt's first sequence returns prompt log-probabilities. ``turn`` finds the last user
+    message. With ``reports_begin``, `Call.advance` returns at the first token too, also without a stream.
 
     Raises:
         ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.
@@ -302,7 +300,7 @@ async def open_call(
                 first,
                 id=call_id if alone else f"{call_id}-{index}",
                 params=replace(prompt.params, prompt_logprobs=None) if n else prompt.params,
-                seed=(seed + (n if body.seed is not None else index)) % 2**SEED_BITS,
+                seed=choice_seed(seed, n if body.seed is not None else index),
             )
             complete = _complete(model, prompt.params)
             choices.append(Choice(index, request, _text_stream(model, prompt), prompt.mute, complete))

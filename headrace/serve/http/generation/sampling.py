@@ -38,13 +38,14 @@ def sampling_params(
             "allowed_token_ids leaves nothing to choose from before min_tokens: each of them ends the answer"
         )
         raise invalid(message, "allowed_token_ids")
+    defaults = model.defaults.params
     return SamplingParams(
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=min(_or(body.top_k, 0), model.vocab_size),  # beyond it, no bound
-        min_p=_or(body.min_p, 0.0),
+        temperature=_or(body.temperature, defaults.temperature),
+        top_p=_or(body.top_p, defaults.top_p),
+        top_k=min(_or(body.top_k, defaults.top_k), model.vocab_size),  # beyond it, no bound
+        min_p=_or(body.min_p, defaults.min_p),
         seed=body.seed,
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         logit_bias=biases,
@@ -94,11 +95,13 @@ def truncated(tokens: list[int], body: Generation, model: ServedModel, answer: i
     return tokens[-(max(1, model.max_model_len - max(1, answer)) if keep == -1 else keep) :]
 
 
-def answer_length(prompt: int, asked: int | None, default: int | None, param: str, limit: int) -> int:
+def answer_length(
+    prompt: int, asked: int | None, default: int | None, param: str, limit: int, most: int | None = None
+) -> int:
     """The maximum output tokens for a prompt of ``prompt`` tokens.
 
     ``asked`` is the value of the field ``param``; if it is None, ``default`` applies. `UNLIMITED`, and a ``default`` of
-    None, mean all that the context leaves.
+    None, mean all that the context leaves. The result is at most ``most``, if that is given.
 
     Raises:
         ApiError: prompt and output together exceed ``limit``.
@@ -107,14 +110,15 @@ def answer_length(prompt: int, asked: int | None, default: int | None, param: st
     if asked is None or asked == UNLIMITED:
         if room < 1:
             raise context_length_exceeded(prompt, 1, limit, None)
-        return room if default is None or asked == UNLIMITED else min(default, room)
+        length = room if default is None or asked == UNLIMITED else min(default, room)
+        return length if most is None else min(length, most)
     if asked < 1:
         raise invalid(
             f"{param} must be at least 1, or -1 for all that the context leaves, got {asked}", param
         )
     if asked > room:
         raise context_length_exceeded(prompt, asked, limit, param)
-    return asked
+    return asked if most is None else min(asked, most)
 
 
 def room_for_answer(prompt: int, limit: int) -> int:

@@ -83,8 +83,9 @@ async def open_chat(
     tokens = truncated(whole, body, model, max_tokens or 1)
     if shorten and max_tokens is not None:
         max_tokens = min(max_tokens, room_for_answer(len(tokens), model.max_model_len))
-    length = answer_length(len(tokens), max_tokens, None, param, model.max_model_len)
-    stated = None if max_tokens is None else length
+    default, most = model.defaults.params.max_tokens, model.defaults.most_tokens
+    length = answer_length(len(tokens), max_tokens, default, param, model.max_model_len, most)
+    stated = None if max_tokens is None and default is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
     params = constrained(params, model.dialect, body, text)
     await structured.check(model, params, body)

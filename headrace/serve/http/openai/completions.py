@@ -50,7 +50,14 @@ async def open_completion(
     for given, full in zip(body.prompts(), await _tokens(model, body), strict=True):
         tokens = truncated(full, body, model, DEFAULT_MAX_TOKENS if asked is None else asked)
         await pieces.turn()
-        length = answer_length(len(tokens), asked, DEFAULT_MAX_TOKENS, "max_tokens", model.max_model_len)
+        length = answer_length(
+            len(tokens),
+            asked,
+            DEFAULT_MAX_TOKENS,
+            "max_tokens",
+            model.max_model_len,
+            model.defaults.most_tokens,
+        )
         echo = ""
         if body.echo:
             whole = isinstance(given, str) and len(tokens) == len(full)

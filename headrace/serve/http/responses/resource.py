@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from headrace.core.request import SamplingParams
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.usage import cost_of
@@ -64,10 +65,10 @@ def response_of(call: Call, body: ResponsesBody, result: Result) -> Response:
         "truncation": body.truncation or "disabled",
         "usage": result.usage,
         "user": body.user,
-    } | _settings(body)
+    } | _settings(body, call.model.defaults.params)
 
 
-def _settings(body: ResponsesBody) -> dict[str, Any]:
+def _settings(body: ResponsesBody, defaults: SamplingParams) -> dict[str, Any]:
     """The request's settings, with their defaults."""
     choice, reasoning = body.tool_choice or "auto", body.reasoning
     form = body.text.format if body.text is not None else None
@@ -78,8 +79,8 @@ def _settings(body: ResponsesBody) -> dict[str, Any]:
     return {
         "frequency_penalty": _or(body.frequency_penalty, 0.0),
         "presence_penalty": _or(body.presence_penalty, 0.0),
-        "temperature": _or(body.temperature, 1.0),
-        "top_p": _or(body.top_p, 1.0),
+        "temperature": _or(body.temperature, defaults.temperature),
+        "top_p": _or(body.top_p, defaults.top_p),
         "top_logprobs": body.top_logprobs or 0,
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
         "text": {"format": shown, "verbosity": "medium"},
