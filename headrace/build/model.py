@@ -170,7 +170,6 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         drafts=drafts,
         forced=matchers.forced,
     )
-    notes = (*computing.notes(), *(tiers.notes if tiers else ()), _recalled(tiers, engine, tell))
     return Loaded(
         name=served_names(model)[0],
         folder=text.folder,
@@ -194,7 +193,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         policy=plans.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=tuple(filter(None, notes)),
+        notes=(*computing.notes(), *(tiers.notes if tiers else ()), *_recalled(tiers, engine, tell)),
         seconds=seconds,
         tiers=tiers,
         leader=computing.leader,
@@ -202,9 +201,10 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     )
 
 
-def _recalled(tiers: OpenTiers | None, engine: Engine, tell: Tell | None) -> str:
-    """Restore blocks of an earlier process, and return a note. A recorded engine starts with an empty cache instead."""
-    return tiers.recall(engine) if tiers is not None and tell is None else ""
+def _recalled(tiers: OpenTiers | None, engine: Engine, tell: Tell | None) -> Iterator[str]:
+    """Restore blocks of an earlier process, with a note. A recorded engine starts with an empty cache instead."""
+    if tiers is not None and tell is None and (note := tiers.recall(engine)):
+        yield note
 
 
 def _make_compiler(tokenizer: Tokenizer, vocab_size: int) -> Compiler:

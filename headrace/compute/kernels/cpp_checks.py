@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -165,8 +164,7 @@ def _remedy() -> str:
     build = "pip install --force-reinstall --no-cache-dir --no-binary headrace headrace"
     if source:
         build = f"cd {_PACKAGE.parent} && python setup.py build_ext --inplace"
-    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
-    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     if compiler is None:
         return f"To build them, install a C++17 compiler and run `{build}`"
     return f"A compiler is here ({compiler}): to build them, run `{build}`"

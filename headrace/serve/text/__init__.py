@@ -5,6 +5,7 @@
 - `processes`: renders templates in processes that are ended at their limits. `render_process`: such a process.
 - `content`: keeps text of requests that spells a control token text. `quoting`: tokenizes such prompts.
 - `tokenizer`: text to tokens and back.
+- `named_tokens`: special tokens that only files beside the tokenizer name.
 - `segments`: tokens of long prompt parts, cached between requests.
 - `infill`: prompts for the text between a prefix and a suffix.
 - `detokenize`: tokens to text, one at a time.
