@@ -103,9 +103,9 @@ def choice_seed(seed: int, index: int) -> int:
     Consecutive seeds would let the second choice of a call repeat the first one of a call with the next seed.
     """
     if index == 0:
-        return seed % 2**SEED_BITS
+        return seed % (1 << SEED_BITS)
     digest = hashlib.blake2b(b"%d %d" % (seed, index), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % 2**SEED_BITS
+    return int.from_bytes(digest, "big") % (1 << SEED_BITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The rules are vLLM's: ``do_sample`` and fields that are not listed in `FIELDS` a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class SamplingDefaults:
     ``source`` names the file or option that they come from; empty: they are neutral.
     """
 
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
     most_tokens: int | None = None
     source: str = ""
 
@@ -42,6 +42,10 @@ class SamplingDefaults:
             f"{name} {value:g}" for name, value in values.items() if value != getattr(neutral, _own(name))
         ]
         return f"{', '.join(shown)} ({self.source})" if shown else ""
+
+
+NO_DEFAULTS = SamplingDefaults()
+"""Neutral values."""
 
 
 def read_defaults(folder: Path, source: str, overrides: Mapping[str, Any]) -> SamplingDefaults:

@@ -90,7 +90,7 @@ def test_a_value_out_of_range_is_named_with_its_source(tmp_path: Path, fields: A
     with pytest.raises(DefaultsError, match=message) as raised:
         read_defaults(tmp_path, "auto", {})
     assert "\n" not in str(raised.value)
-    with pytest.raises(DefaultsError, match="^--override-generation-config: "):
+    with pytest.raises(DefaultsError, match=r"^--override-generation-config: "):
         read_defaults(tmp_path, "vllm", fields)
     assert read_defaults(tmp_path, "vllm", {}) == SamplingDefaults()
     assert read_defaults(tmp_path, "auto", dict.fromkeys(fields)) == SamplingDefaults()

@@ -19,6 +19,8 @@ SAMPLING = (
 )
 """Sampling options that have the same name and meaning in both."""
 
+NEUTRAL_PARAMS = SamplingParams()
+
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "n": (1,),  # Dynamo ends the stream of a request with its first choice
     "best_of": (1,),
@@ -56,7 +58,7 @@ class WorkerRequest(NamedTuple):
     end_tokens: frozenset[int]
 
 
-def read_request(body: Mapping[str, Any], defaults: SamplingParams = SamplingParams()) -> WorkerRequest:
+def read_request(body: Mapping[str, Any], defaults: SamplingParams = NEUTRAL_PARAMS) -> WorkerRequest:
     """A request as Dynamo's frontend sends it, with the ``defaults`` of sampling parameters that it does not give.
 
     Raises:

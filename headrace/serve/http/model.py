@@ -15,7 +15,7 @@ from headrace.serve.http.generation.kv_fields import NO_SHARING
 from headrace.serve.http.generation.scheduling_fields import Rules
 from headrace.serve.http.prompts.policy import PromptPolicy
 from headrace.serve.http.tools.dialect import Dialect
-from headrace.serve.sampling_defaults import SamplingDefaults
+from headrace.serve.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.serve.text.infill import find_infill
 from headrace.serve.text.segments import Segments
 from headrace.serve.text.stream import TextStreams
@@ -60,7 +60,7 @@ class ServedModel:
         grammars: Grammars | None = None,
         cost: Callable[[Iterable[str]], Mapping[str, Any]] | None = None,
         prompts: PromptPolicy | None = None,
-        defaults: SamplingDefaults = SamplingDefaults(),
+        defaults: SamplingDefaults = NO_DEFAULTS,
     ) -> None:
         self.name = name
         self._names = frozenset({name, *aliases})

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken
 
-from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
+from headrace.serve.text.tokenizer import Tokenizer
 from tests.serve.text.vocabularies import byte_fallback, byte_level
 
 NAMES = ["<|a|>", "<|b|>", "<|c|>", "<|d|>", "</s>", "<pad>", "x", "<|inside|>"]

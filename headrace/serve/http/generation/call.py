@@ -266,7 +266,8 @@ async def open_call(
     """Open a call: ``choices_per_prompt`` sequences of equal tokens for each prompt.
 
     With a given seed, the first sequence of each prompt has it, and the others have seeds derived from it. Without one,
-    all seeds differ. Only a prompt's first sequence returns prompt log-probabilities. ``turn`` finds the last user message.
+    all seeds differ. Only a prompt's first sequence returns prompt log-probabilities. ``turn`` finds the last user
+    message.
 
     Raises:
         ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.

@@ -1,7 +1,7 @@
 import pytest
 
-from headrace.serve.cache.lookup import CacheLookup
 from headrace.core.request import choice_seed
+from headrace.serve.cache.lookup import CacheLookup
 from tests.doubles.scripted_model import with_special_tokens
 from tests.serve.http.caching import RequestsNoted
 from tests.serve.http.conftest import ANSWER
