@@ -94,7 +94,6 @@ def _require_count(param: str, value: int | None, low: int) -> None:
 
 
 SEED_BITS = 63
-SEED_MASK = (1 << SEED_BITS) - 1
 """Seeds of requests are below two to this power."""
 
 
@@ -104,9 +103,9 @@ def choice_seed(seed: int, index: int) -> int:
     Consecutive seeds would let the second choice of a call repeat the first one of a call with the next seed.
     """
     if index == 0:
-        return seed & SEED_MASK
+        return seed % (1 << SEED_BITS)
     digest = hashlib.blake2b(b"%d %d" % (seed, index), digest_size=8).digest()
-    return int.from_bytes(digest, "big") & SEED_MASK
+    return int.from_bytes(digest, "big") % (1 << SEED_BITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The rules are vLLM's: ``do_sample`` and fields that are not listed in `FIELDS` a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,6 @@ from headrace.serve.text.tokenizer import TokenizerError, read_json
 FILE = "generation_config.json"
 OPTION, OVERRIDE = "--generation-config", "--override-generation-config"
 AUTO, NEUTRAL = "auto", "vllm"
-
-
-UNCHANGED = SamplingParams()
-"""The values that change nothing."""
 
 
 class DefaultsError(ValueError):
@@ -34,13 +30,13 @@ class SamplingDefaults:
     ``source`` names the file or option that they come from; empty: they are neutral.
     """
 
-    params: SamplingParams = UNCHANGED
+    params: SamplingParams = field(default_factory=SamplingParams)
     most_tokens: int | None = None
     source: str = ""
 
     def describe(self) -> str:
         """The values that are not neutral, and where they come from; empty if there are none."""
-        neutral = UNCHANGED
+        neutral = SamplingParams()
         values = {name: getattr(self.params, _own(name)) for name in FIELDS}
         shown = [
             f"{name} {value:g}" for name, value in values.items() if value != getattr(neutral, _own(name))
@@ -49,7 +45,7 @@ class SamplingDefaults:
 
 
 NO_DEFAULTS = SamplingDefaults()
-"""Those of a model without such a file."""
+"""Neutral values."""
 
 
 def read_defaults(folder: Path, source: str, overrides: Mapping[str, Any]) -> SamplingDefaults:

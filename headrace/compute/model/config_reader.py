@@ -8,6 +8,9 @@ from typing import Any
 
 from headrace.compute.model.spec import ModelError
 
+MAX_INTEGER = 2**31 - 1
+"""The largest integer of a config: larger ones would overflow in computations of sizes."""
+
 
 class ConfigReader:
     """A model's config, with its family's defaults."""
@@ -43,6 +46,10 @@ class ConfigReader:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ModelError(
                 f"{self.architecture}: {field} must be a positive integer, the config has {value!r}"
+            )
+        if value is not None and value > MAX_INTEGER:
+            raise ModelError(
+                f"{self.architecture}: {field} must be at most {MAX_INTEGER}, the config has {str(value)[:24]}"
             )
         return value
 

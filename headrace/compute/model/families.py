@@ -17,6 +17,9 @@ from headrace.compute.model.spec import DecoderSpec, LayerSpec, ModelError
 from headrace.compute.quantization.formats import read_format
 from headrace.compute.quantization.stored import StoredFormat
 
+MAX_LAYERS = 4096
+"""More layers than any model has; each one takes memory before the weights are read."""
+
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -223,6 +226,8 @@ def _activation(read: ConfigReader) -> Activation:
 
 def _layers(read: ConfigReader, family: Family) -> tuple[LayerSpec, ...]:
     count = read.integer("num_hidden_layers")
+    if count > MAX_LAYERS:
+        raise ModelError(f"num_hidden_layers must be at most {MAX_LAYERS}, the config has {count}")
     window = read.optional_integer("sliding_window")
     kinds = read.names("layer_types")
     if kinds is None:

@@ -29,6 +29,8 @@ _FIELDS: dict[str, set[str]] = {
 }
 """The fields of each type. Any other would change results in an engine that knows it."""
 
+_OF_OTHER_TYPES = frozenset[str]().union(*_FIELDS.values())
+
 
 def ropes_of(read: ConfigReader, head_dim: int, local: bool) -> tuple[RopeSpec, ...]:
     """The model's ropes: one, or with ``local`` one for full layers and one for sliding layers."""
@@ -51,13 +53,16 @@ def ropes_of(read: ConfigReader, head_dim: int, local: bool) -> tuple[RopeSpec, 
 
 
 def _rope(read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: int) -> RopeSpec:
-    kind = given.get("rope_type") or given.get("type") or "default"
+    named = given.get("rope_type") or given.get("type")
+    kind = named or "default"
     if read.architecture == "Phi3ForCausalLM" and kind in ("su", "yarn"):
         kind = "longrope"  # early names of the same scheme in this family
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(_KINDS)}")
     if given.get("mrope_section"):
         raise ModelError("mrope_section: multimodal rotary embeddings are not supported")
+    if named == "default":  # tools leave fields of other types behind, which no engine reads
+        given = {name: value for name, value in given.items() if name not in _OF_OTHER_TYPES}
     _only(given, _FIELDS[kind] | _ALWAYS, f"rope type '{kind}'")
     scaling = ConfigReader(f"{read.architecture} rope", given, {})
     partial = scaling.optional_number("partial_rotary_factor") or read.optional_number(

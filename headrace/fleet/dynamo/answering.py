@@ -15,9 +15,15 @@ from headrace.core.capacity import why_unservable
 from headrace.core.constraint import Constraint
 from headrace.core.events import Emitted, Finished
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams
-from headrace.fleet.dynamo.wire import REASONS, WorkerRequest, final_chunk, read_request, token_chunk
+from headrace.fleet.dynamo.wire import (
+    NEUTRAL_PARAMS,
+    REASONS,
+    WorkerRequest,
+    final_chunk,
+    read_request,
+    token_chunk,
+)
 from headrace.serve.answer import Answer
-from headrace.serve.sampling_defaults import UNCHANGED
 from headrace.serve.service import Service
 from headrace.serve.text.tokenizer import Tokenizer
 
@@ -48,7 +54,7 @@ class Answering:
         block_size: int,
         num_blocks: int,
         check: Callable[[Constraint], None],
-        defaults: SamplingParams = UNCHANGED,
+        defaults: SamplingParams = NEUTRAL_PARAMS,
     ) -> None:
         self.service = service
         self.tokenizer = tokenizer

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, InvalidParameter, SamplingParams
-from headrace.serve.sampling_defaults import UNCHANGED
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "include_stop_str_in_output"),
 )
 """Sampling options that have the same name and meaning in both."""
+
+NEUTRAL_PARAMS = SamplingParams()
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "n": (1,),  # Dynamo ends the stream of a request with its first choice
@@ -57,7 +58,7 @@ class WorkerRequest(NamedTuple):
     end_tokens: frozenset[int]
 
 
-def read_request(body: Mapping[str, Any], defaults: SamplingParams = UNCHANGED) -> WorkerRequest:
+def read_request(body: Mapping[str, Any], defaults: SamplingParams = NEUTRAL_PARAMS) -> WorkerRequest:
     """A request as Dynamo's frontend sends it, with the ``defaults`` of sampling parameters that it does not give.
 
     Raises:

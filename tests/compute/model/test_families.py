@@ -241,3 +241,35 @@ def test_ropes_by_layer_type_have_no_other_fields() -> None:
     assert [rope.theta for rope in spec.ropes] == [1e6, 1e4]
     with pytest.raises(ModelError, match="by layer type: factor is not supported"):
         parse("Gemma3ForCausalLM", rope_parameters=layers | {"factor": 8.0})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_hidden_layers", 10**9, "num_hidden_layers must be at most 4096, the config has 1000000000"),
+        ("hidden_size", 10**400, "hidden_size must be at most 2147483647, the config has 1000000"),
+        ("max_position_embeddings", 2**62, "max_position_embeddings must be at most 2147483647"),
+        ("num_attention_heads", -4, "num_attention_heads must be a positive integer"),
+        ("vocab_size", "64", "vocab_size must be a positive integer, the config has '64'"),
+        ("rms_norm_eps", float("nan"), "rms_norm_eps must be a positive number"),
+        ("rope_theta", 10**400, "rope_theta must be a positive number"),
+    ],
+)
+def test_sizes_of_a_malicious_config_are_refused_by_name(field: str, value: object, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as raised:
+        parse_config(LLAMA | {field: value})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"factor": 4.0, "original_max_position_embeddings": 32},
+        {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"attention_factor": 2.0, "beta_fast": 8, "mscale": 1.5, "truncate": False, "finetuned": True},
+        {"short_factor": [2.0], "long_factor": [2.0]},
+    ],
+)
+def test_a_default_rope_ignores_fields_of_other_types(field: str, left: dict[str, Any]) -> None:
+    assert parse_config(LLAMA | {field: {"rope_type": "default"} | left}).ropes == parse_config(LLAMA).ropes
