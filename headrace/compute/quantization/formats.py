@@ -7,9 +7,9 @@ checkpoint was made are ignored. The layouts are in separate files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.awq_format import AwqLayout
@@ -112,29 +112,72 @@ def _gptq(config: Fields) -> StoredFormat:
         "gptq",
         _GPTQ_NOTES | _AUTOROUND_NOTES,
         *("bits", "group_size", "checkpoint_format", "format", "lm_head", "data_type"),
-        *("modules_to_not_convert", "modules_in_block_to_quantize"),
+        *("modules_to_not_convert", "modules_in_block_to_quantize", "dynamic"),
     )
-    _allowed(config, "gptq", "bits", (4, 8))
+    rules = _rules(config)
     _allowed(config, "gptq", "data_type", ("int", None))
     version = config.get("checkpoint_format") or config.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         raise ModelError(
             f"quantization_config: gptq checkpoint_format '{version}' is not supported; {SUPPORTED}"
         )
-    layout = GptqLayout(config["bits"], _group_size(config), zeros_less_one=version == "gptq")
     chosen = [name for names in config.get("modules_in_block_to_quantize") or () for name in names]
     excluded = _entries(config, "modules_to_not_convert")
     head_too = config.get("lm_head") is True
 
     def plain(module: str) -> bool:
-        if module == _HEAD:
-            return not head_too
-        return _within(module, excluded) or bool(chosen and not _within(module, chosen))
+        if module == _HEAD and not head_too:
+            return True
+        if module != _HEAD and (_within(module, excluded) or bool(chosen and not _within(module, chosen))):
+            return True
+        rule = _rule_of(module, rules)
+        return rule is not None and rule.fields is None
 
-    return _Format("gptq", plain, (_Group(_any, layout),))
+    def group(rule: _Rule | None, fields: Fields) -> _Group:
+        _allowed(fields, "gptq", "bits", (4, 8))
+        layout = GptqLayout(fields["bits"], _group_size(fields), zeros_less_one=version == "gptq")
+        return _Group(lambda module: 0 if _rule_of(module, rules) is rule else None, layout)
+
+    groups = [group(rule, {**config, **rule.fields}) for rule in rules if rule.fields is not None]
+    return _Format("gptq", plain, (*groups, group(None, config)))
+
+
+class _Rule(NamedTuple):
+    """A rule of GPTQModel's ``dynamic``: modules whose names match have other ``fields``; None: are not quantized."""
+
+    pattern: re.Pattern[str]
+    fields: Fields | None
+
+
+def _rules(config: Fields) -> list[_Rule]:
+    given = config.get("dynamic") or {}
+    if not isinstance(given, Mapping):
+        raise ModelError(
+            f"quantization_config: dynamic must be an object of fields by pattern, it is {given!r}"
+        )
+    rules = []
+    for text, fields in given.items():
+        where = f"gptq dynamic {text!r}"
+        try:
+            pattern = re.compile(text.removeprefix("-:").removeprefix("+:"))
+        except re.error as error:
+            raise ModelError(f"quantization_config: {where} is not a valid pattern: {error}") from error
+        if not isinstance(fields, Mapping):
+            raise ModelError(f"quantization_config: {where} must have an object of fields, it has {fields!r}")
+        if not text.startswith("-:"):
+            _only(fields, where, _GPTQ_NOTES, "bits", "group_size")
+        rules.append(_Rule(pattern, None if text.startswith("-:") else fields))
+    return rules
+
+
+def _rule_of(module: str, rules: Sequence[_Rule]) -> _Rule | None:
+    """The first rule that a module's name matches from its start."""
+    names = _names(module)
+    return next((rule for rule in rules if any(rule.pattern.match(name) for name in names)), None)
 
 
 def _awq(config: Fields) -> StoredFormat:
+    config = _renamed(config, {"w_bit": "bits", "q_group_size": "group_size"})  # AutoAWQ's own names
     _only(
         config,
         "awq",
@@ -149,7 +192,7 @@ def _awq(config: Fields) -> StoredFormat:
     _allowed(config, "awq", "zero_point", (True,))
     excluded = [*_entries(config, "modules_to_not_convert"), _HEAD]
     layout = AwqLayout(_group_size(config))
-    return _Format("awq", lambda module: _within(module, excluded), (_Group(_any, layout),))
+    return _Format("awq", lambda module: _contains(module, excluded), (_Group(_any, layout),))
 
 
 def _fp8(config: Fields) -> StoredFormat:
@@ -307,6 +350,28 @@ def _names(module: str) -> tuple[str, ...]:
 def _within(module: str, entries: Collection[str]) -> bool:
     """Whether a module is, or is inside, a listed one, which may be given by a part of its path."""
     return any(f".{entry}." in f".{name}." for entry in entries for name in _names(module))
+
+
+def _contains(module: str, entries: Collection[str]) -> bool:
+    """Whether a name contains an entry anywhere: the rule of AutoAWQ, which writes these checkpoints."""
+    return any(entry in name for entry in entries for name in _names(module))
+
+
+def _renamed(config: Fields, names: Mapping[str, str]) -> Fields:
+    """The config with older names of fields replaced by the newer ones.
+
+    Raises:
+        ModelError: both names are there with different values.
+    """
+    renamed = {name: value for name, value in config.items() if name not in names}
+    for older, newer in names.items():
+        if older in config:
+            if newer in config and config[newer] != config[older]:
+                raise ModelError(
+                    f"quantization_config: {older} is {config[older]!r}, and {newer} is {config[newer]!r}"
+                )
+            renamed[newer] = config[older]
+    return renamed
 
 
 def _closeness(module: str, entries: Collection[str]) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.compute.model.spec import ModelError
+from headrace.compute.quantization.awq_format import AwqLayout
 from headrace.compute.quantization.compressed_tensors import Int8Layout, PackedLayout
 from headrace.compute.quantization.formats import read_format
 from headrace.compute.quantization.fp8_format import Fp8Layout
@@ -48,7 +49,14 @@ def compressed(
         (AWQ | {"desc_act": True}, "awq: the field desc_act"),
         (GPTQ | {"bits": 3}, "gptq bits 3 is not supported; it can be 4, 8"),
         (GPTQ | {"checkpoint_format": "marlin"}, "gptq checkpoint_format 'marlin'"),
-        (GPTQ | {"dynamic": {"-:.*k_proj": {}}}, "gptq: the field dynamic"),
+        (GPTQ | {"dynamic": {"-:[": {}}}, r"dynamic '-:\[' is not a valid pattern"),
+        (GPTQ | {"dynamic": ["x"]}, "dynamic must be an object of fields by pattern"),
+        (GPTQ | {"dynamic": {"x": 4}}, "dynamic 'x' must have an object of fields, it has 4"),
+        (GPTQ | {"dynamic": {"x": {"bits": 3}}}, "gptq bits 3 is not supported; it can be 4, 8"),
+        (GPTQ | {"dynamic": {"x": {"method": "qqq"}}}, "dynamic 'x': the field method"),
+        (GPTQ | {"dynamic": {"x": {"group_size": 0}}}, "group_size must be a positive number or -1, it is 0"),
+        (AWQ | {"w_bit": 8}, "w_bit is 8, and bits is 4"),
+        (AWQ | {"dynamic": {"-:.*k_proj": {}}}, "awq: the field dynamic"),
         (GPTQ | {"group_size": 0}, "group_size must be a positive number or -1, it is 0"),
         (GPTQ | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert must be a list of names"),
         (AWQ | {"version": "gemv"}, "awq version 'gemv' is not supported; it can be gemm"),
@@ -121,7 +129,7 @@ def test_layouts_are_those_that_the_fields_say() -> None:
         (GPTQ | {"modules_to_not_convert": ["mlp.up_proj"]}, {UP, "lm_head"}),
         (GPTQ | {"modules_in_block_to_quantize": [["mlp.up_proj"]]}, {DOWN, "lm_head"}),
         (AWQ | {"modules_to_not_convert": ["model.layers.3"]}, {UP, DOWN, "lm_head"}),
-        (AWQ | {"modules_to_not_convert": ["model.layers.33", "up"]}, {"lm_head"}),
+        (AWQ | {"modules_to_not_convert": ["model.layers.33", "up"]}, {UP, "lm_head"}),
         (FP8 | {"ignored_layers": [DOWN]}, {DOWN, "lm_head"}),
         (compressed(), set()),
         (compressed(ignore=["lm_head", "re:.*up_proj$"]), {UP, "lm_head"}),
@@ -165,3 +173,38 @@ def test_packed_weights_may_have_activations_of_8_bits(activations: dict[str, An
     layout = read_format(compressed(**activations)).layout_of(DOWN)
     assert isinstance(layout, PackedLayout)
     assert (layout.bits, layout.activation_bits) == (4, bits)
+
+
+def test_autoawqs_own_names_of_bits_and_groups() -> None:
+    config = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": True, "version": "GEMM"}
+    assert read_format(config).layout_of(UP) == AwqLayout(64)
+
+
+@pytest.mark.parametrize(
+    ("entry", "plain"), [("down", True), ("mlp.down", True), ("model.layers.3", True), ("layers.4", False)]
+)
+def test_awq_excludes_modules_whose_name_contains_an_entry(entry: str, plain: bool) -> None:
+    stored = read_format(AWQ | {"modules_to_not_convert": [entry]})
+    assert (stored.layout_of(DOWN) is None) == plain
+    assert stored.layout_of("lm_head") is None
+
+
+def test_the_first_rule_of_gptqs_dynamic_that_matches_applies() -> None:
+    dynamic = {
+        r"-:model\.layers\.3\.mlp\.down": {},
+        r"+:.*\.down_proj": {"bits": 8, "group_size": 32, "desc_act": True},
+        r".*\.3\.mlp\.up": {"bits": 8},
+        r"-:.*\.up_proj": {},
+        r"mlp": {"bits": 8},  # no name starts so
+    }
+    stored = read_format(GPTQ | {"dynamic": dynamic, "lm_head": True})
+    assert stored.layout_of(DOWN) is None
+    assert stored.layout_of("model.layers.4.mlp.down_proj") == GptqLayout(8, 32, zeros_less_one=True)
+    assert stored.layout_of(UP) == GptqLayout(8, 128, zeros_less_one=True)
+    assert stored.layout_of("model.layers.4.mlp.up_proj") is None
+    for module in ("model.layers.4.mlp.gate_proj", "lm_head"):
+        assert stored.layout_of(module) == GptqLayout(4, 128, zeros_less_one=True)
+
+
+def test_a_rule_of_gptqs_dynamic_may_leave_the_head_plain() -> None:
+    assert read_format(GPTQ | {"dynamic": {"-:lm_head": {}}, "lm_head": True}).layout_of("lm_head") is None
