@@ -2,7 +2,7 @@
 
 - `template`: renders messages to a prompt with the model's chat template.
 - `budget`: limits on the time and memory of a template.
-- `tokenizer`: text to tokens and back.
+- `tokenizer`: text to tokens and back. `named_tokens`: tokens that other files than tokenizer.json name.
 - `segments`: tokens of long prompt parts, cached between requests.
 - `infill`: prompts for the text between a prefix and a suffix.
 - `detokenize`: tokens to text, one at a time.
