@@ -141,8 +141,7 @@ class _Parts(NamedTuple):
 
 def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts: _Parts) -> Loaded:
     """Size the memory of a loaded model, and build the engine."""
-    text, computing, draft = parts
-    model, cache, plans = options.model, options.cache, options.scheduler
+    (text, computing, draft), model, cache, plans = parts, options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
     spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
     with timed(seconds, "memory"):

@@ -8,8 +8,8 @@ from typing import Any
 
 from headrace.compute.model.spec import ModelError
 
-MAX_INTEGER = 2**31 - 1
-"""The largest integer of a config: larger ones would overflow in computations of sizes."""
+MAX_INTEGER = 2**53
+"""The largest integer of a config: floating point still holds it exactly."""
 
 
 class ConfigReader:

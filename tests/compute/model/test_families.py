@@ -247,8 +247,8 @@ def test_ropes_by_layer_type_have_no_other_fields() -> None:
     ("field", "value", "message"),
     [
         ("num_hidden_layers", 10**9, "num_hidden_layers must be at most 4096, the config has 1000000000"),
-        ("hidden_size", 10**400, "hidden_size must be at most 2147483647, the config has 1000000"),
-        ("max_position_embeddings", 2**62, "max_position_embeddings must be at most 2147483647"),
+        ("hidden_size", 10**400, "hidden_size must be at most 9007199254740992, the config has 1000000"),
+        ("max_position_embeddings", 2**80, "max_position_embeddings must be at most 9007199254740992"),
         ("num_attention_heads", -4, "num_attention_heads must be a positive integer"),
         ("vocab_size", "64", "vocab_size must be a positive integer, the config has '64'"),
         ("rms_norm_eps", float("nan"), "rms_norm_eps must be a positive number"),

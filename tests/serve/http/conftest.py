@@ -95,6 +95,7 @@ from headrace.serve.http.responses.background import BackgroundResponses
 from headrace.serve.http.responses.routes import ResponsesApi
 from headrace.serve.http.responses.store import ResponseStore
 from headrace.serve.quota_meter import QuotaMeter
+from headrace.serve.sampling_defaults import NO_DEFAULTS
 from headrace.serve.service import Service
 from headrace.serve.sessions import Sessions
 from headrace.serve.text.template import ChatTemplate
@@ -245,6 +246,7 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         stream_interval=options.get("stream_interval", 1),
         grammars=options.get("grammars"),
         trust_request_chat_template=options.get("trust_request_chat_template", False),
+        defaults=options.get("defaults", NO_DEFAULTS),
     )
     house = House(None, [], engine, runner, None, model, seen)  # type: ignore[arg-type]
     service = Service(

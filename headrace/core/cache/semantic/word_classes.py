@@ -262,11 +262,11 @@ _SYNONYMS = """
     student/pupil teacher/instructor school/college/university lesson/class/course exam/test
     homework/assignment tv/television show/series/program game/match win/victory/beat player/athlete
     sleep/rest/bed insomnia/asleep exercise/workout/train/training gym/fitness muscle/strength
-    fat/weight/belly pain/hurt/ache/sore medicine/drug/medication/pill
+    fat/weight/belly hurt/ache/sore medicine/drug/medication/pill
     cure/treat/treatment/heal/remedy/rid/relieve prevent/avoid/stop safe/secure/safety
     danger/dangerous/risk/risky protect/guard/secure true/real/actual/genuine/really fake/false
     wrong/incorrect right/correct/proper sure/certain allow/let/permit/possible/can able/can/possible
-    require/need/necessary/must/requirement want/wish/would/like/love think/believe/opinion/feel/thought
+    require/need/necessary/must/requirement want/would/like/love think/believe/opinion/feel/thought
     view/opinion know/aware tell/say/inform/give explain/tell/help new/latest/recent
     modern/current/contemporary old/ancient main/primary/major/key/chief whole/entire/all
     part/piece/component/section type/kind/sort/form example/instance/sample

@@ -273,9 +273,9 @@ async def open_call(
 ) -> Call:
     """Open a call: ``choices_per_prompt`` sequences of equal tokens for each prompt.
 
-    With a given seed, the first sequence of each prompt has it, and the others have seeds derived from it. Without one,
-    all seeds differ. Only a prompt's first sequence returns prompt log-probabilities. ``turn`` finds the last user
-    message. With ``reports_begin``, `Call.advance` returns at the first token too, also without a stream.
+    With a seed, each prompt's first sequence has it, and the others have seeds derived from it; without, all differ.
+    Only a prompt's first sequence returns prompt log-probabilities. ``turn`` finds the last user message. With
+    ``reports_begin``, `Call.advance` returns at the first token too, also without a stream.
 
     Raises:
         ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.

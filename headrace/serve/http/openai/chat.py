@@ -72,7 +72,7 @@ async def open_chat(
     Raises:
         ApiError: the request is invalid, or the server rejects it.
     """
-    max_tokens, param = _max_tokens(body)
+    max_tokens, param, default = _max_tokens(body, model.defaults.params.max_tokens)
     top = _top_logprobs(body)
     _check(model, body)
     body, done = normalized(body, model.prompts.markers(model.rules.tenants, tenant_of_call(caller, body)))
@@ -83,9 +83,9 @@ async def open_chat(
     tokens = truncated(whole, body, model, max_tokens or 1)
     if shorten and max_tokens is not None:
         max_tokens = min(max_tokens, room_for_answer(len(tokens), model.max_model_len))
-    default, most = model.defaults.params.max_tokens, model.defaults.most_tokens
+    most = model.defaults.most_tokens
     length = answer_length(len(tokens), max_tokens, default, param, model.max_model_len, most)
-    stated = None if max_tokens is None and default is None else length
+    stated = None if max_tokens is None and default is None and most is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
     params = constrained(params, model.dialect, body, text)
     await structured.check(model, params, body)
@@ -361,14 +361,16 @@ async def _predicted(model: ServedModel, body: ChatBody) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _max_tokens(body: ChatBody) -> tuple[int | None, str]:
-    """The requested maximum length (None: all that the context leaves), and the name of its field."""
+def _max_tokens(body: ChatBody, default: int | None) -> tuple[int | None, str, int | None]:
+    """The requested maximum length, the name of its field, and the length if there is none (None: all that the context
+    leaves).
+    """
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         message = "max_tokens and max_completion_tokens must not differ; give one of them"
         raise invalid(message, "max_completion_tokens")
     asked, param = (old, "max_tokens") if new is None else (new, "max_completion_tokens")
-    return None if asked == UNLIMITED else asked, param
+    return (None, param, None) if asked == UNLIMITED else (asked, param, default)
 
 
 def _top_logprobs(body: ChatBody) -> int | None:
