@@ -1,4 +1,7 @@
-"""Questions whose intents, words and vectors are drawn, so that nothing depends on an encoder."""
+"""Questions whose intents, words and vectors are drawn, so that nothing depends on an encoder.
+
+Two questions differ in two words: texts that differ in one only are never matched.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Traffic:
         questions = []
         for row in range(rows):
             intent = draw.randrange(intents)
-            text = f"{word(row if alike else intent)} {word(1000 + row)}"
+            text = f"{word(row if alike else intent)} {word(1000 + row)} {word(70_000 + 7 * row)}"
             vector = centres[intent] + noise * numbers.normal(size=24) / np.sqrt(24)
             self._vectors[text] = (vector / np.linalg.norm(vector)).astype(np.float32).tobytes()
             questions.append(Question(text, f"intent {intent}"))
@@ -60,7 +63,9 @@ class Likeness:
         pairs = []
         for row in range(rows):
             cosine = draw.uniform(0.5, 1.0)
-            first, second = f"{word(2 * row)} shoes", f"{word(2 * row + 1)} shoes"
+            first, second = (
+                f"{word(number)} {word(70_000 + 7 * number)} shoes" for number in (2 * row, 2 * row + 1)
+            )
             self._vectors[first] = np.array([1.0, 0.0], np.float32).tobytes()
             self._vectors[second] = np.array([cosine, (1.0 - cosine**2) ** 0.5], np.float32).tobytes()
             pairs.append(Pair(first, second, draw.random() > unlike(cosine)))

@@ -79,7 +79,7 @@ def test_rows_of_one_outcome_fit_nothing():
 def test_what_is_served_is_not_cached():
     same = np.array([1.0, 0.0], np.float32).tobytes()
     stream = Stream(
-        "s", tuple(Question(text, "answer") for text in ("red shoes", "blue shoes", "green shoes"))
+        "s", tuple(Question(text, "answer") for text in ("the shoes", "shoes please", "these shoes"))
     )
     played = PlayedStream(embed_stream(stream, lambda texts: [same for _ in texts]))
     evidence = [each.evidence for each in played.play(lambda evidence, entries: True)]
