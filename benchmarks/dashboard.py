@@ -34,7 +34,7 @@ async def _listen(url: str, part: str) -> int:
     parts, received = urlsplit(url), 0
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     query = f"?part={part}" if part else ""
-    writer.write(f"GET /v1/dashboard/stream{query} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"GET /v1/dashboard/stream{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
     if b" 200 " not in head.split(b"\r\n", 1)[0]:
         raise RuntimeError(head.decode())

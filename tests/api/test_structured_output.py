@@ -215,10 +215,10 @@ def test_a_stop_string_inside_the_structure_is_a_cut_and_one_at_its_end_is_none(
         ({"guided_regex": 3}, "guided_regex", "string"),
         ({"guided_regex": "a" * 300_000}, "guided_regex", "at most 262144"),
         ({"response_format": {"type": "jason"}}, "response_format", "json_schema"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.json_schema", "Missing"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
         (
             {"response_format": schema_format(PERSON, name="not a name")},
-            "response_format.json_schema.json_schema.name",
+            "response_format.json_schema.name",
             "name",
         ),
         ({"guided_json": json.loads('{"items":' * 80 + "{}" + "}" * 80)}, "guided_json", "levels deep"),
