@@ -37,6 +37,9 @@ MAX_NOTES = 50_000
 MOST_PREFIXES = 1000
 """Prefixes that are kept warm; of more, those that were registered last."""
 
+LAYOUT = 1
+"""Version of the tables. Files without one have the same tables."""
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS questions (
     id INTEGER PRIMARY KEY,
@@ -108,7 +111,11 @@ class History:
             self._rows = open_database(path)
             self._rows.execute("PRAGMA journal_mode=WAL")
             self._rows.execute("PRAGMA synchronous=NORMAL")
-            self._rows.executescript(SCHEMA)
+            (layout,) = self._rows.execute("PRAGMA user_version").fetchone()
+            if layout not in (0, LAYOUT):
+                self._rows.close()
+                raise OSError(f"{path} was written by another version of this program (layout {layout})")
+            self._rows.executescript(f"{SCHEMA} PRAGMA user_version = {LAYOUT};")
         except sqlite3.Error as error:
             raise OSError(f"{path} cannot be used as a request history: {error}") from error
 
