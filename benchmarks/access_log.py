@@ -92,7 +92,9 @@ async def _client(url: str, number: int, until: float, max_tokens: int) -> tuple
         prompt = f"Story {number}.{requests}.{os.urandom(4).hex()}: once upon a time there was"
         body = {"model": "builtin", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         raw = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: bench-{number}-{requests}\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: bench-{number}-{requests}\r\n"
+        )
         writer.write(
             f"{head}Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n".encode() + raw
         )

@@ -294,6 +294,17 @@ def not_cached() -> ApiError:
     )
 
 
+def not_stored() -> ApiError:
+    """507: a background response cannot be fetched later, since it could not be stored."""
+    return ApiError(
+        507,
+        "The response could not be stored, which background needs: the disk may be full.",
+        type="server_error",
+        param="background",
+        code="insufficient_storage",
+    )
+
+
 def shutting_down() -> ApiError:
     """503: the server stopped before the request had finished."""
     return ApiError(

@@ -159,7 +159,9 @@ async def test_a_file_of_a_newer_layout_is_refused_and_stays_as_it_is(tmp_path):
         rows.execute(f"PRAGMA user_version = {older}")
         await log(tmp_path).stop()
     rows.execute("PRAGMA user_version = 2")
-    with pytest.raises(OSError, match=r"history\.db was written by another version of this program \(layout 2\)"):
+    with pytest.raises(
+        OSError, match=r"history\.db was written by another version of this program \(layout 2\)"
+    ):
         log(tmp_path)
     assert rows.execute("PRAGMA user_version").fetchone() == (2,)
     rows.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ from starlette.types import Receive
 
 from headrace.serve.http.body import read_body
 from headrace.serve.http.edge import CALLER
-from headrace.serve.http.errors import ApiError, invalid
+from headrace.serve.http.errors import ApiError, invalid, not_stored
 from headrace.serve.http.generation.call import Call
 from headrace.serve.http.generation.caller import Caller, StoredFor
 from headrace.serve.http.generation.serving import Serving
@@ -86,9 +88,11 @@ class ResponsesApi:
         headers = self._serving.headers(call.tenant)
         if body.background:
             response = writer.response("queued")
-            self._store.put(Record(call.tenant, items, response))
+            stored = self._store.put(Record(call.tenant, items, response))
             self.background.begin(call, writer, log)
-            await self._store.written()
+            if not await asyncio.wrap_future(stored):
+                await self.background.cancel(call.id)
+                raise not_stored()
             return (
                 JSONResponse(response, headers=dict(headers))
                 if log is None
@@ -96,7 +100,7 @@ class ResponsesApi:
             )
         made = StreamedAnswer if body.stream else WholeAnswer
         answer = made(call, writer, headers)
-        return KeptAnswer(answer, self._store) if body.stored else answer
+        return KeptAnswer(answer, writer) if body.stored else answer
 
     async def open(self, body: ResponsesBody, caller: Caller, receive: Receive) -> Opened:
         """Submit a request for a response; ``receive`` says when its client disconnects.
@@ -126,7 +130,7 @@ class ResponsesApi:
                 reports_begin=bool(body.background),
             )
         log = EventLog() if body.stream and body.stored else None
-        keep = partial(self._keep, call.tenant, items, log) if body.stored else _drop
+        keep = partial(self._keep, call.tenant, items, log) if body.stored else None
         writer = writer_of(call, lambda: ResponseWriter(call, body, keep, log, compacted))
         self._serving.notes.put(call, body.metadata)
         return Opened(call, writer, items, log)
@@ -273,13 +277,11 @@ class ResponsesApi:
         if await self._store.get(None, f"{ID_PREFIX}{request_id}") is not None:
             raise invalid(f"request_id {request_id!r} is already in use by a stored response", "request_id")
 
-    def _keep(self, tenant: str, items: list[Stored], log: EventLog | None, response: dict[str, Any]) -> None:
+    def _keep(
+        self, tenant: str, items: list[Stored], log: EventLog | None, response: dict[str, Any]
+    ) -> Future[bool]:
         events = log.packed() if log is not None and log.ended else None
-        self._store.put(Record(tenant, items, response, events))
-
-
-def _drop(response: dict[str, Any]) -> None:
-    """Do not store the response."""
+        return self._store.put(Record(tenant, items, response, events))
 
 
 def _owner(caller: Caller) -> str | None:

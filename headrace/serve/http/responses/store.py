@@ -124,11 +124,16 @@ class ResponseStore:
         self._closed = False
         self._thread = ThreadPoolExecutor(1, "responses")
 
-    def put(self, record: Record) -> None:
-        """Store a response, or its newer state; later calls see it. A closed store ignores it."""
+    def put(self, record: Record) -> Future[bool]:
+        """Store a response, or its newer state; later calls see it. A closed store ignores it.
+
+        The result says whether it is stored: it is not if the disk is full or the response too large.
+        """
         if self._closed:
-            return
-        self._thread.submit(self._put, record).add_done_callback(_log_failure)
+            ignored: Future[bool] = Future()
+            ignored.set_result(False)
+            return ignored
+        return self._thread.submit(self._put, record)
 
     async def written(self) -> None:
         """Wait until all earlier `put` calls are written."""
@@ -174,20 +179,23 @@ class ResponseStore:
         self._sizes = {tenant: size for tenant, _, size in sizes}
         self._count = sum(count for _, count, _ in sizes)
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: Record) -> bool:
         try:
-            self._write(record)
-        except sqlite3.Error:  # the disk may be full: the transaction was undone, and so must be the counts
+            return self._write(record)
+        except (
+            sqlite3.Error
+        ) as error:  # the disk may be full: the transaction was undone, and so must be the counts
+            logger.error("response not stored: %s", error)
             self._measure()
-            raise
+            return False
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: Record) -> bool:
         now, response = self._clock(), record.response
         given, shown = _dump(record.input), _dump(response)
         size = len(given) + len(shown) + len(record.events or b"")
         if size > self._max_bytes:
             logger.warning("response too large to store", extra={"fields": {"id": response["id"]}})
-            return
+            return False
         row = (response["id"], record.tenant, response["previous_response_id"], now, now, size)
         with self._connection as connection:
             known = connection.execute(
@@ -195,7 +203,7 @@ class ResponseStore:
             ).fetchone()
             if known is not None and known[1] != record.tenant:
                 logger.warning("the id belongs to another tenant", extra={"fields": {"id": response["id"]}})
-                return
+                return False
             connection.execute(_PUT, (*row, response["status"], given, shown))
             names = {(item["id"], response["id"]) for item in record.items() if item.get("id")}
             connection.executemany("INSERT OR IGNORE INTO items VALUES (?, ?)", sorted(names))
@@ -207,6 +215,7 @@ class ResponseStore:
             while self._count > MAX_RESPONSES or sum(self._sizes.values()) > self._max_bytes:
                 largest = max(self._sizes, key=self._sizes.__getitem__)
                 self._forget(connection.execute(_EVICT, (largest,)).fetchall())
+        return True
 
     def _forget(self, rows: list[tuple[str, int]]) -> None:
         """Subtract deleted rows from the totals."""
@@ -298,8 +307,3 @@ def _open(path: Path | None) -> sqlite3.Connection:
 
 def _dump(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-
-
-def _log_failure(done: Future[None]) -> None:
-    if (error := done.exception()) is not None:
-        logger.error("response not stored: %s", error)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from headrace.serve.http.errors import ApiError
 from headrace.serve.http.generation.call import Call
@@ -21,7 +23,7 @@ from headrace.serve.parsing.message import MessagePiece
 
 
 class ResponseWriter:
-    """Writes one call. ``keep`` is called with the response object when its status has changed.
+    """Writes one call. ``keep`` stores the response object when its status has changed; None: it is not stored.
 
     ``log`` receives the events of a stream, the last one before ``keep`` is called. ``compacted`` is the compaction
     that was made for this response.
@@ -31,7 +33,7 @@ class ResponseWriter:
         self,
         call: Call,
         body: ResponsesBody,
-        keep: Callable[[Response], None],
+        keep: Callable[[Response], Future[bool]] | None,
         log: EventLog | None = None,
         compacted: Compacted | None = None,
     ) -> None:
@@ -45,6 +47,8 @@ class ResponseWriter:
         reading = call.prompts[0].reading
         self._reader = None if reading is None else reading.open()
         self._number = 0
+        self._stored: Future[bool] | None = None
+        self._final: tuple[bytes, Callable[[Response], bytes], Response] | None = None
 
     @property
     def writes_tokens(self) -> bool:
@@ -67,7 +71,7 @@ class ResponseWriter:
         response = self.response("in_progress")
         if self._log is not None:
             self._write([{"type": "response.in_progress", "response": response}])
-        self._keep(response)
+        self._put(response)
 
     def opening(self) -> bytes:
         """The first events."""
@@ -95,15 +99,27 @@ class ResponseWriter:
         return self._last(self._failed(error, status)) + DONE
 
     def _last(self, response: Response) -> bytes:
-        written = self._write([{"type": f"response.{response['status']}", "response": response}])
+        number, name = self._number, f"response.{response['status']}"
+        written = self._write([{"type": name, "response": response}])
         if self._log is not None:
             self._log.end()
-        self._keep(response)
+        self._put(response)
+        self._final = written, lambda other: _event(name, number, {"type": name, "response": other}), response
         return written
 
     def whole(self) -> bytes:
         """The whole response as JSON."""
-        return encode(self.complete()).encode()
+        response = self.complete()
+        written = encode(response).encode()
+        self._final = written, lambda other: encode(other).encode(), response
+        return written
+
+    async def truly(self, body: bytes) -> bytes:
+        """The last part of a written response, corrected to ``"store": false`` if it could not be stored."""
+        if self._stored is None or await asyncio.wrap_future(self._stored) or self._final is None:
+            return body
+        written, write, response = self._final
+        return body.replace(written, write(response | {"store": False}))
 
     def complete(self) -> Response:
         """The whole response of a call that has ended."""
@@ -111,14 +127,18 @@ class ResponseWriter:
         self._read(choice, choice.gained() or NOTHING)
         self._finish(choice)
         response = self._end()
-        self._keep(response)
+        self._put(response)
         return response
 
     def failed(self, error: ApiError, status: str) -> Response:
         """The response of a call that an error has ended."""
         response = self._failed(error, status)
-        self._keep(response)
+        self._put(response)
         return response
+
+    def _put(self, response: Response) -> None:
+        if self._keep is not None:
+            self._stored = self._keep(response)
 
     def _failed(self, error: ApiError, status: str) -> Response:
         shown = None if status == "cancelled" else error
@@ -162,12 +182,16 @@ class ResponseWriter:
         written = []
         for event in events:
             name = event["type"]
-            numbered = {"type": name, "sequence_number": self._number} | event
+            written.append(_event(name, self._number, event))
             self._number += 1
-            written.append(f"event: {name}\ndata: {encode_lines(numbered)}\n\n".encode())
             if self._log is not None:
                 self._log.append(written[-1])
         return b"".join(written)
+
+
+def _event(name: str, number: int, event: Event) -> bytes:
+    numbered = {"type": name, "sequence_number": number} | event
+    return f"event: {name}\ndata: {encode_lines(numbered)}\n\n".encode()
 
 
 class CompactionWriter:

@@ -2,10 +2,12 @@
 
 import json
 import random
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from headrace.serve.http.responses.store import ResponseStore
 from tests.serve.http.conftest import time_runs_out
 from tests.serve.http.openai.test_tool_use import mutated
 from tests.serve.http.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER
@@ -522,3 +524,36 @@ def test_functions_of_a_namespace(house):
 def test_two_functions_that_the_model_would_see_under_one_name_are_refused(house):
     plain = {"type": "function", "name": "city__get_time"}
     assert create(house, 400, tools=[NAMESPACE, plain])["error"]["param"] == "tools"
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    def fail(*given):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(ResponseStore, "_write", fail)
+
+
+def test_a_response_that_could_not_be_stored_says_so(house, full_disk):
+    response = create(house, store=True)
+    assert (response["status"], response["store"]) == ("completed", False)
+    assert create(house, store=False)["store"] is False
+    get = house.client.get(f"/v1/responses/{response['id']}")
+    assert get.status_code == 404
+
+
+def test_the_last_event_of_a_stream_that_could_not_be_stored_says_so(house, full_disk):
+    *_, last = events(house, store=True)
+    assert last["type"] == "response.completed"
+    assert last["response"]["store"] is False
+
+
+def test_a_background_response_that_could_not_be_stored_is_refused(house, full_disk):
+    error = create(house, 507, background=True)["error"]
+    assert (error["param"], error["code"]) == ("background", "insufficient_storage")
+
+
+def test_what_is_stored_says_so(house):
+    assert create(house)["store"] is True
+    *_, last = events(house)
+    assert last["response"]["store"] is True
