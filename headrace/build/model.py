@@ -192,7 +192,10 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         policy=plans.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=(*computing.notes(), *(tiers.notes if tiers else ()), *_recalled(tiers, engine, tell)),
+        notes=(
+            *filter(None, (*computing.notes(), *(tiers.notes if tiers else ()))),
+            *_recalled(tiers, engine, tell),
+        ),
         seconds=seconds,
         tiers=tiers,
         leader=computing.leader,

@@ -13,7 +13,7 @@ def promises() -> dict[str, list[str]]:
     section = page.partition("## Guarantees, and how they are tested")[2].partition("\n## ")[0]
     rows = [line.strip("|").rpartition("|") for line in section.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[0].strip() != "guarantee"]
-    return {promise.strip(): re.findall(r"`([\w/]+/test_\w+\.py)`", tests) for promise, _, tests in rows}
+    return {promise.strip(): re.findall(r"`((?:[\w/]+/)?test_\w+\.py)`", tests) for promise, _, tests in rows}
 
 
 def test_every_promise_has_tests_that_exist() -> None:

@@ -28,7 +28,7 @@ from tests.oracle.test_quantized import FORMATS, write
 
 @pytest.fixture(autouse=True)
 def ranks_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computing, "open_others", ThreadRanks)
+    monkeypatch.setattr(computing, "open_others", ThreadRanks.of)
 
 
 FAMILIES = (

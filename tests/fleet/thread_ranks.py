@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.compute.mover import Copied
+from headrace.config import ModelOptions
 from headrace.fleet.others import RankFailed
 from headrace.fleet.worker import Worker
 
@@ -16,6 +17,11 @@ class ThreadRanks:
     """`headrace.fleet.others.Others` as threads; a rank is lost by `lose`."""
 
     address = "127.0.0.1"
+
+    @classmethod
+    def of(cls, model: ModelOptions) -> ThreadRanks:
+        """Those of a model."""
+        return cls(model.tensor_parallel_size * model.pipeline_parallel_size)
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -19,6 +19,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from headrace.core.cache.semantic.opposites import (
+    BOUNDS,
+    EXCLUSIVE,
     FUNCTION_WORDS,
     NEGATING_PREFIXES,
     NEGATIONS,
@@ -81,7 +83,8 @@ class Traits:
     """The analysis of a question. ``content`` are stems of its content words, in order.
 
     ``numbers`` are numbers, codes and unusual symbols; ``names`` stems of capitalised words; ``sources`` and
-    ``targets`` the words after "from" and "to". ``asks`` is what is asked for: who, when, how many. ``timely`` and
+    ``targets`` the words after "from" and "to", ``compared`` those after "than". ``asks`` is what is asked for: who,
+    when, how many. ``said`` are the bounds, quantifiers, tenses and persons that the text has, by kind. ``timely`` and
     ``pointing`` say that the answer depends on the time of the request, or on something outside the text.
     """
 
@@ -92,7 +95,9 @@ class Traits:
     names: frozenset[str]
     sources: frozenset[str]
     targets: frozenset[str]
+    compared: frozenset[str]
     asks: frozenset[str]
+    said: tuple[frozenset[str], ...]
     timely: bool
     pointing: bool
 
@@ -151,7 +156,9 @@ def _analyse(text: str) -> Traits:
         names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
         sources=_words_after("from", words),
         targets=_words_after("to", words),
+        compared=_words_after("than", words),
         asks=_asks(words),
+        said=tuple(_said(words, forms) for forms in EXCLUSIVE),
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
@@ -177,7 +184,9 @@ def compare(one: Traits, other: Traits) -> Difference:
         opposite=_opposed(one, other),
         names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
         reordered=(moved > 0 and _word_counts(one) == _word_counts(other)) or _exchanged(one, other),
-        asked=bool(one.asks and other.asks and one.asks.isdisjoint(other.asks)),
+        asked=_disjoint(one.asks, other.asks)
+        or any(map(_disjoint, one.said, other.said))
+        or one.said[BOUNDS] != other.said[BOUNDS],
         same_class=_of_one_class(only_one, only_other),
         substitute=_one_substituted(only_one, only_other, one.content, other.content),
     )
@@ -221,6 +230,17 @@ def _asks(words: list[str]) -> frozenset[str]:
     return frozenset(asked)
 
 
+def _said(words: list[str], forms: Mapping[str, str]) -> frozenset[str]:
+    """What a text says of one kind; a form has one or two words."""
+    pairs = (f"{a} {b}" for a, b in pairwise(words))
+    return frozenset(forms[each] for each in (*words, *pairs) if each in forms)
+
+
+def _disjoint(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether both texts say something, and nothing in common."""
+    return bool(one and other and one.isdisjoint(other))
+
+
 def _of_one_class(one: Collection[str], other: Collection[str]) -> bool:
     """Whether two texts have different members of a class of words, of the words that only one of them has."""
     if len(one) > _MOST_COMPARED or len(other) > _MOST_COMPARED:
@@ -259,10 +279,13 @@ def _word_counts(question: Traits) -> Counter[str]:
 
 
 def _exchanged(one: Traits, other: Traits) -> bool:
-    """Whether the source of one question is the target of the other."""
+    """Whether the source of one question is the target of the other, or what is compared has changed its side."""
     away = (one.sources - other.sources) & other.targets
     back = (one.targets - other.targets) & other.sources
-    return bool(away or back)
+    than = one.compared and other.compared and one.compared.isdisjoint(other.compared)
+    return bool(
+        away or back or (than and one.compared <= {*other.content} and other.compared <= {*one.content})
+    )
 
 
 def _opposed(one: Traits, other: Traits) -> bool:

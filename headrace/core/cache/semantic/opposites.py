@@ -100,6 +100,35 @@ _OPPOSITES = _words(
 )
 
 
+def _forms(**kinds: str) -> dict[str, str]:
+    return {form: kind for kind, text in kinds.items() for form in text.split("/")}
+
+
+EXCLUSIVE = (
+    _forms(
+        only="only/solely/exclusively/just one",
+        least="at least/minimum of/no less/or more/not less",
+        most="at most/up to/no more/maximum of/or less/or fewer/not more",
+        above="more than/over/above/greater than/exceeding",
+        below="less than/under/below/fewer than",
+        exact="exactly/precisely",
+    ),
+    _forms(all="all/every/each/everyone/everybody/everything/both", some="some/any/several/someone/somebody"),
+    _forms(past="did/was/were/had", future="will/shall/gonna"),
+    _forms(
+        mine="my/mine/myself",
+        his="his/him/he/himself",
+        her="her/hers/she/herself",
+        their="their/theirs/they/them",
+        our="our/ours/us/we",
+    ),
+)
+"""Words and pairs of words by what they mean: two texts that say different things of one kind differ."""
+
+BOUNDS = 0
+"""The kind in `EXCLUSIVE` of which neither text may say more than the other."""
+
+
 def stem(word: str) -> str:
     """The word without the commonest endings of English inflection; crude, but the same for both texts."""
     for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):
