@@ -14,6 +14,7 @@ import pytest
 from headrace.build import engine as engine_module
 from headrace.build import model
 from headrace.build.loading import computing
+from headrace.config import ModelOptions
 from headrace.core.events import Emitted, Finished
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.ports import LOST_PREFIX
@@ -50,8 +51,8 @@ def loaded(
     disk = tmp_path_factory.mktemp("disk")
     more = {"kv_offload_path": str(disk), "kv_offload_bytes": 1 << 20, "kv_offload_disk_bytes": 1 << 20}
 
-    def start(size: int) -> Processes:
-        started.append(Processes(size))
+    def start(model: ModelOptions) -> Processes:
+        started.append(Processes(model.tensor_parallel_size * model.pipeline_parallel_size))
         return started[-1]
 
     with pytest.MonkeyPatch.context() as patch:
