@@ -192,10 +192,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         policy=plans.scheduling_policy,
         tenants=tenants,
         classes=classes,
-        notes=(
-            *filter(None, (*computing.notes(), *(tiers.notes if tiers else ()))),
-            *_recalled(tiers, engine, tell),
-        ),
+        notes=_notes(computing, tiers, engine, tell),
         seconds=seconds,
         tiers=tiers,
         leader=computing.leader,
@@ -203,10 +200,14 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     )
 
 
-def _recalled(tiers: OpenTiers | None, engine: Engine, tell: Tell | None) -> Iterator[str]:
-    """Restore blocks of an earlier process, with a note. A recorded engine starts with an empty cache instead."""
-    if tiers is not None and tell is None and (note := tiers.recall(engine)):
-        yield note
+def _notes(
+    computing: Computing, tiers: OpenTiers | None, engine: Engine, tell: Tell | None
+) -> tuple[str, ...]:
+    """What is worth saying at start. Restores blocks of an earlier process; a recorded engine starts with none."""
+    notes = [*computing.notes(), *(tiers.notes if tiers else ())]
+    if tiers is not None and tell is None:
+        notes.append(tiers.recall(engine))
+    return tuple(filter(None, notes))
 
 
 def _make_compiler(tokenizer: Tokenizer, vocab_size: int) -> Compiler:

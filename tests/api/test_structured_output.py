@@ -331,3 +331,27 @@ def test_a_discriminated_union_of_pydantic_is_enforced(server):
         text, reason = said(server.post("/v1/chat/completions", body))
         assert reason == "stop", text
         Owner.model_validate_json(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid"),
+    [
+        ({"const": "a <|end|> b"}, lambda value: value == "a <|end|> b"),
+        ({"enum": ["<|end|>", "<|user|>"]}, lambda value: value in ("<|end|>", "<|user|>")),
+        (
+            {"type": "object", "properties": {"<|end|>": {"type": "boolean"}}, "required": ["<|end|>"]},
+            lambda value: isinstance(value["<|end|>"], bool),
+        ),
+    ],
+)
+def test_a_text_that_spells_a_special_token_is_written_as_text(server, schema, valid):
+    body = CHAT | {"response_format": schema_format(schema), "max_tokens": 300}
+    text, reason = said(server.post("/v1/chat/completions", body))
+    assert reason == "stop"
+    assert valid(json.loads(text))
+
+
+def test_a_choice_may_spell_a_special_token(server):
+    body = COMPLETION | {"structured_outputs": {"choice": ["<|end|>", "<|assistant|>"]}}
+    text, reason = said(server.post("/v1/completions", body))
+    assert (text in ("<|end|>", "<|assistant|>"), reason) == (True, "stop")

@@ -12,13 +12,15 @@ llguidance works without the interpreter lock. Its limits bound the time and mem
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -81,6 +83,7 @@ class Compiler:
         self._describe = tokenizer
         self._special: dict[str, int] = {}
         self._added: dict[str, int] = {}
+        self._hidden: dict[str, str] = {}
         self.ends = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._entries = entries
         self._source_bytes = source_bytes
@@ -126,7 +129,7 @@ class Compiler:
         if compiled is None:
             return True
         matcher = compiled.deep_copy()
-        tokens = self._read_tokenizer().result().tokenize_str(text)
+        tokens = self._read_tokenizer().result().tokenize_str(self._hidden_in(text))
         return bool(matcher.consume_tokens(tokens)) and bool(matcher.is_accepting())
 
     # -- for the engine's thread -------------------------------------------------------------------
@@ -155,6 +158,12 @@ class Compiler:
         tokenizer = self._read_tokenizer().result()
         marker = spelt(limit.end[0], self._added, tokenizer)
         return SequenceMatcher(grammar, ReasoningCount(limit, marker, tokenizer))
+
+    def _hidden_in(self, text: str) -> str:
+        """A text in which what spells a special token is that token."""
+        for special in sorted(self._hidden, key=len, reverse=True):
+            text = text.replace(special, self._hidden[special])
+        return text
 
     def _compiled(self, constraint: Constraint) -> LLMatcher | None:
         try:
@@ -200,6 +209,8 @@ class Compiler:
             added = described.get("added_tokens") or ()
             self._special = {each["content"]: each["id"] for each in added if each["special"]}
             self._added = {each["content"]: each["id"] for each in added if each["id"] < self.vocab_size}
+            self._hidden = _hidden_names(self._special)
+            source = _with_names(described, self._hidden) if self._hidden else source
             try:
                 made = LLTokenizer(source, n_vocab=size, eos_token=sorted(self.ends))
             except ValueError:  # added tokens lie beyond the model's rows
@@ -232,6 +243,28 @@ class Compiler:
         if matcher.is_error():
             raise UnusableConstraint(first_reason(matcher.get_error()))
         return matcher
+
+
+def _hidden_names(special: Iterable[str]) -> dict[str, str]:
+    """A secret spelling for each special token.
+
+    A text that a grammar forces is tokenized. If it spelled a special token, it would become that token, which ends the
+    output or which no text matches. Grammars refer to special tokens by id.
+    """
+    secret = f"\U000f0000{secrets.token_hex(8)}"
+    return {text: f"{secret}{number}." for number, text in enumerate(sorted(special))}
+
+
+def _with_names(described: dict[str, Any], hidden: Mapping[str, str]) -> str:
+    """The source of a tokenizer whose special tokens have other spellings."""
+    for each in described["added_tokens"]:
+        each["content"] = hidden.get(each["content"], each["content"])
+    vocabulary = described["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        described["model"]["vocab"] = {hidden.get(text, text): id for text, id in vocabulary.items()}
+    else:
+        described["model"]["vocab"] = [[hidden.get(text, text), score] for text, score in vocabulary]
+    return json.dumps(described)
 
 
 def _outcome(matcher: Future[LLMatcher | None], seconds: float) -> LLMatcher | None:
