@@ -134,7 +134,7 @@ class Collectives:
 def open_store(address: str) -> TCPStore:
     """Rank 0's store, in which the ranks find each other. It listens at ``address`` only.
 
-    torch itself would listen at all addresses of the machine, and the store asks nobody who they are.
+    torch itself would listen at all addresses of the machine, and the store authenticates no client.
 
     Raises:
         OSError, RuntimeError: it cannot listen there.

@@ -178,7 +178,7 @@ class _Hello(NamedTuple):
 
 
 def _leave(greeted: Future[_Hello | None]) -> None:
-    """Close a connection that nobody waits for any more."""
+    """Close a connection that is no longer awaited."""
     hello = None if greeted.cancelled() else greeted.result()
     if hello is not None:
         hello.connected.close()

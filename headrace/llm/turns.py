@@ -14,7 +14,7 @@ POLL_SECONDS = 0.1
 class Turns:
     """Lets one thread compute at a time.
 
-    A turn belongs to a thread until `release`. Whoever waits for one gives a ``key``, by which `notify` finds it.
+    A turn belongs to a thread until `release`. A thread that waits for one gives a ``key``, by which `notify` finds it.
     Nothing here allocates while the lock is held but in a consistent state: the garbage collector may call `when_free`
     from any allocation, so the lock can be taken again by its own thread.
     """

@@ -787,7 +787,7 @@ _Tags = tuple[set[str], set[str], dict[str, set[Any]]]
 
 
 def _differ(one: _Tags, other: _Tags) -> bool:
-    """Whether two alternatives have no type in common, or are objects told apart by constants of a property."""
+    """Whether two alternatives have no type in common, or are objects that differ in the constant of a property."""
     kinds = one[0] & other[0]
     if kinds != {"object"}:
         return not kinds

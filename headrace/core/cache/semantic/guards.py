@@ -174,6 +174,8 @@ def compare(one: Traits, other: Traits) -> Difference:
     total = max(1, ours.total() + theirs.total())
     moved = _moved(one.content, other.content)
     only_one, only_other = list(ours - theirs), list(theirs - ours)
+    if max(len(only_one), len(only_other)) > _MOST_COMPARED:  # texts that differ so much are far apart
+        only_one = only_other = []
     return Difference(
         unshared=(left + right) / total,
         substituted=2 * min(left, right) / total,
@@ -243,8 +245,6 @@ def _disjoint(one: frozenset[str], other: frozenset[str]) -> bool:
 
 def _of_one_class(one: Collection[str], other: Collection[str]) -> bool:
     """Whether two texts have different members of a class of words, of the words that only one of them has."""
-    if len(one) > _MOST_COMPARED or len(other) > _MOST_COMPARED:
-        return False  # texts that differ so much are far apart
     return any(same_class(a, b) and not same_meaning(a, b) for a in one for b in other)
 
 
@@ -252,8 +252,6 @@ def _one_substituted(
     one: Collection[str], other: Collection[str], whole: Sequence[str], whole_other: Sequence[str]
 ) -> bool:
     """Whether two texts are equal but for one content word on each side, which do not mean the same."""
-    if len(one) > _MOST_COMPARED or len(other) > _MOST_COMPARED:
-        return False
     left, right = _unexplained(one, whole_other), _unexplained(other, whole)
     return len(left) == 1 and len(right) == 1
 
