@@ -36,6 +36,7 @@ class BuildSideBySide(build_ext):
 
 setup(
     cmdclass={"build_ext": BuildSideBySide},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # the lowest Python that `pyproject.toml` allows
     ext_modules=[
         Extension(
             "headrace.compute.kernels._cpu",
@@ -44,6 +45,7 @@ setup(
             language="c++",
             extra_compile_args=COMPILE_ARGS,
             extra_link_args=["-pthread"],
+            py_limited_api=True,
             optional=True,
         )
     ],

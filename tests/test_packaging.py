@@ -101,3 +101,9 @@ def test_a_type_checker_accepts_right_options_and_refuses_wrong_ones(python: Pat
     assert 'Argument "max_num_seqs" to "LLM" has incompatible type "str"; expected "int"' in reported
     assert 'Argument "dtype" to "LLM" has incompatible type' in reported
     assert '"RequestOutput" has no attribute "text"' in reported
+
+
+def test_one_build_of_the_kernels_serves_every_later_python() -> None:
+    """A wheel of it is installed on any Python from 3.11, without a compiler."""
+    kernels = pytest.importorskip("headrace.compute.kernels._cpu")
+    assert kernels.__file__.endswith(".abi3.so")

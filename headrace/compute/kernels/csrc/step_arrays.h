@@ -14,13 +14,13 @@ struct PlanRow {
 };
 
 bool read_row(PyObject *row, PlanRow &r) {
-  PyObject *const *fields = PyTuple_Check(row) ? &PyTuple_GET_ITEM(row, 0) : nullptr;
-  if (!fields || PyTuple_GET_SIZE(row) != 6 || !PyTuple_Check(fields[5])) {
+  PyObject *drafts = PyTuple_Check(row) && PyTuple_Size(row) == 6 ? PyTuple_GetItem(row, 5) : nullptr;
+  if (!drafts || !PyTuple_Check(drafts)) {
     PyErr_SetString(PyExc_TypeError, "a row must be a tuple of 6 fields, and its drafts a tuple");
     return false;
   }
-  r = {PyLong_AsLongLong(fields[0]), PyLong_AsLongLong(fields[1]), PyLong_AsLongLong(fields[2]),
-       PyLong_AsLongLong(fields[4]), fields[5]};
+  const auto field = [row](Py_ssize_t i) { return PyLong_AsLongLong(PyTuple_GetItem(row, i)); };
+  r = {field(0), field(1), field(2), field(4), drafts};
   return !PyErr_Occurred();
 }
 
@@ -34,27 +34,27 @@ PyObject *columns(PyObject *, PyObject *const *values, Py_ssize_t count) {
   PyObject *rows = in.tuple();
   const int64_t vocab = in.integer();
   if (!in.complete()) return nullptr;
-  const int64_t row_count = PyTuple_GET_SIZE(rows);
+  const int64_t row_count = PyTuple_Size(rows);
   int64_t lines = 0;
   bool verifies = false;
   PlanRow r;
   for (int64_t i = 0; i < row_count; i++) {
-    if (!read_row(PyTuple_GET_ITEM(rows, i), r)) return nullptr;
-    const int64_t drafts = PyTuple_GET_SIZE(r.drafts);
+    if (!read_row(PyTuple_GetItem(rows, i), r)) return nullptr;
+    const int64_t drafts = PyTuple_Size(r.drafts);
     if (r.samples) lines += 1 + drafts;
     verifies = verifies || drafts;
   }
   if (size < 5 * row_count + 6 * lines) return PyLong_FromLongLong(5 * row_count + 6 * lines);
   int64_t *line = words + 5 * row_count, end = 0;
   for (int64_t i = 0; i < row_count; i++) {
-    read_row(PyTuple_GET_ITEM(rows, i), r);
-    const int64_t drafts = PyTuple_GET_SIZE(r.drafts), column[] = {r.slot, r.start, r.length, r.samples, drafts};
+    read_row(PyTuple_GetItem(rows, i), r);
+    const int64_t drafts = PyTuple_Size(r.drafts), column[] = {r.slot, r.start, r.length, r.samples, drafts};
     for (int64_t j = 0; j < 5; j++) words[j * row_count + i] = column[j];
     end += r.length;
     for (int64_t k = 0; r.samples && k <= drafts; k++, line++) {
       int64_t draft = verifies ? NO_DRAFT : 0;
       if (k < drafts) {
-        const int64_t token = PyLong_AsLongLong(PyTuple_GET_ITEM(r.drafts, k));
+        const int64_t token = PyLong_AsLongLong(PyTuple_GetItem(r.drafts, k));
         if (token == -1 && PyErr_Occurred()) return nullptr;
         if (token >= 0 && token < vocab) draft = token;
       }
