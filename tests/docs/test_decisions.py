@@ -1,4 +1,4 @@
-"""Decisions under `docs/decisions/` have their four parts, the index lists them all, and comments in the code lead to them."""
+"""Decisions have their four parts, the index lists them all, and comments in the code lead to them."""
 
 from __future__ import annotations
 
