@@ -37,7 +37,7 @@ _BF16_CAPABILITY = (8, 0)
 
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_KEPT_BYTES = 256 << 20
+_KEPT_BYTES = 256 << 20  # see docs/decisions/memory.md#buffers-of-a-step
 _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 _LOWEST_PRIORITY = 19
 

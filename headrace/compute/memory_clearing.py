@@ -18,7 +18,7 @@ from typing import Protocol
 
 from headrace.compute.device import lower_priority
 
-NEAR_BYTES = 256 << 20
+NEAR_BYTES = 256 << 20  # see docs/decisions/memory.md#clearing-memory-ahead-of-its-use
 """Memory cleared ahead even while steps run: more than the huge pages that all layers start at once."""
 
 PIECE_BYTES = 16 << 20

@@ -7,7 +7,7 @@ from headrace.core.request import Request
 _SAMPLER_COPIES = 4
 """Float32 copies of the logits that sampling may hold at once (shaped rows, probabilities, sorted candidates)."""
 
-MIN_LOGIT_ROWS = 32
+MIN_LOGIT_ROWS = 32  # see docs/decisions/cpu-kernels.md#rows-of-logits-at-once
 """Minimum of the rows of logits that a step may compute at once, because one sequence with drafts has several."""
 
 

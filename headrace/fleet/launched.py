@@ -41,7 +41,7 @@ HELLO_SECONDS = 5.0
 ACCEPT_SECONDS = 0.05
 """How often rank 0 looks for ranks that have been greeted."""
 
-MOST_GREETED = 16
+MOST_GREETED = 16  # see docs/decisions/security.md#secret-of-launched-ranks
 """Maximum connections that are greeted at once."""
 
 MOST_PENDING = 128

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-PIECE_SECONDS = 0.005
+PIECE_SECONDS = 0.005  # see docs/decisions/security.md#limit-of-parts-in-a-body
 
 
 class Intake:

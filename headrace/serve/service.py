@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 STALL_SECONDS = 60.0
 """If requests wait this long without a completed step, the engine counts as stalled."""
 
-HANDOVER_SECONDS = 0.002
+HANDOVER_SECONDS = 0.002  # see docs/decisions/scheduling.md#delivery-of-first-tokens
 """How long the engine thread pauses after a first token, so that it is sent before the next step begins."""
 
 HANDOVER_REQUESTS = 4
 """With more open foreground requests than this, the engine thread does not pause: the pauses would add up."""
 
-EXPECT_SECONDS = 0.01
+EXPECT_SECONDS = 0.01  # see docs/decisions/background-work.md#interrupted-background-steps
 """Maximum pause of background work for a call whose body is being read, which takes a few milliseconds."""
 
 NOTE_SECONDS = 0.02

@@ -40,11 +40,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "examples/README.md",
-    *sorted(
-        page
-        for page in ROOT.glob("docs/**/*.md")
-        if page.name != "journal.md" and page.parent.name != "reference"
-    ),
+    *sorted(page for page in ROOT.glob("docs/**/*.md") if page.parent.name != "reference"),
 ]
 COMMAND = typer.main.get_command(app)
 OPTIONS = {each.name: each.default for part in PARTS.values() for each in fields(part)}

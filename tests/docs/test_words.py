@@ -86,7 +86,7 @@ PAGES = sorted(
             for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
         ),
         *(ROOT / "examples").glob("*.md"),
-        *(page for page in (ROOT / "docs").rglob("*.md") if page.name != "journal.md"),
+        *(ROOT / "docs").rglob("*.md"),
     ]
 )
 

@@ -10,7 +10,7 @@ import torch
 
 from headrace.core.drafting.proposal import DraftRow, Proposal
 
-LEAST_CONFIDENCE = 0.3
+LEAST_CONFIDENCE = 0.3  # see docs/decisions/speculative-decoding.md#drafting-for-sampled-requests
 """A draft ends when the probability that all its tokens are accepted falls below this: a further pass does not pay."""
 
 MOST = 16

@@ -27,7 +27,7 @@ COOLS = 8
 """After this many unforced tokens, as in free text, steps no longer wait for a request; its forced tokens then come a
 step later."""
 
-PATIENCE_SECONDS = 0.002
+PATIENCE_SECONDS = 0.002  # see docs/decisions/speculative-decoding.md#forced-tokens-as-drafts
 """Maximum time that a step waits for the worker; a later run is used in the next step."""
 
 

@@ -22,7 +22,7 @@ from headrace.compute.grammar.rules import matches_nothing
 from headrace.compute.grammar.schemas import json_rules
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
-WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"
+WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"  # see docs/decisions/structured-output.md#whitespace-in-json
 """Allowed whitespace between JSON tokens: a space, or a line break and an indentation. Otherwise models may generate
 whitespace until max_tokens (https://github.com/vllm-project/vllm/issues/13260)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 MOST_LINES = 512
 """Maximum lines of a graph that samples tokens."""
 
-MOST_TOKENS = 2048
+MOST_TOKENS = 2048  # see docs/decisions/gpu.md#mixed-steps-in-graphs
 """Maximum tokens of a graph of steps with prompts. Larger steps are launched operation by operation: the device takes
 longer than the host anyway, although the launches compete with HTTP threads for the interpreter lock."""
 

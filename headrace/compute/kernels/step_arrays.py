@@ -21,7 +21,7 @@ from headrace.core.plan import Row
 
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
-SHAPES = 8
+SHAPES = 8  # see docs/decisions/cpu-kernels.md#host-work-of-a-step
 """Maximum number of shapes whose arrays are kept. They fragment freed memory, so each costs more than its own bytes:
 128 of them took 20 MB with the built-in model.
 """

@@ -20,7 +20,7 @@ from headrace.core.drafting.draft_budget import MARGIN
 from headrace.core.drafting.proposal import CostlyProposer, DraftRow, StepLoad
 from headrace.core.prediction.step_times import StepTimes
 
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.01  # see docs/decisions/speculative-decoding.md#probes-of-a-draft-model
 """Share of the device's time for probes: proposals made only to measure acceptance rate and cost."""
 
 INITIAL_PROBES, INITIAL_PROBE_SHARE = 48, 0.2

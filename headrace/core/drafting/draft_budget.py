@@ -34,7 +34,7 @@ MIN_SURVIVAL = 0.02
 EQUAL_COST = 0.1
 """If the cost of a token differs by less than this share between rows, the difference is ignored."""
 
-MAX_SLOWDOWN = 1.1
+MAX_SLOWDOWN = 1.1  # see docs/decisions/speculative-decoding.md#slowing-others
 """How much the time between tokens of a request may grow because other rows are drafted for."""
 
 SLOWED_SHARE = 0.25

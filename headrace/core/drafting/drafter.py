@@ -35,7 +35,7 @@ loop, because code that runs once in dozens of steps finds cold caches.
 PROPOSER_SHARE = 0.005
 """Share of the steps' time that calls of proposers that do not help may take."""
 
-MAX_BACKOFF = 511
+MAX_BACKOFF = 511  # see docs/decisions/speculative-decoding.md#backoff-of-proposers
 """Maximum backoff in steps."""
 
 ALIGNED_BACKOFF = 32

@@ -23,7 +23,7 @@ from headrace.core.request import Request
 SOURCE = "grammar"
 """The source of these proposals."""
 
-MARGIN = 2.0
+MARGIN = 2.0  # see docs/decisions/speculative-decoding.md#forced-tokens-as-drafts
 """The gain of a forced token must exceed its cost by this factor. The token is certain, so the gain is the time that it
 saves. Where that is little, the draft would mainly lengthen the step for the other rows."""
 

@@ -28,7 +28,7 @@ MIN_STEPS, CLEARLY_SLOWER = 4, 2.0
 MIN_INTERVAL, MAX_INTERVAL = 16, 2048
 """Minimum and maximum number of steps between two trials; up to `MAX_RATIO` times more if a trial loses a lot."""
 
-SECOND_TRIAL = 128
+SECOND_TRIAL = 128  # see docs/decisions/speculative-decoding.md#trials-of-realised-speed
 """Maximum number of steps between the first and the second trial, whose result replaces that of the first. Acceptance
 rates were still being learned before the first trial, and its loss could delay the second by thousands of steps.
 """

@@ -26,7 +26,7 @@ from headrace.core.request import Request
 LEAD = 8
 """Number of tokens at the end of the prompt that are indexed with an output."""
 
-CHUNK = 128
+CHUNK = 128  # see docs/decisions/speculative-decoding.md#search-of-texts-for-drafts
 """Maximum number of tokens indexed at a time, which bounds the time added to a step."""
 
 MAX_PENDING = 1024

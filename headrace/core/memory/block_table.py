@@ -30,13 +30,13 @@ from headrace.core.sequence import Sequence
 RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
 
-ASK_SECONDS = 0.005
+ASK_SECONDS = 0.005  # see docs/decisions/fleet.md#blocks-while-the-prompt-is-computed
 """Initial interval between two inquiries to a peer that still computes a prompt."""
 
 ASK_SHARE = 1 / 16
 """Later intervals, as a share of the time waited so far."""
 
-LOOK_UP_SECONDS = 0.1
+LOOK_UP_SECONDS = 0.1  # see docs/decisions/memory.md#requests-that-wait-for-blocks
 """Interval at which a request that waits for blocks is looked up again although none has arrived: computing the missing
 ones may be faster by now.
 """

@@ -24,10 +24,10 @@ from headrace.core.request import DEFAULT_RETENTION
 STALE = 64
 """A sweep starts when stale entries exceed the idle blocks by this number."""
 
-SWEEP_FACTOR = 4
+SWEEP_FACTOR = 4  # see docs/decisions/memory.md#work-of-the-eviction-heap
 """Entries that a sweep examines per block that becomes idle, so that it ends before as many are stale again."""
 
-HIT_TURNOVERS = 1.0
+HIT_TURNOVERS = 1.0  # see docs/decisions/memory.md#eviction-order
 """Number of turnovers of the tier by which a block that was hit is retained longer."""
 
 COST_TURNOVERS = 0.05

@@ -17,7 +17,7 @@ from headrace.core.tenancy.classes import ServiceClass
 NEW_WEIGHT = 0.05
 """Weight of the newest first token in the mean slowdown of prefill."""
 
-TTFT_SHARE = 0.9
+TTFT_SHARE = 0.9  # see docs/decisions/scheduling.md#margin-of-the-latest-start
 """Share of a TTFT target that planning uses; the rest covers prediction errors. Under overload every request starts
 at the last moment, and with a share of 1, one request in six was just too late."""
 

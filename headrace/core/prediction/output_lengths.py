@@ -26,7 +26,7 @@ from headrace.core.request import Request
 DECAY_OBSERVATIONS = 1000
 """Number of observations of a key after which an older one has lost 63 % of its weight."""
 
-BACK_OFF = 8.0
+BACK_OFF = 8.0  # see docs/decisions/scheduling.md#predicted-output-lengths
 """Weight of the coarser key, in observations."""
 
 MAX_KEYS = 512

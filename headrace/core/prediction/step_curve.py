@@ -30,7 +30,7 @@ from headrace.core.prediction.step_cost import longest_row
 CELLS_PER_DOUBLING = 2
 """Number of classes of sizes per doubling: each is larger than the one before by the square root of 2."""
 
-NEWEST = 1 / 500
+NEWEST = 1 / 500  # see docs/decisions/tuning.md#accuracy-of-rehearsals
 """Minimum weight of a new observation. A scene of the tuner has thousands of fast steps. With a larger weight, a
 machine that was busy during the last of them would make the whole engine seem slow."""
 
@@ -43,7 +43,7 @@ FEW = 8
 PACE_MEMORY = 32
 """Steps over which the pace is averaged."""
 
-LEAST_REST = 0.1
+LEAST_REST = 0.1  # see docs/decisions/scheduling.md#step-times-for-dividing-prompts
 """Minimum share of a step's time that is not attention, because the cost of a position is not exact."""
 
 ASSUMED = 8

@@ -39,7 +39,7 @@ SOME_WEIGHT = 4.0
 MAX_GROWTH = 2
 """A step with drafts may have at most this multiple of the tokens of the largest measured one."""
 
-MIN_DRAFTED = 15
+MIN_DRAFTED = 15  # see docs/decisions/speculative-decoding.md#growth-of-steps-with-drafts
 """Drafted positions that any step may have. The first step with drafts is several times slower than later ones, because
 its code is not in the CPU caches. Steps limited to twice its few positions would never seem to pay."""
 

@@ -25,7 +25,7 @@ SWEEP = 64
 WINDOW = 32
 """Sequences among which a pick policy chooses: bounds the cost of a choice."""
 
-LATE_SHARE = 1 / 16
+LATE_SHARE = 1 / 16  # see docs/decisions/scheduling.md#requests-that-cannot-meet-their-deadline
 """Prefill work of late requests relative to that of timely ones. A late request that runs makes another one late, so
 the share is small; without it, late requests would starve."""
 

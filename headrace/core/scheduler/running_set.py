@@ -34,7 +34,7 @@ from headrace.core.scheduler.step_builder import StepBuilder
 from headrace.core.scheduler.victims import VictimPolicy
 from headrace.core.sequence import Sequence, Status
 
-MAX_PREEMPTIONS = 3
+MAX_PREEMPTIONS = 3  # see docs/decisions/scheduling.md#preemption-and-admission
 """The most preemptions of one request. After the last one it is readmitted only when its largest possible size fits."""
 
 by_batch_rank = attrgetter("batch_rank")

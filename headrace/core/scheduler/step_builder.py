@@ -21,7 +21,7 @@ SMOOTH_SECONDS = 0.01
 """Duration that a mixed step may always have, even if decoding alone is faster: 100 tokens per second are more than
 anyone reads."""
 
-QUEUE_POWER = 0.25
+QUEUE_POWER = 0.25  # see docs/decisions/scheduling.md#prompt-chunks-beside-decoding
 """Exponent with which the number of waiting prompts raises the prefill limit of a mixed step. With exponent 1, two or
 three prompts at once make all decoding requests wait twice as long. The fourth root keeps as many requests within
 their SLOs (`benchmarks/scheduling.py`)."""
@@ -32,7 +32,7 @@ LONG_PROMPT_SHARE = 0.5
 LEAST_PREFILL = 16
 """Tokens of prefill that a step takes even if its time limit is already used up."""
 
-BACKGROUND_SECONDS = 0.001
+BACKGROUND_SECONDS = 0.001  # see docs/decisions/background-work.md#length-of-background-steps
 """Time limit of a step of background work: a request that arrives during the step waits for its end."""
 
 BACKGROUND_ADMISSIONS = 2

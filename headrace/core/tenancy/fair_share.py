@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from headrace.core.tenancy.classes import ServiceClass
 
-CREDIT_TOKENS = 8192.0
+CREDIT_TOKENS = 8192.0  # see docs/decisions/scheduling.md#virtual-time-of-a-tenant
 """The most service, in tokens, that a tenant may be behind the others after a pause."""
 
 SWEEP = 64

@@ -18,7 +18,7 @@ from headrace.core.tenancy.tenants import UNLIMITED, TenantLimits, Tenants
 
 MINUTE = 60.0
 DAY = 86_400.0
-MINUTE_SLICES = 60
+MINUTE_SLICES = 60  # see docs/decisions/scheduling.md#rate-limits
 DAY_SLICES = 96
 
 MAX_ACCOUNTS = 10_000

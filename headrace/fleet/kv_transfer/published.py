@@ -43,4 +43,4 @@ class Published:
         if entry is None:
             return False
         self._copy(entry.block, target)
-        return self._entries.get(key) is entry
+        return self._entries.get(key) is entry  # see docs/decisions/fleet.md#blocks-of-peers

@@ -16,7 +16,7 @@ from headrace.lab.tune.goal import Goal
 from headrace.lab.tune.space import Settings
 from headrace.lab.workload.call import Call
 
-ALPHA = 0.05
+ALPHA = 0.05  # see docs/decisions/tuning.md#statistics-of-headrace-tune
 
 LEAST_PAIRS = 6
 """Minimum number of pairs for an interval, which assumes a normal distribution."""

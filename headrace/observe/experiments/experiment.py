@@ -26,7 +26,7 @@ from headrace.observe.experiments.switchback import (
 )
 from headrace.observe.steering.settings import AnyValue
 
-GUARD_PAIRS = 2
+GUARD_PAIRS = 2  # see docs/decisions/tuning.md#guards-of-experiments
 """From this pair on, a guard ends the experiment when the mean change exceeds it. Guards do not wait for significance,
 which would take many more pairs."""
 

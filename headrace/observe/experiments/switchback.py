@@ -17,7 +17,7 @@ import hashlib
 import math
 from typing import NamedTuple
 
-LEAST_FOR_LOAD = 8
+LEAST_FOR_LOAD = 8  # see docs/decisions/tuning.md#correction-for-load
 """Minimum number of pairs for the load correction."""
 
 FLOOR = 1e-3

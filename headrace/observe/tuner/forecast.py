@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from headrace.observe.tuner.rehearsal import Job, Scene
 
-SCENES = 5
+SCENES = 5  # see docs/decisions/tuning.md#length-and-state-of-a-rehearsal
 """Scenes whose requests are repeated, and the length of a forecast in scenes."""
 
 PRESENT_SCENES = 2

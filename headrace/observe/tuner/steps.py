@@ -37,7 +37,7 @@ FACTORS: Mapping[str, float] = {
 }
 """The settings that the tuner changes, with the factor of a step, in the order in which they are tried."""
 
-REACH = 64.0
+REACH = 64.0  # see docs/decisions/tuning.md#range-of-a-setting
 """How many times larger or smaller than at the start a setting may become."""
 
 

@@ -19,7 +19,7 @@ from headrace.serve.cache.single_flight import SingleFlight
 
 logger = logging.getLogger(__name__)
 
-KEEP_SECONDS = 0.02
+KEEP_SECONDS = 0.02  # see docs/decisions/caches.md#cost-of-a-miss
 """Minimum delay of a write, because the next request often follows at once. Writes to a store outside the process begin
 without delay."""
 

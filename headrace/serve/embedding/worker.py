@@ -36,7 +36,7 @@ from headrace.serve.service import Refused, Service
 
 logger = logging.getLogger(__name__)
 
-SHORT_SECONDS = 0.004
+SHORT_SECONDS = 0.004  # see docs/decisions/background-work.md#embeddings-on-the-engine-thread
 """Target time of a slice while a foreground request is open."""
 
 LONG_SECONDS = 0.02

@@ -25,7 +25,7 @@ from headrace.serve.text.stream import TextStreams
 from headrace.serve.text.template import ChatTemplate
 from headrace.serve.text.tokenizer import Tokenizer
 
-INLINE_CHARACTERS = 4096
+INLINE_CHARACTERS = 4096  # see docs/decisions/background-work.md#tokenizing-short-texts
 """Texts up to this length are tokenized on the event loop (one or two milliseconds); longer ones on a worker thread."""
 
 ResultT = TypeVar("ResultT")

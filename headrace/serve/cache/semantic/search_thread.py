@@ -33,7 +33,7 @@ _REMEMBERED = 1024
 _TOGETHER = 4
 """Maximum number of answers embedded in one call."""
 
-_TASK_SHARE = 0.25
+_TASK_SHARE = 0.25  # see docs/decisions/caches.md#lookups-in-time
 """The share of time that indexing, audits and removals may take."""
 
 _BACKLOG = 1000

@@ -20,7 +20,7 @@ PROBES = frozenset(
 )
 """Routes that machines read every few seconds."""
 
-BATCH_SECONDS = 0.1
+BATCH_SECONDS = 0.1  # see docs/decisions/observability.md#access-log-in-batches
 """Maximum time that an exchange that has ended waits, so that several are logged together."""
 
 MAX_HELD = 256

@@ -57,7 +57,7 @@ MIN_BODY_RATE = 500
 """A body must arrive within 60 seconds and as fast as 500 bytes per second: within a minute and 2 s for each 1,000
 bytes of it."""
 
-FIRST_LOOK_SECONDS = 0.05
+FIRST_LOOK_SECONDS = 0.05  # see docs/decisions/api.md#disconnected-and-half-closed-clients
 LAST_LOOK_SECONDS = 1.0
 """Interval of the checks whether a client that has closed its sending half is still there; it doubles up to this."""
 

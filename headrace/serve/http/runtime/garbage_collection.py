@@ -28,7 +28,7 @@ REST_SECONDS = 30.0
 SHARE = 0.001
 """Maximum share of time that full collections may take."""
 
-QUIET_SECONDS = 2.0
+QUIET_SECONDS = 2.0  # see docs/decisions/background-work.md#garbage-collection
 """Idle time after which a full collection may start: it is then unlikely to delay a request."""
 
 MANY = 8
