@@ -1,0 +1,4 @@
+"""Models in GGUF, the file format of llama.cpp and Ollama: one file, or numbered parts, with everything in it.
+
+- `file`: the header, the metadata and the table of tensors, checked before anything in them is used.
+"""
