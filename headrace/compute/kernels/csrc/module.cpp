@@ -236,6 +236,7 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   a.packed = in.pointer<const void>();
   a.scales = in.pointer<const float>();
   a.offsets = in.optional<const float>();
+  a.minima = in.optional<const float>();
   a.order = in.optional<const int64_t>();
   a.bias = in.optional<const void>();
   a.out = in.pointer<void>();

@@ -92,7 +92,8 @@ struct Linear {          // out [count, outputs] = x [count, inputs] times packe
 
 struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized.h
   const void *x, *packed;
-  const float *scales, *offsets;  // [panels, groups, panel]; offsets: null, or 2^(bits - 1) plus the zero point
+  // [panels, groups, panel]; offsets: null, or 2^(bits - 1) plus the zero point; minima: null, or what 0 stands for
+  const float *scales, *offsets, *minima;
   const int64_t *order;  // null or [inputs]
   const void *bias;
   void *out;

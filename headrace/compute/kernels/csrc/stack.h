@@ -12,7 +12,7 @@ namespace headrace {
 
 struct StackLinear {
   const void *packed;
-  const float *scales, *offsets;  // of quantized weights
+  const float *scales, *offsets, *minima;  // of quantized weights
   const int64_t *order;
   const void *bias;
   int64_t inputs, outputs, group_size, planes, bits;  // bits 0: not quantized
@@ -29,7 +29,7 @@ struct StackRotation {
   int64_t rotary;
 };
 
-static_assert(sizeof(StackLayer) == 47 * 8 && sizeof(StackRotation) == 2 * 8, "tables are of words of 64 bits");
+static_assert(sizeof(StackLayer) == 51 * 8 && sizeof(StackRotation) == 2 * 8, "tables are of words of 64 bits");
 
 struct HeadCounts {
   int64_t heads, kv_heads, head_dim;
@@ -68,7 +68,7 @@ static Linear plain(const Stack &s, const StackLinear &l, int64_t count, const v
 static bool stack_linear(const Operations &run, const Stack &s, const StackLinear &l, int64_t count, const void *x,
                          void *out) {
   if (l.bits)
-    return run.quantized_linear({x, l.packed, l.scales, l.offsets, l.order, l.bias, out, count, l.inputs, l.outputs,
+    return run.quantized_linear({x, l.packed, l.scales, l.offsets, l.minima, l.order, l.bias, out, count, l.inputs, l.outputs,
                                  l.group_size, l.planes, s.dtype, static_cast<int>(l.bits)});
   run.linear(plain(s, l, count, x, out));
   return true;
