@@ -327,6 +327,6 @@ def shape_of(model: str) -> ModelShape:
         spec.vocab_size,
         tied_embeddings=spec.tied_embeddings,
         qkv_bias=spec.qkv_bias,
-        qk_norm=spec.qk_norm,
-        post_norms=spec.post_norms,
+        qk_norm=spec.qk_norm is not None,
+        post_norms=None not in spec.norms,
     )

@@ -83,6 +83,12 @@ class QuantizedWeight:
         zeros = None if self.zeros is None else self.zeros[begin:end]
         return replace(self, values=self.values[begin:end], scales=self.scales[begin:end], zeros=zeros)
 
+    def reordered(self, outputs: Tensor) -> QuantizedWeight:
+        """The outputs of the indices int64 [out], in this order."""
+        values = self.values.view(torch.int8)[outputs].view(self.values.dtype)  # fp8 cannot be indexed
+        zeros = None if self.zeros is None else self.zeros[outputs]
+        return replace(self, values=values, scales=self.scales[outputs], zeros=zeros)
+
     def columns(self, begin: int, end: int) -> QuantizedWeight:
         """Some of the inputs, in new memory.
 

@@ -66,6 +66,7 @@ def test_rope_write_kv(
     normed: bool,
     page_dtype: torch.dtype | None,
     dtype: torch.dtype,
+    head_norm: HeadNorm,
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
@@ -83,12 +84,12 @@ def test_rope_write_kv(
     written = []
     for kernels in (KERNELS, ORACLE):
         pages = PagedKV(spec, 3, 4, page_dtype or dtype).layers[0]
-        args = (qkv.clone(), shape, table[positions], weight, 1e-6, slots, pages)
+        args = (qkv.clone(), shape, table[positions], weight, 1e-6, slots, pages, head_norm)
         written.append((kernels.rope_write_kv(*args), _exact(pages)))
         if kernels is KERNELS:
             gathered = PagedKV(spec, 3, 4, page_dtype or dtype).layers[0]
-            args = (qkv.clone(), shape, table, weight, 1e-6, slots, gathered)
-            assert torch.equal(KERNELS.rope_write_kv(*args, positions), written[0][0])
+            args = (qkv.clone(), shape, table, weight, 1e-6, slots, gathered, head_norm)
+            assert torch.equal(KERNELS.rope_write_kv(*args, positions=positions), written[0][0])
             assert torch.equal(_exact(gathered), written[0][1])
     (queries, pages_), (expected, wanted) = written
     close(queries, expected, dtype)
