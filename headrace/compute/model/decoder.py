@@ -43,6 +43,7 @@ class Decoder:
     ) -> None:
         shard = spec if isinstance(spec, Shard) else shard_of(spec)
         self.spec = spec = shard.spec
+        self.shape = spec.shape
         self.kernels = kernels
         self._parallel = parallel
         self.device = weights.embedding.device
@@ -58,6 +59,7 @@ class Decoder:
             heads=HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim),
             activation=spec.activation,
             eps=spec.norm_eps,
+            head_norm=spec.qk_norm or "head",
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
             parallel=parallel,

@@ -100,6 +100,12 @@ class QuantizedWeight:
         """Some of the outputs, as a weight that shares the memory of this one."""
         return self._with_groups(self.values[begin:end], lambda part: part[begin:end])
 
+    def reordered(self, outputs: Tensor) -> QuantizedWeight:
+        """The outputs of the indices int64 [out], in this order."""
+        values = self.values.view(torch.int8)[outputs].view(self.values.dtype)  # fp8 cannot be indexed
+        zeros = None if self.zeros is None else self.zeros[outputs]
+        return replace(self, values=values, scales=self.scales[outputs], zeros=zeros)
+
     def columns(self, begin: int, end: int) -> QuantizedWeight:
         """Some of the inputs, in new memory.
 
