@@ -145,20 +145,21 @@ _QUANTIZED: Final[Mapping[str, tuple[Literal[4, 8], Callable[[Array], _Groups]]]
     "Q5_K": (8, _q5_k),
     "Q6_K": (8, _q6_k),
 }
-_PLAIN: Final[Mapping[str, torch.dtype]] = {
+PLAIN: Final[Mapping[str, torch.dtype]] = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+"""The types that are not quantized."""
 
-SUPPORTED: Final = (*_PLAIN, *_QUANTIZED)
+SUPPORTED: Final = (*PLAIN, *_QUANTIZED)
 """The names of the types that can be read."""
 
 
 def read(kind: TensorType, data: Bytes) -> Tensor | QuantizedWeight:
     """The rows of a tensor from its bytes uint8 [rows, bytes of a row]: plain, or quantized as it is stored."""
-    if kind.name in _PLAIN:
-        return torch.from_numpy(data.copy()).view(_PLAIN[kind.name])
+    if kind.name in PLAIN:
+        return torch.from_numpy(data.copy()).view(PLAIN[kind.name])
     step = max(1, _ELEMENTS_AT_ONCE * kind.size // kind.block // data.shape[1])
     parts = [_quantized(kind, data[begin : begin + step]) for begin in range(0, len(data), step)]
     return stacked(parts) if len(parts) > 1 else parts[0]

@@ -16,6 +16,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from headrace.compute.gguf import source as gguf
+from headrace.compute.gguf.file import GgufFile
+from headrace.compute.gguf.source import GgufSource, is_gguf
 from headrace.compute.model.checkpoint import Checkpoint, has_weights, listed
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
@@ -136,7 +139,8 @@ def load_weights(
     fp8: bool = False,
     head: bool = True,
 ) -> DecoderWeights:
-    """Read a checkpoint's safetensors, convert them to ``dtype``, and quantize them if ``quantize`` names a scheme.
+    """Read a checkpoint's safetensors, or a GGUF file, convert the weights to ``dtype``, and quantize them if
+    ``quantize`` names a scheme.
 
     Of a shard only its part is read. ``fp8`` says whether linear layers stored in fp8 stay so, or are expanded.
     Without ``head``, the LM head is not read, and the embedding stands in its place: for models whose logits are not
@@ -147,6 +151,11 @@ def load_weights(
             (the message names them). Or its linear layers are quantized already.
     """
     shard = spec if isinstance(spec, Shard) else shard_of(spec)
+    if is_gguf(folder):
+        file = GgufFile.open(folder)
+        whole = gguf.as_stored(file, shard.whole)
+        source = GgufSource(file, whole)
+        return _Assembly(replace(shard, whole=whole), source, dtype, device, quantize).weights()
     with Checkpoint(folder, plain_name) as checkpoint:
         whole = as_stored(checkpoint, shard.whole)
         if not head:
@@ -230,25 +239,30 @@ class _Assembly:
 
     def weights(self) -> DecoderWeights:
         place, tied = self._shard.place, self._spec.tied_embeddings
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
         needed = place.first or (place.last and tied)
-        embedding = self._table() if needed else self._nothing()
+        table = self._source.embedding(shape) if needed else None
+        embedding = self._nothing() if table is None else self._embedding(table)
         layers = [self._layer(index) for index in range(*self._shard.layers)]
         if not place.last:
             following = norm_modules(self._spec, self._shard.layers.end).get("input_norm")
             norm = None if following is None else self._norm(following)
             return DecoderWeights(embedding, layers, norm, self._nothing())
         head: Weight = embedding
-        if not tied:
-            shape = (self._spec.vocab_size, self._spec.hidden_size)
+        if not tied or isinstance(table, QuantizedWeight):
+            stored = table if tied and table is not None else self._source.linear(HEAD, shape)
             cut = Cut(((self._shard.vocabulary,),), Range(0, shape[1]))
-            head = self._whole([(HEAD, self._source.linear(HEAD, shape))], quantization.HEAD, cut)
+            head = self._whole([(HEAD, stored)], quantization.HEAD, cut)
         elif self._scheme:
             head = self._quantized(embedding, quantization.HEAD)
         return DecoderWeights(embedding, layers, self._norm(FINAL_NORM).mul_(self._spec.logits_scale), head)
 
-    def _table(self) -> Tensor:
-        tokens, shape = self._shard.vocabulary, (self._spec.vocab_size, self._spec.hidden_size)
-        return self._joined([self._source.tensor(f"{EMBEDDING}.weight", shape)[tokens.begin : tokens.end]])
+    def _embedding(self, table: Weight) -> Tensor:
+        """The embeddings of this shard's tokens. Their rows are looked up, so a quantized table is expanded."""
+        tokens = self._shard.vocabulary
+        if isinstance(table, QuantizedWeight):
+            return table.rows(tokens.begin, tokens.end).dequantized(self._dtype).to(self._device)
+        return self._joined([table[tokens.begin : tokens.end]])
 
     def _nothing(self) -> Tensor:
         return torch.empty((0, self._spec.hidden_size), dtype=self._dtype, device=self._device)
@@ -337,7 +351,9 @@ class _Assembly:
             self._turned(module, self._source.tensor(f"{module}.weight", (width,)))
             .view(-1, size)
             .expand(heads, size)
-            for (module, width), heads in zip(norms.items(), (local.num_heads, local.num_kv_heads), strict=True)
+            for (module, width), heads in zip(
+                norms.items(), (local.num_heads, local.num_kv_heads), strict=True
+            )
         ]
         return self._joined(parts, torch.float32).add_(self._spec.norm_offset)
 
@@ -348,7 +364,9 @@ class _Assembly:
         if not self._spec.interleaved_rope or not module.endswith(_TURNING):
             return rows
         size, turning = self._spec.head_dim, self._spec.ropes[0].rotary_dim
-        head = torch.cat((torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size)))
+        head = torch.cat(
+            (torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size))
+        )
         order = (torch.arange(0, rows.shape[0], size)[:, None] + head).flatten()
         return rows.reordered(order) if isinstance(rows, QuantizedWeight) else rows[order]
 

@@ -27,6 +27,9 @@ from torch import Tensor
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
 
+_ELEMENTS_AT_ONCE = 1 << 24
+"""Elements dequantized at once, which limits the temporary memory to 64 MiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
@@ -103,8 +106,7 @@ class QuantizedWeight:
     def reordered(self, outputs: Tensor) -> QuantizedWeight:
         """The outputs of the indices int64 [out], in this order."""
         values = self.values.view(torch.int8)[outputs].view(self.values.dtype)  # fp8 cannot be indexed
-        zeros = None if self.zeros is None else self.zeros[outputs]
-        return replace(self, values=values, scales=self.scales[outputs], zeros=zeros)
+        return self._with_groups(values, lambda part: part[outputs])
 
     def columns(self, begin: int, end: int) -> QuantizedWeight:
         """Some of the inputs, in new memory.
@@ -143,6 +145,13 @@ class QuantizedWeight:
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The dequantized weight [out, in], with inputs in the order of the activations."""
+        weight = torch.empty(self.shape, dtype=dtype, device=self.values.device)
+        step = max(1, _ELEMENTS_AT_ONCE // self.shape[1])
+        for begin in range(0, len(weight), step):
+            weight[begin : begin + step] = self.rows(begin, begin + step)._dequantized()
+        return weight
+
+    def _dequantized(self) -> Tensor:
         outputs, inputs = self.shape
         values = self.values if self.in_fp8 else self.integers()
         grouped = values.float().view(outputs, -1, self.group_size)
@@ -156,7 +165,7 @@ class QuantizedWeight:
         weight = weight.view(outputs, inputs)
         if self.order is not None:
             weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
-        return weight.to(dtype)
+        return weight
 
 
 def pack_halves(values: Tensor) -> Tensor:
