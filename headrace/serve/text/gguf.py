@@ -1,8 +1,8 @@
 """The tokenizer and the chat templates that the metadata of a GGUF file describes.
 
-The file stores the vocabulary, the type of each token, and the merges (``gpt2``, byte-level BPE) or scores (``llama``,
-SentencePiece). It stores only a name for the rules that cut a text into words before the merges (``tokenizer.ggml.pre``).
-`CUTS` gives the rules of each name as the original tokenizers have them; other rules give other tokens, so an unknown
+The file stores the vocabulary, the type of each token, and the merges (``gpt2``: byte-level BPE) or scores (``llama``:
+SentencePiece). For the rules that cut a text into words before the merges it stores only a name, ``tokenizer.ggml.pre``.
+`CUTS` has the rules of each name, as the original tokenizers have them. Other rules give other tokens, so an unknown
 name is refused. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 It receives the metadata as a mapping; it does not read files.
@@ -68,31 +68,49 @@ _QWEN35 = (
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}" + _CASED_REST
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    + _CASED_REST
 )
 _O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?|\p{{N}}{{1,3}}" + _CASED_REST
 )
 _DEEPSEEK_LETTERS = (
-    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ"
-    "\u1fbe"
-    r"ῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ"
-    "\u2126ℨ\u212a-ℭ"
-    r"ℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
+    r"\s?["
+    r"A-Za-z\x{b5}\x{c0}-\x{d6}\x{d8}-\x{f6}\x{f8}-\x{1ba}\x{1bc}-\x{1bf}\x{1c4}-\x{293}"
+    r"\x{295}-\x{2af}\x{370}-\x{373}\x{376}\x{377}\x{37b}-\x{37d}\x{37f}\x{386}\x{388}-\x{38a}\x{38c}"
+    r"\x{38e}-\x{3a1}\x{3a3}-\x{3f5}\x{3f7}-\x{481}\x{48a}-\x{52f}\x{531}-\x{556}\x{10a0}-\x{10c5}"
+    r"\x{13a0}-\x{13f5}\x{13f8}-\x{13fd}\x{1c90}-\x{1cba}\x{1cbd}-\x{1cbf}\x{1d00}-\x{1d2b}"
+    r"\x{1d6b}-\x{1d77}\x{1d79}-\x{1d9a}\x{1e00}-\x{1f15}\x{1f18}-\x{1f1d}\x{1f20}-\x{1f45}"
+    r"\x{1f48}-\x{1f4d}\x{1f50}-\x{1f57}\x{1f59}\x{1f5b}\x{1f5d}\x{1f5f}-\x{1f7d}\x{1f80}-\x{1fb4}"
+    r"\x{1fb6}-\x{1fbc}\x{1fbe}\x{1fc2}-\x{1fc4}\x{1fc6}-\x{1fcc}\x{1fd0}-\x{1fd3}\x{1fd6}-\x{1fdb}"
+    r"\x{1fe0}-\x{1fec}\x{1ff2}-\x{1ff4}\x{1ff6}-\x{1ffc}\x{2102}\x{2107}\x{210a}-\x{2113}\x{2115}"
+    r"\x{2119}-\x{211d}\x{2124}\x{2126}\x{2128}\x{212a}-\x{212d}\x{212f}-\x{2134}\x{2139}"
+    r"\x{213c}-\x{213f}\x{2145}-\x{2149}\x{214e}\x{2183}\x{2184}\x{2c00}-\x{2c7b}\x{2c7e}-\x{2ce4}"
+    r"\x{2ceb}-\x{2cee}\x{2cf2}\x{2cf3}\x{a640}-\x{a66d}\x{a680}-\x{a69b}\x{a722}-\x{a76f}"
+    r"\x{a771}-\x{a787}\x{a78b}-\x{a78e}\x{ab70}-\x{abbf}\x{fb00}-\x{fb06}\x{fb13}-\x{fb17}"
+    r"\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}\x{10400}-\x{1044f}\x{104b0}-\x{104d3}\x{104d8}-\x{104fb}"
+    r"\x{10c80}-\x{10cb2}\x{10cc0}-\x{10cf2}\x{118a0}-\x{118df}\x{1e900}-\x{1e943}"
+    r"]+"
 )
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     _DEEPSEEK_LETTERS,
-    r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+    r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
     r"\s+$",
-    r"[一-龥ࠀ-一가-퟿]+",
+    r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+",
     _DIGIT,
 )
-_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", _DIGIT)
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+",
+    _DIGIT,
+)
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
-    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
@@ -137,7 +155,7 @@ _ENDS = frozenset(
         "<|eot_id|>",
         "<|im_end|>",
         "<|return|>",
-        "<｜end▁of▁sentence｜>",
+        "<\uff5cend▁of▁sentence\uff5c>",
     }
 )
 """Control tokens that end an answer wherever they are. Files name one end token, and models of chat have several."""
@@ -285,7 +303,7 @@ def _scored_merges(metadata: Metadata, vocabulary: _Vocabulary) -> list[tuple[st
         for at in range(1, len(text)):
             left, right = ids.get(text[:at]), ids.get(text[at:])
             if left is not None and right is not None:
-                found.append((-scores[id], at, len(text) - at, id, left, right))
+                found.append((-scores[id], -at, len(text), id, left, right))
     found.sort()
     tokens = vocabulary.tokens
     return [(tokens[left], tokens[right]) for *_, left, right in found]
@@ -384,8 +402,14 @@ def _many(metadata: Metadata, name: str, kind: type | tuple[type, ...]) -> Seque
     values = metadata.get(f"{_KEY}{name}")
     if values is None:
         raise TokenizerError(f"the model has no {_KEY}{name}")
-    if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(v, kind) for v in values):
-        raise TokenizerError(f"{_KEY}{name} must be a list of {_NAMES[kind if isinstance(kind, type) else float]}s")
+    if (
+        isinstance(values, str)
+        or not isinstance(values, Sequence)
+        or not all(isinstance(v, kind) for v in values)
+    ):
+        raise TokenizerError(
+            f"{_KEY}{name} must be a list of {_NAMES[kind if isinstance(kind, type) else float]}s"
+        )
     return values
 
 
