@@ -321,7 +321,12 @@ def shape_of(model: str) -> ModelShape:
     except ModelError as error:
         raise ConfigError(f"{error}; the shapes known by name are {', '.join(SHAPES)}") from None
     dense = planned_shape(model, spec.shape)
-    return replace(dense, qkv_bias=spec.qkv_bias, qk_norm=spec.qk_norm, post_norms=spec.post_norms)
+    return replace(
+        dense,
+        qkv_bias=spec.qkv_bias,
+        qk_norm=spec.qk_norm is not None,
+        post_norms=None not in spec.norms,
+    )
 
 
 def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:

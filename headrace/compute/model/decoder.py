@@ -59,6 +59,7 @@ class Decoder:
             heads=HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim),
             activation=spec.activation,
             eps=spec.norm_eps,
+            head_norm=spec.qk_norm or "head",
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
             parallel=parallel,

@@ -11,10 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from headrace.compute.gguf import source as gguf
+from headrace.compute.gguf.file import GgufFile
+from headrace.compute.gguf.source import GgufSource, is_gguf
 from headrace.compute.model.checkpoint import Checkpoint, has_weights, listed
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
@@ -23,20 +27,24 @@ from headrace.compute.model.layout import (
     FINAL_NORM,
     HEAD,
     LinearPlace,
-    head_norm_modules,
+    head_norms,
     linear_modules,
     norm_modules,
     other_tensors,
 )
 from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
 from headrace.compute.model.sources import RandomSource, Source, StoredSource, Weight
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec, ModelError, Norms
 from headrace.compute.quantization import scheme as quantization
 from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
 
+W = TypeVar("W", Tensor, QuantizedWeight, Weight)
+
 _SAMPLED = 1024
 _COMPARED = 1024
+_TURNING = ("q_proj", "k_proj", "q_norm", "k_norm")
+"""The modules whose outputs, or inputs, are heads that rotate."""
 _HARMLESS = ("rotary_emb.inv_freq",)
 _OTHER_PARTS = (
     "vision_tower.",
@@ -62,14 +70,14 @@ class LayerWeights:
     ``qkv`` stacks queries, keys, values; ``gate_up`` gate, up. ``qk_norm`` is [heads + kv_heads, head_dim].
     """
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Weight
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     output: Weight
     output_bias: Tensor | None
     post_attention_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: Weight
     gate_up_bias: Tensor | None
     down: Weight
@@ -82,7 +90,7 @@ class DecoderWeights:
     """All weights; ``head`` is ``embedding`` itself if the model ties them and the head is not quantized.
 
     Those of a shard have the embedding and head of its tokens. A stage without one of them has an empty tensor [0,
-    hidden] in its place, and the ``norm`` of a stage that is not the last is the next layer's first.
+    hidden] in its place, and the ``norm`` of a stage that is not the last is the next layer's first, if it has one.
 
     The decoder moves the layers out one by one as it prepares them, so that no weight is in memory twice. ``nbytes``
     remains the size of all of them when they were created. ``quantization`` is the number of linear layers of each
@@ -91,7 +99,7 @@ class DecoderWeights:
 
     embedding: Tensor
     layers: list[LayerWeights]
-    norm: Tensor
+    norm: Tensor | None
     head: Weight
     nbytes: int = field(init=False)
     quantization: str = field(init=False)
@@ -116,7 +124,7 @@ class DecoderWeights:
         for layer in self.layers:
             for name in LayerWeights.__slots__:
                 yield from _tensors(getattr(layer, name))
-        yield self.norm
+        yield from _tensors(self.norm)
         if self.head is not self.embedding:
             yield from _tensors(self.head)
 
@@ -131,7 +139,8 @@ def load_weights(
     fp8: bool = False,
     head: bool = True,
 ) -> DecoderWeights:
-    """Read a checkpoint's safetensors, convert them to ``dtype``, and quantize them if ``quantize`` names a scheme.
+    """Read a checkpoint's safetensors, or a GGUF file, convert the weights to ``dtype``, and quantize them if
+    ``quantize`` names a scheme.
 
     Of a shard only its part is read. ``fp8`` says whether linear layers stored in fp8 stay so, or are expanded.
     Without ``head``, the LM head is not read, and the embedding stands in its place: for models whose logits are not
@@ -142,11 +151,16 @@ def load_weights(
             (the message names them). Or its linear layers are quantized already.
     """
     shard = spec if isinstance(spec, Shard) else shard_of(spec)
+    if is_gguf(folder):
+        file = GgufFile.open(folder)
+        whole = gguf.as_stored(file, shard.whole)
+        source = GgufSource(file, whole)
+        return _Assembly(replace(shard, whole=whole), source, dtype, device, quantize).weights()
     with Checkpoint(folder, plain_name) as checkpoint:
         whole = as_stored(checkpoint, shard.whole)
         if not head:
             checkpoint.drop(f"{HEAD}.")
-            whole = replace(whole, tied_embeddings=True)
+            whole = replace(whole, tied_embeddings=True, logits_scale=1.0)
         shard = replace(shard, whole=whole)
         check_names(checkpoint, whole)
         stored = StoredSource(checkpoint, whole, fp8=fp8 and quantize is None)
@@ -225,24 +239,30 @@ class _Assembly:
 
     def weights(self) -> DecoderWeights:
         place, tied = self._shard.place, self._spec.tied_embeddings
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
         needed = place.first or (place.last and tied)
-        embedding = self._table() if needed else self._nothing()
+        table = self._source.embedding(shape) if needed else None
+        embedding = self._nothing() if table is None else self._embedding(table)
         layers = [self._layer(index) for index in range(*self._shard.layers)]
         if not place.last:
-            following = norm_modules(self._spec, self._shard.layers.end)["input_norm"]
-            return DecoderWeights(embedding, layers, self._norm(following), self._nothing())
+            following = norm_modules(self._spec, self._shard.layers.end).get("input_norm")
+            norm = None if following is None else self._norm(following)
+            return DecoderWeights(embedding, layers, norm, self._nothing())
         head: Weight = embedding
-        if not tied:
-            shape = (self._spec.vocab_size, self._spec.hidden_size)
+        if not tied or isinstance(table, QuantizedWeight):
+            stored = table if tied and table is not None else self._source.linear(HEAD, shape)
             cut = Cut(((self._shard.vocabulary,),), Range(0, shape[1]))
-            head = self._whole([(HEAD, self._source.linear(HEAD, shape))], quantization.HEAD, cut)
+            head = self._whole([(HEAD, stored)], quantization.HEAD, cut)
         elif self._scheme:
             head = self._quantized(embedding, quantization.HEAD)
-        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM), head)
+        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM).mul_(self._spec.logits_scale), head)
 
-    def _table(self) -> Tensor:
-        tokens, shape = self._shard.vocabulary, (self._spec.vocab_size, self._spec.hidden_size)
-        return self._joined([self._source.tensor(f"{EMBEDDING}.weight", shape)[tokens.begin : tokens.end]])
+    def _embedding(self, table: Weight) -> Tensor:
+        """The embeddings of this shard's tokens. Their rows are looked up, so a quantized table is expanded."""
+        tokens = self._shard.vocabulary
+        if isinstance(table, QuantizedWeight):
+            return table.rows(tokens.begin, tokens.end).dequantized(self._dtype).to(self._device)
+        return self._joined([table[tokens.begin : tokens.end]])
 
     def _nothing(self) -> Tensor:
         return torch.empty((0, self._spec.hidden_size), dtype=self._dtype, device=self._device)
@@ -252,7 +272,7 @@ class _Assembly:
         linears = {name: self._linear(place, cut) for name, place, cut in cuts}
         biases = {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
         norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
-        absent = dict.fromkeys(("post_attention_norm", "post_mlp_norm"))
+        absent = dict.fromkeys(Norms._fields)
         return LayerWeights(qk_norm=self._head_norms(index), **(linears | biases | absent | norms))
 
     def _linear(self, place: LinearPlace, cut: Cut) -> Weight:
@@ -272,6 +292,7 @@ class _Assembly:
         for (module, weight), ranges in zip(modules, cut.outputs, strict=True):
             for begin, end in ranges:
                 part = weight.rows(begin, end) if isinstance(weight, QuantizedWeight) else weight[begin:end]
+                part = self._turned(module, part)
                 if self._scheme and scheme:
                     if isinstance(part, QuantizedWeight):
                         raise ModelError(
@@ -310,7 +331,7 @@ class _Assembly:
         if not place.bias or (cut.inputs.size < place.inputs and self._shard.place.tensor_rank):
             return None
         biases = [
-            self._source.tensor(f"{module}.bias", (rows,))[begin:end]
+            self._turned(module, self._source.tensor(f"{module}.bias", (rows,))[begin:end])
             for (module, rows), ranges in zip(place.modules.items(), cut.outputs, strict=True)
             for begin, end in ranges
         ]
@@ -321,14 +342,33 @@ class _Assembly:
         return self._joined([norm], torch.float32).add_(self._spec.norm_offset)
 
     def _head_norms(self, index: int) -> Tensor | None:
-        """One weight for every head of the queries, another for every head of the keys."""
-        if not self._spec.qk_norm:
+        """The weights of every head of the queries, then of the keys; those of one head are the same for all."""
+        norms = head_norms(self._spec, index)
+        if not norms:
             return None
-        size = self._spec.head_dim
-        queries, keys = (self._source.tensor(f"{m}.weight", (size,)) for m in head_norm_modules(index))
-        local = self._shard.spec
-        repeated = [queries.expand(local.num_heads, size), keys.expand(local.num_kv_heads, size)]
-        return self._joined(repeated, torch.float32).add_(self._spec.norm_offset)
+        size, local = self._spec.head_dim, self._shard.spec
+        parts = [
+            self._turned(module, self._source.tensor(f"{module}.weight", (width,)))
+            .view(-1, size)
+            .expand(heads, size)
+            for (module, width), heads in zip(
+                norms.items(), (local.num_heads, local.num_kv_heads), strict=True
+            )
+        ]
+        return self._joined(parts, torch.float32).add_(self._spec.norm_offset)
+
+    def _turned(self, module: str, rows: W) -> W:
+        """Whole heads of queries or keys whose pairs of neighbours rotate, in the order of the kernels: the first
+        features of all pairs, then the second ones. Products of queries and keys stay the same.
+        """
+        if not self._spec.interleaved_rope or not module.endswith(_TURNING):
+            return rows
+        size, turning = self._spec.head_dim, self._spec.ropes[0].rotary_dim
+        head = torch.cat(
+            (torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size))
+        )
+        order = (torch.arange(0, rows.shape[0], size)[:, None] + head).flatten()
+        return rows.reordered(order) if isinstance(rows, QuantizedWeight) else rows[order]
 
 
 def _columns(module: str, weight: Weight, inputs: Range) -> Weight:

@@ -191,7 +191,7 @@ def test_linear(level: str, count: int, inputs: int, outputs: int, biased: bool,
     outputs=st.sampled_from([1, 16, 64, 131]),
     bits=st.sampled_from([8, 4]),
     activation_bits=st.sampled_from([8, 16]),
-    zeros=st.booleans(),
+    base=st.sampled_from(["middle", "zeros", "minima"]),
     order=st.booleans(),
     biased=st.booleans(),
     dtype=st.sampled_from(DTYPES),
@@ -204,14 +204,15 @@ def test_linear_of_quantized_weights(
     outputs: int,
     bits: Literal[4, 8],
     activation_bits: Literal[8, 16],
-    zeros: bool,
+    base: str,
     order: bool,
     biased: bool,
     dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(count)
     kernels, inputs = CppKernels(level), groups * group_size
-    weight = quantized_weight(outputs, inputs, groups, bits, activation_bits, zeros=zeros, order=order)
+    marks = {"zeros": base == "zeros", "minima": base == "minima", "order": order}
+    weight = quantized_weight(outputs, inputs, groups, bits, activation_bits, **marks)
     x, bias = torch.randn(count, inputs).to(dtype), torch.randn(outputs).to(dtype) if biased else None
     prepared = kernels.prepare_linear(weight)
     actual = kernels.linear(x, prepared, bias)
