@@ -25,9 +25,13 @@ _WANTED = ["*.json", "*.jinja", "merges.txt", "tokenizer*"]
 _UNWANTED = ["original/*", "consolidated*", "*.gguf", "onnx/*"]
 
 
-_QUANT = re.compile(r"(?i)(?:^|[-._])((?:UD-)?(?:(?:IQ|Q|TQ)\d[0-9A-Z_]*|MXFP4[0-9A-Z_]*|BF16|F16|FP16|F32))$")
+_QUANT = re.compile(
+    r"(?i)(?:^|[-._])((?:UD-)?(?:(?:IQ|Q|TQ)\d[0-9A-Z_]*|MXFP4[0-9A-Z_]*|BF16|F16|FP16|F32))$"
+)
 """The name of the quantization at the end of a GGUF file's name."""
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
+_HUB_SECONDS = 10.0
+"""Time limit of the list of a repository's files."""
 
 
 def resolve_model(name: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
@@ -68,7 +72,9 @@ def resolve_folder(name: str, revision: str | None = None, *, with_weights: bool
     """
     path = resolve_model(name, revision, with_weights=with_weights)
     if is_gguf(path):
-        raise ModelError(f"{name} is a GGUF file, which cannot be used for this; give the model in safetensors")
+        raise ModelError(
+            f"{name} is a GGUF file, which cannot be used for this; give the model in safetensors"
+        )
     return path
 
 
@@ -89,6 +95,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"{path} is not a JSON object")
     return config
+
+
+def model_name(path: Path) -> str:
+    """The name of the model in a GGUF file: that of the file, without its ending and the number of a part."""
+    return _PART.sub("", path.stem)
 
 
 def _with_config(folder: Path) -> Path:
@@ -124,27 +135,47 @@ def _quantization(name: str) -> str:
 
 def _download_gguf(repository: str, quantization: str, revision: str | None) -> Path:
     """The GGUF file of a repository in a quantization, or its only one; for a split model the first of its files."""
-    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub import snapshot_download
 
     with _hub_errors(repository, revision):
-        try:
-            names = list_repo_files(repository, revision=revision)
-        except OSError:  # the hub cannot be reached: what has been downloaded before counts
-            cached = Path(snapshot_download(repository, revision=revision, local_files_only=True))
-            names = [path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf")]
-        models = _models(names)
-        wanted = [each for each in models if not quantization or _quantization(each) == quantization.upper()]
-        if len(wanted) != 1:
-            there = sorted({_quantization(each) or each for each in models})
-            raise ModelError(
-                f"{repository} has no GGUF files; name a repository that has them, or leave the colon out"
-                if not models
-                else f"{repository} has no single GGUF model {quantization or 'to take'}; there are:"
-                f" {', '.join(there)}; write {repository}:{there[0]}"
-            )
-        stem = _PART.sub("", wanted[0].removesuffix(".gguf"))
-        parts = [each for each in names if each == wanted[0] or each.startswith(f"{stem}-")]
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=parts)) / wanted[0]
+        names = _listed(repository, revision)
+        chosen = _chosen(repository, quantization, _models(names))
+        stem = _PART.sub("", chosen.removesuffix(".gguf"))
+        parts = [
+            name for name in names if name == chosen or _PART.sub("", name.removesuffix(".gguf")) == stem
+        ]
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=parts)) / chosen
+
+
+def _listed(repository: str, revision: str | None) -> list[str]:
+    """The files of a repository; if the hub cannot be reached, those that were downloaded before."""
+    from huggingface_hub import model_info, snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        found = model_info(repository, revision=revision, timeout=_HUB_SECONDS).siblings or ()
+        return [each.rfilename for each in found]
+    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError):
+        raise
+    except Exception:  # the HTTP client of the library has types of its own
+        cached = Path(snapshot_download(repository, revision=revision, local_files_only=True))
+        return [path.relative_to(cached).as_posix() for path in cached.rglob("*.gguf")]
+
+
+def _chosen(repository: str, quantization: str, models: list[str]) -> str:
+    """The model with a quantization among the GGUF models of a repository; without one, the only model."""
+    if not models:
+        raise ModelError(
+            f"{repository} has no GGUF files; leave ':{quantization}' out, or name a repository with them"
+        )
+    wanted = [each for each in models if not quantization or _quantization(each) == quantization.upper()]
+    if len(wanted) == 1:
+        return wanted[0]
+    there = sorted({_quantization(each) or each for each in models})
+    which = f"{len(wanted) or 'no'} GGUF models {quantization}" if quantization else "several GGUF models"
+    raise ModelError(
+        f"{repository} has {which}; there are: {', '.join(there)}; write {repository}:{there[0]}"
+    )
 
 
 def _download(name: str, revision: str | None, with_weights: bool) -> Path:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from headrace.compute.gguf import source as gguf
-from headrace.compute.gguf.file import GgufFile
-from headrace.compute.gguf.source import GgufSource, is_gguf
+from headrace.compute.gguf.file import GgufFile, is_gguf
+from headrace.compute.gguf.source import GgufSource
 from headrace.compute.model.checkpoint import Checkpoint, has_weights, listed
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
@@ -169,7 +169,7 @@ def load_weights(
 
 def read_spec(folder: Path) -> DecoderSpec:
     """The specification of the model in a folder: what its config says, except that a head which differs from the
-    embedding is not tied to it.
+    embedding is not tied to it. Or that of the model in a GGUF file, whose tensors say more (`gguf.source.as_stored`).
 
     Without weights in the folder, the config alone decides.
 
@@ -177,6 +177,8 @@ def read_spec(folder: Path) -> DecoderSpec:
         ModelError: the config is not supported, or a file is broken.
     """
     spec = parse_config(read_config(folder))
+    if is_gguf(folder):
+        return gguf.as_stored(GgufFile.open(folder), spec)
     if not spec.tied_embeddings or not has_weights(folder):
         return spec
     with Checkpoint(folder, plain_name) as checkpoint:

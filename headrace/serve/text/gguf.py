@@ -1,9 +1,9 @@
 """The tokenizer and the chat templates that the metadata of a GGUF file describes.
 
 The file stores the vocabulary, the type of each token, and the merges (``gpt2``: byte-level BPE) or scores (``llama``:
-SentencePiece). For the rules that cut a text into words before the merges it stores only a name, ``tokenizer.ggml.pre``.
-`CUTS` has the rules of each name, as the original tokenizers have them. Other rules give other tokens, so an unknown
-name is refused. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+SentencePiece). For the rules that cut a text into words before the merges it stores only a name
+(``tokenizer.ggml.pre``). `CUTS` has the rules of each name, as the original tokenizers have them. Other rules give
+other tokens, so an unknown name is refused. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 It receives the metadata as a mapping; it does not read files.
 """
