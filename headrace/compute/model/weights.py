@@ -160,7 +160,7 @@ def load_weights(
         whole = as_stored(checkpoint, shard.whole)
         if not head:
             checkpoint.drop(f"{HEAD}.")
-            whole = replace(whole, tied_embeddings=True, logits_scale=1.0)
+            whole = replace(whole, tied_embeddings=True)
         shard = replace(shard, whole=whole)
         check_names(checkpoint, whole)
         stored = StoredSource(checkpoint, whole, fp8=fp8 and quantize is None)
@@ -257,7 +257,7 @@ class _Assembly:
             head = self._whole([(HEAD, stored)], quantization.HEAD, cut)
         elif self._scheme:
             head = self._quantized(embedding, quantization.HEAD)
-        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM).mul_(self._spec.logits_scale), head)
+        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM), head)
 
     def _embedding(self, table: Weight) -> Tensor:
         """The embeddings of this shard's tokens. Their rows are looked up, so a quantized table is expanded."""
@@ -274,6 +274,8 @@ class _Assembly:
         linears = {name: self._linear(place, cut) for name, place, cut in cuts}
         biases = {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
         norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
+        for name in norms.keys() & {"post_attention_norm", "post_mlp_norm"}:
+            norms[name].mul_(self._spec.output_scale)
         absent = dict.fromkeys(Norms._fields)
         return LayerWeights(qk_norm=self._head_norms(index), **(linears | biases | absent | norms))
 
