@@ -87,7 +87,7 @@ def word_piece() -> Tokenizer:
 
 
 def metadata(backend: tokenizers.Tokenizer, pre: str | None = None) -> dict[str, Any]:
-    """What a GGUF file says of a BPE tokenizer: of a byte-level one with the name of its rules, or of one with scores."""
+    """What a GGUF file says of a BPE tokenizer, with the name of its rules if it is byte-level, else with scores."""
     described = json.loads(backend.to_str())
     names = {id: text for text, id in described["model"]["vocab"].items()}
     added = {each["id"]: each for each in described["added_tokens"]}
