@@ -106,7 +106,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
     check_parallel(options, recorded=tell is not None)
     check_transfer(options, recorded=tell is not None)
     with timed(seconds, "text"):
-        text = load_text(options.model)
+        text = load_text(options.model, options.server.tool_call_parser)
     with timed(seconds, "weights"):
         with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
         computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)

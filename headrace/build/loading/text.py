@@ -19,6 +19,7 @@ from headrace.serve.text import gguf
 from headrace.serve.text.content import AddedTokens
 from headrace.serve.text.template import ChatTemplate, given_template, load_templates
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
+from headrace.serve.text.tool_prompt import with_tools
 
 
 class ModelText(NamedTuple):
@@ -30,8 +31,10 @@ class ModelText(NamedTuple):
     defaults: SamplingDefaults
 
 
-def load_text(model: ModelOptions) -> ModelText:
+def load_text(model: ModelOptions, tool_parser: str) -> ModelText:
     """Read it from the model, or tokenizer and templates from ``--tokenizer``.
+
+    A template that shows no tools gets a standard way to show them, in the format of ``tool_parser``.
 
     Raises:
         ModelError, TokenizerError, TemplateError, DefaultsError: a file is missing or malformed.
@@ -42,7 +45,7 @@ def load_text(model: ModelOptions) -> ModelText:
     if model.chat_template:
         templates = {"default": given_template(model.chat_template)}
     added = AddedTokens() if model.allow_special_tokens_in_content else tokenizer.added
-    template = ChatTemplate(templates, tokenizer.special_tokens, added)
+    template = with_tools(ChatTemplate(templates, tokenizer.special_tokens, added), tool_parser)
     overrides = json.loads(model.override_generation_config or "{}")
     own = generation_of(GgufFile.open(path)) if is_gguf(path) else None
     return ModelText(path, tokenizer, template, read_defaults(path, model.generation_config, overrides, own))

@@ -70,6 +70,19 @@ class ChatTemplate:
         return hashlib.sha256(described.encode()).hexdigest()
 
     @property
+    def templates(self) -> Mapping[str, str]:
+        """The templates' texts by name."""
+        return dict(self._templates)
+
+    def with_source(self, name: str, source: str) -> ChatTemplate:
+        """The same with another template.
+
+        Raises:
+            TemplateError: it has a syntax error.
+        """
+        return ChatTemplate(self._templates | {name: source}, self._special_tokens, self._added)
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The templates' texts."""
         return tuple(self._templates.values())
