@@ -305,7 +305,7 @@ def lower_tiers(cache: CacheOptions, machine: Machine) -> TierSizes | None:
 
 
 def shape_of(model: str) -> ModelShape:
-    """A model's shape: one of `SHAPES`, or read from the ``config.json`` of a folder or Hugging Face model.
+    """A model's shape: one of `SHAPES`, or read from the config of a folder, GGUF file or Hugging Face model.
 
     Raises:
         ConfigError: there is no such model.
@@ -313,11 +313,11 @@ def shape_of(model: str) -> ModelShape:
     if (known := SHAPES.get(model.lower())) is not None:
         return known
     from headrace.compute.model.families import parse_config
-    from headrace.compute.model.hub import read_config, resolve_folder
+    from headrace.compute.model.hub import read_config, resolve_model
     from headrace.compute.model.spec import ModelError
 
     try:
-        spec = parse_config(read_config(resolve_folder(model, with_weights=False)))
+        spec = parse_config(read_config(resolve_model(model, with_weights=False)))
     except ModelError as error:
         raise ConfigError(f"{error}; the shapes known by name are {', '.join(SHAPES)}") from None
     dense = planned_shape(model, spec.shape)

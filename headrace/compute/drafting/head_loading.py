@@ -124,6 +124,10 @@ def read_spec(config: Mapping[str, Any], target: ModelShape) -> HeadSpec:
         raise ModelError(
             f"the config names {', '.join(named) or 'no architecture'}; expected {ARCHITECTURES[0]}"
         )
+    if target.residual_scale != 1.0:
+        raise ModelError(
+            f"{target.architecture} with a residual_multiplier: a head would read scaled hidden states; use another method"
+        )
     layer = parse_config({**config, "architectures": ["LlamaForCausalLM"]})
     read = ConfigReader(ARCHITECTURES[0], config, {})
     _refuse("num_hidden_layers", layer.num_layers, 1)

@@ -14,7 +14,7 @@ from headrace.compute.kernels import Kernels
 from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.memory_plan import DraftSize, check_room
 from headrace.compute.model.decoder import Decoder
-from headrace.compute.model.hub import resolve_folder
+from headrace.compute.model.hub import resolve_model
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import dummy_weights, load_weights, read_spec
@@ -97,7 +97,7 @@ def load_draft(config: SpeculativeConfig, target: Beside, dummy_seed: int | None
     name, quantization = config.model, config.quantization
     assert name is not None
     try:
-        folder = resolve_folder(name, config.revision, with_weights=dummy_seed is None)
+        folder = resolve_model(name, config.revision, with_weights=dummy_seed is None)
         spec = read_spec(folder)
         _check_vocabulary(name, spec.vocab_size, target.shape.vocab_size)
         max_model_len = min(target.max_model_len, spec.reach)

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -100,6 +100,11 @@ class GgufTensor:
     nbytes: int
 
 
+def is_gguf(path: PurePath) -> bool:
+    """Whether a model is a GGUF file, and not a folder."""
+    return path.suffix == ".gguf"
+
+
 class GgufFile:
     """A model in GGUF, open for reading.
 
@@ -139,6 +144,11 @@ class GgufFile:
         if wanted != len(file.tensors):
             raise _broken(path, f"and its other parts have {len(file.tensors)} tensors, not {wanted}")
         return file
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files of the model, the first one first."""
+        return tuple(self._maps)
 
     def data(self, tensor: GgufTensor) -> Bytes:
         """The bytes of a tensor, uint8 [rows, bytes of a row], still in the file."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from torch import Tensor
@@ -58,11 +57,6 @@ class GgufFormat:
 
     def layout_of(self, module: str) -> LinearLayout | None:
         return None
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a model is a GGUF file, and not a folder."""
-    return path.suffix == ".gguf"
 
 
 def as_stored(file: GgufFile, spec: DecoderSpec) -> DecoderSpec:

@@ -92,9 +92,10 @@ class DecoderSpec:
     vision tower). ``dtype`` is the dtype of the stored weights according to the config, ``stored`` the format of its
     linears if they are quantized.
 
-    ``residual_scale``: the hidden state between the layers is this many times that of the published model, which
-    multiplies the outputs of attention and MLP by its inverse; ``embedding_scale`` and ``norm_eps`` contain it.
-    ``logits_scale`` multiplies the logits; the weight of the last norm contains it when it is loaded.
+    A model may multiply the outputs of attention and MLP (Granite). Where norms follow them, their weights contain
+    this ``output_scale`` when they are loaded. Otherwise the hidden state between the layers is ``residual_scale``
+    times, its inverse, that of the published model: ``embedding_scale`` and ``norm_eps`` contain it. ``logits_scale``
+    multiplies the logits.
     """
 
     architecture: str
@@ -120,6 +121,7 @@ class DecoderSpec:
     interleaved_rope: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
+    output_scale: float = 1.0
     logits_scale: float = 1.0
     attention_softcap: float | None = None
     logits_softcap: float | None = None

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from headrace.compute.gguf import source as gguf
-from headrace.compute.gguf.file import GgufFile
-from headrace.compute.gguf.source import GgufSource, is_gguf
+from headrace.compute.gguf.file import GgufFile, is_gguf
+from headrace.compute.gguf.source import GgufSource
 from headrace.compute.model.checkpoint import Checkpoint, has_weights, listed
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
@@ -160,7 +160,7 @@ def load_weights(
         whole = as_stored(checkpoint, shard.whole)
         if not head:
             checkpoint.drop(f"{HEAD}.")
-            whole = replace(whole, tied_embeddings=True, logits_scale=1.0)
+            whole = replace(whole, tied_embeddings=True)
         shard = replace(shard, whole=whole)
         check_names(checkpoint, whole)
         stored = StoredSource(checkpoint, whole, fp8=fp8 and quantize is None)
@@ -169,7 +169,7 @@ def load_weights(
 
 def read_spec(folder: Path) -> DecoderSpec:
     """The specification of the model in a folder: what its config says, except that a head which differs from the
-    embedding is not tied to it.
+    embedding is not tied to it. Or that of the model in a GGUF file, whose tensors say more (`gguf.source.as_stored`).
 
     Without weights in the folder, the config alone decides.
 
@@ -177,6 +177,8 @@ def read_spec(folder: Path) -> DecoderSpec:
         ModelError: the config is not supported, or a file is broken.
     """
     spec = parse_config(read_config(folder))
+    if is_gguf(folder):
+        return gguf.as_stored(GgufFile.open(folder), spec)
     if not spec.tied_embeddings or not has_weights(folder):
         return spec
     with Checkpoint(folder, plain_name) as checkpoint:
@@ -255,7 +257,7 @@ class _Assembly:
             head = self._whole([(HEAD, stored)], quantization.HEAD, cut)
         elif self._scheme:
             head = self._quantized(embedding, quantization.HEAD)
-        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM).mul_(self._spec.logits_scale), head)
+        return DecoderWeights(embedding, layers, self._norm(FINAL_NORM), head)
 
     def _embedding(self, table: Weight) -> Tensor:
         """The embeddings of this shard's tokens. Their rows are looked up, so a quantized table is expanded."""
@@ -272,6 +274,8 @@ class _Assembly:
         linears = {name: self._linear(place, cut) for name, place, cut in cuts}
         biases = {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
         norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
+        for name in norms.keys() & {"post_attention_norm", "post_mlp_norm"}:
+            norms[name].mul_(self._spec.output_scale)
         absent = dict.fromkeys(Norms._fields)
         return LayerWeights(qk_norm=self._head_norms(index), **(linears | biases | absent | norms))
 
