@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from headrace.compute.gguf.config import ARCHITECTURES
+from headrace.compute.gguf.file import GgufFile
 from headrace.compute.kernels import select
 from headrace.compute.model.reading import Reader
 from headrace.compute.model.spec import ModelError
@@ -122,7 +124,9 @@ def test_a_tied_head_is_the_table_as_it_is_stored(tmp_path: Path) -> None:
 
 def test_quantization_on_top_is_refused(tmp_path: Path) -> None:
     stored, _ = write_pair(tmp_path, "llama", K_M)
-    with pytest.raises(ModelError, match="already quantized"):
+    with pytest.raises(
+        ModelError, match=r"int8: .*model\.gguf is already quantized \(GGUF Q4_K, Q6_K, Q8_0\)"
+    ):
         load_weights(stored, read_spec(stored), torch.float32, "cpu", "int8")
 
 
@@ -137,8 +141,6 @@ def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
 
 def _changed(tmp_path: Path, *, without: str = "", extra: Entry | None = None) -> Path:
     """A file without a tensor, or with one more or another one."""
-    from headrace.compute.gguf.file import GgufFile
-
     file = GgufFile.open(write_pair(tmp_path, "llama", K_M)[0])
     entries = [
         Entry(t.name, t.shape, GGMLQuantizationType[t.type.name], file.data(t).tobytes())
@@ -170,7 +172,7 @@ def _plain(name: str, *shape: int) -> Entry:
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_are_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = _changed(tmp_path, **change)
     with pytest.raises(ModelError, match=message) as refusal:
         load(path)
