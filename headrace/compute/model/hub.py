@@ -52,7 +52,7 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
     path = Path(name).expanduser()
     if path.is_dir():
         return _with_config(path) if (path / "config.json").is_file() else _only_gguf(path)
-    if is_gguf(path) and (path.is_file() or name.count("/") != 1):
+    if is_gguf(path):
         if not path.is_file():
             raise ModelError(f"model file {path} does not exist")
         return path
