@@ -22,7 +22,7 @@ def windows(spec: DecoderSpec) -> list[int | None]:
 def test_llama() -> None:
     spec = parse()
     assert (spec.head_dim, spec.num_kv_heads, spec.attention_scale) == (8, 2, 8**-0.5)
-    assert (spec.dtype, spec.tied_embeddings, spec.qk_norm) == ("bfloat16", False, False)
+    assert (spec.dtype, spec.tied_embeddings, spec.qk_norm) == ("bfloat16", False, None)
     assert spec.layers == (LayerSpec(), LayerSpec())
 
 
@@ -120,7 +120,7 @@ def test_phi3_longrope() -> None:
     (rope,) = spec.ropes
     assert (rope.kind, rope.rotary_dim, rope.original_positions) == ("longrope", 6, 32)
     assert rope.attention_factor == pytest.approx((1 + 2 / 5) ** 0.5)
-    assert spec.merged_checkpoint
+    assert spec.merged_qkv and spec.merged_gate_up
 
 
 def test_an_unknown_architecture_is_refused_with_the_list() -> None:
@@ -180,7 +180,7 @@ def test_an_unknown_architecture_is_refused_with_the_list() -> None:
         ({"head_dim": 7}, "features in pairs, but head_dim is 7"),
         ({"hidden_size": 2, "num_attention_heads": 4}, "features in pairs, but head_dim is 0"),
         (
-            {"partial_rotary_factor": 0.4},
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.4},
             "partial_rotary_factor 0.4 of head_dim 8 does not give an even number",
         ),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, the config has nan"),
@@ -225,7 +225,7 @@ def test_unsupported_and_malformed_fields_are_refused_by_name(fields: dict[str, 
         },
         {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16},
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        | {"original_max_position_embeddings": 16, "partial_rotary_factor": 0.5},
+        | {"original_max_position_embeddings": 16, "partial_rotary_factor": 1.0},
     ],
 )
 def test_every_field_that_a_rope_type_has_is_accepted(rope: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from headrace.compute.model.checkpoint import Checkpoint
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.layout import plain_shapes
 from headrace.compute.model.sharding import Place, shard_of
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec, ModelError, Norms
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights, read_spec
 from headrace.compute.quantization.weight import QuantizedWeight
 from tests.compute.model.configs import LLAMA
@@ -247,7 +247,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
 
 
 def test_a_shape_that_would_broadcast_is_refused(tmp_path: Path) -> None:
-    spec = replace(SPEC, qk_norm=True)
+    spec = replace(SPEC, qk_norm="head")
     tensors = checkpoint(spec)
     save_file(tensors, tmp_path / "model.safetensors")
     assert torch.equal(
@@ -286,7 +286,7 @@ def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
 
 
 def test_parameters_are_counted_as_allocated() -> None:
-    for spec in (SPEC, replace(SPEC, tied_embeddings=True, post_norms=True)):
+    for spec in (SPEC, replace(SPEC, tied_embeddings=True, norms=Norms("a", "b", "c", "d"))):
         weights = dummy_weights(spec, torch.float32, "cpu")
         assert sum(tensor.numel() for tensor in weights.tensors()) == spec.num_parameters
 
