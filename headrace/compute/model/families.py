@@ -402,9 +402,28 @@ _QWEN2_VL = TextType(
 )
 
 TEXT_TYPES: dict[str, TextType] = {
+    "exaone4": TextType(
+        FAMILIES["Exaone4ForCausalLM"], _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)
+    ),
     "gemma3_text": TextType(FAMILIES["Gemma3ForCausalLM"]),
+    "granite_docling_text": TextType(
+        replace(
+            FAMILIES["GraniteForCausalLM"],
+            defaults=_LLAMA
+            | {"rms_norm_eps": 1e-5, "embedding_multiplier": 12.0, "attention_multiplier": 0.015625}
+            | {"logits_scaling": 4.0, "residual_multiplier": 0.263},
+        ),
+        _sizes(133_800, 1024, 2048, 28, 16, 4, 32_768),
+    ),
+    "hyperclovax": TextType(
+        FAMILIES["HyperCLOVAXForCausalLM"], _sizes(32_000, 4096, 11_008, 32, 32, None, 2048)
+    ),
     "llama": TextType(FAMILIES["LlamaForCausalLM"], _sizes(32_000, 4096, 11_008, 32, 32, None, 2048)),
     "mistral": TextType(FAMILIES["MistralForCausalLM"], _sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072)),
+    "paddleocr_vl_text": TextType(
+        replace(FAMILIES["Ernie4_5ForCausalLM"], interleaved_rope=False, rope=_SECTIONS),
+        _sizes(103_424, 1024, 3072, 18, 16, 2, 131_072),
+    ),
     "qwen2": TextType(FAMILIES["Qwen2ForCausalLM"], _sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768)),
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
@@ -437,8 +456,11 @@ class Composite:
 COMPOSITES: dict[str, Composite] = {
     "DeepseekVLForConditionalGeneration": Composite("llama", tied=True),
     "DeepseekVLHybridForConditionalGeneration": Composite("llama", tied=True),
+    "Exaone4_5_ForConditionalGeneration": Composite("exaone4"),
     "Gemma3ForConditionalGeneration": Composite("gemma3_text", tied=True),
     "GotOcr2ForConditionalGeneration": Composite("qwen2", tied=True),
+    "GraniteDoclingForConditionalGeneration": Composite("granite_docling_text", tied=True),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Composite("hyperclovax", tied=True),
     "Idefics2ForConditionalGeneration": Composite("mistral"),
     "Idefics3ForConditionalGeneration": Composite("llama"),
     "InternVLForConditionalGeneration": Composite("qwen2"),
@@ -449,7 +471,7 @@ COMPOSITES: dict[str, Composite] = {
     "LlavaOnevisionForConditionalGeneration": Composite("qwen2"),
     "Mistral3ForConditionalGeneration": Composite("mistral"),
     "Ovis2ForConditionalGeneration": Composite("qwen2", tied=True),
-    "QianfanOCRForConditionalGeneration": Composite("qwen3"),
+    "PaddleOCRVLForConditionalGeneration": Composite("paddleocr_vl_text", tied=True),
     "Qwen2VLForConditionalGeneration": Composite("qwen2_vl_text", flat=True),
     "Qwen2_5_VLForConditionalGeneration": Composite("qwen2_5_vl_text", flat=True),
     "Qwen3VLForConditionalGeneration": Composite("qwen3_vl_text"),

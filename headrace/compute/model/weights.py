@@ -51,6 +51,7 @@ _OTHER_PARTS = tuple(
         "vision_model.",
         "vision_encoder.",
         "vision_projection.",
+        "vision_projector.",
         "visual.",
         "visual_embeddings_table.",
         "image_tower.",
@@ -61,6 +62,7 @@ _OTHER_PARTS = tuple(
         "high_res_vision_proj.",
         "high_res_vision_alpha",
         "multi_modal_projector.",
+        "mlp_AR.",
         "connector.",
         "aligner.",
         "projector.",
@@ -69,6 +71,7 @@ _OTHER_PARTS = tuple(
 """The tensors that belong to images in a model with a text part."""
 _PREFIXES = (
     ("language_model.model.", "model."),
+    ("model.language_model.model.", "model."),
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
     ("text_model.", "model."),
