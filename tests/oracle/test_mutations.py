@@ -1,4 +1,7 @@
-"""One field of a config changed at a time: a family computes what transformers computes, or refuses the config."""
+"""One field of a config changed at a time: a family computes what transformers computes, or refuses the config.
+
+Each run checks every third change of a family; `PART = 1` checks all of them, which takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from headrace.compute.model.spec import ModelError
 from tests.oracle.families import CASES, TRAINED, VOCAB, WINDOW
 from tests.oracle.harness import Rig, Sequence
 
+PART = 3
 LENGTH = 24
 KINDS = sorted({case.model_type for case in CASES.values()})
 _SIZES = {"vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"}
@@ -104,7 +108,8 @@ def _of_transformers(kind: str, changed: dict[str, Any], folder: Path) -> Tensor
 def test_a_changed_field_is_computed_or_refused(kind: str, tmp_path: Path) -> None:
     assert VOCAB > LENGTH
     computed, wrong = 0, []
-    for number, (name, changed) in enumerate(_mutations(kind)):
+    first = KINDS.index(kind) % PART
+    for number, (name, changed) in enumerate(list(_mutations(kind))[first::PART]):
         folder = tmp_path / str(number)
         theirs = _of_transformers(kind, changed, folder)
         if theirs is None:
@@ -118,4 +123,4 @@ def test_a_changed_field_is_computed_or_refused(kind: str, tmp_path: Path) -> No
         if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
             wrong.append((name, float((ours - theirs).abs().max())))
     assert not wrong
-    assert computed >= 8
+    assert computed >= 2
