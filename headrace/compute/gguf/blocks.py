@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.gguf.file import Bytes, TensorType
-from headrace.compute.quantization.weight import QuantizedWeight, pack_halves, stacked
+from headrace.compute.quantization.weight import QuantizedWeight, stacked
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
@@ -37,7 +37,10 @@ _ELEMENTS_AT_ONCE = 1 << 24
 
 
 class _Groups(NamedTuple):
-    """Blocks [N, size] as integers [N, block] in the range of `QuantizedWeight`, scales and minima [N, groups]."""
+    """Blocks [N, size] as integers [N, block], scales and minima [N, groups].
+
+    Integers of 8 bits are those of `QuantizedWeight`, int8; those of 4 bits are counted from the lowest, uint8.
+    """
 
     integers: Array
     scales: Array
@@ -65,12 +68,11 @@ def _q8_0(blocks: Array) -> _Groups:
 
 
 def _q4_0(blocks: Array) -> _Groups:
-    return _Groups(_halves(blocks[:, 2:], 16).astype(np.int8) - 8, _number(blocks, 0))
+    return _Groups(_halves(blocks[:, 2:], 16), _number(blocks, 0))
 
 
 def _q4_1(blocks: Array) -> _Groups:
-    values = _halves(blocks[:, 4:], 16).astype(np.int8) - 8
-    return _Groups(values, _number(blocks, 0), _number(blocks, 2))
+    return _Groups(_halves(blocks[:, 4:], 16), _number(blocks, 0), _number(blocks, 2))
 
 
 def _q5_0(blocks: Array) -> _Groups:
@@ -87,7 +89,7 @@ def _q2_k(blocks: Array) -> _Groups:
     packed, quarters = blocks[:, :16], blocks[:, 16:80]
     values = _pieces(quarters, 32, (0, 2, 4, 6)) & 3
     minima = -(_number(blocks, 82) * (packed >> 4))
-    return _Groups(values.astype(np.int8) - 8, _number(blocks, 80) * (packed & 15), minima)
+    return _Groups(values, _number(blocks, 80) * (packed & 15), minima)
 
 
 def _q3_k(blocks: Array) -> _Groups:
@@ -95,12 +97,11 @@ def _q3_k(blocks: Array) -> _Groups:
     low, upper = blocks[:, 96:104], blocks[:, 104:108]
     scales = np.concatenate([low & 15, low >> 4], 1) | (_pieces(upper, 4, (0, 2, 4, 6)) & 3) << 4
     values = (_pieces(quarters, 32, (0, 2, 4, 6)) & 3) | (_pieces(high, 32, range(8)) & 1) << 2
-    return _Groups(values.astype(np.int8) - 4, _number(blocks, 108) * (scales.astype(np.int8) - 32))
+    return _Groups(values + 4, _number(blocks, 108) * (scales.astype(np.int8) - 32))
 
 
 def _q4_k(blocks: Array) -> _Groups:
-    values = _halves(blocks[:, 16:], 32).astype(np.int8) - 8
-    return _Groups(values, *_scales_and_minima(blocks))
+    return _Groups(_halves(blocks[:, 16:], 32), *_scales_and_minima(blocks))
 
 
 def _q5_k(blocks: Array) -> _Groups:
@@ -169,9 +170,10 @@ def _quantized(kind: TensorType, data: Bytes) -> QuantizedWeight:
     bits, unpack = _QUANTIZED[kind.name]
     rows = len(data)
     integers, scales, minima = unpack(data.reshape(-1, kind.size))
-    values = torch.from_numpy(np.ascontiguousarray(integers)).view(rows, -1)
+    if bits == 4:
+        integers = integers[:, ::2] | integers[:, 1::2] << 4
     return QuantizedWeight(
-        pack_halves(values) if bits == 4 else values,
+        torch.from_numpy(np.ascontiguousarray(integers)).view(rows, -1),
         _of_rows(scales, rows),
         None,
         None,

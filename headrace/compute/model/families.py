@@ -233,7 +233,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "GemmaForCausalLM": Family(
         _GEMMA1,
-        activations=_ACTIVATIONS | {"gelu": "gelu_tanh"},  # its first configs say so and mean the approximation
+        activations=_ACTIVATIONS
+        | {"gelu": "gelu_tanh"},  # its first configs say so and mean the approximation
         mlp_bias=False,
         norm_offset=1.0,
         scaled_embedding=True,
@@ -321,8 +322,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "GraniteForCausalLM": Family(_LLAMA | {"attention_multiplier": 1.0}, heeds=_MULTIPLIERS),
     "HeliumForCausalLM": Family(
-        _LLAMA
-        | {"rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20, "rope_theta": 100_000.0},
+        _LLAMA | {"rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20, "rope_theta": 100_000.0},
         interleaved_rope=True,
         output_bias=False,
     ),
@@ -342,9 +342,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Olmo2ForCausalLM": Family(_OLMO, mlp_bias=False, qk_norm="projection", norms=_NORMS_AFTER),
     "Olmo3ForCausalLM": Family(
-        _OLMO
-        | {"rope_theta": 500_000.0, "rope_local_base_freq": 500_000.0}
-        | {"sliding_window": 4096},
+        _OLMO | {"rope_theta": 500_000.0, "rope_local_base_freq": 500_000.0} | {"sliding_window": 4096},
         slides=_but_each_fourth,
         lists_layers=True,
         rope=RopeReading(local=True),
@@ -481,7 +479,6 @@ COMPOSITES: dict[str, Composite] = {
     "VipLlavaForConditionalGeneration": Composite("llama"),
 }
 """By the name under ``architectures``."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Described:

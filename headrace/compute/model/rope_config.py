@@ -86,7 +86,11 @@ def _rope(
     if reading.alpha and kind == "dynamic" and given.get("alpha"):
         alpha = ConfigReader(f"{read.architecture} rope", given, {}).number("alpha")
         theta = ConfigReader(f"{read.architecture} rope", given, {}).optional_number("rope_theta") or theta
-        given, kind, named = {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}, "default", "default"
+        given, kind, named = (
+            {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))},
+            "default",
+            "default",
+        )
     if named == "default":  # tools leave fields of other types behind, which no engine reads
         given = {name: value for name, value in given.items() if name not in _OF_OTHER_TYPES}
     _only(given, _FIELDS[kind] | _ALWAYS, f"rope type '{kind}'")

@@ -171,12 +171,16 @@ def load_weights(
 
     Raises:
         ModelError: there are no safetensors, a file is broken, or tensors are missing, unexpected or of another shape
-            (the message names them). Or its linear layers are quantized already.
+            (the message names them). Or its linear layers are quantized already, and ``quantize`` is set.
     """
     shard = spec if isinstance(spec, Shard) else shard_of(spec)
     if is_gguf(folder):
         file = GgufFile.open(folder)
         whole = gguf.as_stored(file, shard.whole)
+        if quantize and whole.stored:
+            raise ModelError(
+                f"--quantization {quantize}: {folder} is already quantized ({whole.stored.name}); omit this option"
+            )
         source = GgufSource(file, whole)
         return _Assembly(replace(shard, whole=whole), source, dtype, device, quantize).weights()
     with Checkpoint(folder, plain_name) as checkpoint:

@@ -226,9 +226,9 @@ def _in_form(weight: QuantizedWeight, bits: Literal[4, 8], group: int, *, based:
     Raises:
         ValueError: a minimum cannot be exact in float32.
     """
-    form = weight._with_groups(
-        weight.values, lambda part: part.repeat_interleave(weight.group_size // group, 1).contiguous()
-    )
+    form, times = weight, weight.group_size // group
+    if times > 1:
+        form = weight._with_groups(weight.values, lambda part: part.repeat_interleave(times, 1))
     lowest = -(1 << (bits - 1))
     if bits != weight.bits:
         integers = weight.integers().short()

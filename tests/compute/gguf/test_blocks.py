@@ -9,31 +9,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from headrace.compute.gguf import blocks
 from headrace.compute.gguf.blocks import SUPPORTED, read
-from headrace.compute.gguf.file import TYPES, TensorType
+from headrace.compute.gguf.file import TYPES
 from headrace.compute.quantization.weight import QuantizedWeight
-
-FLOATS = {
-    "Q8_0": (0,),
-    "Q4_0": (0,),
-    "Q5_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_1": (0, 2),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
-"""Where the float16 of a block are; all other bytes may have any value."""
-
-
-def random_blocks(kind: TensorType, rows: int, inputs: int) -> np.ndarray:
-    rng = np.random.default_rng(kind.size)
-    data = rng.integers(0, 256, (rows, inputs // kind.block, kind.size), dtype=np.uint8)
-    for at in FLOATS.get(kind.name, ()):
-        floats = rng.normal(0, 0.01, data.shape[:2]).astype("<f2")
-        data[..., at : at + 2] = floats[..., None].view(np.uint8)
-    return data.reshape(rows, -1)
+from tests.compute.gguf.models import FLOATS, kind_of, random_blocks
 
 
 def test_sizes_of_all_types_are_those_of_the_package() -> None:
@@ -49,7 +27,7 @@ def test_quantized_types_are_equal_to_the_package(
     name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "_ELEMENTS_AT_ONCE", at_once)
-    kind = next(each for each in TYPES.values() if each.name == name)
+    kind = kind_of(name)
     data = random_blocks(kind, 7, 512)
     weight = read(kind, data)
     assert isinstance(weight, QuantizedWeight)
@@ -61,7 +39,7 @@ def test_quantized_types_are_equal_to_the_package(
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
 def test_plain_types_are_equal_to_the_package(name: str) -> None:
-    kind = next(each for each in TYPES.values() if each.name == name)
+    kind = kind_of(name)
     values = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
     data = quants.quantize(values, GGMLQuantizationType[name]).view(np.uint8).reshape(3, -1)
     tensor = read(kind, data)
