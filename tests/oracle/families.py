@@ -57,10 +57,15 @@ class Case:
     options: dict[str, Any]
     grows: bool = False
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of its config."""
+        return _SMALL | self.options
+
     def build(self, folder: Path) -> PreTrainedModel:
         """Make the model, save it as safetensors, return it for reference."""
         torch.manual_seed(0)
-        config = AutoConfig.for_model(self.model_type, **(_SMALL | self.options))
+        config = AutoConfig.for_model(self.model_type, **self.fields)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():  # norms and biases too, which start as ones and zeros

@@ -52,7 +52,7 @@ class NativeStack:
         (self.panel,) = panels
         self.stack = stack
         self.lock = threading.Lock()
-        self.hidden = stack.embedding.shape[1]
+        self.hidden = stack.layers[0].qkv.weight.inputs
         self.attended = heads * head_dim
         qkv = self.attended + 2 * kv_heads * head_dim
         self.table = torch.tensor(

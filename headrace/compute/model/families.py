@@ -8,7 +8,7 @@ result is ignored. It does not need transformers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.compute.kernels import Activation, HeadNorm
@@ -371,7 +371,7 @@ FAMILIES: dict[str, Family] = {
 class TextType:
     """A type of text model within another: its family, and the sizes that its configs omit."""
 
-    architecture: str
+    family: Family
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -389,31 +389,96 @@ def _sizes(
     }
 
 
+_SECTIONS = RopeReading(sections=True)
+_QWEN2_VL = TextType(
+    replace(
+        FAMILIES["Qwen2ForCausalLM"],
+        defaults=_QWEN | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_window_layers": 80},
+        rope=_SECTIONS,
+    ),
+    _sizes(152_064, 8192, 29_568, 80, 64, 8, 32_768),
+)
+
 TEXT_TYPES: dict[str, TextType] = {
-    "llama": TextType("LlamaForCausalLM", _sizes(32_000, 4096, 11_008, 32, 32, None, 2048)),
-    "mistral": TextType("MistralForCausalLM", _sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072)),
-    "qwen2": TextType("Qwen2ForCausalLM", _sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768)),
-    "qwen3": TextType("Qwen3ForCausalLM", _sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768)),
-    "gemma3_text": TextType("Gemma3ForCausalLM"),
+    "exaone4": TextType(
+        FAMILIES["Exaone4ForCausalLM"], _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)
+    ),
+    "gemma3_text": TextType(FAMILIES["Gemma3ForCausalLM"]),
+    "granite_docling_text": TextType(
+        replace(
+            FAMILIES["GraniteForCausalLM"],
+            defaults=_LLAMA
+            | {"rms_norm_eps": 1e-5, "embedding_multiplier": 12.0, "attention_multiplier": 0.015625}
+            | {"logits_scaling": 4.0, "residual_multiplier": 0.263},
+        ),
+        _sizes(133_800, 1024, 2048, 28, 16, 4, 32_768),
+    ),
+    "hyperclovax": TextType(
+        FAMILIES["HyperCLOVAXForCausalLM"], _sizes(32_000, 4096, 11_008, 32, 32, None, 2048)
+    ),
+    "llama": TextType(FAMILIES["LlamaForCausalLM"], _sizes(32_000, 4096, 11_008, 32, 32, None, 2048)),
+    "mistral": TextType(FAMILIES["MistralForCausalLM"], _sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072)),
+    "paddleocr_vl_text": TextType(
+        replace(FAMILIES["Ernie4_5ForCausalLM"], interleaved_rope=False, rope=_SECTIONS),
+        _sizes(103_424, 1024, 3072, 18, 16, 2, 131_072),
+    ),
+    "qwen2": TextType(FAMILIES["Qwen2ForCausalLM"], _sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768)),
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3": TextType(FAMILIES["Qwen3ForCausalLM"], _sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768)),
+    "qwen3_vl_text": TextType(
+        Family(
+            _LLAMA | {"head_dim": 128, "rope_theta": 500_000.0},
+            rope=_SECTIONS,
+            mlp_bias=False,
+            qk_norm="head",
+        ),
+        _sizes(151_936, 4096, 22_016, 32, 32, 32, 128_000),
+    ),
 }
 """By the ``model_type`` of a ``text_config``. Sizes are those of transformers' configs of the type."""
 
-COMPOSITES: dict[str, str] = {
-    "Gemma3ForConditionalGeneration": "gemma3_text",
-    "Idefics2ForConditionalGeneration": "mistral",
-    "Idefics3ForConditionalGeneration": "llama",
-    "InternVLForConditionalGeneration": "qwen2",
-    "LlavaForConditionalGeneration": "llama",
-    "LlavaNextForConditionalGeneration": "llama",
-    "LlavaNextVideoForConditionalGeneration": "llama",
-    "LlavaOnevisionForConditionalGeneration": "qwen2",
-    "Mistral3ForConditionalGeneration": "mistral",
-    "SmolVLMForConditionalGeneration": "llama",
-    "VideoLlavaForConditionalGeneration": "llama",
-    "VipLlavaForConditionalGeneration": "llama",
-}
-"""Models that also read images, of which the text part is served: the type of their text model unless they name it."""
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """A model that also reads images, of which the text part is served.
 
+    ``text`` is the type of its text model unless the config names it. ``tied``: its head is the embedding, unless
+    the config says otherwise. ``flat``: its first configs have the fields of the text model beside those of images.
+    """
+
+    text: str
+    tied: bool = False
+    flat: bool = False
+
+
+COMPOSITES: dict[str, Composite] = {
+    "DeepseekVLForConditionalGeneration": Composite("llama", tied=True),
+    "DeepseekVLHybridForConditionalGeneration": Composite("llama", tied=True),
+    "Exaone4_5_ForConditionalGeneration": Composite("exaone4"),
+    "Gemma3ForConditionalGeneration": Composite("gemma3_text", tied=True),
+    "GotOcr2ForConditionalGeneration": Composite("qwen2", tied=True),
+    "GraniteDoclingForConditionalGeneration": Composite("granite_docling_text", tied=True),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Composite("hyperclovax", tied=True),
+    "Idefics2ForConditionalGeneration": Composite("mistral"),
+    "Idefics3ForConditionalGeneration": Composite("llama"),
+    "InternVLForConditionalGeneration": Composite("qwen2"),
+    "LightOnOcrForConditionalGeneration": Composite("qwen3", tied=True),
+    "LlavaForConditionalGeneration": Composite("llama"),
+    "LlavaNextForConditionalGeneration": Composite("llama"),
+    "LlavaNextVideoForConditionalGeneration": Composite("llama"),
+    "LlavaOnevisionForConditionalGeneration": Composite("qwen2"),
+    "Mistral3ForConditionalGeneration": Composite("mistral"),
+    "Ovis2ForConditionalGeneration": Composite("qwen2", tied=True),
+    "PaddleOCRVLForConditionalGeneration": Composite("paddleocr_vl_text", tied=True),
+    "Qwen2VLForConditionalGeneration": Composite("qwen2_vl_text", flat=True),
+    "Qwen2_5_VLForConditionalGeneration": Composite("qwen2_5_vl_text", flat=True),
+    "Qwen3VLForConditionalGeneration": Composite("qwen3_vl_text"),
+    "SmolVLMForConditionalGeneration": Composite("llama"),
+    "VideoLlama3ForConditionalGeneration": Composite("qwen2"),
+    "VideoLlavaForConditionalGeneration": Composite("llama"),
+    "VipLlavaForConditionalGeneration": Composite("llama"),
+}
+"""By the name under ``architectures``."""
 
 @dataclass(frozen=True, slots=True)
 class _Described:
@@ -504,17 +569,18 @@ def _described(config: Mapping[str, Any]) -> _Described:
 
 def _composite(name: str, config: Mapping[str, Any]) -> _Described:
     """The text model of one that also reads images, whose type is in its own config."""
-    inner = config.get("text_config")
+    composite = COMPOSITES[name]
+    inner = config.get("text_config", config if composite.flat else None)
     if not isinstance(inner, Mapping):
         raise ModelError(f"{name}: the config has no text_config")
-    kind = inner.get("model_type", COMPOSITES[name])
+    kind = composite.text if inner is config else inner.get("model_type", composite.text)
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
         raise ModelError(
             f"{name}: text_config has the model_type {kind!r}; supported are: {', '.join(TEXT_TYPES)}"
         )
     text = TEXT_TYPES[kind]
-    family = FAMILIES[text.architecture]
-    return _Described(name, family, config, inner, True, {**family.defaults, **text.sizes})
+    defaults = {**text.family.defaults, **text.sizes, "tie_word_embeddings": composite.tied}
+    return _Described(name, text.family, config, inner, True, defaults)
 
 
 def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None:

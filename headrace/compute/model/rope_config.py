@@ -75,6 +75,8 @@ def _rope(
     kind = named or "default"
     if kind in reading.longrope:
         kind = "longrope"
+    if kind == "mrope" and reading.sections:
+        kind = named = "default"
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(_KINDS)}")
     if reading.sections:

@@ -49,15 +49,38 @@ _COMPARED = 1024
 _TURNING = ("q_proj", "k_proj", "q_norm", "k_norm")
 """The modules whose outputs, or inputs, are heads that rotate."""
 _HARMLESS = ("rotary_emb.inv_freq",)
-_OTHER_PARTS = (
-    "vision_tower.",
-    "model.vision_tower.",
-    "multi_modal_projector.",
-    "model.multi_modal_projector.",
+_OTHER_PARTS = tuple(
+    f"{prefix}{part}"
+    for prefix in ("", "model.")
+    for part in (
+        "vision_tower.",
+        "vision_model.",
+        "vision_encoder.",
+        "vision_projection.",
+        "vision_projector.",
+        "visual.",
+        "visual_embeddings_table.",
+        "image_tower.",
+        "image_newline",
+        "video_tower.",
+        "high_res_vision_model.",
+        "high_res_vision_neck.",
+        "high_res_vision_proj.",
+        "high_res_vision_alpha",
+        "multi_modal_projector.",
+        "mlp_AR.",
+        "connector.",
+        "aligner.",
+        "projector.",
+    )
 )
+"""The tensors that belong to images in a model with a text part."""
 _PREFIXES = (
     ("language_model.model.", "model."),
+    ("model.language_model.model.", "model."),
     ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+    ("text_model.", "model."),
     ("language_model.", ""),
     ("layers.", "model.layers."),
     ("embed_tokens.", "model.embed_tokens."),
