@@ -96,7 +96,7 @@ def attend(
 def rope(pages: str, largest: int) -> Case:
     """Rotation and write of a Qwen3, which norms each head."""
     constants = {"HEADS": 16, "KV_HEADS": 8, "D": 128, "BLOCK_D": 128, "ROTARY": 128, "PAGE": 16}
-    constants |= {"GATHERED": True, "NORMED": True, "LARGEST": largest, "TOGETHER": 8}
+    constants |= {"GATHERED": True, "NORM": 1, "LARGEST": largest, "TOGETHER": 8}
     types = {"qkv": "*bf16", "queries": "*bf16", "keys": f"*{pages}", "values": f"*{pages}", "eps": "fp32"}
     types |= dict.fromkeys(("key_scales", "value_scales", "rotation", "norms"), "*fp32")
     types |= dict.fromkeys(("positions", "slots"), "*i64")
@@ -155,10 +155,10 @@ def cases(shared: int) -> dict[str, Case]:
         ),
         "attend, prefill, heads of 256": attend("prefill", shared, head_dim=256, capped=True),
         "join": Case(attention.join, joined, sizes, {"num_warps": 4}),
-        "norm of a sum": row(elementwise.norm, 0, 4096, 8, ADD=True),
-        "norm of a sum, int8": row(elementwise.norm, 127, 4096, 8, ADD=True),
-        "norm of a sum, fp8": row(elementwise.norm, 448, 4096, 8, ADD=True),
-        "embed_norm": row(elementwise.embed_norm, 0, 4096, 8, SCALED=False),
+        "norm of a sum": row(elementwise.norm, 0, 4096, 8, ADD=True, NORMED=True),
+        "norm of a sum, int8": row(elementwise.norm, 127, 4096, 8, ADD=True, NORMED=True),
+        "norm of a sum, fp8": row(elementwise.norm, 448, 4096, 8, ADD=True, NORMED=True),
+        "embed_norm": row(elementwise.embed_norm, 0, 4096, 8, SCALED=False, NORMED=True),
         "gated": row(elementwise.gated, 0, 1024, 4, SILU=True),
         "gated, int8": row(elementwise.gated, 127, 16384, 16, SILU=True),
         "gated, fp8": row(elementwise.gated, 448, 16384, 16, SILU=True),

@@ -314,7 +314,7 @@ def models_page() -> str:
     for name in FAMILIES:
         models, larger = TESTED[name]
         lines.append(f"| `{name}` | {models} | small random weights{f'; {larger}' if larger else ''} |")
-    lines += ["", "Not supported: mixtures of experts, GGUF files, images, audio, embeddings.", ""]
+    lines += ["", "Not supported: mixtures of experts, images, audio, embeddings.", ""]
     lines += [*_memory_of_weights(), "", *_memory_of_contexts()]
     return "\n".join([*lines, ""])
 

@@ -271,18 +271,9 @@ def test_advice_is_given_for_no_option_that_exists() -> None:
     assert not names - {"model"} & set(ADVICE)
 
 
-@pytest.mark.parametrize("model", ["llama.gguf", "TheBloke/Llama-2-7B-GGUF"])
-def test_a_gguf_model_is_answered_with_what_to_do(model: str) -> None:
-    with pytest.raises(ConfigError, match="GGUF files are not supported"):
-        options({"model": model})
-
-
-def test_a_folder_that_holds_gguf_files_alone_is_answered_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ConfigError, match="GGUF files are not supported"):
-        options({"model": str(tmp_path)})
-    (tmp_path / "config.json").touch()
-    assert options({"model": str(tmp_path)}).model.model == str(tmp_path)
+def test_a_name_of_ollama_is_answered_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="MODEL ollama/llama3: Ollama's model names are not known here"):
+        options({"model": "ollama/llama3"})
 
 
 def test_what_was_chosen_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

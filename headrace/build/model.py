@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from headrace.build.loading.draft_models import load_drafting, reads_states
 from headrace.build.loading.kv_transfer import OpenTransfer, check_transfer
 from headrace.build.loading.memory import open_memory
 from headrace.build.loading.ranks import check_parallel
+from headrace.build.loading.text import ModelText, load_text
 from headrace.build.loading.tiers import OpenTiers
 from headrace.build.operations.first_requests import answer, groups
 from headrace.build.operations.recording import make_recorded_engine
@@ -26,13 +26,15 @@ from headrace.build.tenants import read_tenants
 from headrace.compute.device import DeviceFacts, apart
 from headrace.compute.drafting.head_loading import LoadedHead
 from headrace.compute.drafting.loading import LoadedDraft
+from headrace.compute.gguf.file import is_gguf
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.model.decoder import Decoder
-from headrace.compute.model.hub import BUILTIN, resolve_folder
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.hub import BUILTIN, model_name
+from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.spec import ModelError
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
@@ -41,8 +43,7 @@ from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
-from headrace.serve.sampling_defaults import DefaultsError, SamplingDefaults, read_defaults
-from headrace.serve.text.content import AddedTokens
+from headrace.serve.sampling_defaults import DefaultsError, SamplingDefaults
 from headrace.serve.text.template import ChatTemplate, TemplateError
 from headrace.serve.text.tokenizer import Tokenizer, TokenizerError
 
@@ -55,7 +56,7 @@ class Loaded:
 
     name: str
     folder: Path
-    spec: DecoderSpec
+    shape: ModelShape
     decoder: Decoder
     engine: Engine
     runner: LocalRunner
@@ -101,23 +102,14 @@ def load(options: Options, tell: Tell | None = None) -> Loaded:
         raise ConfigError(str(error)) from error
 
 
-class _Text(NamedTuple):
-    """The folder of a model, its tokenizer, its chat template, and the defaults of its requests."""
-
-    folder: Path
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    defaults: SamplingDefaults
-
-
 def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
     check_parallel(options, recorded=tell is not None)
     check_transfer(options, recorded=tell is not None)
     with timed(seconds, "text"):
-        text = _load_text(options.model)
+        text = load_text(options.model, options.server.tool_call_parser)
     with timed(seconds, "weights"):
         with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
-        computing = load_computing(options.model, text.folder, with_fingerprint=with_fingerprint)
+        computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)
     try:
         with timed(seconds, "weights"):
             draft = load_drafting(options, computing.beside())
@@ -134,7 +126,7 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
 class _Parts(NamedTuple):
     """The parts that are loaded before the memory is sized."""
 
-    text: _Text
+    text: ModelText
     computing: Computing
     draft: LoadedDraft | LoadedHead | None
 
@@ -143,12 +135,12 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     """Size the memory of a loaded model, and build the engine."""
     (text, computing, draft), model, cache, plans = parts, options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
+    shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         stages = model.pipeline_parallel_size
         knobs = make_knobs(plans, device.type, max_model_len, stages)
         overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type, stages)
-        grammars = _make_compiler(text.tokenizer, spec.vocab_size)
+        grammars = _make_compiler(text.tokenizer, shape.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
     ledger, tiers, runner, drafts, transfer = memory
@@ -159,7 +151,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         num_blocks=ledger.num_blocks,
         max_model_len=max_model_len,
         knobs=knobs,
-        cost=decoder_cost(spec, device.type),
+        cost=decoder_cost(shape, device.type),
         overlap=overlap,
         classes=classes,
         weights=tenants.weights(),
@@ -171,8 +163,8 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     )
     return Loaded(
         name=served_names(model)[0],
-        folder=text.folder,
-        spec=spec,
+        folder=text.path,
+        shape=shape,
         decoder=computing.decoder,
         engine=engine,
         runner=runner,
@@ -183,7 +175,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         ledger=ledger,
         facts=computing.facts,
         dtype=str(computing.choice.dtype).removeprefix("torch."),
-        quantization=computing.weights.quantization,
+        quantization=computing.quantization,
         kv_dtype=str(computing.kv_dtype).removeprefix("torch."),
         isa=computing.kernels.isa,
         kernels=computing.kernels.name,
@@ -204,7 +196,7 @@ def _notes(
     computing: Computing, tiers: OpenTiers | None, engine: Engine, tell: Tell | None
 ) -> tuple[str, ...]:
     """What is worth saying at start. Restores blocks of an earlier process; a recorded engine starts with none."""
-    notes = [*computing.notes(), *(tiers.notes if tiers else ())]
+    notes = [*computing.notes, *(tiers.notes if tiers else ())]
     if tiers is not None and tell is None:
         notes.append(tiers.recall(engine))
     return tuple(filter(None, notes))
@@ -214,21 +206,10 @@ def _make_compiler(tokenizer: Tokenizer, vocab_size: int) -> Compiler:
     return Compiler(tokenizer.backend.to_str, vocab_size, tuple(tokenizer.eos_token_ids))
 
 
-def _load_text(model: ModelOptions) -> _Text:
-    folder = resolve_folder(model.model, model.revision, with_weights=model.load_format != "dummy")
-    text_folder = resolve_folder(model.tokenizer, with_weights=False) if model.tokenizer else folder
-    tokenizer = Tokenizer.from_folder(text_folder)
-    added = AddedTokens() if model.allow_special_tokens_in_content else tokenizer.added
-    template = ChatTemplate.from_folder(text_folder, tokenizer.special_tokens, model.chat_template, added)
-    overrides = json.loads(model.override_generation_config or "{}")
-    defaults = read_defaults(folder, model.generation_config, overrides)
-    return _Text(folder, tokenizer, template, defaults)
-
-
 def served_names(model: ModelOptions) -> tuple[str, ...]:
     """The model's names in the API, the one in answers first.
 
-    They are ``--served-model-name``, or else the hub name, or else the name of the folder.
+    They are ``--served-model-name``, or else the hub name, or else the name of the folder or GGUF file.
 
     Raises:
         ConfigError: a name is empty, or stands twice.
@@ -239,8 +220,10 @@ def served_names(model: ModelOptions) -> tuple[str, ...]:
                 f"--served-model-name {' '.join(names)}: expected names that are different and not empty"
             )
         return names
-    folder = Path(model.model).expanduser()
-    return (folder.resolve().name if model.model not in BUILTIN and folder.is_dir() else model.model,)
+    path = Path(model.model).expanduser()
+    if model.model in BUILTIN or not path.exists():
+        return (model.model,)
+    return (model_name(path) if is_gguf(path) else path.resolve().name,)
 
 
 @contextmanager
@@ -251,20 +234,20 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
-def decoder_cost(spec: DecoderSpec, device: str) -> StepCost:
+def decoder_cost(shape: ModelShape, device: str) -> StepCost:
     """The relative cost of rows of a model."""
-    linear = spec.num_parameters - spec.vocab_size * spec.hidden_size
-    return step_cost(linear, spec.num_layers * spec.num_heads * spec.head_dim, device)
+    linear = shape.token_parameters - shape.vocab_size * shape.hidden_size
+    return step_cost(linear, shape.attention_width, device)
 
 
 def describe(loaded: Loaded) -> list[str]:
     """A description of the loaded model, as lines for the terminal."""
-    parameters = loaded.spec.num_parameters
+    parameters = loaded.shape.num_parameters
     size = f"{parameters / 1e9:.2f}" + " B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}" + " M"
     kv = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
     spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in loaded.seconds.items())
     return [
-        f"model        {loaded.name}: {loaded.spec.architecture}, {size} parameters",
+        f"model        {loaded.name}: {loaded.shape.architecture}, {size} parameters",
         f"computing    {loaded.dtype}{kv}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
         *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
         *([f"sampling     {defaults}"] if (defaults := loaded.defaults.describe()) else []),

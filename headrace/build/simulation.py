@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.build.drafting import make_simulated_drafter
 from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
@@ -34,6 +35,9 @@ from headrace.lab.simulate.replica import SimulatedReplica, Steering
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.simulate.work import StepWork
+
+if TYPE_CHECKING:
+    from headrace.compute.model import shape as computed
 
 ROUTINGS: Mapping[str, Callable[[], RoutingPolicy]] = {
     "least-loaded": LeastLoaded,
@@ -301,7 +305,7 @@ def lower_tiers(cache: CacheOptions, machine: Machine) -> TierSizes | None:
 
 
 def shape_of(model: str) -> ModelShape:
-    """A model's shape: one of `SHAPES`, or read from the ``config.json`` of a folder or Hugging Face model.
+    """A model's shape: one of `SHAPES`, or read from the config of a folder, GGUF file or Hugging Face model.
 
     Raises:
         ConfigError: there is no such model.
@@ -309,24 +313,23 @@ def shape_of(model: str) -> ModelShape:
     if (known := SHAPES.get(model.lower())) is not None:
         return known
     from headrace.compute.model.families import parse_config
-    from headrace.compute.model.hub import read_config, resolve_folder
+    from headrace.compute.model.hub import read_config, resolve_model
     from headrace.compute.model.spec import ModelError
 
     try:
-        spec = parse_config(read_config(resolve_folder(model, with_weights=False)))
+        spec = parse_config(read_config(resolve_model(model, with_weights=False)))
     except ModelError as error:
         raise ConfigError(f"{error}; the shapes known by name are {', '.join(SHAPES)}") from None
-    return ModelShape(
-        model,
-        spec.num_layers,
-        spec.hidden_size,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.head_dim,
-        spec.intermediate_size,
-        spec.vocab_size,
-        tied_embeddings=spec.tied_embeddings,
+    dense = planned_shape(model, spec.shape)
+    return replace(
+        dense,
         qkv_bias=spec.qkv_bias,
-        qk_norm=spec.qk_norm,
-        post_norms=spec.post_norms,
+        qk_norm=spec.qk_norm is not None,
+        post_norms=None not in spec.norms,
     )
+
+
+def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:
+    """The shape that the planner and rooflines take for a model that can be loaded."""
+    sizes = shape.hidden_size, *shape.heads, shape.intermediate_size, shape.vocab_size
+    return ModelShape(name, shape.num_layers, *sizes, tied_embeddings=shape.tied_embeddings)

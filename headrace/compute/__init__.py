@@ -15,7 +15,7 @@
 - `memory_clearing`: clears the pool's memory ahead of its use.
 - `device`: facts of the machine: device, dtype, threads, free memory.
 - `cgroups`: limits of CPU and memory of a container or service.
-- `model`: the decoder and its weights.
+- `model`: the decoder and its weights. `gguf`: models in files of llama.cpp.
 - `kernels`: the operations of the decoder, by backend.
 - `grammar`: grammars of structured output and their token masks.
 - `sampling`: from logits to tokens.

@@ -19,7 +19,8 @@ class ModelOptions:
     model: Annotated[
         str,
         Field(
-            description="Model to load: a local folder, a Hugging Face name such as Qwen/Qwen3-0.6B, or builtin."
+            description="Model to load: a local folder, a GGUF file, a Hugging Face name such as Qwen/Qwen3-0.6B or"
+            " org/name-GGUF:Q4_K_M, or builtin."
         ),
     ] = BUILTIN_MODEL
     runner: Annotated[
@@ -34,7 +35,9 @@ class ModelOptions:
     ] = None
     tokenizer: Annotated[
         str | None,
-        Field(description="Folder or Hugging Face name of the tokenizer (default: the model's own)."),
+        Field(
+            description="Folder, GGUF file or Hugging Face name of the tokenizer (default: the model's own)."
+        ),
     ] = None
     served_model_name: Annotated[
         tuple[str, ...],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 _REPLICAS = "run one server per replica behind a load balancer. Leave the option out"
 _TENSOR = "use --tensor-parallel-size"
 _LORA = (
@@ -92,11 +90,6 @@ ADVICE = {
 }
 """Options of vLLM, SGLang, Text Generation Inference and llama.cpp by their names, and what to do instead."""
 
-_GGUF = (
-    "GGUF files are not supported. Give the original model in safetensors, as a folder or a Hugging Face name "
-    "(for example Qwen/Qwen3-0.6B), and choose fewer bits with --quantization int8 or int4"
-)
-
 
 def advice(name: str) -> str | None:
     """What to do instead of an option of another engine; None for a name that no engine is known to have."""
@@ -106,16 +99,9 @@ def advice(name: str) -> str | None:
 def model_advice(model: str) -> str | None:
     """What to do instead of a model in another engine's format; None for any other model."""
     name = model.lower()
-    folder = Path(model).expanduser()
-    if name.endswith((".gguf", "-gguf")) and not (folder / "config.json").is_file():
-        return _GGUF
-    try:
-        if folder.is_dir() and not (folder / "config.json").is_file() and any(folder.glob("*.gguf")):
-            return _GGUF
-    except OSError:  # a name too long for a path is refused where the model is looked up
-        return None
     if name.startswith(("ollama/", "ollama:")):
         return (
-            "Ollama's model names are not known here. Give a Hugging Face name, for example Qwen/Qwen3-0.6B"
+            "Ollama's model names are not known here. Give a Hugging Face name, for example Qwen/Qwen3-0.6B, or"
+            " a GGUF file or repository, for example org/name-GGUF:Q4_K_M"
         )
     return None

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import torch
 
+from headrace.compute.gguf.file import GgufFile, is_gguf
 from headrace.compute.model.checkpoint import INDEX
 from headrace.compute.model.sharding import Place
+
+_HEADER_BYTES = 1 << 20
+"""Bytes of a GGUF file that are compared between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +89,22 @@ def versions() -> str:
 def identity(folder: Path) -> str:
     """A digest that must be equal on all ranks: of the versions, the config, and the list of weight files.
 
-    The list is the index of the shards, or the name and size of each file.
+    The list is the index of the shards, or the name and size of each file. Of a GGUF model it is that of its files, and
+    the beginning of the first one.
     """
     digest = hashlib.sha256(versions().encode())
+    if is_gguf(folder):
+        paths = GgufFile.open(folder).paths
+        digest.update(" ".join(f"{path.name} {path.stat().st_size};" for path in paths).encode())
+        with folder.open("rb") as file:
+            digest.update(file.read(_HEADER_BYTES))
+        return digest.hexdigest()
     digest.update((folder / "config.json").read_bytes())
     index = folder / INDEX
     if index.is_file():
         digest.update(index.read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size};".encode())
+    for each in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{each.name} {each.stat().st_size};".encode())
     return digest.hexdigest()
 
 

@@ -38,7 +38,7 @@ class AsyncLLM:
     the block. Loading blocks: construct it before the event loop runs, or with ``asyncio.to_thread``.
 
     Args:
-        model: a local folder, a hub name, or ``"builtin"``.
+        model: a local folder, a GGUF file, a hub name, or ``"builtin"``.
         given: options of the model, the KV cache and the scheduler, as in `LLM`.
 
     Raises:

@@ -30,7 +30,7 @@ class LLM:
     files at the end of the block.
 
     Args:
-        model: a local folder, a hub name, or ``"builtin"``.
+        model: a local folder, a GGUF file, a hub name, or ``"builtin"``.
         given: options of the model, the KV cache, the scheduler, prices and embeddings, as on the command line but with
             underscores (``max_num_seqs=8``).
 

@@ -14,7 +14,7 @@ class LLMOptions(TypedDict, total=False):
     revision: str | None
     """Branch, tag or commit of a Hugging Face model (default: main)."""
     tokenizer: str | None
-    """Folder or Hugging Face name of the tokenizer (default: the model's own)."""
+    """Folder, GGUF file or Hugging Face name of the tokenizer (default: the model's own)."""
     served_model_name: tuple[str, ...] | str
     """Model name in the API. Several names after the flag, or the flag repeated: requests may use any of
     them, and answers and metrics have the first (default: MODEL as given)."""

@@ -48,24 +48,27 @@ NO_DEFAULTS = SamplingDefaults()
 """Neutral values."""
 
 
-def read_defaults(folder: Path, source: str, overrides: Mapping[str, Any]) -> SamplingDefaults:
+def read_defaults(
+    folder: Path, source: str, overrides: Mapping[str, Any], own: Mapping[str, Any] | None = None
+) -> SamplingDefaults:
     """The defaults of the model in ``folder``.
 
     Args:
         source: auto takes the model's file, vllm none; or another folder, or a file.
         overrides: values that count more than those of the file.
+        own: the values of a model that has no such file, and says them in another way.
 
     Raises:
         DefaultsError: the file that ``source`` names is missing or malformed, or a value is out of range.
     """
-    path = folder / FILE
+    path = folder / FILE if own is None else folder
     if source not in (AUTO, NEUTRAL):
         path = Path(source).expanduser()
         path = path / FILE if path.is_dir() else path
         if not path.is_file():
             raise DefaultsError(f"{OPTION} {source}: there is no file {path}")
     try:
-        found = {} if source == NEUTRAL else read_json(path)
+        found = {} if source == NEUTRAL else own if own is not None and source == AUTO else read_json(path)
     except TokenizerError as error:
         raise DefaultsError(str(error)) from error
     stored = {name: found[name] for name in FIELDS if found.get(name) is not None and name not in overrides}

@@ -85,7 +85,7 @@ def test_every_parameter_has_a_help_text_that_stands_alone(names: tuple[str, ...
         (("serve", "--speculative-config", "{}"), "--speculative-config: the key 'method' is missing"),
         (("serve", "--model", "x"), "--model: give the model as an argument: headrace serve MODEL"),
         (("bench", "throughput", "--swap-space", "4"), "--kv-offload-bytes 4GiB"),
-        (("serve", "model.gguf"), "MODEL model.gguf: GGUF files are not supported. Give the original model"),
+        (("serve", "ollama:llama3"), "MODEL ollama:llama3: Ollama's model names are not known here"),
     ],
 )
 def test_what_other_engines_take_is_answered_with_what_to_do(words: tuple[str, ...], what: str) -> None:

@@ -27,6 +27,13 @@ _SMALL: dict[str, Any] = {
     "eos_token_id": None,
     "tie_word_embeddings": False,
 }
+_LISTED = {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+_MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 0.4,
+}
 _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "tie_word_embeddings": True}
 
 
@@ -50,10 +57,15 @@ class Case:
     options: dict[str, Any]
     grows: bool = False
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of its config."""
+        return _SMALL | self.options
+
     def build(self, folder: Path) -> PreTrainedModel:
         """Make the model, save it as safetensors, return it for reference."""
         torch.manual_seed(0)
-        config = AutoConfig.for_model(self.model_type, **(_SMALL | self.options))
+        config = AutoConfig.for_model(self.model_type, **self.fields)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
         with torch.no_grad():
             for parameter in model.parameters():  # norms and biases too, which start as ones and zeros
@@ -111,5 +123,49 @@ CASES: dict[str, Case] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             },
         },
+    ),
+    "gemma": Case("gemma", {"head_dim": 16, "tie_word_embeddings": True}),
+    "vaultgemma": Case("vaultgemma", _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}),
+    "ministral": Case("ministral", _LISTED | {"sliding_window": WINDOW, "head_dim": 12}),
+    "cwm": Case(
+        "cwm",
+        {"head_dim": 12, "sliding_window": WINDOW, "num_hidden_layers": 5, "mlp_bias": True}
+        | {"bos_token_id": 1, "eos_token_id": [1, 2]},
+    ),
+    "ernie4_5": Case("ernie4_5", {"head_dim": 12, "use_bias": True}),
+    "exaone4": Case("exaone4", {"sliding_window": WINDOW, "num_hidden_layers": 5, "num_key_value_heads": 1}),
+    "exaone4-unbounded": Case("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "glm": Case("glm", {"head_dim": 16}),
+    "glm4": Case("glm4", {"head_dim": 16}),
+    "granite": Case("granite", _MULTIPLIERS | {"tie_word_embeddings": True}),
+    "granite-biases": Case("granite", _MULTIPLIERS | {"attention_bias": True, "mlp_bias": True}),
+    "helium": Case("helium", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    "hunyuan": Case("hunyuan_v1_dense", {"head_dim": 12, "attention_bias": True}),
+    "hunyuan-alpha": Case(
+        "hunyuan_v1_dense", {"head_dim": 8, "tie_word_embeddings": True, **_rope("dynamic", alpha=1000.0, factor=1.0)}
+    ),
+    "hyperclovax": Case("hyperclovax", _MULTIPLIERS),
+    "hyperclovax-plain": Case("hyperclovax", _MULTIPLIERS | {"use_post_norm": False}),
+    "olmo2": Case("olmo2", {"attention_bias": True}),
+    "olmo3": Case("olmo3", {"sliding_window": WINDOW, "num_hidden_layers": 5}),
+    "olmo3-yarn": Case(
+        "olmo3",
+        _LISTED
+        | {
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": {
+                    **{"rope_type": "yarn", "factor": 4.0, "rope_theta": 500_000.0},
+                    "original_max_position_embeddings": TRAINED,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+            },
+        },
+    ),
+    "seed_oss": Case("seed_oss", {"head_dim": 12, "attention_out_bias": True, "mlp_bias": True}),
+    "smollm3": Case("smollm3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
+    "smollm3-window": Case(
+        "smollm3",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": WINDOW, "attention_bias": True},
     ),
 }

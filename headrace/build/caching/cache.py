@@ -19,6 +19,7 @@ from headrace.build.caching.semantic import make_semantic
 from headrace.build.drafting import proposer_of
 from headrace.build.model import Loaded
 from headrace.build.plugins import Port, make_plugin
+from headrace.compute.gguf.file import GgufFile, is_gguf
 from headrace.config import ConfigError, Options, ResponseCacheOptions, SemanticOptions, TuningOptions
 from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.core.cache.prefix.sessions import SessionBook
@@ -257,7 +258,8 @@ def _weights(loaded: Loaded) -> str:
     if folder.parent.name == _SNAPSHOTS:
         return folder.name
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob(WEIGHTS), *folder.glob("config.json")]):
+    own = GgufFile.open(folder).paths if is_gguf(folder) else ()
+    for path in own or sorted([*folder.glob(WEIGHTS), *folder.glob("config.json")]):
         digest.update(path.name.encode())
         digest.update(_digest_of(path))
     return digest.hexdigest()

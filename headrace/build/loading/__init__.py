@@ -1,5 +1,6 @@
 """Builds the parts of a loaded model from the options.
 
+- `text`: tokenizer, chat templates and sampling defaults.
 - `computing`: the decoder: device, dtype, kernels and weights; or one rank's part, and the other ranks.
 - `ranks`: starts the other ranks, and checks options that several ranks do not support.
 - `draft_models`: draft models and heads. `tiers`: host memory and disk below the device.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from headrace.build.loading.draft_models import reads_states
-from headrace.compute.model.hub import resolve_folder
+from headrace.compute.model.hub import resolve_model
 from headrace.compute.model.sharding import PIPELINE, TENSOR, Place
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, Launch, ModelOptions, Options, read_launch
@@ -48,7 +48,7 @@ def launched_rank(model: ModelOptions) -> Callable[[], None] | None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process at once, like SIGTERM
         try:
             with_weights = model.load_format != "dummy"
-            run_rank(launch, resolve_folder(model.model, model.revision, with_weights=with_weights))
+            run_rank(launch, resolve_model(model.model, model.revision, with_weights=with_weights))
         except (RankFailed, ModelError) as error:
             raise ConfigError(f"rank {launch.rank}: {error}") from error
 

@@ -18,7 +18,8 @@ from headrace.compute.encoder.models import (
 )
 from headrace.compute.encoder.models import run as run_whole
 from headrace.compute.encoder.sentences import PACKAGED, encoder_folder
-from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.gguf.file import is_gguf
+from headrace.compute.model.hub import read_config, resolve_model
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.embedding import TokenRow
@@ -45,7 +46,7 @@ def runs_pooling(options: ModelOptions) -> bool:
     if options.model == PACKAGED:
         return True
     try:
-        folder = resolve_folder(options.model, options.revision, with_weights=False)
+        folder = resolve_model(options.model, options.revision, with_weights=False)
         config = read_config(folder)
     except ModelError as error:
         raise ConfigError(str(error)) from error
@@ -80,7 +81,8 @@ def with_served(models: PoolingModels, options: Options, loaded: Loaded) -> Pool
     if name is None or not _is_served(name, options):
         return models
     try:
-        shared = share_decoder(loaded.name, loaded.folder, loaded.decoder, loaded.ledger.max_model_len)
+        folder = _in_safetensors(loaded.folder, "--embedding-model")
+        shared = share_decoder(loaded.name, folder, loaded.decoder, loaded.ledger.max_model_len)
     except ModelError as error:
         raise ConfigError(f"--embedding-model: {error}") from error
     apart(lambda: _warm(shared))
@@ -121,16 +123,28 @@ def _is_served(name: str, options: Options) -> bool:
     """Whether the embedding model is the decoder that generates."""
     if runs_pooling(options.model):
         return False
-    return _folder(name, "--embedding-model") == _folder(options.model.model, "MODEL", options.model.revision)
+    return _place(name, "--embedding-model") == _place(options.model.model, "MODEL", options.model.revision)
 
 
-def _folder(name: str, option: str, revision: str | None = None) -> Path:
+def _place(name: str, option: str, revision: str | None = None) -> Path:
     try:
         if name == PACKAGED:
             return encoder_folder(name)
-        return resolve_folder(name, revision).resolve()
+        return resolve_model(name, revision).resolve()
     except ModelError as error:
         raise ConfigError(f"{option}: {error}") from error
+
+
+def _folder(name: str, option: str) -> Path:
+    return _in_safetensors(_place(name, option), option)
+
+
+def _in_safetensors(path: Path, option: str) -> Path:
+    if is_gguf(path):
+        raise ConfigError(
+            f"{option}: {path} is a GGUF file; embeddings and scores need a model in safetensors"
+        )
+    return path
 
 
 def _embedding(names: _Names, options: Options) -> EmbeddingModel:

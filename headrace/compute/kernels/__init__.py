@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Activation = Literal["silu", "gelu_tanh"]
+HeadNorm = Literal["head", "projection", "rotated"]
+"""How queries and keys are normalized: each head before its rotation, or all heads of a token as one before it (OLMo
+2), or each head after its rotation (Hunyuan)."""
 
 
 class HeadShape(NamedTuple):
@@ -116,8 +119,13 @@ class Kernels(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """``x / sqrt(mean(x²) + eps) * weight`` over the last dimension (arXiv:1910.07467)."""
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """``residual + x``, and its `rms_norm`: returns (normed, new residual)."""
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """``residual + x``, and its `rms_norm`: returns (normed, new residual).
+
+        Without a ``weight`` both are the sum, and may be the same tensor.
+        """
 
     def rope_write_kv(
         self,
@@ -128,6 +136,7 @@ class Kernels(Protocol):
         eps: float,
         slots: Tensor,
         pages: Pages,
+        head_norm: HeadNorm = "head",
     ) -> Tensor:
         """Norm and rotate queries and keys, write keys and values to their pages, return queries [T, H, D].
 
@@ -137,10 +146,11 @@ class Kernels(Protocol):
             rotation: float32 [T, 2, N] of the tokens' positions, N ≤ D the rotated part of a head: ``[:, 0]`` are the
                 cosines (second half equals the first), ``[:, 1]`` the sines including the sign of the half-rotation
                 (first half negative): ``x * cos + roll(x, N/2) * sin``.
-            qk_norm: float32 [H + G, D] weights of a per-head norm before the rotation, or None.
+            qk_norm: float32 [H + G, D] weights of the norm that ``head_norm`` names, or None.
             eps: epsilon of that norm.
             slots: int64 [T], ``block * block_size + offset``.
             pages: the pages to write.
+            head_norm: what is normalized together, and when.
         """
 
     def plan_attention(self, batch: Batch, window: int | None, dtype: torch.dtype) -> Any:

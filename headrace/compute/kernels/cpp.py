@@ -19,6 +19,7 @@ from headrace.compute.kernels import (
     Activation,
     Counts,
     Drafted,
+    HeadNorm,
     HeadShape,
     KernelsUnavailable,
     Pages,
@@ -26,6 +27,7 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.cpp_checks import (
     DTYPES,
+    HEAD_NORMS,
     NEVER,
     check_cpu,
     check_rope,
@@ -174,8 +176,12 @@ class CppKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
         residual = residual.contiguous()
+        if weight is None:
+            return residual.add_(x), residual
         if residual.shape != x.shape or residual.dtype != x.dtype:
             raise ValueError(f"residual {residual.dtype} {list(residual.shape)} of {x.dtype} {list(x.shape)}")
         return self._norm(x, residual, weight, eps), residual
@@ -209,6 +215,7 @@ class CppKernels:
         eps: float,
         slots: Tensor,
         pages: Pages,
+        head_norm: HeadNorm = "head",
     ) -> Tensor:
         qkv, rotation, slots = qkv.contiguous(), rotation.contiguous(), slots.contiguous()
         tokens = len(qkv)
@@ -234,6 +241,7 @@ class CppKernels:
             rotary,
             num_blocks * block_size,
             DTYPES[qkv.dtype],
+            HEAD_NORMS[head_norm],
             eps,
         )
         return queries

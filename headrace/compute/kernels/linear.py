@@ -10,7 +10,6 @@ such a product, and is not fast.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -67,13 +66,7 @@ def _quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tenso
         wide, scale = quantize_rows(x, in_fp8=weight.in_fp8)
     step = max(1, _DEQUANTIZED_ELEMENTS // weight.shape[1])
     for begin in range(0, weight.shape[0], step):
-        part = replace(
-            weight,
-            values=weight.values[begin : begin + step],
-            scales=weight.scales[begin : begin + step],
-            zeros=None if weight.zeros is None else weight.zeros[begin : begin + step],
-        )
-        product = F.linear(wide, part.dequantized(wide.dtype))
+        product = F.linear(wide, weight.rows(begin, begin + step).dequantized(wide.dtype))
         y[:, begin : begin + step] = product if scale is None else product * scale
     return y if bias is None else y.add_(bias)
 

@@ -16,6 +16,7 @@ from headrace.compute.batch import Batch, Taps
 from headrace.compute.kernels import Drafted, Pages
 from headrace.compute.kernels.cpp_checks import (
     DTYPES,
+    HEAD_NORMS,
     batch_lines,
     check_blocks,
     check_cpu,
@@ -79,6 +80,7 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         *layers.heads,
         DTYPES[dtype],
         layers.activation != "silu",
+        HEAD_NORMS[layers.head_norm],
         layers.eps,
         layers.scale,
         layers.softcap or 0.0,

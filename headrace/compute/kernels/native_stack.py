@@ -52,7 +52,7 @@ class NativeStack:
         (self.panel,) = panels
         self.stack = stack
         self.lock = threading.Lock()
-        self.hidden = len(stack.input_norm)
+        self.hidden = stack.layers[0].qkv.weight.inputs
         self.attended = heads * head_dim
         qkv = self.attended + 2 * kv_heads * head_dim
         self.table = torch.tensor(
@@ -134,7 +134,7 @@ class NativeStack:
         if (weight.inputs, weight.outputs) != (inputs, outputs):
             raise ValueError(f"a linear layer [{weight.outputs}, {weight.inputs}] for [{outputs}, {inputs}]")
         if isinstance(weight, PackedWeight):
-            return (weight.address, 0, 0, 0, bias, inputs, outputs, 0, 0, 0)
+            return (weight.address, 0, 0, 0, 0, bias, inputs, outputs, 0, 0, 0)
         planes = weight.planes(self.stack.dtype)
         return (*weight.addresses, bias, inputs, outputs, weight.group_size, planes, weight.bits)
 

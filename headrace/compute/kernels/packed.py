@@ -58,11 +58,11 @@ class PackedWeight(NamedTuple):
 class PackedIntegers(NamedTuple):
     """A quantized weight [outputs, inputs] in panels of ``panel`` columns; ``parts`` own the memory at the addresses.
 
-    ``addresses`` are those of values, scales, offsets and order of inputs; 0 means that there is none.
+    ``addresses`` are those of values, scales, offsets, minima and order of inputs; 0 means that there is none.
     """
 
     parts: tuple[Tensor, ...]
-    addresses: tuple[int, int, int, int]
+    addresses: tuple[int, int, int, int, int]
     inputs: int
     outputs: int
     group_size: int
@@ -108,15 +108,13 @@ def pack_integers(weight: QuantizedWeight, panel: int, memory: WeightMemory) -> 
     if weight.bits == 4:
         values = values[:, :, 0] | (values[:, :, 1] << 4)
     values, scales = memory.keep(values), memory.keep(_panels(weight.scales, panel))
-    parts, addresses = [values, scales], [values.data_ptr(), scales.data_ptr(), 0, 0]
     offsets = None if weight.zeros is None else memory.keep(_panels(weight.zeros.float() + middle, panel))
-    for place, part in ((2, offsets), (3, weight.order)):
-        if part is not None:
-            parts.append(part)
-            addresses[place] = part.data_ptr()
+    minima = None if weight.minima is None else memory.keep(_panels(weight.minima, panel))
+    parts = (values, scales, offsets, minima, weight.order)
+    at = [0 if part is None else part.data_ptr() for part in parts]
     return PackedIntegers(
-        tuple(parts),
-        (addresses[0], addresses[1], addresses[2], addresses[3]),
+        tuple(part for part in parts if part is not None),
+        (at[0], at[1], at[2], at[3], at[4]),
         inputs,
         outputs,
         weight.group_size,
@@ -136,7 +134,12 @@ def _check(weight: QuantizedWeight) -> None:
         and weight.scales.dtype == torch.float32
         and groups >= 1
         and inputs % groups == 0
-        and all(part.shape == (outputs, groups) for part in (weight.scales, weight.zeros) if part is not None)
+        and all(
+            part.shape == (outputs, groups)
+            for part in (weight.scales, weight.zeros, weight.minima)
+            if part is not None
+        )
+        and (weight.minima is None or (weight.minima.dtype == torch.float32 and weight.zeros is None))
         and (
             order is None
             or (order.dtype == torch.int64 and order.shape == (inputs,) and order.is_contiguous())

@@ -13,7 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import SMALLEST, Activation, Counts, Drafted, HeadShape, Pages, linear
+from headrace.compute.kernels import (
+    SMALLEST,
+    Activation,
+    Counts,
+    Drafted,
+    HeadNorm,
+    HeadShape,
+    Pages,
+    linear,
+)
 from headrace.compute.kernels.paging import AttentionPlan, DecodeGroup, PrefillTile, plan
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -64,9 +73,11 @@ class TorchKernels:
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
         return (wide * scale).mul_(weight).to(x.dtype)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
         residual = residual.add_(x)
-        return self.rms_norm(residual, weight, eps), residual
+        return (residual if weight is None else self.rms_norm(residual, weight, eps)), residual
 
     def rope_write_kv(
         self,
@@ -77,13 +88,21 @@ class TorchKernels:
         eps: float,
         slots: Tensor,
         pages: Pages,
+        head_norm: HeadNorm = "head",
     ) -> Tensor:
         packed = qkv.view(len(qkv), -1, shape.head_dim)
         rotated_heads = shape.heads + shape.kv_heads
         turn, value = packed[:, :rotated_heads], packed[:, rotated_heads:]
-        if qk_norm is not None:
+        if qk_norm is not None and head_norm == "head":
             turn = self.rms_norm(turn, qk_norm, eps)
+        elif qk_norm is not None and head_norm == "projection":
+            pairs = zip(_kinds(turn, shape.heads, 1), _kinds(qk_norm, shape.heads, 0), strict=True)
+            turn = torch.cat(
+                [self.rms_norm(x.flatten(1), w.flatten(), eps).view(x.shape) for x, w in pairs], 1
+            )
         turn = _rotate(turn, rotation)
+        if qk_norm is not None and head_norm == "rotated":
+            turn = self.rms_norm(turn, qk_norm, eps)
         _write(pages.keys, pages.key_scales, slots, turn[:, shape.heads :])
         _write(pages.values, pages.value_scales, slots, value)
         return turn[:, : shape.heads]
@@ -195,10 +214,15 @@ class TorchKernels:
         return torch.index_select(pages, 0, index, out=gathered)
 
 
+def _kinds(packed: Tensor, heads: int, dim: int) -> tuple[Tensor, ...]:
+    """Queries and keys apart."""
+    return packed.split([heads, packed.shape[dim] - heads], dim)
+
+
 def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
     """Write heads [T, G, D] to their slots of keys or values."""
     if scales is None:
-        pages.flatten(0, 1).index_copy_(0, slots, heads.to(pages.dtype))
+        pages[slots // pages.shape[1], slots % pages.shape[1]] = heads.to(pages.dtype)
         return
     largest = heads.float().abs().amax(-1)
     inverse = torch.where(largest > SMALLEST, 127 / largest, 0)

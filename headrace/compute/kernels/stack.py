@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import Activation, HeadShape, Kernels, Pages
+from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages
 from headrace.compute.parallel import ONE_PROCESS, Parallel
 from headrace.compute.step_interrupt import StepInterrupted
 
@@ -27,7 +27,7 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer that is ready to run. Norm weights are float32 [hidden], ``qk_norm`` [H + G, D].
+    """A layer that is ready to run. Norm weights are float32 [hidden], ``qk_norm`` [H + G, D]; None: no such norm.
 
     ``window`` is the number of keys that a token attends to (None: all), ``rope`` the index of its rotation.
     ``following_norm`` is the next layer's first norm, or the decoder's last.
@@ -39,9 +39,9 @@ class Layer:
     down: Linear
     qk_norm: Tensor | None
     post_attention_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     post_mlp_norm: Tensor | None
-    following_norm: Tensor
+    following_norm: Tensor | None
     window: int | None
     rope: int
 
@@ -57,6 +57,7 @@ class Stack:
 
     ``embedding`` [vocab, hidden] has ``dtype``, like activations and biases; its rows are multiplied by
     ``embedding_scale``. ``ropes`` are the rotations of all positions, float32 [P, 2, rotary], to which layers refer.
+    ``head_norm`` says what ``qk_norm`` of the layers normalizes.
 
     In a model in parts ``parallel`` connects the ranks, and the embedding has the tokens from ``first_token`` on.
     ``first`` and ``last`` say whether the stage begins with tokens and ends with the states after the last norm.
@@ -66,13 +67,14 @@ class Stack:
     embedding_scale: float
     ropes: tuple[Tensor, ...]
     layers: tuple[Layer, ...]
-    input_norm: Tensor
+    input_norm: Tensor | None
     dtype: torch.dtype
     heads: HeadShape
     activation: Activation
     eps: float
     scale: float
     softcap: float | None
+    head_norm: HeadNorm = "head"
     parallel: Parallel = ONE_PROCESS
     first_token: int = 0
     first: bool = True
@@ -97,15 +99,22 @@ def apply(
     if stack.first:
         residual = _embedded(stack, batch.tokens)
     else:
-        residual = stack.parallel.receive(len(batch.tokens), len(stack.input_norm), stack.dtype)
-    x = kernels.rms_norm(residual, stack.input_norm, stack.eps)
+        residual = stack.parallel.receive(len(batch.tokens), stack.embedding.shape[1], stack.dtype)
+    x = residual if stack.input_norm is None else kernels.rms_norm(residual, stack.input_norm, stack.eps)
     for number, (layer, held) in enumerate(zip(stack.layers, pages, strict=True)):
         copy_tapped(batch, number, residual)
         if batch.bell is not None and batch.bell.is_set():
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
         queries = kernels.rope_write_kv(
-            qkv, stack.heads, rotations[layer.rope], layer.qk_norm, stack.eps, batch.slot_mapping, held
+            qkv,
+            stack.heads,
+            rotations[layer.rope],
+            layer.qk_norm,
+            stack.eps,
+            batch.slot_mapping,
+            held,
+            stack.head_norm,
         )
         x = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
         if stack.last and layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):

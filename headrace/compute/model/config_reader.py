@@ -24,6 +24,10 @@ class ConfigReader:
         """The raw value, else the family's default, else None. An explicit null is None."""
         return self._config[field] if field in self._config else self._defaults.get(field)
 
+    def given(self, field: str) -> bool:
+        """Whether the config itself has a field that is not null."""
+        return self._config.get(field) is not None
+
     def object(self, field: str) -> Mapping[str, Any]:
         """An object of further fields; empty if there is none."""
         value = self.get(field)
@@ -75,6 +79,17 @@ class ConfigReader:
         if value is not None and not isinstance(value, bool):
             raise ModelError(f"{self.architecture}: {field} must be true or false, the config has {value!r}")
         return bool(value)
+
+    def integers(self, field: str) -> list[int] | None:
+        """A list of integers, or None."""
+        value = self.get(field)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+            raise ModelError(
+                f"{self.architecture}: {field} must be a list of integers, the config has {str(value)[:60]}"
+            )
+        return value
 
     def names(self, field: str) -> list[str] | None:
         """A list of names, or None."""

@@ -43,6 +43,7 @@ class Decoder:
     ) -> None:
         shard = spec if isinstance(spec, Shard) else shard_of(spec)
         self.spec = spec = shard.spec
+        self.shape = spec.shape
         self.kernels = kernels
         self._parallel = parallel
         self.device = weights.embedding.device
@@ -58,6 +59,7 @@ class Decoder:
             heads=HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim),
             activation=spec.activation,
             eps=spec.norm_eps,
+            head_norm=spec.qk_norm or "head",
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
             parallel=parallel,
@@ -98,6 +100,8 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [S, vocab] of hidden states [S, hidden], in their dtype; in float32 if a softcap applies."""
         logits = self._parallel.logits(hidden, self.project)
+        if self.spec.logits_scale != 1.0:
+            logits.mul_(self.spec.logits_scale)
         if self.spec.logits_softcap is not None:
             logits = logits.float()
             logits.div_(self.spec.logits_softcap).tanh_().mul_(self.spec.logits_softcap)
@@ -135,6 +139,7 @@ class Decoder:
 
     def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:
         """See `Kernels.draft`."""
-        if self.spec.logits_softcap is not None or self._parallel is not ONE_PROCESS:
+        plain = self.spec.logits_softcap is None and self.spec.logits_scale == 1.0
+        if not plain or self._parallel is not ONE_PROCESS:
             return None
         return self.kernels.draft(self._stack, self.head, batch, kv.layers, most, least)

@@ -1,19 +1,20 @@
 """The model families as data: how each differs from the generic decoder; and reading a Hugging Face ``config.json``.
 
-A new family of the same shape is an entry of `FAMILIES`. An option that the decoder does not support is rejected by
-name; nothing that changes the result is ignored. It does not need transformers.
+A new family of the same shape is an entry of `FAMILIES`; one that is the text part of a model that also reads images
+is an entry of `COMPOSITES`. An option that the decoder does not support is rejected by name; nothing that changes the
+result is ignored. It does not need transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.compute.kernels import Activation
+from headrace.compute.kernels import Activation, HeadNorm
 from headrace.compute.model.config_reader import ConfigReader
-from headrace.compute.model.rope_config import ropes_of
-from headrace.compute.model.spec import DecoderSpec, LayerSpec, ModelError
+from headrace.compute.model.rope_config import RopeReading, ropes_of
+from headrace.compute.model.spec import DecoderSpec, LayerSpec, ModelError, Norms, RopeSpec
 from headrace.compute.quantization.formats import read_format
 from headrace.compute.quantization.stored import StoredFormat
 
@@ -29,30 +30,77 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+Slides = Callable[[ConfigReader, int], bool]
+
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn")
+"""Dtypes of stored weights; those that are not computed in are converted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Differences from a Llama.
 
     ``defaults`` are used for fields that a config omits. ``slides(config, layer)`` says which layers have the sliding
-    window if the config does not list them (``layer_types``). Biases: None means that the config's ``attention_bias``
-    decides. ``scaled_embedding``: embeddings are multiplied by the square root of the hidden size.
-    ``attention_softcap``: its attention applies ``attn_logit_softcapping``, which configs of other families may
-    contain too. ``nested``: the text model's config is under ``text_config``, and its tensors are stored with other
-    parts.
+    window if the config does not list them (``layer_types``); without ``lists_layers`` its code does not read that
+    list. ``rotates(config, layer, slides)`` says which layers have a rotary embedding, and ``rope`` how it is read.
+    ``qkv_bias``, ``output_bias`` and ``mlp_bias`` are whether there is one, or the field of the config that says so.
+    ``activation`` is the field that names the activation, ``activations`` its names. ``scaled_embedding``: embeddings are multiplied by the square root of the hidden size.
+
+    ``heeds`` are the fields of `_MEANINGS` that it computes, ``ignores`` those that its code does not read although
+    its configs have them. ``post_norm_flag`` is the field that says whether the norms after attention and MLP exist.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    slides: Callable[[ConfigReader, int], bool] = lambda config, layer: False
-    qkv_bias: bool | None = None
-    output_bias: bool | None = None
-    qk_norm: bool = False
-    merged_checkpoint: bool = False
+    slides: Slides = lambda config, layer: False
+    lists_layers: bool = False
+    rotates: Callable[[ConfigReader, int, bool], bool] = lambda config, layer, slides: True
+    rope: RopeReading = RopeReading()
+    interleaved_rope: bool = False
+    activation: str = "hidden_act"
+    activations: Mapping[str, Activation] = field(default_factory=lambda: _ACTIVATIONS)
+    qkv_bias: bool | str = "attention_bias"
+    output_bias: bool | str = "attention_bias"
+    mlp_bias: bool | str = "mlp_bias"
+    qk_norm: HeadNorm | None = None
+    norms: Norms = Norms()
+    post_norm_flag: str | None = None
     norm_offset: float = 0.0
-    post_norms: bool = False
+    merged_qkv: bool = False
+    merged_gate_up: bool = False
     scaled_embedding: bool = False
-    local_rope: bool = False
-    attention_softcap: bool = False
-    nested: bool = False
+    multiplied_logits: bool = False
+    heeds: frozenset[str] = frozenset()
+    ignores: frozenset[str] = frozenset()
+
+
+_MEANINGS: dict[str, tuple[Any, ...]] = {
+    "query_pre_attn_scalar": (),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "attention_multiplier": (),
+    "logit_scale": (1,),
+    "scale_emb": (1,),
+    "scale_depth": (),
+    "clip_qkv": (),
+    "alibi": (),
+    "no_rope_layers": ([],),
+    "use_cla": (),
+    "use_qk_norm": (),
+    "qk_layernorm": (),
+    "attention_chunk_size": (),
+    "cross_attention_layers": ([],),
+    "kv_lora_rank": (),
+    "num_experts": (0, 1),
+    "num_local_experts": (0, 1),
+    "n_routed_experts": (0, 1),
+    "use_bidirectional_attention": (),
+    "hidden_size_per_layer_input": (0,),
+}
+"""Fields that change results in families that read them, with the values that change nothing beside null and false."""
 
 
 def _always(config: ConfigReader, layer: int) -> bool:
@@ -71,8 +119,41 @@ def _but_each_nth(config: ConfigReader, layer: int) -> bool:
     return (layer + 1) % config.integer("sliding_window_pattern") != 0
 
 
+def _but_each_fourth(config: ConfigReader, layer: int) -> bool:
+    return (layer + 1) % 4 != 0
+
+
+def _but_each_fourth_from_the_first(config: ConfigReader, layer: int) -> bool:
+    return layer % 4 != 0
+
+
+def _listed_for_rope(config: ConfigReader, layer: int, slides: bool) -> bool:
+    """SmolLM3: a list of ones and zeros, else each n-th layer has none."""
+    listed = config.integers("no_rope_layers")
+    if listed is None:
+        return (layer + 1) % config.integer("no_rope_layer_interval") != 0
+    if layer >= len(listed):
+        raise ModelError(f"no_rope_layers has {len(listed)} entries, layer {layer} has none")
+    return bool(listed[layer])
+
+
+def _without_rope_if_windowed(config: ConfigReader, layer: int) -> bool:
+    windowed = config.flag("use_sliding_window") and config.get("sliding_window") is not None
+    return windowed and not _listed_for_rope(config, layer, False)
+
+
+def _where_it_slides(config: ConfigReader, layer: int, slides: bool) -> bool:
+    """EXAONE 4: layers that see all tokens have no rope, if others have a window."""
+    return slides or config.get("sliding_window") is None
+
+
 _LLAMA = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10_000.0, "tie_word_embeddings": False}
 _QWEN = _LLAMA | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA1 = _LLAMA | {
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+}
 _GEMMA = _LLAMA | {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
@@ -82,6 +163,11 @@ _GEMMA = _LLAMA | {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+_GEMMA2 = _GEMMA | {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 8192,
+}
 _GEMMA3 = _GEMMA | {
     "vocab_size": 262_208,
     "max_position_embeddings": 131_072,
@@ -89,43 +175,321 @@ _GEMMA3 = _GEMMA | {
     "rope_local_base_freq": 10_000.0,
     "sliding_window_pattern": 6,
 }
-_GEMMA3_FAMILY: dict[str, Any] = {
-    "defaults": _GEMMA3,
-    "slides": _but_each_nth,
-    "qk_norm": True,
-    "norm_offset": 1.0,
-    "post_norms": True,
-    "scaled_embedding": True,
-    "local_rope": True,
+_OLMO = _LLAMA | {"rms_norm_eps": 1e-5}
+_GLM = _LLAMA | {
+    "rms_norm_eps": 1.5625e-7,
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
 }
+_CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_GEMMA_NORMS = Norms(
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+_NORMS_AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_SOFTCAPS = frozenset(("attn_logit_softcapping", "final_logit_softcapping"))
+_MULTIPLIERS = frozenset(
+    ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
+)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(_LLAMA),
     "MistralForCausalLM": Family(
         _LLAMA | {"sliding_window": 4096}, slides=_always, qkv_bias=False, output_bias=False
     ),
-    "Qwen2ForCausalLM": Family(_QWEN, slides=_from_layer, qkv_bias=True, output_bias=False),
-    "Qwen3ForCausalLM": Family(_QWEN | {"head_dim": 128}, slides=_from_layer, qk_norm=True),
+    "MinistralForCausalLM": Family(
+        _LLAMA | {"sliding_window": 4096, "num_key_value_heads": 8},
+        slides=_always,
+        lists_layers=True,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+    ),
+    "Qwen2ForCausalLM": Family(
+        _QWEN, slides=_from_layer, lists_layers=True, qkv_bias=True, output_bias=False
+    ),
+    "Qwen3ForCausalLM": Family(
+        _QWEN | {"head_dim": 128}, slides=_from_layer, lists_layers=True, qk_norm="head"
+    ),
     "Phi3ForCausalLM": Family(
         _LLAMA | {"rms_norm_eps": 1e-5, "sliding_window": None, "original_max_position_embeddings": 4096},
         slides=_always,
+        rope=RopeReading(partial=True, longrope=("su", "yarn")),
         qkv_bias=False,
         output_bias=False,
-        merged_checkpoint=True,
+        merged_qkv=True,
+        merged_gate_up=True,
+    ),
+    "GemmaForCausalLM": Family(
+        _GEMMA1,
+        activations=_ACTIVATIONS
+        | {"gelu": "gelu_tanh"},  # its first configs say so and mean the approximation
+        mlp_bias=False,
+        norm_offset=1.0,
+        scaled_embedding=True,
     ),
     "Gemma2ForCausalLM": Family(
-        _GEMMA
-        | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "max_position_embeddings": 8192},
+        _GEMMA2,
         slides=_every_other,
+        lists_layers=True,
+        activation="hidden_activation",
         norm_offset=1.0,
-        post_norms=True,
+        norms=_GEMMA_NORMS,
         scaled_embedding=True,
-        attention_softcap=True,
+        heeds=_SOFTCAPS | {"query_pre_attn_scalar"},
     ),
-    "Gemma3ForCausalLM": Family(**_GEMMA3_FAMILY),
-    "Gemma3ForConditionalGeneration": Family(**_GEMMA3_FAMILY, nested=True),
+    "VaultGemmaForCausalLM": Family(
+        _GEMMA2,
+        slides=_every_other,
+        lists_layers=True,
+        activation="hidden_activation",
+        norm_offset=1.0,
+        norms=Norms("input_layernorm", None, "pre_feedforward_layernorm", None),
+        scaled_embedding=True,
+        heeds=_SOFTCAPS | {"query_pre_attn_scalar"},
+    ),
+    "Gemma3ForCausalLM": Family(
+        _GEMMA3,
+        slides=_but_each_nth,
+        lists_layers=True,
+        rope=RopeReading(local=True),
+        activation="hidden_activation",
+        qk_norm="head",
+        norm_offset=1.0,
+        norms=_GEMMA_NORMS,
+        scaled_embedding=True,
+        heeds=frozenset(("query_pre_attn_scalar", "final_logit_softcapping")),
+        ignores=frozenset(("attn_logit_softcapping",)),
+    ),
+    "CwmForCausalLM": Family(
+        _LLAMA
+        | {"rms_norm_eps": 1e-5, "head_dim": 128, "sliding_window": 8192}
+        | {"rope_theta": 1_000_000.0, "rope_parameters": _CWM_ROPE},
+        slides=_but_each_fourth_from_the_first,
+        lists_layers=True,
+        qkv_bias=False,
+        output_bias=False,
+    ),
+    "Ernie4_5ForCausalLM": Family(
+        _LLAMA
+        | {"rms_norm_eps": 1e-5, "head_dim": 128, "num_key_value_heads": 2}
+        | {"rope_theta": 500_000.0, "tie_word_embeddings": True},
+        interleaved_rope=True,
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+    ),
+    "Exaone4ForCausalLM": Family(
+        _OLMO | {"num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4},
+        slides=_but_each_nth,
+        lists_layers=True,
+        rotates=_where_it_slides,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm="head",
+        norms=_NORMS_AFTER,
+    ),
+    "GlmForCausalLM": Family(
+        _GLM,
+        rope=RopeReading(partial=True),
+        interleaved_rope=True,
+        output_bias=False,
+        mlp_bias=False,
+        merged_gate_up=True,
+    ),
+    "Glm4ForCausalLM": Family(
+        _GLM,
+        rope=RopeReading(partial=True),
+        interleaved_rope=True,
+        output_bias=False,
+        mlp_bias=False,
+        norms=Norms(
+            "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
+        ),
+        merged_gate_up=True,
+    ),
+    "GraniteForCausalLM": Family(_LLAMA | {"attention_multiplier": 1.0}, heeds=_MULTIPLIERS),
+    "HeliumForCausalLM": Family(
+        _LLAMA | {"rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20, "rope_theta": 100_000.0},
+        interleaved_rope=True,
+        output_bias=False,
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        _OLMO,
+        rope=RopeReading(alpha=True),
+        mlp_bias=False,
+        qk_norm="rotated",
+        ignores=frozenset(("use_qk_norm",)),
+    ),
+    "HyperCLOVAXForCausalLM": Family(
+        _LLAMA | {"use_post_norm": True},
+        norms=Norms("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2"),
+        post_norm_flag="use_post_norm",
+        multiplied_logits=True,
+        heeds=_MULTIPLIERS,
+    ),
+    "Olmo2ForCausalLM": Family(_OLMO, mlp_bias=False, qk_norm="projection", norms=_NORMS_AFTER),
+    "Olmo3ForCausalLM": Family(
+        _OLMO | {"rope_theta": 500_000.0, "rope_local_base_freq": 500_000.0} | {"sliding_window": 4096},
+        slides=_but_each_fourth,
+        lists_layers=True,
+        rope=RopeReading(local=True),
+        mlp_bias=False,
+        qk_norm="projection",
+        norms=_NORMS_AFTER,
+    ),
+    "SeedOssForCausalLM": Family(
+        _LLAMA | {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+        output_bias="attention_out_bias",
+    ),
+    "SmolLM3ForCausalLM": Family(
+        _LLAMA
+        | {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True}
+        | {"no_rope_layer_interval": 4},
+        slides=_without_rope_if_windowed,
+        lists_layers=True,
+        rotates=_listed_for_rope,
+        heeds=frozenset(("no_rope_layers",)),
+    ),
 }
 """By the name under ``architectures``; SmolLM2 and Phi-4-mini use the names of Llama and Phi-3."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextType:
+    """A type of text model within another: its family, and the sizes that its configs omit."""
+
+    family: Family
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _sizes(
+    vocabulary: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int | None, positions: int
+) -> dict[str, int | None]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": positions,
+    }
+
+
+_SECTIONS = RopeReading(sections=True)
+_QWEN2_VL = TextType(
+    replace(
+        FAMILIES["Qwen2ForCausalLM"],
+        defaults=_QWEN | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_window_layers": 80},
+        rope=_SECTIONS,
+    ),
+    _sizes(152_064, 8192, 29_568, 80, 64, 8, 32_768),
+)
+
+TEXT_TYPES: dict[str, TextType] = {
+    "exaone4": TextType(
+        FAMILIES["Exaone4ForCausalLM"], _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)
+    ),
+    "gemma3_text": TextType(FAMILIES["Gemma3ForCausalLM"]),
+    "granite_docling_text": TextType(
+        replace(
+            FAMILIES["GraniteForCausalLM"],
+            defaults=_LLAMA
+            | {"rms_norm_eps": 1e-5, "embedding_multiplier": 12.0, "attention_multiplier": 0.015625}
+            | {"logits_scaling": 4.0, "residual_multiplier": 0.263},
+        ),
+        _sizes(133_800, 1024, 2048, 28, 16, 4, 32_768),
+    ),
+    "hyperclovax": TextType(
+        FAMILIES["HyperCLOVAXForCausalLM"], _sizes(32_000, 4096, 11_008, 32, 32, None, 2048)
+    ),
+    "llama": TextType(FAMILIES["LlamaForCausalLM"], _sizes(32_000, 4096, 11_008, 32, 32, None, 2048)),
+    "mistral": TextType(FAMILIES["MistralForCausalLM"], _sizes(32_000, 4096, 14_336, 32, 32, 8, 131_072)),
+    "paddleocr_vl_text": TextType(
+        replace(FAMILIES["Ernie4_5ForCausalLM"], interleaved_rope=False, rope=_SECTIONS),
+        _sizes(103_424, 1024, 3072, 18, 16, 2, 131_072),
+    ),
+    "qwen2": TextType(FAMILIES["Qwen2ForCausalLM"], _sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768)),
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3": TextType(FAMILIES["Qwen3ForCausalLM"], _sizes(151_936, 4096, 22_016, 32, 32, 32, 32_768)),
+    "qwen3_vl_text": TextType(
+        Family(
+            _LLAMA | {"head_dim": 128, "rope_theta": 500_000.0},
+            rope=_SECTIONS,
+            mlp_bias=False,
+            qk_norm="head",
+        ),
+        _sizes(151_936, 4096, 22_016, 32, 32, 32, 128_000),
+    ),
+}
+"""By the ``model_type`` of a ``text_config``. Sizes are those of transformers' configs of the type."""
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """A model that also reads images, of which the text part is served.
+
+    ``text`` is the type of its text model unless the config names it. ``tied``: its head is the embedding, unless
+    the config says otherwise. ``flat``: its first configs have the fields of the text model beside those of images.
+    """
+
+    text: str
+    tied: bool = False
+    flat: bool = False
+
+
+COMPOSITES: dict[str, Composite] = {
+    "DeepseekVLForConditionalGeneration": Composite("llama", tied=True),
+    "DeepseekVLHybridForConditionalGeneration": Composite("llama", tied=True),
+    "Exaone4_5_ForConditionalGeneration": Composite("exaone4"),
+    "Gemma3ForConditionalGeneration": Composite("gemma3_text", tied=True),
+    "GotOcr2ForConditionalGeneration": Composite("qwen2", tied=True),
+    "GraniteDoclingForConditionalGeneration": Composite("granite_docling_text", tied=True),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": Composite("hyperclovax", tied=True),
+    "Idefics2ForConditionalGeneration": Composite("mistral"),
+    "Idefics3ForConditionalGeneration": Composite("llama"),
+    "InternVLForConditionalGeneration": Composite("qwen2"),
+    "LightOnOcrForConditionalGeneration": Composite("qwen3", tied=True),
+    "LlavaForConditionalGeneration": Composite("llama"),
+    "LlavaNextForConditionalGeneration": Composite("llama"),
+    "LlavaNextVideoForConditionalGeneration": Composite("llama"),
+    "LlavaOnevisionForConditionalGeneration": Composite("qwen2"),
+    "Mistral3ForConditionalGeneration": Composite("mistral"),
+    "Ovis2ForConditionalGeneration": Composite("qwen2", tied=True),
+    "PaddleOCRVLForConditionalGeneration": Composite("paddleocr_vl_text", tied=True),
+    "Qwen2VLForConditionalGeneration": Composite("qwen2_vl_text", flat=True),
+    "Qwen2_5_VLForConditionalGeneration": Composite("qwen2_5_vl_text", flat=True),
+    "Qwen3VLForConditionalGeneration": Composite("qwen3_vl_text"),
+    "SmolVLMForConditionalGeneration": Composite("llama"),
+    "VideoLlama3ForConditionalGeneration": Composite("qwen2"),
+    "VideoLlavaForConditionalGeneration": Composite("llama"),
+    "VipLlavaForConditionalGeneration": Composite("llama"),
+}
+"""By the name under ``architectures``."""
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A config, and how it is to be read: ``text`` is the part that describes the decoder."""
+
+    architecture: str
+    family: Family
+    outer: Mapping[str, Any]
+    text: Mapping[str, Any]
+    nested: bool
+    defaults: Mapping[str, Any]
 
 
 def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
@@ -134,15 +498,10 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
     Raises:
         ModelError: an architecture or option is not supported, or a field is missing or malformed.
     """
-    architecture, family = _family(config)
-    outer = config
-    if family.nested:
-        inner = config.get("text_config")
-        if not isinstance(inner, Mapping):
-            raise ModelError(f"{architecture}: the config has no text_config")
-        config = inner
-    read = ConfigReader(architecture, config, family.defaults)
-    _refuse_unsupported(read)
+    of = _described(config)
+    family, outer = of.family, of.outer
+    read = ConfigReader(of.architecture, of.text, of.defaults)
+    _refuse_unsupported(read, family)
 
     hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
     kv_heads = read.optional_integer("num_key_value_heads") or heads
@@ -151,13 +510,14 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         raise ModelError(
             f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})"
         )
-    ropes = ropes_of(read, head_dim, family.local_rope)
-    layers = _layers(read, family)
-    bias = read.flag("attention_bias")
-    scalar = read.optional_number("query_pre_attn_scalar")
-    tied = outer.get("tie_word_embeddings") if family.nested else None
+    layers, ropes = _layers(read, family, ropes_of(read, head_dim, family.rope))
+    tied = outer.get("tie_word_embeddings") if of.nested else None
+    norms, multipliers = _norms(read, family), _multipliers(read, family)
+    outputs, logits_scaling = multipliers["residual_multiplier"], multipliers["logits_scaling"]
+    normed = norms.post_mlp_norm is not None
+    residual_scale = 1.0 if normed else 1 / outputs
     return DecoderSpec(
-        architecture=architecture,
+        architecture=of.architecture,
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=read.integer("intermediate_size"),
@@ -166,38 +526,61 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=read.integer("max_position_embeddings"),
-        norm_eps=read.number("rms_norm_eps"),
-        activation=_activation(read),
-        attention_scale=(scalar or head_dim) ** -0.5,
+        norm_eps=read.number("rms_norm_eps") * residual_scale**2,
+        activation=_activation(read, family),
+        attention_scale=_attention_scale(read, family, head_dim),
         layers=layers,
         ropes=ropes,
-        qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
-        output_bias=bias if family.output_bias is None else family.output_bias,
-        mlp_bias=read.flag("mlp_bias"),
+        qkv_bias=_biased(read, family.qkv_bias),
+        output_bias=_biased(read, family.output_bias),
+        mlp_bias=_biased(read, family.mlp_bias),
         qk_norm=family.qk_norm,
         norm_offset=family.norm_offset,
-        post_norms=family.post_norms,
-        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
-        attention_softcap=read.optional_number("attn_logit_softcapping")
-        if family.attention_softcap
-        else None,
-        logits_softcap=read.optional_number("final_logit_softcapping"),
+        norms=norms,
+        interleaved_rope=family.interleaved_rope,
+        embedding_scale=(hidden**0.5 if family.scaled_embedding else 1.0)
+        * multipliers["embedding_multiplier"]
+        * residual_scale,
+        residual_scale=residual_scale,
+        output_scale=outputs if normed else 1.0,
+        logits_scale=logits_scaling if family.multiplied_logits else 1 / logits_scaling,
+        attention_softcap=_heeded(read, family, "attn_logit_softcapping"),
+        logits_softcap=_heeded(read, family, "final_logit_softcapping"),
         tied_embeddings=read.flag("tie_word_embeddings") if tied is None else bool(tied),
-        merged_checkpoint=family.merged_checkpoint,
-        nested_checkpoint=family.nested,
-        dtype=_dtype(config) or _dtype(outer) or "float32",
+        merged_qkv=family.merged_qkv,
+        merged_gate_up=family.merged_gate_up,
+        nested_checkpoint=of.nested,
+        dtype=_dtype(of.text) or _dtype(outer) or "float32",
         stored=_stored(read, outer),
     )
 
 
-def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
+def _described(config: Mapping[str, Any]) -> _Described:
     names = ConfigReader("config", config, {}).names("architectures") or []
     for name in names:
         if name in FAMILIES:
-            return name, FAMILIES[name]
-    supported = ", ".join(FAMILIES)
+            return _Described(name, FAMILIES[name], config, config, False, FAMILIES[name].defaults)
+        if name in COMPOSITES:
+            return _composite(name, config)
+    supported = ", ".join((*FAMILIES, *COMPOSITES))
     said = ", ".join(names) or "no architecture at all"
     raise ModelError(f"the config names {said}; supported architectures are: {supported}")
+
+
+def _composite(name: str, config: Mapping[str, Any]) -> _Described:
+    """The text model of one that also reads images, whose type is in its own config."""
+    composite = COMPOSITES[name]
+    inner = config.get("text_config", config if composite.flat else None)
+    if not isinstance(inner, Mapping):
+        raise ModelError(f"{name}: the config has no text_config")
+    kind = composite.text if inner is config else inner.get("model_type", composite.text)
+    if not isinstance(kind, str) or kind not in TEXT_TYPES:
+        raise ModelError(
+            f"{name}: text_config has the model_type {kind!r}; supported are: {', '.join(TEXT_TYPES)}"
+        )
+    text = TEXT_TYPES[kind]
+    defaults = {**text.family.defaults, **text.sizes, "tie_word_embeddings": composite.tied}
+    return _Described(name, text.family, config, inner, True, defaults)
 
 
 def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None:
@@ -211,40 +594,102 @@ def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None
     return read_format(config)
 
 
-def _refuse_unsupported(read: ConfigReader) -> None:
+def _refuse_unsupported(read: ConfigReader, family: Family) -> None:
     if read.get("use_bidirectional_attention"):
         raise ModelError("use_bidirectional_attention: only causal attention is supported")
+    for name, neutral in _MEANINGS.items():
+        value = read.get(name)
+        if value is None or value is False or value in neutral:
+            continue
+        if name not in family.heeds | family.ignores | set(family.defaults):
+            raise ModelError(
+                f"{read.architecture}: {name} is {str(value)[:60]}, which this family does not compute; remove the "
+                "field if the model was trained without it"
+            )
 
 
-def _activation(read: ConfigReader) -> Activation:
-    # Gemma configs contain an unused "hidden_act" in addition to the "hidden_activation" that applies.
-    name = read.get("hidden_activation") or read.get("hidden_act")
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise ModelError(f"hidden_act '{name}' is not supported; supported are: {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+def _heeded(read: ConfigReader, family: Family, name: str) -> float | None:
+    """A number that its family computes; other families only have the field."""
+    return read.optional_number(name) if name in family.heeds else None
 
 
-def _layers(read: ConfigReader, family: Family) -> tuple[LayerSpec, ...]:
+def _multipliers(read: ConfigReader, family: Family) -> dict[str, float]:
+    """Granite's multipliers (muP, arXiv:2203.03466) of embeddings and residuals, and the divisor of logits."""
+    names = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+    return {name: _heeded(read, family, name) or 1.0 for name in names}
+
+
+def _attention_scale(read: ConfigReader, family: Family, head_dim: int) -> float:
+    multiplier = _heeded(read, family, "attention_multiplier")
+    return multiplier or (_heeded(read, family, "query_pre_attn_scalar") or head_dim) ** -0.5
+
+
+def _biased(read: ConfigReader, bias: bool | str) -> bool:
+    return read.flag(bias) if isinstance(bias, str) else bias
+
+
+def _norms(read: ConfigReader, family: Family) -> Norms:
+    if family.post_norm_flag is None or read.flag(family.post_norm_flag):
+        return family.norms
+    return family.norms._replace(post_attention_norm=None, post_mlp_norm=None)
+
+
+def _activation(read: ConfigReader, family: Family) -> Activation:
+    name, known = read.get(family.activation), family.activations
+    if not isinstance(name, str) or name not in known:
+        raise ModelError(f"{family.activation} '{name}' is not supported; supported are: {', '.join(known)}")
+    return known[name]
+
+
+def _layers(
+    read: ConfigReader, family: Family, ropes: tuple[RopeSpec, ...]
+) -> tuple[tuple[LayerSpec, ...], tuple[RopeSpec, ...]]:
+    """The layers, and the ropes to which they refer: one of kind "none" is added if a layer has no other."""
+    sliding = _sliding(read, family)
+    window = read.optional_integer("sliding_window") if any(sliding) else None
+    turning = [family.rotates(read, layer, slides) for layer, slides in enumerate(sliding)]
+    if not all(turning):
+        ropes = (*ropes, RopeSpec(1.0, 2, ropes[0].reach, kind="none"))
+    layers = tuple(
+        LayerSpec(
+            window=window if slides else None,
+            rope=int(slides and family.rope.local) if turns else len(ropes) - 1,
+        )
+        for slides, turns in zip(sliding, turning, strict=True)
+    )
+    return layers, ropes
+
+
+def _sliding(read: ConfigReader, family: Family) -> list[bool]:
+    """Which layers have the window."""
     count = read.integer("num_hidden_layers")
     if count > MAX_LAYERS:
         raise ModelError(f"num_hidden_layers must be at most {MAX_LAYERS}, the config has {count}")
-    window = read.optional_integer("sliding_window")
     kinds = read.names("layer_types")
     if kinds is None:
-        sliding = [family.slides(read, layer) for layer in range(count)]
-    else:
-        unknown = set(kinds) - {"full_attention", "sliding_attention"}
-        if unknown:
-            raise ModelError(f"layer_types: {', '.join(sorted(unknown))} is not supported")
-        if len(kinds) != count:
-            raise ModelError(f"layer_types has {len(kinds)} entries for {count} layers (num_hidden_layers)")
-        sliding = [kind == "sliding_attention" for kind in kinds]
-    return tuple(
-        LayerSpec(window=window if slides else None, rope=int(slides and family.local_rope))
-        for slides in sliding
-    )
+        return [family.slides(read, layer) for layer in range(count)]
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ModelError(f"layer_types: {', '.join(sorted(unknown))} is not supported")
+    if len(kinds) != count:
+        raise ModelError(f"layer_types has {len(kinds)} entries for {count} layers (num_hidden_layers)")
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    if not family.lists_layers and read.get("sliding_window") is not None:
+        if sliding != [family.slides(read, layer) for layer in range(count)]:
+            raise ModelError(
+                f"{read.architecture}: layer_types differs from the windows of this family, which does not read it; "
+                "remove the field"
+            )
+    return sliding
 
 
 def _dtype(config: Mapping[str, Any]) -> str | None:
     dtype = config.get("dtype") or config.get("torch_dtype")
-    return None if dtype is None else str(dtype)
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ModelError(
+            f"dtype (torch_dtype) is {str(dtype)[:60]!r}; expected one of {', '.join(_DTYPES)}, or no such field"
+        )
+    return name

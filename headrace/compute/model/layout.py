@@ -32,8 +32,10 @@ def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     qkv = {f"{attention}q_proj": queries, f"{attention}k_proj": keys, f"{attention}v_proj": keys}
     gate_up = {f"{mlp}gate_proj": wide, f"{mlp}up_proj": wide}
-    if spec.merged_checkpoint:
-        qkv, gate_up = {f"{attention}qkv_proj": queries + 2 * keys}, {f"{mlp}gate_up_proj": 2 * wide}
+    if spec.merged_qkv:
+        qkv = {f"{attention}qkv_proj": queries + 2 * keys}
+    if spec.merged_gate_up:
+        gate_up = {f"{mlp}gate_up_proj": 2 * wide}
     return {
         "qkv": LinearPlace(qkv, hidden, spec.qkv_bias),
         "output": LinearPlace({f"{attention}o_proj": hidden}, queries, spec.output_bias),
@@ -44,23 +46,22 @@ def linear_places(spec: DecoderSpec, index: int) -> dict[str, LinearPlace]:
 
 def norm_modules(spec: DecoderSpec, index: int) -> dict[str, str]:
     """The norms over the hidden state of layer ``index``: field of `weights.LayerWeights` -> module."""
-    prefix = f"model.layers.{index}."
-    if not spec.post_norms:
-        return {
-            "input_norm": f"{prefix}input_layernorm",
-            "mlp_norm": f"{prefix}post_attention_layernorm",
-        }
+    return {field: f"model.layers.{index}.{name}" for field, name in spec.norms._asdict().items() if name}
+
+
+def head_norms(spec: DecoderSpec, index: int) -> dict[str, int]:
+    """The norms of queries and of keys in layer ``index``, in this order: module -> size; empty without them."""
+    if spec.qk_norm is None:
+        return {}
+    queries, keys = (
+        ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
+    )
+    together = (spec.num_heads, spec.num_kv_heads) if spec.qk_norm == "projection" else (1, 1)
+    prefix = f"model.layers.{index}.self_attn."
     return {
-        "input_norm": f"{prefix}input_layernorm",
-        "post_attention_norm": f"{prefix}post_attention_layernorm",
-        "mlp_norm": f"{prefix}pre_feedforward_layernorm",
-        "post_mlp_norm": f"{prefix}post_feedforward_layernorm",
+        f"{prefix}{queries}": together[0] * spec.head_dim,
+        f"{prefix}{keys}": together[1] * spec.head_dim,
     }
-
-
-def head_norm_modules(index: int) -> tuple[str, str]:
-    """The norms of each head's queries and keys."""
-    return f"model.layers.{index}.self_attn.q_norm", f"model.layers.{index}.self_attn.k_norm"
 
 
 def linear_modules(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -80,9 +81,8 @@ def other_tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     for index in range(spec.num_layers):
         for module in norm_modules(spec, index).values():
             yield f"{module}.weight", (spec.hidden_size,)
-        if spec.qk_norm:
-            for module in head_norm_modules(index):
-                yield f"{module}.weight", (spec.head_dim,)
+        for module, size in head_norms(spec, index).items():
+            yield f"{module}.weight", (size,)
         for place in linear_places(spec, index).values():
             if place.bias:
                 for module, outputs in place.modules.items():

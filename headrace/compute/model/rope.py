@@ -31,6 +31,8 @@ def _frequencies(rope: RopeSpec, max_positions: int) -> Tensor:
     match rope.kind:
         case "default":
             return plain
+        case "none":
+            return torch.zeros_like(plain)
         case "linear":
             return plain / rope.factor
         case "dynamic":

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.spec import ModelError, RopeKind, RopeSpec
 
-_KINDS: dict[str, RopeKind] = {kind: kind for kind in get_args(RopeKind)}
+_KINDS: dict[str, RopeKind] = {kind: kind for kind in get_args(RopeKind) if kind != "none"}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _STRETCHED = {"factor", "original_max_position_embeddings"}
@@ -32,35 +32,65 @@ _FIELDS: dict[str, set[str]] = {
 _OF_OTHER_TYPES = frozenset[str]().union(*_FIELDS.values())
 
 
-def ropes_of(read: ConfigReader, head_dim: int, local: bool) -> tuple[RopeSpec, ...]:
-    """The model's ropes: one, or with ``local`` one for full layers and one for sliding layers."""
-    given = read.object("rope_parameters")
+class RopeReading(NamedTuple):
+    """What a family's code reads of a rope.
+
+    ``local``: sliding layers have one of their own. ``partial``: ``partial_rotary_factor``. ``alpha``: the type
+    "dynamic" with ``alpha``, which stretches the base by a constant. ``sections``: ``mrope_section``, where text has
+    the same position in all sections. ``longrope``: early names of that type.
+    """
+
+    local: bool = False
+    partial: bool = False
+    alpha: bool = False
+    sections: bool = False
+    longrope: tuple[str, ...] = ()
+
+
+def ropes_of(read: ConfigReader, head_dim: int, reading: RopeReading) -> tuple[RopeSpec, ...]:
+    """The model's ropes: one, or with ``reading.local`` one for full layers and one for sliding layers."""
+    scaling = read.object("rope_scaling")
+    given = read.object("rope_parameters") if read.given("rope_parameters") or not scaling else {}
     nested = _LAYER_TYPES & set(given)
-    if nested and not local:
+    if nested and not reading.local:
         raise ModelError(f"{read.architecture}: rope_parameters by layer type ({', '.join(sorted(nested))})")
     if nested:
         _only(given, _LAYER_TYPES | _ALWAYS, "rope_parameters by layer type")
     by_type = ConfigReader(f"{read.architecture} rope_parameters", given, {})
     full = by_type.object("full_attention") if nested else given
-    if scaling := read.object("rope_scaling"):
+    if scaling:
         kept = ("rope_theta", "partial_rotary_factor")
         full = {name: full[name] for name in kept if name in full} | dict(scaling)
-    ropes = [_rope(read, full, read.number("rope_theta"), head_dim)]
-    if local:
+    ropes = [_rope(read, full, read.number("rope_theta"), head_dim, reading)]
+    if reading.local:
         sliding = by_type.object("sliding_attention") if nested else {}
-        ropes.append(_rope(read, sliding, read.number("rope_local_base_freq"), head_dim))
+        ropes.append(_rope(read, sliding, read.number("rope_local_base_freq"), head_dim, reading))
     return tuple(ropes)
 
 
-def _rope(read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: int) -> RopeSpec:
+def _rope(
+    read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: int, reading: RopeReading
+) -> RopeSpec:
     named = given.get("rope_type") or given.get("type")
     kind = named or "default"
-    if read.architecture == "Phi3ForCausalLM" and kind in ("su", "yarn"):
-        kind = "longrope"  # early names of the same scheme in this family
+    if kind in reading.longrope:
+        kind = "longrope"
+    if kind == "mrope" and reading.sections:
+        kind = named = "default"
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(_KINDS)}")
-    if given.get("mrope_section"):
+    if reading.sections:
+        given = {name: value for name, value in given.items() if not name.startswith("mrope_")}
+    elif given.get("mrope_section"):
         raise ModelError("mrope_section: multimodal rotary embeddings are not supported")
+    if reading.alpha and kind == "dynamic" and given.get("alpha"):
+        alpha = ConfigReader(f"{read.architecture} rope", given, {}).number("alpha")
+        theta = ConfigReader(f"{read.architecture} rope", given, {}).optional_number("rope_theta") or theta
+        given, kind, named = (
+            {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))},
+            "default",
+            "default",
+        )
     if named == "default":  # tools leave fields of other types behind, which no engine reads
         given = {name: value for name, value in given.items() if name not in _OF_OTHER_TYPES}
     _only(given, _FIELDS[kind] | _ALWAYS, f"rope type '{kind}'")
@@ -68,6 +98,11 @@ def _rope(read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: 
     partial = scaling.optional_number("partial_rotary_factor") or read.optional_number(
         "partial_rotary_factor"
     )
+    if partial is not None and partial != 1.0 and not reading.partial:
+        raise ModelError(
+            f"{read.architecture}: partial_rotary_factor is {partial}, but this family rotates whole heads; remove the "
+            "field"
+        )
     rotary_dim = int(head_dim * (partial or 1.0))
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         if partial is None:

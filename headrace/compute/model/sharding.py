@@ -123,12 +123,14 @@ class Shard:
         queries, keys = self.heads.times(size), self.kv_heads.times(size)
         before_keys = whole.num_heads * size
         before_values = before_keys + whole.num_kv_heads * size
-        if whole.merged_checkpoint:
-            return {
-                "qkv": ((queries, keys.after(before_keys), keys.after(before_values)),),
-                "gate_up": ((self.inner, self.inner.after(whole.intermediate_size)),),
-            }
-        return {"qkv": ((queries,), (keys,), (keys,)), "gate_up": ((self.inner,), (self.inner,))}
+        inner = self.inner
+        qkv: tuple[tuple[Range, ...], ...] = (queries,), (keys,), (keys,)
+        gate_up: tuple[tuple[Range, ...], ...] = (inner,), (inner,)
+        if whole.merged_qkv:
+            qkv = ((queries, keys.after(before_keys), keys.after(before_values)),)
+        if whole.merged_gate_up:
+            gate_up = ((inner, inner.after(whole.intermediate_size)),)
+        return {"qkv": qkv, "gate_up": gate_up}
 
 
 def shard_of(spec: DecoderSpec, place: Place = ALONE) -> Shard:
@@ -161,6 +163,11 @@ def shard_of(spec: DecoderSpec, place: Place = ALONE) -> Shard:
 
 def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None:
     """Raise ModelError, naming the option and what would work, if a model cannot be divided so."""
+    if tensor_size > 1 and spec.qk_norm == "projection":
+        raise ModelError(
+            f"{TENSOR} {tensor_size}: {spec.architecture} normalizes the queries of all heads together, so they cannot be "
+            f"divided; use {PIPELINE}"
+        )
     counts = (
         (spec.num_heads, "attention heads"),
         (spec.intermediate_size, "columns of the MLP"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.model.checkpoint import Checkpoint
+from headrace.compute.model.layout import EMBEDDING
 from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.quantization.weight import QuantizedWeight
 
@@ -21,6 +22,9 @@ class Source(Protocol):
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
 
     def linear(self, module: str, shape: tuple[int, int]) -> Weight: ...
+
+    def embedding(self, shape: tuple[int, int]) -> Weight:
+        """The table of the tokens' embeddings [vocab, hidden], which may be quantized."""
 
 
 class StoredSource:
@@ -50,6 +54,9 @@ class StoredSource:
         expanded = isinstance(weight, QuantizedWeight) and weight.in_fp8 and not self._fp8
         return weight.dequantized() if isinstance(weight, QuantizedWeight) and expanded else weight
 
+    def embedding(self, shape: tuple[int, int]) -> Tensor:
+        return self.tensor(f"{EMBEDDING}.weight", shape)
+
 
 class RandomSource:
     """Noise for every linear layer and table, which depends on its name and the seed, and ones for the norms."""
@@ -68,3 +75,6 @@ class RandomSource:
 
     def linear(self, module: str, shape: tuple[int, int]) -> Weight:
         return self.tensor(f"{module}.weight", shape)
+
+    def embedding(self, shape: tuple[int, int]) -> Tensor:
+        return self.tensor(f"{EMBEDDING}.weight", shape)

@@ -1,17 +1,19 @@
 """The specification of a model for the generic decoder, as frozen values.
 
-`families` creates it from a ``config.json``; decoder, weights and memory sizing read it.
+`families` creates it from a ``config.json``; decoder and weights read it. It yields the `ModelShape` that all
+others read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from headrace.compute.kernels import Activation
+from headrace.compute.kernels import Activation, HeadNorm, HeadShape
+from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.quantization.stored import StoredFormat
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
 
 
 class ModelError(ValueError):
@@ -22,7 +24,8 @@ class ModelError(ValueError):
 class RopeSpec:
     """One rotary embedding (arXiv:2104.09864) and how it is stretched beyond the trained length.
 
-    ``rotary_dim`` features of each head rotate, at base ``theta``. ``original_positions`` is the trained length.
+    ``rotary_dim`` features of each head rotate, at base ``theta``. ``original_positions`` is the trained length. Of
+    kind "none" nothing rotates: layers without positions (arXiv:2305.19466) have a table of ones and zeros.
     ``factor``: linear, dynamic (NTK-aware), llama3, yarn. ``low_freq_factor``, ``high_freq_factor``: llama3.
     ``beta_fast``, ``beta_slow``, ``truncate``: yarn (arXiv:2309.00071). ``short_factor``, ``long_factor``: longrope
     (arXiv:2402.13753). ``attention_factor`` scales cosines and sines.
@@ -64,16 +67,35 @@ class LayerSpec:
     rope: int = 0
 
 
+class Norms(NamedTuple):
+    """The norms over the hidden state of a layer, by their fields of `weights.LayerWeights`: names, or None.
+
+    ``input_norm`` and ``mlp_norm`` normalize what attention and MLP read. ``post_attention_norm`` and
+    ``post_mlp_norm`` normalize what they return, before it is added to the residual.
+    """
+
+    input_norm: str | None = "input_layernorm"
+    post_attention_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    post_mlp_norm: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """The shape and options of the generic decoder; sizes in elements.
 
     ``attention_scale`` multiplies q·k. ``attention_softcap`` and ``logits_softcap`` bound with tanh
-    (arXiv:2408.00118). ``qk_norm`` normalizes each head of queries and keys before the rotation. ``norm_offset`` is
-    added to every norm weight. ``post_norms`` normalize the outputs of attention and MLP before they are added to the
-    residual. ``merged_checkpoint``: the files already contain q, k, v and gate, up merged. ``nested_checkpoint``:
-    they also contain other parts of a larger model (a vision tower). ``dtype`` is the dtype of the stored weights
-    according to the config, ``stored`` the format of its linears if they are quantized.
+    (arXiv:2408.00118). ``qk_norm`` normalizes queries and keys: see `kernels.HeadNorm`. ``norm_offset`` is added to
+    every norm weight. ``norms`` are those of each layer. ``merged_qkv`` and ``merged_gate_up``: the files already
+    contain q, k, v or gate, up as one. ``interleaved_rope``: their heads rotate pairs of neighbours, so queries and
+    keys are reordered when they are read. ``nested_checkpoint``: they also contain other parts of a larger model (a
+    vision tower). ``dtype`` is the dtype of the stored weights according to the config, ``stored`` the format of its
+    linears if they are quantized.
+
+    A model may multiply the outputs of attention and MLP (Granite). Where norms follow them, their weights contain
+    this ``output_scale`` when they are loaded. Otherwise the hidden state between the layers is ``residual_scale``
+    times, its inverse, that of the published model: ``embedding_scale`` and ``norm_eps`` contain it. ``logits_scale``
+    multiplies the logits.
     """
 
     architecture: str
@@ -93,14 +115,19 @@ class DecoderSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: HeadNorm | None = None
     norm_offset: float = 0.0
-    post_norms: bool = False
+    norms: Norms = Norms()
+    interleaved_rope: bool = False
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    output_scale: float = 1.0
+    logits_scale: float = 1.0
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     tied_embeddings: bool = False
-    merged_checkpoint: bool = False
+    merged_qkv: bool = False
+    merged_gate_up: bool = False
     nested_checkpoint: bool = False
     dtype: str = "bfloat16"
     stored: StoredFormat | None = None
@@ -118,6 +145,26 @@ class DecoderSpec:
         heads = self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
         mlp = 3 * self.hidden_size * self.intermediate_size
-        norms = (4 if self.post_norms else 2) * self.hidden_size
+        norms = sum(name is not None for name in self.norms) * self.hidden_size
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return self.num_layers * (attention + mlp + norms) + tables + self.hidden_size
+
+    @property
+    def shape(self) -> ModelShape:
+        """The sizes for memory, cost and reports."""
+        heads = HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
+        parameters = self.num_parameters
+        return ModelShape(
+            architecture=self.architecture,
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            layers=tuple(LayerShape(heads, layer.window) for layer in self.layers),
+            max_positions=self.max_positions,
+            reach=self.reach,
+            position_bytes=sum(rope.position_bytes for rope in self.ropes),
+            num_parameters=parameters,
+            token_parameters=parameters,
+            tied_embeddings=self.tied_embeddings,
+            dtype=self.dtype,
+        )

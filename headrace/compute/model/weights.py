@@ -7,14 +7,19 @@ read. So the memory peak of loading is close to the size of the model as it will
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from headrace.compute.gguf import source as gguf
+from headrace.compute.gguf.file import GgufFile, is_gguf
+from headrace.compute.gguf.source import GgufSource
 from headrace.compute.model.checkpoint import Checkpoint, has_weights, listed
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
@@ -23,30 +28,59 @@ from headrace.compute.model.layout import (
     FINAL_NORM,
     HEAD,
     LinearPlace,
-    head_norm_modules,
+    head_norms,
     linear_modules,
     norm_modules,
     other_tensors,
 )
 from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
 from headrace.compute.model.sources import RandomSource, Source, StoredSource, Weight
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec, ModelError, Norms
 from headrace.compute.quantization import scheme as quantization
 from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
 
+logger = logging.getLogger(__name__)
+
+W = TypeVar("W", Tensor, QuantizedWeight, Weight)
+
 _SAMPLED = 1024
 _COMPARED = 1024
+_TURNING = ("q_proj", "k_proj", "q_norm", "k_norm")
+"""The modules whose outputs, or inputs, are heads that rotate."""
 _HARMLESS = ("rotary_emb.inv_freq",)
-_OTHER_PARTS = (
-    "vision_tower.",
-    "model.vision_tower.",
-    "multi_modal_projector.",
-    "model.multi_modal_projector.",
+_OTHER_PARTS = tuple(
+    f"{prefix}{part}"
+    for prefix in ("", "model.")
+    for part in (
+        "vision_tower.",
+        "vision_model.",
+        "vision_encoder.",
+        "vision_projection.",
+        "vision_projector.",
+        "visual.",
+        "visual_embeddings_table.",
+        "image_tower.",
+        "image_newline",
+        "video_tower.",
+        "high_res_vision_model.",
+        "high_res_vision_neck.",
+        "high_res_vision_proj.",
+        "high_res_vision_alpha",
+        "multi_modal_projector.",
+        "mlp_AR.",
+        "connector.",
+        "aligner.",
+        "projector.",
+    )
 )
+"""The tensors that belong to images in a model with a text part."""
 _PREFIXES = (
     ("language_model.model.", "model."),
+    ("model.language_model.model.", "model."),
     ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+    ("text_model.", "model."),
     ("language_model.", ""),
     ("layers.", "model.layers."),
     ("embed_tokens.", "model.embed_tokens."),
@@ -62,14 +96,14 @@ class LayerWeights:
     ``qkv`` stacks queries, keys, values; ``gate_up`` gate, up. ``qk_norm`` is [heads + kv_heads, head_dim].
     """
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Weight
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     output: Weight
     output_bias: Tensor | None
     post_attention_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     gate_up: Weight
     gate_up_bias: Tensor | None
     down: Weight
@@ -82,7 +116,7 @@ class DecoderWeights:
     """All weights; ``head`` is ``embedding`` itself if the model ties them and the head is not quantized.
 
     Those of a shard have the embedding and head of its tokens. A stage without one of them has an empty tensor [0,
-    hidden] in its place, and the ``norm`` of a stage that is not the last is the next layer's first.
+    hidden] in its place, and the ``norm`` of a stage that is not the last is the next layer's first, if it has one.
 
     The decoder moves the layers out one by one as it prepares them, so that no weight is in memory twice. ``nbytes``
     remains the size of all of them when they were created. ``quantization`` is the number of linear layers of each
@@ -91,7 +125,7 @@ class DecoderWeights:
 
     embedding: Tensor
     layers: list[LayerWeights]
-    norm: Tensor
+    norm: Tensor | None
     head: Weight
     nbytes: int = field(init=False)
     quantization: str = field(init=False)
@@ -116,7 +150,7 @@ class DecoderWeights:
         for layer in self.layers:
             for name in LayerWeights.__slots__:
                 yield from _tensors(getattr(layer, name))
-        yield self.norm
+        yield from _tensors(self.norm)
         if self.head is not self.embedding:
             yield from _tensors(self.head)
 
@@ -131,7 +165,8 @@ def load_weights(
     fp8: bool = False,
     head: bool = True,
 ) -> DecoderWeights:
-    """Read a checkpoint's safetensors, convert them to ``dtype``, and quantize them if ``quantize`` names a scheme.
+    """Read a checkpoint's safetensors, or a GGUF file, convert the weights to ``dtype``, and quantize them if
+    ``quantize`` names a scheme.
 
     Of a shard only its part is read. ``fp8`` says whether linear layers stored in fp8 stay so, or are expanded.
     Without ``head``, the LM head is not read, and the embedding stands in its place: for models whose logits are not
@@ -139,9 +174,18 @@ def load_weights(
 
     Raises:
         ModelError: there are no safetensors, a file is broken, or tensors are missing, unexpected or of another shape
-            (the message names them). Or its linear layers are quantized already.
+            (the message names them). Or its linear layers are quantized already, and ``quantize`` is set.
     """
     shard = spec if isinstance(spec, Shard) else shard_of(spec)
+    if is_gguf(folder):
+        file = GgufFile.open(folder)
+        whole = gguf.as_stored(file, shard.whole)
+        if quantize and whole.stored:
+            raise ModelError(
+                f"--quantization {quantize}: {folder} is already quantized ({whole.stored.name}); omit this option"
+            )
+        source = GgufSource(file, whole)
+        return _Assembly(replace(shard, whole=whole), source, dtype, device, quantize).weights()
     with Checkpoint(folder, plain_name) as checkpoint:
         whole = as_stored(checkpoint, shard.whole)
         if not head:
@@ -155,7 +199,7 @@ def load_weights(
 
 def read_spec(folder: Path) -> DecoderSpec:
     """The specification of the model in a folder: what its config says, except that a head which differs from the
-    embedding is not tied to it.
+    embedding is not tied to it. Or that of the model in a GGUF file, whose tensors say more (`gguf.source.as_stored`).
 
     Without weights in the folder, the config alone decides.
 
@@ -163,6 +207,8 @@ def read_spec(folder: Path) -> DecoderSpec:
         ModelError: the config is not supported, or a file is broken.
     """
     spec = parse_config(read_config(folder))
+    if is_gguf(folder):
+        return gguf.as_stored(GgufFile.open(folder), spec)
     if not spec.tied_embeddings or not has_weights(folder):
         return spec
     with Checkpoint(folder, plain_name) as checkpoint:
@@ -222,27 +268,34 @@ class _Assembly:
         self._shard, self._spec = shard, shard.whole
         self._source, self._dtype, self._device = source, dtype, device
         self._scheme = SCHEMES[quantize] if quantize else None
+        self._expands = False
 
     def weights(self) -> DecoderWeights:
         place, tied = self._shard.place, self._spec.tied_embeddings
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
         needed = place.first or (place.last and tied)
-        embedding = self._table() if needed else self._nothing()
+        table = self._source.embedding(shape) if needed else None
+        embedding = self._nothing() if table is None else self._embedding(table)
         layers = [self._layer(index) for index in range(*self._shard.layers)]
         if not place.last:
-            following = norm_modules(self._spec, self._shard.layers.end)["input_norm"]
-            return DecoderWeights(embedding, layers, self._norm(following), self._nothing())
+            following = norm_modules(self._spec, self._shard.layers.end).get("input_norm")
+            norm = None if following is None else self._norm(following)
+            return DecoderWeights(embedding, layers, norm, self._nothing())
         head: Weight = embedding
-        if not tied:
-            shape = (self._spec.vocab_size, self._spec.hidden_size)
+        if not tied or isinstance(table, QuantizedWeight):
+            stored = table if tied and table is not None else self._source.linear(HEAD, shape)
             cut = Cut(((self._shard.vocabulary,),), Range(0, shape[1]))
-            head = self._whole([(HEAD, self._source.linear(HEAD, shape))], quantization.HEAD, cut)
+            head = self._whole([(HEAD, stored)], quantization.HEAD, cut)
         elif self._scheme:
             head = self._quantized(embedding, quantization.HEAD)
         return DecoderWeights(embedding, layers, self._norm(FINAL_NORM), head)
 
-    def _table(self) -> Tensor:
-        tokens, shape = self._shard.vocabulary, (self._spec.vocab_size, self._spec.hidden_size)
-        return self._joined([self._source.tensor(f"{EMBEDDING}.weight", shape)[tokens.begin : tokens.end]])
+    def _embedding(self, table: Weight) -> Tensor:
+        """The embeddings of this shard's tokens. Their rows are looked up, so a quantized table is expanded."""
+        tokens = self._shard.vocabulary
+        if isinstance(table, QuantizedWeight):
+            return table.rows(tokens.begin, tokens.end).dequantized(self._dtype).to(self._device)
+        return self._joined([table[tokens.begin : tokens.end]])
 
     def _nothing(self) -> Tensor:
         return torch.empty((0, self._spec.hidden_size), dtype=self._dtype, device=self._device)
@@ -252,7 +305,9 @@ class _Assembly:
         linears = {name: self._linear(place, cut) for name, place, cut in cuts}
         biases = {f"{name}_bias": self._bias(place, cut) for name, place, cut in cuts}
         norms = {name: self._norm(module) for name, module in norm_modules(self._spec, index).items()}
-        absent = dict.fromkeys(("post_attention_norm", "post_mlp_norm"))
+        for name in norms.keys() & {"post_attention_norm", "post_mlp_norm"}:
+            norms[name].mul_(self._spec.output_scale)
+        absent = dict.fromkeys(Norms._fields)
         return LayerWeights(qk_norm=self._head_norms(index), **(linears | biases | absent | norms))
 
     def _linear(self, place: LinearPlace, cut: Cut) -> Weight:
@@ -265,13 +320,14 @@ class _Assembly:
     def _whole(self, modules: Sequence[tuple[str, Weight]], scheme: Scheme | None, cut: Cut) -> Weight:
         """The parts of modules that ``cut`` names as one weight, quantized if there is a scheme.
 
-        It is not quantized if their bits differ. Inputs are cut after quantizing, so that the values are those of
-        the whole weight.
+        Parts of different kinds take a common form (`weight.stacked`), or are expanded if there is none. Inputs are cut
+        after quantizing, so that the values are those of the whole weight.
         """
         parts: list[Weight] = []
         for (module, weight), ranges in zip(modules, cut.outputs, strict=True):
             for begin, end in ranges:
                 part = weight.rows(begin, end) if isinstance(weight, QuantizedWeight) else weight[begin:end]
+                part = self._turned(module, part)
                 if self._scheme and scheme:
                     if isinstance(part, QuantizedWeight):
                         raise ModelError(
@@ -283,8 +339,14 @@ class _Assembly:
         if len(quantized) == len(parts):
             try:
                 return stacked(quantized) if len(quantized) > 1 else quantized[0]
-            except ValueError:  # of different kinds: a stacked weight cannot mix them
+            except ValueError:  # no form has the values of all
                 parts = list(quantized)
+        if quantized and not self._expands:  # once; the start-up output counts them
+            self._expands = True
+            logger.warning(
+                "%s: is computed as one with weights of another kind, so it is expanded to %s; others may be too",
+                *(modules[0][0], str(self._dtype).removeprefix("torch.")),
+            )
         return self._joined(
             [part.dequantized(self._dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
         )
@@ -310,7 +372,7 @@ class _Assembly:
         if not place.bias or (cut.inputs.size < place.inputs and self._shard.place.tensor_rank):
             return None
         biases = [
-            self._source.tensor(f"{module}.bias", (rows,))[begin:end]
+            self._turned(module, self._source.tensor(f"{module}.bias", (rows,))[begin:end])
             for (module, rows), ranges in zip(place.modules.items(), cut.outputs, strict=True)
             for begin, end in ranges
         ]
@@ -321,14 +383,33 @@ class _Assembly:
         return self._joined([norm], torch.float32).add_(self._spec.norm_offset)
 
     def _head_norms(self, index: int) -> Tensor | None:
-        """One weight for every head of the queries, another for every head of the keys."""
-        if not self._spec.qk_norm:
+        """The weights of every head of the queries, then of the keys; those of one head are the same for all."""
+        norms = head_norms(self._spec, index)
+        if not norms:
             return None
-        size = self._spec.head_dim
-        queries, keys = (self._source.tensor(f"{m}.weight", (size,)) for m in head_norm_modules(index))
-        local = self._shard.spec
-        repeated = [queries.expand(local.num_heads, size), keys.expand(local.num_kv_heads, size)]
-        return self._joined(repeated, torch.float32).add_(self._spec.norm_offset)
+        size, local = self._spec.head_dim, self._shard.spec
+        parts = [
+            self._turned(module, self._source.tensor(f"{module}.weight", (width,)))
+            .view(-1, size)
+            .expand(heads, size)
+            for (module, width), heads in zip(
+                norms.items(), (local.num_heads, local.num_kv_heads), strict=True
+            )
+        ]
+        return self._joined(parts, torch.float32).add_(self._spec.norm_offset)
+
+    def _turned(self, module: str, rows: W) -> W:
+        """Whole heads of queries or keys whose pairs of neighbours rotate, in the order of the kernels: the first
+        features of all pairs, then the second ones. Products of queries and keys stay the same.
+        """
+        if not self._spec.interleaved_rope or not module.endswith(_TURNING):
+            return rows
+        size, turning = self._spec.head_dim, self._spec.ropes[0].rotary_dim
+        head = torch.cat(
+            (torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size))
+        )
+        order = (torch.arange(0, rows.shape[0], size)[:, None] + head).flatten()
+        return rows.reordered(order) if isinstance(rows, QuantizedWeight) else rows[order]
 
 
 def _columns(module: str, weight: Weight, inputs: Range) -> Weight:

@@ -9,11 +9,15 @@ consecutive inputs of an output. Values of 8 bits are integers, or floats in fp8
       │     │ s, z    │ s, z    │            │   scales  float32 [out, groups]
       ▼     │         │         │            │   zeros   int8 [out, groups], or None: all zero
 ```
+
+Where zero need not be one of the values, a group has a minimum instead of a zero, which is the weight of the lowest
+value: ``(value - lowest) * scale + minimum``, with ``lowest`` -8 or -128. Such are the K formats of GGUF.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +26,9 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
+
+_ELEMENTS_AT_ONCE = 1 << 24
+"""Elements dequantized at once, which limits the temporary memory to 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ class QuantizedWeight:
         activation_bits: 16: activations are not quantized. 8: the product is defined with activations that are
             quantized per token, symmetrically: ``round(x / s)`` with ``s = max|x| / 127``. For a weight in fp8 they are
             the nearest e4m3 of ``x / s`` with ``s = max|x| / 448``.
+        minima: float32 [out, groups], or None; only integers have them, and no zeros beside them.
     """
 
     values: Tensor
@@ -47,6 +55,7 @@ class QuantizedWeight:
     order: Tensor | None
     bits: Literal[4, 8]
     activation_bits: Literal[8, 16]
+    minima: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,7 +77,13 @@ class QuantizedWeight:
         """Bits of weights and activations, and the group: ``W4A16 in groups of 128``."""
         per = "" if self.scales.shape[1] == 1 else f" in groups of {self.group_size}"
         stored, ordered = "fp8 " if self.in_fp8 else "", " reordered" if self.order is not None else ""
-        return f"{stored}W{self.bits}A{self.activation_bits}{per}{ordered}"
+        based = "" if self.minima is None else " with minima"
+        return f"{stored}W{self.bits}A{self.activation_bits}{per}{based}{ordered}"
+
+    @property
+    def lowest(self) -> int:
+        """The lowest value of integers."""
+        return -(1 << (self.bits - 1))
 
     @property
     def nbytes(self) -> int:
@@ -76,12 +91,22 @@ class QuantizedWeight:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The parts that exist."""
-        return tuple(t for t in (self.values, self.scales, self.zeros, self.order) if t is not None)
+        parts = self.values, self.scales, self.zeros, self.minima, self.order
+        return tuple(part for part in parts if part is not None)
+
+    def _with_groups(self, values: Tensor, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
+        """The weight with other ``values``, and what each group has after a ``change``."""
+        zeros, minima = (None if part is None else change(part) for part in (self.zeros, self.minima))
+        return replace(self, values=values, scales=change(self.scales), zeros=zeros, minima=minima)
 
     def rows(self, begin: int, end: int) -> QuantizedWeight:
         """Some of the outputs, as a weight that shares the memory of this one."""
-        zeros = None if self.zeros is None else self.zeros[begin:end]
-        return replace(self, values=self.values[begin:end], scales=self.scales[begin:end], zeros=zeros)
+        return self._with_groups(self.values[begin:end], lambda part: part[begin:end])
+
+    def reordered(self, outputs: Tensor) -> QuantizedWeight:
+        """The outputs of the indices int64 [out], in this order."""
+        values = self.values.view(torch.int8)[outputs].view(self.values.dtype)  # fp8 cannot be indexed
+        return self._with_groups(values, lambda part: part[outputs])
 
     def columns(self, begin: int, end: int) -> QuantizedWeight:
         """Some of the inputs, in new memory.
@@ -96,31 +121,20 @@ class QuantizedWeight:
             raise ValueError(
                 "its inputs are in another order than the activations (desc_act), so its groups cannot be divided"
             )
-        parts, per_value = (self.scales, self.zeros), 8 // self.bits
+        per_value, groups = 8 // self.bits, slice(None)
         if self.scales.shape[1] > 1:
             if begin % group or end % group:
                 raise ValueError(f"inputs {begin} to {end} would split a group of {group}")
-            scales = self.scales[:, begin // group : end // group]
-            zeros = None if self.zeros is None else self.zeros[:, begin // group : end // group]
-            parts = scales.contiguous(), None if zeros is None else zeros.contiguous()
+            groups = slice(begin // group, end // group)
         if begin % per_value or end % per_value:
             raise ValueError(f"inputs {begin} to {end} would split a byte of {per_value} values")
         values = self.values[:, begin // per_value : end // per_value].contiguous()
-        return replace(self, values=values, scales=parts[0], zeros=parts[1])
+        return self._with_groups(values, lambda part: part[:, groups].contiguous())
 
     def to(self, device: torch.device | str) -> QuantizedWeight:
         """The weight on ``device``."""
-
-        def moved(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part.to(device)
-
-        return replace(
-            self,
-            values=self.values.to(device),
-            scales=self.scales.to(device),
-            zeros=moved(self.zeros),
-            order=moved(self.order),
-        )
+        moved = self._with_groups(self.values.to(device), lambda part: part.to(device))
+        return moved if moved.order is None else replace(moved, order=moved.order.to(device))
 
     def integers(self) -> Tensor:
         """The values of a weight of integers, int8 [out, in]."""
@@ -131,15 +145,27 @@ class QuantizedWeight:
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The dequantized weight [out, in], with inputs in the order of the activations."""
+        weight = torch.empty(self.shape, dtype=dtype, device=self.values.device)
+        step = max(1, _ELEMENTS_AT_ONCE // self.shape[1])
+        for begin in range(0, len(weight), step):
+            weight[begin : begin + step] = self.rows(begin, begin + step)._dequantized()
+        return weight
+
+    def _dequantized(self) -> Tensor:
         outputs, inputs = self.shape
         values = self.values if self.in_fp8 else self.integers()
         grouped = values.float().view(outputs, -1, self.group_size)
         if self.zeros is not None:
             grouped -= self.zeros[..., None]
-        weight = grouped.mul_(self.scales[..., None]).view(outputs, inputs)
+        if self.minima is not None:
+            grouped -= self.lowest
+        weight = grouped.mul_(self.scales[..., None])
+        if self.minima is not None:
+            weight += self.minima[..., None]
+        weight = weight.view(outputs, inputs)
         if self.order is not None:
             weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
-        return weight.to(dtype)
+        return weight
 
 
 def pack_halves(values: Tensor) -> Tensor:
@@ -151,23 +177,30 @@ def pack_halves(values: Tensor) -> Tensor:
 def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Stack weights with the same inputs into one, outputs after outputs (queries, keys, values; gate, up).
 
+    Parts that differ in bits or groups take the most bits and the finest groups of all, and minima if one of them has
+    minima. That changes no weight.
+
     Raises:
-        ValueError: they differ in type, bits, groups, order of inputs or kind of activations.
+        ValueError: they differ in type, order of inputs or kind of activations; or no common form is exact.
     """
     first = parts[0]
     for part in parts[1:]:
         same_order = (part.order is None) == (first.order is None) and (
             part.order is None or first.order is None or torch.equal(part.order, first.order)
         )
-        same = (part.values.dtype, part.bits, part.activation_bits, part.shape[1], part.group_size) == (
-            first.values.dtype,
-            first.bits,
+        same = (part.in_fp8, part.activation_bits, part.shape[1]) == (
+            first.in_fp8,
             first.activation_bits,
             first.shape[1],
-            first.group_size,
         )
         if not (same and same_order):
-            raise ValueError("weights that are computed as one must have the same bits, groups and order")
+            raise ValueError(
+                "weights that are computed as one must have the same type, order and activations"
+            )
+    bits = max(part.bits for part in parts)
+    group = math.gcd(*(part.group_size for part in parts))
+    based = any(part.minima is not None for part in parts)
+    parts = [_in_form(part, bits, group, based=based) for part in parts]
     zeros = None
     if any(part.zeros is not None for part in parts):
         zeros = torch.cat(
@@ -181,6 +214,39 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         torch.cat([part.scales for part in parts]),
         zeros,
         first.order,
-        first.bits,
+        bits,
         first.activation_bits,
+        torch.cat([part.minima for part in parts if part.minima is not None]) if based else None,
     )
+
+
+def _in_form(weight: QuantizedWeight, bits: Literal[4, 8], group: int, *, based: bool) -> QuantizedWeight:
+    """The same weight with ``bits``, groups of ``group``, and minima if ``based``.
+
+    Raises:
+        ValueError: a minimum cannot be exact in float32.
+    """
+    form, times = weight, weight.group_size // group
+    if times > 1:
+        form = weight._with_groups(weight.values, lambda part: part.repeat_interleave(times, 1))
+    lowest = -(1 << (bits - 1))
+    if bits != weight.bits:
+        integers = weight.integers().short()
+        if weight.minima is not None:  # the same distance from the lowest value
+            integers += lowest - weight.lowest
+        form = replace(form, values=integers.to(torch.int8), bits=bits)
+    if not based or weight.minima is not None:
+        return form
+    integers = form.integers().short()
+    least = int(integers.min())
+    values = (integers + (lowest - least)).to(torch.int8)
+    zeros = 0 if form.zeros is None else form.zeros.float()
+    form = replace(
+        form,
+        values=pack_halves(values) if bits == 4 else values,
+        zeros=None,
+        minima=(least - zeros) * form.scales,
+    )
+    if not torch.equal(form.dequantized(), weight.dequantized()):
+        raise ValueError("the weights of the lowest values are not exact in float32")
+    return form

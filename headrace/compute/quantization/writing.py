@@ -24,7 +24,7 @@ from headrace.compute.model.layout import (
     FINAL_NORM,
     HEAD,
     LinearPlace,
-    head_norm_modules,
+    head_norms,
     linear_places,
     norm_modules,
     plain_shapes,
@@ -142,10 +142,7 @@ def _read(checkpoint: Checkpoint, spec: DecoderSpec, index: int) -> _Layer:
             name: checkpoint.read(f"{module}.weight").float()
             for name, module in norm_modules(spec, index).items()
         }
-        | {
-            name: checkpoint.read(f"{name}.weight").float()
-            for name in (head_norm_modules(index) if spec.qk_norm else ())
-        },
+        | {name: checkpoint.read(f"{name}.weight").float() for name in head_norms(spec, index)},
     )
 
 
@@ -160,6 +157,8 @@ def _scale(layer: _Layer, moments: dict[str, Tensor], scheme: Scheme, norm_offse
     if "gate_up" in layer.biases:
         layer.biases["gate_up"][len(factors) :] /= factors
     for norm, linear in (("input_norm", "qkv"), ("mlp_norm", "gate_up")):
+        if norm not in layer.norms:  # its inputs are the residual, which others read too
+            continue
         factors = best_factors(layer.linears[linear], moments[linear], scheme)
         layer.linears[linear] *= factors
         layer.norms[norm] = (layer.norms[norm] + norm_offset) / factors - norm_offset

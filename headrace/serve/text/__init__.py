@@ -4,7 +4,8 @@
 - `rendering`: renders one template in jinja2's sandbox. `budget`: what a template may do in the server's process.
 - `processes`: renders templates in processes that are ended at their limits. `render_process`: such a process.
 - `content`: keeps text of requests that spells a control token text. `quoting`: tokenizes such prompts.
-- `tokenizer`: text to tokens and back.
+- `tool_prompt`: shows tools where a template does not.
+- `tokenizer`: text to tokens and back. `gguf`: tokenizer and templates from a GGUF file's metadata.
 - `named_tokens`: special tokens that only files beside the tokenizer name.
 - `segments`: tokens of long prompt parts, cached between requests.
 - `infill`: prompts for the text between a prefix and a suffix.

@@ -23,7 +23,7 @@ from headrace.serve.text.processes import PROCESSES
 from headrace.serve.text.rendering import Job, TemplateError, compiled, render_job, variables_of
 from headrace.serve.text.tokenizer import read_json
 
-__all__ = ["ChatTemplate", "NeedsProcess", "TemplateError", "load_templates"]
+__all__ = ["ChatTemplate", "NeedsProcess", "TemplateError", "given_template", "load_templates"]
 
 ORDINARY_CHARACTERS = 4096
 """A model's template that exceeds the budget on less content than this is not tried in the server's process again."""
@@ -70,6 +70,19 @@ class ChatTemplate:
         return hashlib.sha256(described.encode()).hexdigest()
 
     @property
+    def templates(self) -> Mapping[str, str]:
+        """The templates' texts by name."""
+        return dict(self._templates)
+
+    def with_source(self, name: str, source: str) -> ChatTemplate:
+        """The same with another template.
+
+        Raises:
+            TemplateError: it has a syntax error.
+        """
+        return ChatTemplate(self._templates | {name: source}, self._special_tokens, self._added)
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The templates' texts."""
         return tuple(self._templates.values())
@@ -94,7 +107,7 @@ class ChatTemplate:
             TemplateError: a template has a syntax error or cannot be read, or ``chat_template`` is neither a source
                 nor a file.
         """
-        templates = {"default": _given(chat_template)} if chat_template else load_templates(folder)
+        templates = {"default": given_template(chat_template)} if chat_template else load_templates(folder)
         return cls(templates, special_tokens, added)
 
     def render(
@@ -197,7 +210,12 @@ def _named(value: Any, path: Path) -> dict[str, str]:
     return named
 
 
-def _given(chat_template: str) -> str:
+def given_template(chat_template: str) -> str:
+    """The source of ``--chat-template``, which is a file's path or a source.
+
+    Raises:
+        TemplateError: it is neither.
+    """
     if "{" in chat_template or "\n" in chat_template:
         return chat_template
     try:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.compute import kernels as backends
-from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages, select
+from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages, select
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.sampling.draw import NOTHING_ALLOWED
 from tests.compute.kernels.pages import (
@@ -191,7 +191,7 @@ def test_linear(level: str, count: int, inputs: int, outputs: int, biased: bool,
     outputs=st.sampled_from([1, 16, 64, 131]),
     bits=st.sampled_from([8, 4]),
     activation_bits=st.sampled_from([8, 16]),
-    zeros=st.booleans(),
+    base=st.sampled_from(["middle", "zeros", "minima"]),
     order=st.booleans(),
     biased=st.booleans(),
     dtype=st.sampled_from(DTYPES),
@@ -204,14 +204,15 @@ def test_linear_of_quantized_weights(
     outputs: int,
     bits: Literal[4, 8],
     activation_bits: Literal[8, 16],
-    zeros: bool,
+    base: str,
     order: bool,
     biased: bool,
     dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(count)
     kernels, inputs = CppKernels(level), groups * group_size
-    weight = quantized_weight(outputs, inputs, groups, bits, activation_bits, zeros=zeros, order=order)
+    marks = {"zeros": base == "zeros", "minima": base == "minima", "order": order}
+    weight = quantized_weight(outputs, inputs, groups, bits, activation_bits, **marks)
     x, bias = torch.randn(count, inputs).to(dtype), torch.randn(outputs).to(dtype) if biased else None
     prepared = kernels.prepare_linear(weight)
     actual = kernels.linear(x, prepared, bias)
@@ -261,6 +262,7 @@ def test_a_quantized_layer_tells_what_is_no_number(
     block_size=st.sampled_from([1, 3, 4, 16]),
     tokens=st.integers(1, 40),
     rows=st.sampled_from([1, 3, 40]),
+    head_norm=st.sampled_from(["head", "projection", "rotated"]),
 )
 def test_rope_write_kv(
     level: str,
@@ -273,6 +275,7 @@ def test_rope_write_kv(
     block_size: int,
     tokens: int,
     rows: int,
+    head_norm: HeadNorm,
 ) -> None:
     torch.manual_seed(tokens)
     shape = HeadShape(*heads, head_dim)
@@ -288,7 +291,7 @@ def test_rope_write_kv(
         pages = pages_of(
             torch.zeros(2, 48 // block_size, block_size, heads[1], head_dim), page_dtype or dtype
         )
-        queries = kernels.rope_write_kv(qkv.clone(), shape, rotation, norm, 1e-6, slots, pages)
+        queries = kernels.rope_write_kv(qkv.clone(), shape, rotation, norm, 1e-6, slots, pages, head_norm)
         results.append((queries, pages))
     (queries, written), (expected, pages) = results[0], (results[1][0], laid_out(results[1][1]))
     assert queries.dtype == expected.dtype == dtype
@@ -311,10 +314,11 @@ def test_norms(level: str, count: int, size: int, dtype: torch.dtype) -> None:
     x, residual = torch.randn(2, count, size).to(dtype)
     weight = torch.rand(size) + 0.5
     close(kernels.rms_norm(x, weight, 1e-5), ORACLE.rms_norm(x, weight, 1e-5), dtype)
-    actual = kernels.add_rms_norm(x, residual.clone(), weight, 1e-5)
-    expected = ORACLE.add_rms_norm(x, residual.clone(), weight, 1e-5)
-    close(actual[0], expected[0], dtype)
-    assert torch.equal(actual[1], expected[1])
+    for factors in (weight, None):
+        actual = kernels.add_rms_norm(x, residual.clone(), factors, 1e-5)
+        expected = ORACLE.add_rms_norm(x, residual.clone(), factors, 1e-5)
+        close(actual[0], expected[0], dtype)
+        assert torch.equal(actual[1], expected[1])
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

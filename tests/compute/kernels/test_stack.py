@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch, Taps
-from headrace.compute.kernels import HeadShape, KernelsUnavailable, Pages
+from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.native_stack import NativeStack
 from headrace.compute.kernels.reference import TorchKernels
@@ -59,8 +59,12 @@ def make(
     heads: HeadShape = HEADS,
     inner: int = INNER,
     positions: int = POSITIONS,
+    head_norm: HeadNorm = "head",
+    before: bool = True,
 ) -> Stack:
-    """Three layers; ``rich`` ones have all that a family may have beyond a Llama's."""
+    """Three layers; ``rich`` ones have all that a family may have beyond a Llama's. Without ``before``, norms only
+    follow attention and MLP, and the last layer.
+    """
 
     def norm(size: int = HIDDEN, seed: int = 3) -> Tensor:
         return random(size, seed=seed).abs() + 0.5
@@ -76,9 +80,9 @@ def make(
             down=linear(kernels, HIDDEN, inner, dtype, kind, biased),
             qk_norm=norm(heads.heads + heads.kv_heads)[:, None].repeat(1, heads.head_dim) if rich else None,
             post_attention_norm=norm() if rich else None,
-            mlp_norm=norm(seed=4 + number),
+            mlp_norm=norm(seed=4 + number) if before else None,
             post_mlp_norm=norm(seed=5) if rich and number else None,
-            following_norm=norm(seed=6 + number),
+            following_norm=norm(seed=6 + number) if before or number == 2 else None,
             window=3 if rich and number == 1 else None,
             rope=int(rich and number == 1),
         )
@@ -89,7 +93,9 @@ def make(
     embedding, scale = random(VOCAB, HIDDEN, seed=9).to(dtype), 2.75 if rich else 1.0
     activation = "gelu_tanh" if rich else "silu"
     ropes = rotations(positions)
-    return Stack(embedding, scale, ropes, layers, norm(), dtype, heads, activation, 1e-5, 0.25, softcap)
+    first = norm() if before else None
+    of = (heads, activation, 1e-5, 0.25, softcap, head_norm)
+    return Stack(embedding, scale, ropes, layers, first, dtype, *of)
 
 
 def pages_for(
@@ -122,11 +128,11 @@ DECODING = pack([*range(2)], [6, 6], [1, 1], [[1, 2, 7], [4, 5, 6]], [0, 1], BLO
 
 
 def both(
-    level: str, dtype: torch.dtype, page_dtype: torch.dtype, kind: str, rich: bool
+    level: str, dtype: torch.dtype, page_dtype: torch.dtype, kind: str, rich: bool, **options: Any
 ) -> list[tuple[Tensor, Tensor]]:
     """What a stack gives for prompts, a mixed batch and decoding, in one call and call by call; and its pages last."""
     kernels = CppKernels(level)
-    stack = make(kernels, dtype, kind, rich)
+    stack = make(kernels, dtype, kind, rich, **options)
     prepared = kernels.prepare_stack(stack)
     assert isinstance(prepared, NativeStack)
     one, other = pages_for(page_dtype), pages_for(page_dtype)
@@ -160,16 +166,29 @@ def test_one_call_is_all_calls(
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["plain", "W4A16"])
+@pytest.mark.parametrize("head_norm", ["projection", "rotated"])
+def test_norms_of_other_places_in_one_call_too(level: str, kind: str, head_norm: HeadNorm) -> None:
+    for dtype, page_dtype in ((torch.float32, torch.float32), (torch.bfloat16, torch.int8)):
+        results = both(level, dtype, page_dtype, kind, True, head_norm=head_norm, before=False)
+        for at_once, one_by_one in results:
+            assert torch.equal(at_once, one_by_one)
+        usual = both(level, dtype, page_dtype, kind, True)
+        assert not torch.equal(results[1][0], usual[1][0])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("head_norm", ["head", "projection", "rotated"])
 @pytest.mark.parametrize("rich", [False, True])
 @pytest.mark.parametrize("heads", [HeadShape(2, 1, 64), HeadShape(4, 2, 128), HeadShape(1, 1, 96)])
 @pytest.mark.parametrize("page_dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_outputs_that_go_on_at_once_are_those_that_are_written_first(
-    level: str, page_dtype: torch.dtype, heads: HeadShape, rich: bool
+    level: str, page_dtype: torch.dtype, heads: HeadShape, rich: bool, head_norm: HeadNorm
 ) -> None:
     """Heads and gates of whole panels, which long and short prompts and decoding rows finish with their weights."""
     kernels = CppKernels(level)
     dtype = torch.float32 if page_dtype == torch.float32 else torch.bfloat16
-    stack = make(kernels, dtype, "plain", rich, heads, inner=128, positions=256)
+    stack = make(kernels, dtype, "plain", rich, heads, inner=128, positions=256, head_norm=head_norm)
     lengths, contexts = [1, 1, 170, 33, 20], [40, 17, 170, 33, 25]
     blocks = iter(torch.randperm(40, generator=torch.Generator().manual_seed(1)).tolist())
     tables = [[next(blocks) for _ in range(-(-each // 16))] for each in contexts]

@@ -19,6 +19,7 @@ def quantized_weight(
     zeros: bool = False,
     order: bool = False,
     fp8: bool = False,
+    minima: bool = False,
 ) -> QuantizedWeight:
     """Drawn from torch's generator; products with normal activations are about as large as these."""
     limit = 1 << (bits - 1)
@@ -37,4 +38,5 @@ def quantized_weight(
         torch.randperm(inputs) if order else None,
         bits,
         activation_bits,
+        -limit * scales * (torch.rand(outputs, groups) + 0.5) if minima else None,
     )

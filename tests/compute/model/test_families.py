@@ -22,7 +22,7 @@ def windows(spec: DecoderSpec) -> list[int | None]:
 def test_llama() -> None:
     spec = parse()
     assert (spec.head_dim, spec.num_kv_heads, spec.attention_scale) == (8, 2, 8**-0.5)
-    assert (spec.dtype, spec.tied_embeddings, spec.qk_norm) == ("bfloat16", False, False)
+    assert (spec.dtype, spec.tied_embeddings, spec.qk_norm) == ("bfloat16", False, None)
     assert spec.layers == (LayerSpec(), LayerSpec())
 
 
@@ -120,7 +120,7 @@ def test_phi3_longrope() -> None:
     (rope,) = spec.ropes
     assert (rope.kind, rope.rotary_dim, rope.original_positions) == ("longrope", 6, 32)
     assert rope.attention_factor == pytest.approx((1 + 2 / 5) ** 0.5)
-    assert spec.merged_checkpoint
+    assert spec.merged_qkv and spec.merged_gate_up
 
 
 def test_an_unknown_architecture_is_refused_with_the_list() -> None:
@@ -180,7 +180,7 @@ def test_an_unknown_architecture_is_refused_with_the_list() -> None:
         ({"head_dim": 7}, "features in pairs, but head_dim is 7"),
         ({"hidden_size": 2, "num_attention_heads": 4}, "features in pairs, but head_dim is 0"),
         (
-            {"partial_rotary_factor": 0.4},
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.4},
             "partial_rotary_factor 0.4 of head_dim 8 does not give an even number",
         ),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, the config has nan"),
@@ -225,7 +225,7 @@ def test_unsupported_and_malformed_fields_are_refused_by_name(fields: dict[str, 
         },
         {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16},
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        | {"original_max_position_embeddings": 16, "partial_rotary_factor": 0.5},
+        | {"original_max_position_embeddings": 16, "partial_rotary_factor": 1.0},
     ],
 )
 def test_every_field_that_a_rope_type_has_is_accepted(rope: dict[str, Any]) -> None:
@@ -273,3 +273,112 @@ def test_sizes_of_a_malicious_config_are_refused_by_name(field: str, value: obje
 )
 def test_a_default_rope_ignores_fields_of_other_types(field: str, left: dict[str, Any]) -> None:
     assert parse_config(LLAMA | {field: {"rope_type": "default"} | left}).ropes == parse_config(LLAMA).ropes
+
+
+def test_multipliers_of_granite() -> None:
+    """The residual is scaled, so that neither weights nor steps know of its multiplier."""
+    multipliers = {"embedding_multiplier": 12.0, "residual_multiplier": 0.25, "logits_scaling": 8.0}
+    spec = parse("GraniteForCausalLM", attention_multiplier=0.5, **multipliers)
+    assert (spec.embedding_scale, spec.residual_scale, spec.output_scale) == (48.0, 4.0, 1.0)
+    assert (spec.norm_eps, spec.attention_scale, spec.logits_scale) == (16e-5, 0.5, 0.125)
+    after = parse("HyperCLOVAXForCausalLM", **multipliers)
+    assert (after.embedding_scale, after.residual_scale, after.output_scale) == (12.0, 1.0, 0.25)
+    assert (after.norm_eps, after.attention_scale, after.logits_scale) == (1e-5, 8**-0.5, 8.0)
+    assert parse("HyperCLOVAXForCausalLM", use_post_norm=False, **multipliers).residual_scale == 4.0
+
+
+def test_layers_without_rope() -> None:
+    spec = parse("SmolLM3ForCausalLM", num_hidden_layers=5)
+    assert [layer.rope for layer in spec.layers] == [0, 0, 0, 1, 0]
+    assert [rope.kind for rope in spec.ropes] == ["default", "none"]
+    assert spec.reach == 128
+    listed = parse("SmolLM3ForCausalLM", no_rope_layers=[0, 1])
+    assert [layer.rope for layer in listed.layers] == [1, 0]
+    with pytest.raises(ModelError, match="no_rope_layers has 1 entries, layer 1 has none"):
+        parse("SmolLM3ForCausalLM", no_rope_layers=[0])
+    with pytest.raises(ModelError, match="no_rope_layers must be a list of integers"):
+        parse("SmolLM3ForCausalLM", no_rope_layers=["yes"])
+    exaone = parse("Exaone4ForCausalLM", num_hidden_layers=4, sliding_window=9)
+    assert [(layer.window, layer.rope) for layer in exaone.layers] == [(9, 0), (9, 0), (9, 0), (None, 1)]
+
+
+HEEDING = {name for name, family in FAMILIES.items() if family.rope.partial}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("kind", ["default", "linear"])
+def test_partial_rotation_is_computed_or_refused(architecture: str, kind: str) -> None:
+    rope = {"rope_type": kind, "factor": 2.0, "partial_rotary_factor": 0.5}
+    fields = {"head_dim": 16, "rope_parameters": rope, "num_key_value_heads": 2}
+    if architecture in HEEDING:
+        assert parse(architecture, **fields).ropes[0].rotary_dim == 8
+    else:
+        with pytest.raises(ModelError, match=r"partial_rotary_factor is 0\.5, .* rotates whole heads; remove"):
+            parse(architecture, **fields)
+    whole = rope | {"partial_rotary_factor": 1.0}
+    assert parse(architecture, **fields | {"rope_parameters": whole}).ropes[0].rotary_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"residual_multiplier": 0.5}, r"LlamaForCausalLM: residual_multiplier is 0\.5, which this family does not"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"query_pre_attn_scalar": 64}, "query_pre_attn_scalar"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"clip_qkv": 8.0}, "clip_qkv"),
+        ({"torch_dtype": "banana"}, "dtype .* is 'banana'; expected one of float32"),
+        ({"dtype": 16}, "dtype .* is '16'; expected one of float32"),
+        ({"dtype": ["bfloat16"]}, "dtype .* expected one of float32"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported are: silu"),
+        (
+            {
+                "architectures": ["MistralForCausalLM"],
+                "sliding_window": 9,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            "layer_types differs from the windows of this family",
+        ),
+    ],
+)
+def test_fields_that_mean_something_elsewhere_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as error:
+        parse_config(LLAMA | fields)
+    assert "\n" not in str(error.value)
+
+
+def test_fields_that_change_nothing_are_accepted() -> None:
+    same = {"residual_multiplier": 1.0, "final_logit_softcapping": None, "num_local_experts": 1, "alibi": False}
+    assert parse(**same) == parse()
+    assert parse(torch_dtype="torch.bfloat16").dtype == "bfloat16"
+    kinds = ["sliding_attention"] * 2
+    assert windows(parse("MistralForCausalLM", sliding_window=9, layer_types=kinds)) == [9, 9]
+
+
+def test_the_text_part_of_a_larger_model() -> None:
+    text = {name: value for name, value in LLAMA.items() if name != "architectures"}
+    outer = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text, "torch_dtype": "float16"}
+    spec = parse_config(outer)
+    assert (spec.architecture, spec.nested_checkpoint, spec.tied_embeddings) == (
+        "LlavaForConditionalGeneration",
+        True,
+        False,
+    )
+    assert parse_config(outer | {"text_config": text | {"model_type": "qwen2"}}).qkv_bias
+    assert parse_config(outer | {"tie_word_embeddings": True}).tied_embeddings
+    sparse = parse_config(outer | {"text_config": {"model_type": "llama", "vocab_size": 32_064}})
+    assert (sparse.vocab_size, sparse.hidden_size, sparse.num_layers) == (32_064, 4096, 32)
+    with pytest.raises(ModelError, match="model_type 'mamba'; supported are: "):
+        parse_config(outer | {"text_config": text | {"model_type": "mamba"}})
+    with pytest.raises(ModelError, match="the config has no text_config"):
+        parse_config({"architectures": ["LlavaForConditionalGeneration"]})
+
+
+def test_sections_of_positions_are_one_for_text() -> None:
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+    flat = LLAMA | {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {}} | rope
+    spec = parse_config(flat)
+    assert (spec.ropes[0].kind, spec.ropes[0].theta, spec.qkv_bias) == ("default", 1e6, True)
+    nested = {"architectures": flat["architectures"], "text_config": LLAMA | rope}
+    assert parse_config(nested).ropes == spec.ropes

@@ -93,6 +93,25 @@ def test_the_weights_of_the_ranks_are_those_of_the_whole() -> None:
     assert parts[1].output_bias is None
 
 
+def test_heads_that_are_reordered_are_divided_whole() -> None:
+    whole = spec(architectures=["GlmForCausalLM"], head_dim=8)
+    full = dummy_weights(whole, torch.float32, "cpu").layers[1]
+    parts = [dummy_weights(each, torch.float32, "cpu").layers[1] for each in shards(whole, 2, 1)]
+    one, other = (part.qkv.split([16, 8, 8]) for part in parts)
+    assert torch.equal(torch.cat([one[0], other[0], one[1], other[1], one[2], other[2]]), full.qkv)
+    gates = [part.gate_up.split(24) for part in parts]  # stored as one, unlike queries and keys
+    assert torch.equal(torch.cat([gates[0][0], gates[1][0], gates[0][1], gates[1][1]]), full.gate_up)
+
+
+def test_a_norm_over_all_heads_cannot_be_divided_but_its_layers_can() -> None:
+    whole = spec(architectures=["Olmo2ForCausalLM"])
+    with pytest.raises(ModelError, match="2: Olmo2ForCausalLM normalizes .* use --pipeline-parallel-size"):
+        check_sizes(whole, 2, 1)
+    first, last = (dummy_weights(each, torch.float32, "cpu") for each in shards(whole, 1, 2))
+    assert first.norm is None and first.layers[0].input_norm is None
+    assert last.norm is not None and len(last.layers) == 1
+
+
 def test_a_quantized_weight_is_divided_at_its_groups() -> None:
     weight = torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
     few = round_to_nearest(weight, dataclasses.replace(W4A16, group_size=16))

@@ -16,9 +16,10 @@ from headrace.compute.model.checkpoint import Checkpoint
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.layout import plain_shapes
 from headrace.compute.model.sharding import Place, shard_of
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec, ModelError, Norms
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights, read_spec
-from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.quantization.scheme import SCHEMES, round_to_nearest
+from headrace.compute.quantization.weight import FP8, QuantizedWeight
 from tests.compute.model.configs import LLAMA
 
 SPEC = parse_config(LLAMA)
@@ -247,7 +248,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
 
 
 def test_a_shape_that_would_broadcast_is_refused(tmp_path: Path) -> None:
-    spec = replace(SPEC, qk_norm=True)
+    spec = replace(SPEC, qk_norm="head")
     tensors = checkpoint(spec)
     save_file(tensors, tmp_path / "model.safetensors")
     assert torch.equal(
@@ -258,6 +259,47 @@ def test_a_shape_that_would_broadcast_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError, match=r"q_norm\.weight has shape \[1\]"):
         load(tmp_path, spec)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4", "w4a8"])
+def test_neighbours_that_rotate_together_are_taken_apart(tmp_path: Path, quantize: str | None) -> None:
+    """Products of queries and keys stay; half of each head turns, in pairs of features 0 and 1, 2 and 3."""
+    fields = {"architectures": ["GlmForCausalLM"], "head_dim": 8, "hidden_size": 64, "attention_bias": True}
+    spec = parse_config(LLAMA | fields)
+    tensors = checkpoint(spec)
+    save_file(tensors, tmp_path / "model.safetensors")
+    layer = load_weights(tmp_path, spec, torch.float32, "cpu", quantize).layers[0]
+    order = torch.tensor([0, 2, 1, 3, 4, 5, 6, 7])
+    step = 0.0 if quantize is None else 0.05 if quantize == "int8" else 0.5
+    for name, begin, heads, order_ in (("q", 0, 4, order), ("k", 32, 2, order), ("v", 48, 2, torch.arange(8))):
+        for kind, loaded in (("weight", dequantized(layer.qkv)), ("bias", layer.qkv_bias)):
+            assert loaded is not None
+            stored = tensors[f"model.layers.0.self_attn.{name}_proj.{kind}"]
+            wanted = stored.view(heads, 8, -1)[:, order_].reshape(stored.shape)
+            tolerance = step if kind == "weight" else 0.0
+            torch.testing.assert_close(loaded[begin : begin + heads * 8], wanted, rtol=0, atol=tolerance)
+
+
+def test_a_quantized_weight_is_reordered() -> None:
+    weight = torch.randn(6, 64, generator=torch.Generator().manual_seed(1))
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    for scheme in (SCHEMES["int4"], SCHEMES["w4a8"], SCHEMES["int8"]):
+        quantized = round_to_nearest(weight, scheme)
+        assert torch.equal(quantized.reordered(order).dequantized(), quantized.dequantized()[order])
+    fp8 = QuantizedWeight(weight.to(FP8), torch.rand(6, 1), None, None, 8, 8)
+    assert torch.equal(fp8.reordered(order).dequantized(), fp8.dequantized()[order])
+
+
+def test_output_multipliers_are_in_the_norms_that_follow(tmp_path: Path) -> None:
+    fields = {"architectures": ["HyperCLOVAXForCausalLM"], "residual_multiplier": 0.25}
+    spec = parse_config(LLAMA | fields)
+    tensors = checkpoint(spec)
+    save_file(tensors, tmp_path / "model.safetensors")
+    layer = load(tmp_path, spec).layers[1]
+    for norm, name in ((layer.post_attention_norm, "post_norm1"), (layer.post_mlp_norm, "post_norm2")):
+        assert norm is not None
+        assert torch.equal(norm, tensors[f"model.layers.1.{name}.weight"] * 0.25)
+    assert torch.equal(layer.input_norm, tensors["model.layers.1.input_layernorm.weight"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
@@ -286,7 +328,7 @@ def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
 
 
 def test_parameters_are_counted_as_allocated() -> None:
-    for spec in (SPEC, replace(SPEC, tied_embeddings=True, post_norms=True)):
+    for spec in (SPEC, replace(SPEC, tied_embeddings=True, norms=Norms("a", "b", "c", "d"))):
         weights = dummy_weights(spec, torch.float32, "cpu")
         assert sum(tensor.numel() for tensor in weights.tensors()) == spec.num_parameters
 

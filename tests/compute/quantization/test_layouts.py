@@ -143,7 +143,7 @@ def test_fp8_is_kept_unless_groups_are_of_different_size(
     assert torch.equal(read.dequantized(), expected)
     assert torch.equal(read.rows(3, 9).dequantized(), expected[3:9])
     assert torch.equal(stacked([read, read]).dequantized(), torch.cat((expected, expected)))
-    with pytest.raises(ValueError, match="same bits"):
+    with pytest.raises(ValueError, match="same type"):
         stacked([read, QuantizedWeight(torch.zeros(SHAPE, dtype=torch.int8), read.scales, None, None, 8, 8)])
 
 

@@ -54,15 +54,55 @@ def test_stacked_weights_are_their_rows_one_after_another():
     assert both.nbytes == 24 + 48 + 12
 
 
+def based(part):
+    """The weight with minima, in scales of 11 bits as files have them."""
+    scales = part.scales.half().float()
+    return replace(part, scales=scales, minima=-3.3 * scales)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_minimum_is_the_weight_of_the_lowest_value(bits):
+    quantized = based(weight(bits)[0])
+    dense, integers = quantized.dequantized(), quantized.integers().float()
+    minima = quantized.minima.repeat_interleave(4, 1)
+    expected = (integers + (1 << (bits - 1))) * quantized.scales.repeat_interleave(4, 1) + minima
+    assert torch.equal(dense, expected)
+    assert quantized.kind.endswith("in groups of 4 with minima")
+    assert torch.equal(quantized.rows(1, 3).dequantized(), dense[1:3])
+    assert torch.equal(quantized.columns(4, 8).dequantized(), dense[:, 4:8])
+    assert torch.equal(quantized.to("cpu").dequantized(), dense)
+    assert quantized.nbytes == quantized.values.nbytes + 2 * quantized.scales.nbytes
+
+
 @pytest.mark.parametrize(
-    "other",
+    ("other", "kind"),
     [
-        weight(bits=8)[0],
-        weight(groups=4)[0],
-        weight(order=torch.arange(8))[0],
-        replace(weight()[0], activation_bits=8),
+        (weight(bits=8, zeros=True, seed=1)[0], "W8A16 in groups of 4"),
+        (weight(groups=4, seed=1)[0], "W4A16 in groups of 2"),
+        (weight(bits=8, groups=1, seed=1)[0], "W8A16 in groups of 4"),
+        (based(weight(seed=1)[0]), "W4A16 in groups of 4 with minima"),
+        (based(weight(bits=8, groups=4, seed=1)[0]), "W8A16 in groups of 2 with minima"),
     ],
 )
+def test_parts_of_different_kinds_take_a_common_form_without_a_change(other, kind):
+    first = weight()[0]
+    first = replace(first, scales=first.scales.half().float())
+    for parts in ([first, other], [other, first]):
+        both = stacked(parts)
+        assert both.kind == kind
+        assert torch.equal(both.dequantized(), torch.cat([part.dequantized() for part in parts]))
+
+
+def test_a_form_that_would_round_weights_is_refused():
+    first = replace(weight(bits=8)[0], scales=torch.rand(3, 2) + 1 / 3)
+    with pytest.raises(ValueError, match="not exact in float32"):
+        stacked([first, based(weight(bits=8)[0])])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [weight(order=torch.arange(8))[0], replace(weight()[0], activation_bits=8)],
+)
 def test_weights_that_differ_in_kind_are_not_stacked(other):
-    with pytest.raises(ValueError, match="same bits, groups and order"):
+    with pytest.raises(ValueError, match="same type, order and activations"):
         stacked([weight()[0], other])

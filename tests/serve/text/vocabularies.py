@@ -1,6 +1,8 @@
 """Small tokenizers of the three kinds that matter, made on the spot."""
 
+import json
 from functools import cache
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -82,3 +84,24 @@ def word_piece() -> Tokenizer:
     )
     backend.train_from_iterator(CORPUS, trainer)
     return Tokenizer(backend, SPECIAL_TOKENS)
+
+
+def metadata(backend: tokenizers.Tokenizer, pre: str | None = None) -> dict[str, Any]:
+    """What a GGUF file says of a BPE tokenizer, with the name of its rules if it is byte-level, else with scores."""
+    described = json.loads(backend.to_str())
+    names = {id: text for text, id in described["model"]["vocab"].items()}
+    added = {each["id"]: each for each in described["added_tokens"]}
+    names |= {id: each["content"] for id, each in added.items()}
+    tokens = [names[id] for id in range(len(names))]
+    kinds = [
+        (3 if added[id]["special"] else 4) if id in added else 6 if text.startswith("<0x") else 1
+        for id, text in enumerate(tokens)
+    ]
+    own: dict[str, Any] = {"model": "llama", "scores": [-float(id) for id in range(len(tokens))]}
+    if pre is not None:
+        merges = [each if isinstance(each, str) else " ".join(each) for each in described["model"]["merges"]]
+        own = {"model": "gpt2", "pre": pre, "merges": merges}
+    ids = {"bos": "<s>", "eos": "</s>", "padding": "<pad>", "unknown": "<unk>"}
+    roles = {f"{role}_token_id": tokens.index(text) for role, text in ids.items() if text in tokens}
+    values = {**own, "tokens": tokens, "token_type": kinds, **roles}
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}

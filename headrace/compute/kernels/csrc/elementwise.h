@@ -65,6 +65,10 @@ static void norm_rows(const Norm &a) {
       });
       x = residual;
     }
+    if (!a.weight) {
+      __builtin_memcpy(out, x, a.size * sizeof(T));
+      return;
+    }
     Floats scale = broadcast(inverse_rms(x, a.size, a.eps));
     const Single *weight = (const Single *)a.weight;
     each_vector(a.size, [&](int64_t i, int lanes) {
@@ -77,11 +81,11 @@ static void norm(const Norm &a) {
   with_type(a.dtype, [&](auto t) { norm_rows<decltype(t)>(a); });
 }
 
-// One head: norm (rounded to T, as a norm of its own would be) and rotation, from x to float32 `out`.
+// One head: norm (rounded to T, as a norm of its own would be) by `scale`, and rotation, from x to float32 `out`.
 template <class T>
-HEADRACE_INLINE void turn_head(const T *x, const float *norm, const Rope &a, const float *rotation, float *out) {
+HEADRACE_INLINE void turn_head(const T *x, const float *norm, float scale, const Rope &a, const float *rotation,
+                               float *out) {
   Single *turned = (Single *)out;
-  float scale = norm ? inverse_rms(x, a.head_dim, a.eps) : 1.0f;
   each_vector(a.head_dim, [&](int64_t i, int lanes) {
     Floats v = load_at(x + i, lanes);
     if (norm) {
@@ -208,16 +212,25 @@ HEADRACE_INLINE void fetch_places(const Rope &a, const Run &run, int64_t head) {
   for (int64_t i = 0; i < elements; i += 64 / sizeof(KV)) __builtin_prefetch(values + i, 1, 3);
 }
 
-// Head `h` of a run's packed rows, whose elements x are `stride` apart, to where it belongs.
+// Head `h` of a run's packed rows, whose elements x are `stride` apart, to where it belongs. `together`: null, or for each
+// token of the run what all heads of h's kind are normed by.
 template <class T, class KV>
-HEADRACE_INLINE void finish_head(const Rope &a, const Run &run, int64_t h, const T *x, int64_t stride) {
+HEADRACE_INLINE void finish_head(const Rope &a, const Run &run, int64_t h, const T *x, int64_t stride,
+                                 const float *together) {
   float head[MAX_HEAD_DIM + LANES];
   T rounded[MAX_HEAD_DIM + LANES];
   KV kept[LANES * MAX_HEAD_DIM + LANES];
   const auto turn = [&](int64_t t, T *out) {
     const int64_t position = a.positions ? a.positions[run.first + t] : run.first + t;
-    turn_head(x + t * stride, a.norm ? a.norm + h * a.head_dim : nullptr, a, a.rotation + position * 2 * a.rotary, head);
+    const float *norm = a.norm ? a.norm + h * a.head_dim : nullptr, *before = a.head_norm == NORM_ROTATED ? nullptr : norm;
+    const float scale = together ? together[t] : before ? inverse_rms(x + t * stride, a.head_dim, a.eps) : 1.0f;
+    turn_head(x + t * stride, before, scale, a, a.rotation + position * 2 * a.rotary, head);
     each_vector(a.head_dim, [&](int64_t i, int lanes) { store_at(out + i, load_at((const Single *)head + i, lanes), lanes); });
+    if (norm == before) return;
+    const Floats after = broadcast(inverse_rms(out, a.head_dim, a.eps));
+    each_vector(a.head_dim, [&](int64_t i, int lanes) {
+      store_at(out + i, load_at(out + i, lanes) * after * load_at((const Single *)norm + i, lanes), lanes);
+    });
   };
   if (h < a.heads) {
     for (int64_t t = 0; t < run.count; t++) turn(t, (T *)a.queries + ((run.first + t) * a.heads + h) * a.head_dim);
@@ -248,9 +261,16 @@ static void rope_rows(const Rope &a) {
     const int64_t end = (task + 1) * lot < a.tokens ? (task + 1) * lot : a.tokens;
     for (int64_t token = task * lot; token < end;) {
       const Run run = run_from(a, token, end);
+      const T *rows = (const T *)a.qkv + token * packed;
+      float scales[2][LANES];  // of queries and of keys
+      const bool as_one = a.norm && a.head_norm == NORM_PROJECTION;
+      for (int64_t t = 0; as_one && t < run.count; t++) {
+        scales[0][t] = inverse_rms(rows + t * packed, a.heads * a.head_dim, a.eps);
+        scales[1][t] = inverse_rms(rows + t * packed + a.heads * a.head_dim, a.kv_heads * a.head_dim, a.eps);
+      }
       for (int64_t h = 0; h < a.heads + 2 * a.kv_heads; h++) {
         if (h < a.heads && h % group == 0) fetch_places<KV>(a, run, h / group);
-        finish_head<T, KV>(a, run, h, (const T *)a.qkv + token * packed + h * a.head_dim, packed);
+        finish_head<T, KV>(a, run, h, rows + h * a.head_dim, packed, as_one ? scales[h >= a.heads] : nullptr);
       }
       token += run.count;
     }

@@ -163,7 +163,7 @@ static int linear_rope(const Linear &a, const Rope &r) {
         [&](int64_t head, int64_t first, int64_t rows, const T *outputs) {
           for (int64_t token = first; token < first + rows;) {
             const Run tokens = run_from(r, token, first + rows);
-            finish_head<T, KV>(r, tokens, head, outputs + (token - first) * r.head_dim, r.head_dim);
+            finish_head<T, KV>(r, tokens, head, outputs + (token - first) * r.head_dim, r.head_dim, nullptr);
             token += tokens.count;
           }
         });

@@ -103,6 +103,12 @@ void require_heads(Arguments &in, int64_t heads, int64_t kv_heads, int64_t head_
              "heads must be a multiple of those of keys, and have 1 to 512 elements");
 }
 
+int head_norm(Arguments &in) {
+  const int64_t kind = in.integer();
+  in.require(kind >= NORM_HEAD && kind <= NORM_ROTATED, "no such norm of heads");
+  return static_cast<int>(kind);
+}
+
 PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const Operations *operations = in.operations();
@@ -121,6 +127,7 @@ PyObject *rope_write_kv(PyObject *, PyObject *const *values, Py_ssize_t count) {
   a.rotary = in.size();
   const int64_t num_slots = in.size();
   a.dtype = in.dtype();
+  a.head_norm = head_norm(in);
   a.eps = in.real();
   const int64_t elements = in.elements({a.tokens, a.heads + 2 * a.kv_heads, a.head_dim});
   require_heads(in, a.heads, a.kv_heads, a.head_dim);
@@ -236,6 +243,7 @@ PyObject *quantized_linear(PyObject *, PyObject *const *values, Py_ssize_t count
   a.packed = in.pointer<const void>();
   a.scales = in.pointer<const float>();
   a.offsets = in.optional<const float>();
+  a.minima = in.optional<const float>();
   a.order = in.optional<const int64_t>();
   a.bias = in.optional<const void>();
   a.out = in.pointer<void>();
@@ -281,7 +289,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.layers = in.pointer<const StackLayer>();
   bounds.pages = in.pointer<const int64_t>();
   a.rotations = in.pointer<const StackRotation>();
-  a.input_norm = in.pointer<const float>();
+  a.input_norm = in.optional<const float>();
   a.layer_count = in.size();
   a.token_ids = in.pointer<const int32_t>();
   a.query_starts = in.pointer<const int32_t>();
@@ -304,6 +312,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.heads.head_dim = in.size();
   a.dtype = in.dtype();
   a.gelu = static_cast<int>(in.integer());
+  a.head_norm = head_norm(in);
   a.eps = in.real();
   a.scale = in.real();
   a.softcap = in.real();

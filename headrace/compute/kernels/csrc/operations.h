@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-const int INTERFACE = 15;  // raised with every change of what cpp.py passes, so that an old build is not called
+const int INTERFACE = 16;  // raised with every change of what cpp.py passes, so that an old build is not called
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
@@ -39,7 +39,7 @@ inline int64_t value_tokens(const Pages &p, int factor) { return p.block_size % 
 struct Norm {            // out = x / sqrt(mean(x^2) + eps) * weight, of rows [count, size]
   const void *x;
   void *residual;        // null, or [count, size]: residual += x first, and the norm is the residual's
-  const float *weight;
+  const float *weight;   // null: out is x, or the sum
   void *out;
   int64_t count, size;
   int dtype;
@@ -55,6 +55,8 @@ struct Embed {           // out [count, size] = rows `tokens` of embedding [, si
   float scale;
 };
 
+enum HeadNorm { NORM_HEAD = 0, NORM_PROJECTION = 1, NORM_ROTATED = 2 };  // see kernels/__init__.py
+
 struct Rope {            // see Kernels.rope_write_kv
   const void *qkv;
   const float *rotation, *norm;  // norm: null or [heads + kv_heads, head_dim]
@@ -62,7 +64,7 @@ struct Rope {            // see Kernels.rope_write_kv
   void *queries;
   Pages pages;
   int64_t tokens, heads, kv_heads, head_dim, rotary;
-  int dtype;
+  int dtype, head_norm;
   float eps;
 };
 
@@ -92,7 +94,8 @@ struct Linear {          // out [count, outputs] = x [count, inputs] times packe
 
 struct Quantized {       // as Linear, by a weight in 8 or 4 bits: see quantized.h
   const void *x, *packed;
-  const float *scales, *offsets;  // [panels, groups, panel]; offsets: null, or 2^(bits - 1) plus the zero point
+  // [panels, groups, panel]; offsets: null, or 2^(bits - 1) plus the zero point; minima: null, or what 0 stands for
+  const float *scales, *offsets, *minima;
   const int64_t *order;  // null or [inputs]
   const void *bias;
   void *out;

@@ -101,29 +101,35 @@ static Ahead unpack_span(const uint32_t *b, int64_t words, uint32_t *out, Ahead 
   return ahead;
 }
 
-// A token's sums[0:PANEL] += scale * (products of a span, `product(plane, vector)`, less what offsets have added to them).
+// What a group of a panel's weights stands for: (weight - offset) * scale, or weight * scale + minimum. `offsets` may be
+// null: `middle`.
+struct Grid {
+  const float *scales, *offsets, *minima;
+  float middle;
+};
+
+// A token's sums[0:PANEL] += products of a span, `product(plane, vector)`, in its group's grid.
 template <int PLANES, class Products>
-HEADRACE_INLINE void add_scaled(Products product, float total, const float *offsets, float middle, const float *scales,
-                                float *sums) {
+HEADRACE_INLINE void add_scaled(Products product, float total, const Grid &grid, float *sums) {
 #pragma GCC unroll 8
   for (int i = 0; i < VECTORS; i++) {
     Floats whole = __builtin_convertvector(product(0, i), Floats);
 #pragma GCC unroll 2
     for (int plane = 1; plane < PLANES; plane++) whole = whole * PLANE + __builtin_convertvector(product(plane, i), Floats);
-    whole -= (offsets ? load((const Single *)(offsets + i * LANES)) : broadcast(middle)) * total;
     Single *target = (Single *)(sums + i * LANES);
-    store(target, load(target) + whole * load((const Single *)(scales + i * LANES)));
+    Floats before = load(target);
+    if (grid.minima) before += load((const Single *)(grid.minima + i * LANES)) * total;
+    else whole -= (grid.offsets ? load((const Single *)(grid.offsets + i * LANES)) : broadcast(grid.middle)) * total;
+    store(target, before + whole * load((const Single *)(grid.scales + i * LANES)));
   }
 }
 
-// sums[t, 0:PANEL] += scale * (a[t] * (b - offset)) for tokens whose planes are held in registers, TOKENS * PLANES rows.
-// `offsets` may be null: `middle`. `totals` are the sums of the tokens' integers over the span. Returns what is left to
-// fetch. A function of its own: within its callers' there are not enough registers, and the loop would keep sums in memory.
+// sums[t, 0:PANEL] += a[t] * b in the grid of b for tokens whose planes are held in registers, TOKENS * PLANES rows.
+// `totals` are the sums of the tokens' integers over the span. Returns what is left to fetch. A function of its own: within its callers' there are not enough registers, and the loop would keep sums in memory.
 template <int BITS, int TOKENS, int PLANES>
 __attribute__((noinline)) static Ahead multiply_span(const uint32_t *a, int64_t a_stride, const uint32_t *b,
                                                      int64_t words, const float *totals, int64_t total_stride,
-                                                     const float *offsets, float middle, const float *scales,
-                                                     float *sums, Ahead ahead) {
+                                                     const Grid &grid, float *sums, Ahead ahead) {
   const int M = TOKENS * PLANES;
   Ints sum[M][VECTORS];
 #pragma GCC unroll 8
@@ -150,8 +156,8 @@ __attribute__((noinline)) static Ahead multiply_span(const uint32_t *a, int64_t 
   }
 #pragma GCC unroll 8
   for (int t = 0; t < TOKENS; t++)
-    add_scaled<PLANES>([&](int plane, int i) { return sum[t * PLANES + plane][i]; }, totals[t * total_stride], offsets, middle,
-                       scales, sums + t * PANEL);
+    add_scaled<PLANES>([&](int plane, int i) { return sum[t * PLANES + plane][i]; }, totals[t * total_stride], grid,
+                       sums + t * PANEL);
   return ahead;
 }
 
@@ -218,9 +224,11 @@ static void quantize_token(const Quantized &a, const Planes &p, int64_t token, f
 static const int64_t FEW_HALVES = 8;
 
 // Whether a product of a block is one of tiles: both ways are exact, and so equal. Few rows are quicker in registers while
-// halves are unpacked. Three planes would lie across tiles.
+// halves are unpacked, and groups that do not fill a tile. Three planes would lie across tiles.
 template <int BITS, int PLANES>
-HEADRACE_INLINE bool on_tiles(int64_t tokens) { return PLANES < 3 && (BITS == 8 || tokens * PLANES > FEW_HALVES); }
+HEADRACE_INLINE bool on_tiles(int64_t tokens, int64_t group_words) {
+  return PLANES < 3 && group_words >= TILE && (BITS == 8 || tokens * PLANES > FEW_HALVES);
+}
 #endif
 
 // sums [tokens, PANEL] of a panel.
@@ -231,21 +239,22 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
   const uint32_t *b = (const uint32_t *)a.packed + panel * p.words / PARTS<BITS> * PANEL;
   __builtin_memset(sums, 0, tokens * PANEL * sizeof(float));
 #if defined(HEADRACE_TILES)
-  const bool tiled = on_tiles<BITS, PLANES>(tokens);
+  const bool tiled = on_tiles<BITS, PLANES>(tokens, p.group_words);
   if (tiled) begin_tiles(tokens * PLANES);
 #endif
   for (int64_t span = 0; span < p.spans; span++) {
     const int64_t group = span / p.group_spans, begin = span % p.group_spans * SPAN, words = span_words(p, begin);
-    const float *offsets = a.offsets ? a.offsets + (panel * groups + group) * PANEL : nullptr;
-    const float *scales = a.scales + (panel * groups + group) * PANEL;
+    const int64_t place = (panel * groups + group) * PANEL;
+    const Grid grid = {a.scales + place, a.offsets ? a.offsets + place : nullptr, a.minima ? a.minima + place : nullptr,
+                       1 << (BITS - 1)};
     const uint32_t *x = (const uint32_t *)p.integers + first * PLANES * p.words + group * p.group_words + begin;
     const float *totals = p.totals + first * p.spans + span;
     const uint32_t *next = b + words / PARTS<BITS> * PANEL;
     auto multiply = [&](auto bits, auto most, const uint32_t *weights, Ahead ahead) {
       in_tiles<decltype(most)::value>(tokens, [&](auto count, int64_t token) {
         ahead = multiply_span<decltype(bits)::value, decltype(count)::value, PLANES>(
-            x + token * PLANES * p.words, p.words, weights, words, totals + token * p.spans, p.spans, offsets,
-            1 << (BITS - 1), scales, sums + token * PANEL, ahead);
+            x + token * PLANES * p.words, p.words, weights, words, totals + token * p.spans, p.spans, grid,
+            sums + token * PANEL, ahead);
       });
     };
 #if defined(HEADRACE_TILES)
@@ -266,7 +275,7 @@ static void multiply_panel(const Quantized &a, const Planes &p, int64_t panel, i
                   [&](int plane, int i) {
                     return (Ints)load((const Single *)(products + (t * PLANES + plane) * PANEL + i * LANES));
                   },
-                  totals[(token + t) * p.spans], offsets, 1 << (BITS - 1), scales, sums + (token + t) * PANEL);
+                  totals[(token + t) * p.spans], grid, sums + (token + t) * PANEL);
           });
       b = next;
       continue;

@@ -12,7 +12,7 @@ namespace headrace {
 
 struct StackLinear {
   const void *packed;
-  const float *scales, *offsets;  // of quantized weights
+  const float *scales, *offsets, *minima;  // of quantized weights
   const int64_t *order;
   const void *bias;
   int64_t inputs, outputs, group_size, planes, bits;  // bits 0: not quantized
@@ -29,7 +29,7 @@ struct StackRotation {
   int64_t rotary;
 };
 
-static_assert(sizeof(StackLayer) == 47 * 8 && sizeof(StackRotation) == 2 * 8, "tables are of words of 64 bits");
+static_assert(sizeof(StackLayer) == 51 * 8 && sizeof(StackRotation) == 2 * 8, "tables are of words of 64 bits");
 
 struct HeadCounts {
   int64_t heads, kv_heads, head_dim;
@@ -40,7 +40,7 @@ struct Stack {
   const StackLayer *layers;
   const Pages *pages;             // of each layer
   const StackRotation *rotations;
-  const float *input_norm;        // of the first layer; each layer has the norm that follows it
+  const float *input_norm;        // of the first layer, or null; each layer has the norm that follows it
   int64_t layer_count;
   void *residual, *x, *y, *wide, *narrow;  // room for the widest that goes in each; see run_stack
   void *out;                      // [kept, hidden]
@@ -48,7 +48,7 @@ struct Stack {
   const int64_t *positions, *slots, *kept_at;  // kept_at: ascending; not read where all tokens are kept
   int64_t rows, width, tokens, kept, hidden, element_bytes;
   HeadCounts heads;
-  int dtype, gelu;
+  int dtype, gelu, head_norm;
   float eps, scale, softcap, embedding_scale;
   double *seconds;      // to which is added what each StackPart took; null where nobody asks
   const uint8_t *bell;  // not 0 once the step is to be broken off, by another thread; null where it never is
@@ -68,7 +68,7 @@ static Linear plain(const Stack &s, const StackLinear &l, int64_t count, const v
 static bool stack_linear(const Operations &run, const Stack &s, const StackLinear &l, int64_t count, const void *x,
                          void *out) {
   if (l.bits)
-    return run.quantized_linear({x, l.packed, l.scales, l.offsets, l.order, l.bias, out, count, l.inputs, l.outputs,
+    return run.quantized_linear({x, l.packed, l.scales, l.offsets, l.minima, l.order, l.bias, out, count, l.inputs, l.outputs,
                                  l.group_size, l.planes, s.dtype, static_cast<int>(l.bits)});
   run.linear(plain(s, l, count, x, out));
   return true;
@@ -120,6 +120,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     x = y;
     y = other;
   };
+  const bool fused = s.head_norm != NORM_PROJECTION;  // that norm needs all heads of a token
   run.embed({s.embedding, s.token_ids, s.residual, count, s.hidden, s.dtype, s.embedding_scale});
   norm(s.residual, nullptr, s.input_norm, x);
   copy_tapped(s, 0, count);
@@ -129,8 +130,8 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
     const StackRotation &turn = s.rotations[layer.rope];
     const bool last = i + 1 == s.layer_count;
     const Rope rope = {s.wide, turn.table, layer.qk_norm, s.slots, s.positions, s.narrow, s.pages[i], count, h.heads,
-                       h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.eps};
-    const auto rotated = [&] { return !layer.qkv.bits && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
+                       h.kv_heads, h.head_dim, turn.rotary, s.dtype, s.head_norm, s.eps};
+    const auto rotated = [&] { return !layer.qkv.bits && fused && run.linear_rope(plain(s, layer.qkv, count, x, s.wide), rope); };
     if (!stack_timed(s, LINEAR_PART, rotated)) {
       if (!linear(layer.qkv, x, s.wide)) return StackEnd::NO_MEMORY;
       stack_timed(s, ATTENTION_PART, [&] { return run.rope_write_kv(rope), true; });

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import Activation, Counts, Drafted, HeadShape, Pages, linear
+from headrace.compute.kernels import Activation, Counts, Drafted, HeadNorm, HeadShape, Pages, linear
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.kernels.triton import elementwise, quantized, sampling
 from headrace.compute.kernels.triton.launches import AttentionPlan
@@ -29,6 +29,7 @@ from headrace.compute.sampling.penalties import IN_PROMPT, Penalty
 from headrace.compute.transfer import upload
 
 _LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
+_NORMS: dict[HeadNorm, int] = {"head": 1, "projection": 2, "rotated": 3}
 _LANES = 512
 """Logits that a program of sampling reads at once."""
 _HEADS_TOGETHER = 8
@@ -67,12 +68,14 @@ class TritonKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps, 0)[0]
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
         residual = residual.contiguous()
         return self._norm(x, residual, weight, eps, 0)[0], residual
 
     def add_norm_for(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, following: Any
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, following: Any
     ) -> tuple[Tensor | Rounded, Tensor]:
         """`add_rms_norm` with the result as the linear layer of the weight ``following`` wants it."""
         residual = residual.contiguous()
@@ -80,7 +83,7 @@ class TritonKernels:
         return _given(self._norm(x, residual, weight, eps, largest), largest, x.dtype), residual
 
     def _norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, largest: int
+        self, x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, largest: int
     ) -> tuple[Tensor, Tensor]:
         """Rows and, if they are bytes up to ``largest``, their scales."""
         x = x.contiguous()
@@ -92,12 +95,13 @@ class TritonKernels:
             elementwise.norm[(len(flat),)](
                 x,
                 x if residual is None else residual,
-                weight,
+                x if weight is None else weight,
                 out,
                 scales,
                 width,
                 eps,
                 ADD=residual is not None,
+                NORMED=weight is not None,
                 LARGEST=largest,
                 BLOCK=block,
                 num_warps=warps_for(block),
@@ -112,7 +116,7 @@ class TritonKernels:
         elementwise.embed_norm[(len(tokens),)](
             tokens,
             stack.embedding,
-            stack.input_norm,
+            stack.embedding if stack.input_norm is None else stack.input_norm,
             residual,
             normed,
             scales,
@@ -120,6 +124,7 @@ class TritonKernels:
             stack.embedding_scale,
             stack.eps,
             SCALED=stack.embedding_scale != 1.0,
+            NORMED=stack.input_norm is not None,
             LARGEST=largest,
             BLOCK=block,
             num_warps=warps_for(block),
@@ -135,6 +140,7 @@ class TritonKernels:
         eps: float,
         slots: Tensor,
         pages: Pages,
+        head_norm: HeadNorm = "head",
         positions: Tensor | None = None,
     ) -> Tensor:
         """See `Kernels.rope_write_kv`. With ``positions`` int64 [T], ``rotation`` has those of all positions.
@@ -167,7 +173,7 @@ class TritonKernels:
             ROTARY=rotation.shape[-1],
             PAGE=pages.keys.shape[1],
             GATHERED=positions is not None,
-            NORMED=qk_norm is not None,
+            NORM=0 if qk_norm is None else _NORMS[head_norm],
             LARGEST=_LARGEST[pages.keys.dtype] if scaled else 0,
             TOGETHER=together,
             num_warps=warps_for(2 * together * power(head_dim)),

@@ -57,9 +57,10 @@ def rounded(x, out, scales, width, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def norm(x, residual, weight, out, scales, width, eps, ADD: tl.constexpr, LARGEST: tl.constexpr,
-         BLOCK: tl.constexpr):
-    """A row's norm; with ``ADD`` that of its sum with ``residual``, which becomes the sum."""
+def norm(x, residual, weight, out, scales, width, eps, ADD: tl.constexpr, NORMED: tl.constexpr,
+         LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """A row's norm; with ``ADD`` that of its sum with ``residual``, which becomes the sum. Without ``NORMED`` the row
+    itself, or the sum."""
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -68,16 +69,18 @@ def norm(x, residual, weight, out, scales, width, eps, ADD: tl.constexpr, LARGES
         before = tl.load(residual + row + column, mask=inside, other=0.0)
         value = (before.to(tl.float32) + value.to(tl.float32)).to(before.dtype)
         tl.store(residual + row + column, value, mask=inside)
-    wide = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    factor = tl.load(weight + column, mask=inside, other=0.0)
-    _keep(out, scales, row + column, (wide * scale * factor).to(value.dtype), inside, LARGEST)
+    if NORMED:
+        wide = value.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+        factor = tl.load(weight + column, mask=inside, other=0.0)
+        value = (wide * scale * factor).to(value.dtype)
+    _keep(out, scales, row + column, value, inside, LARGEST)
 
 
 @triton.jit(do_not_specialize_on_alignment=["tokens"])
 def embed_norm(tokens, table, weight, residual, out, scales, width, scale, eps, SCALED: tl.constexpr,
-               LARGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """The embedding of a token, and its norm."""
+               NORMED: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """The embedding of a token, and its norm; without ``NORMED`` the embedding twice."""
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -86,10 +89,12 @@ def embed_norm(tokens, table, weight, residual, out, scales, width, scale, eps, 
     if SCALED:
         value = (value.to(tl.float32) * scale).to(value.dtype)
     tl.store(residual + row + column, value, mask=inside)
-    wide = value.to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    factor = tl.load(weight + column, mask=inside, other=0.0)
-    _keep(out, scales, row + column, (wide * inverse * factor).to(value.dtype), inside, LARGEST)
+    if NORMED:
+        wide = value.to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+        factor = tl.load(weight + column, mask=inside, other=0.0)
+        value = (wide * inverse * factor).to(value.dtype)
+    _keep(out, scales, row + column, value, inside, LARGEST)
 
 
 @triton.jit
@@ -134,8 +139,9 @@ def _write(pages, scales, value, inside, slot, head, block_stride, scale_stride,
 def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, positions, norms, slots,
                block_stride, scale_stride, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
                BLOCK_D: tl.constexpr, ROTARY: tl.constexpr, PAGE: tl.constexpr, GATHERED: tl.constexpr,
-               NORMED: tl.constexpr, LARGEST: tl.constexpr, TOGETHER: tl.constexpr):
-    """Some heads of one token, all of the same kind: normed, rotated, and written where they belong."""
+               NORM: tl.constexpr, LARGEST: tl.constexpr, TOGETHER: tl.constexpr):
+    """Some heads of one token, all of the same kind: normed, rotated, and written where they belong. ``NORM``: 0 none,
+    1 each head, 2 all heads of a kind as one, 3 each head after its rotation."""
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TOGETHER
     head = first + tl.arange(0, TOGETHER)
@@ -148,9 +154,20 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
     other = tl.where(feature < ROTARY // 2, feature + ROTARY // 2, feature - ROTARY // 2)
     x = tl.load(line + feature[None, :], mask=inside, other=0.0)
     y = tl.load(line + other[None, :], mask=turns, other=0.0)
-    if NORMED:
+    if NORM == 1 or NORM == 2:
         wide = x.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)
+        if NORM == 1:
+            scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)
+        else:
+            of_keys = (first >= HEADS).to(tl.int32)
+            count = HEADS + of_keys * (KV_HEADS - HEADS)
+            total = tl.zeros((), tl.float32)
+            for begin in range(0, count, TOGETHER):
+                others = of_keys * HEADS + begin + tl.arange(0, TOGETHER)
+                place = qkv + (token * (HEADS + 2 * KV_HEADS) + others[:, None]) * D
+                part = tl.load(place + feature[None, :], mask=inside, other=0.0).to(tl.float32)
+                total += tl.sum(tl.sum(part * part, 1), 0)
+            scale = tl.rsqrt(total / (count * D) + eps)
         scale = tl.where(queried, scale, 1.0)[:, None]
         weight = norms + head[:, None] * D
         factor = tl.load(weight + feature[None, :], mask=inside & queried[:, None], other=1.0)
@@ -164,6 +181,11 @@ def rope_write(qkv, queries, keys, values, key_scales, value_scales, rotation, p
         cosine = tl.load(rotation + at * 2 * ROTARY + feature, mask=turned, other=1.0)
         sine = tl.load(rotation + at * 2 * ROTARY + ROTARY + feature, mask=turned, other=0.0)
         x = (x.to(tl.float32) * cosine[None, :] + y.to(tl.float32) * sine[None, :]).to(x.dtype)
+        if NORM == 3:
+            wide = x.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None]
+            factor = tl.load(norms + head[:, None] * D + feature[None, :], mask=inside, other=1.0)
+            x = (wide * scale * factor).to(x.dtype)
     if first < HEADS:
         tl.store(queries + (token * HEADS + head[:, None]) * D + feature[None, :], x, mask=inside)
     else:

@@ -14,9 +14,9 @@ import triton.language as tl
 # fmt: off
 @triton.jit
 def _halves(values, zero, DOT: tl.constexpr):
-    """Values of even and of odd inputs, less their zeros."""
-    even = (values & 15).to(tl.int32) - 8 - zero
-    odd = (values >> 4).to(tl.int32) - 8 - zero
+    """Values of even and of odd inputs, counted from the lowest, less their zeros."""
+    even = (values & 15).to(tl.int32) - zero
+    odd = (values >> 4).to(tl.int32) - zero
     return even.to(DOT), odd.to(DOT)
 
 
@@ -32,11 +32,11 @@ def _finish(total, row_scales, bias, row, column, used, real, SCALED: tl.constex
 
 @triton.jit(do_not_specialize=["rows", "each"])
 def multiply(x, values, scales, zeros, row_scales, bias, out, rows, outputs, inputs, groups, each,
-             BITS: tl.constexpr, INTEGERS: tl.constexpr, ZEROS: tl.constexpr, GROUP: tl.constexpr,
+             BITS: tl.constexpr, INTEGERS: tl.constexpr, ZEROS: tl.constexpr, MINIMA: tl.constexpr, GROUP: tl.constexpr,
              ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr,
              WHOLE: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr):
     """``x`` [rows, inputs] by some outputs, over ``each`` steps of ``KEYS`` inputs: the result if these are ``WHOLE``,
-    else a part of its sum."""
+    else a part of its sum. ``zeros`` are those of the groups, or their minima."""
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     used, real = row < rows, column < outputs
@@ -52,8 +52,10 @@ def multiply(x, values, scales, zeros, row_scales, bias, out, rows, outputs, inp
         byte = tl.load(values + weight + (begin * BITS // 8 + step)[:, None], mask=real[None, :], other=0.0)
         if BITS == 4:
             zero = column * 0
+            if not MINIMA:
+                zero += 8
             if ZEROS:
-                zero = tl.load(zeros + group, mask=real, other=0).to(tl.int32)
+                zero += tl.load(zeros + group, mask=real, other=0).to(tl.int32)
             even, odd = _halves(byte, zero[None, :], DOT)
             place = x + line + (begin + 2 * step)[None, :]
             near = tl.load(place, mask=used[:, None], other=0.0)
@@ -63,13 +65,19 @@ def multiply(x, values, scales, zeros, row_scales, bias, out, rows, outputs, inp
             else:
                 product = tl.dot(near.to(DOT), even, input_precision="ieee")
                 product = tl.dot(far.to(DOT), odd, product, input_precision="ieee")
+            sums = tl.sum(near.to(tl.float32), 1) + tl.sum(far.to(tl.float32), 1)
         else:
             near = tl.load(x + line + (begin + step)[None, :], mask=used[:, None], other=0.0)
-            if INTEGERS:
+            if MINIMA:
+                product = tl.dot(near.to(DOT), (byte.to(tl.int32) + 128).to(DOT), input_precision="ieee")
+            elif INTEGERS:
                 product = tl.dot(near, byte).to(tl.float32)
             else:
                 product = tl.dot(near.to(DOT), byte.to(DOT), input_precision="ieee")
+            sums = tl.sum(near.to(tl.float32), 1)
         total += product * scale[None, :]
+        if MINIMA:
+            total += sums[:, None] * tl.load(zeros + group, mask=real, other=0.0)[None, :]
     if WHOLE:
         total = _finish(total, row_scales, bias, row, column, used, real, SCALED, BIAS)
     place = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * outputs + column[None, :]
@@ -106,7 +114,7 @@ def scale_sums(sums, row_scales, scales, bias, out, rows, outputs, BIAS: tl.cons
 
 
 @triton.jit
-def expand(values, scales, zeros, out, inputs, groups, BITS: tl.constexpr, ZEROS: tl.constexpr,
+def expand(values, scales, zeros, out, inputs, groups, BITS: tl.constexpr, ZEROS: tl.constexpr, MINIMA: tl.constexpr,
            GROUP: tl.constexpr, BLOCK: tl.constexpr):
     """The dequantized weight of an output."""
     row = tl.program_id(0).to(tl.int64)
@@ -119,6 +127,10 @@ def expand(values, scales, zeros, out, inputs, groups, BITS: tl.constexpr, ZEROS
     wide = value.to(tl.float32)
     if ZEROS:
         wide -= tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
+    if MINIMA:
+        wide += 1 << (BITS - 1)
     wide *= tl.load(scales + group, mask=inside, other=0.0)
+    if MINIMA:
+        wide += tl.load(zeros + group, mask=inside, other=0.0)
     tl.store(out + row * inputs + column, wide.to(out.dtype.element_ty), mask=inside)
 # fmt: on

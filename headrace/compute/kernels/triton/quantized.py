@@ -68,8 +68,13 @@ def prepare(weight: Tensor | QuantizedWeight) -> linear.Prepared | Packed:
     if not isinstance(weight, QuantizedWeight):
         return linear.prepare(weight)
     keys = weight.group_size & -weight.group_size  # the largest power of two that divides it
-    least = 64 if weight.bits == 4 and weight.activation_bits == 8 else 32
-    if keys < least or (weight.bits == 8 and weight.zeros is not None):
+    rounded = weight.activation_bits == 8
+    least = {(4, True): 64, (8, False): 16}.get((weight.bits, rounded), 32)
+    if (
+        keys < least
+        or (weight.bits == 8 and weight.zeros is not None)
+        or (weight.minima is not None and rounded)
+    ):
         return weight
     return Packed(weight, min(keys, _MOST_KEYS))
 
@@ -158,12 +163,13 @@ def _expanded(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor
         device.expand[(len(wide), -(-inputs // 1024))](
             part.values,
             part.scales,
-            part.scales if part.zeros is None else part.zeros,
+            _bases(part),
             wide,
             inputs,
             part.scales.shape[1],
             BITS=part.bits,
             ZEROS=part.zeros is not None,
+            MINIMA=part.minima is not None,
             GROUP=part.group_size,
             BLOCK=1024,
         )
@@ -192,7 +198,7 @@ def _divided(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: T
         given,
         weight.values,
         weight.scales,
-        weight.scales if weight.zeros is None else weight.zeros,
+        _bases(weight),
         scales,
         out if bias is None else bias,
         parts,
@@ -204,6 +210,7 @@ def _divided(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: T
         BITS=weight.bits,
         INTEGERS=in_bytes and not weight.in_fp8,
         ZEROS=weight.zeros is not None,
+        MINIMA=weight.minima is not None,
         GROUP=weight.group_size,
         ROWS=size,
         COLUMNS=_COLUMNS,
@@ -219,3 +226,10 @@ def _divided(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: T
         grid = (rows, -(-outputs // 1024))
         device.add_parts[grid](parts, scales, given_bias, out, rows, outputs, splits, **ends, BLOCK=1024)
     return out
+
+
+def _bases(weight: QuantizedWeight) -> Tensor:
+    """The zeros or minima of the groups; without both, any tensor."""
+    if weight.zeros is not None:
+        return weight.zeros
+    return weight.scales if weight.minima is None else weight.minima

@@ -36,7 +36,7 @@ def run(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequence[Page
         rope = stack.ropes[layer.rope]
         slots, positions = batch.slot_mapping, batch.positions
         queries = kernels.rope_write_kv(
-            qkv, stack.heads, rope, layer.qk_norm, stack.eps, slots, held, positions
+            qkv, stack.heads, rope, layer.qk_norm, stack.eps, slots, held, stack.head_norm, positions
         )
         attended = kernels.paged_attention(queries, held, plans[layer.window], stack.scale, stack.softcap)
         if layer is stack.layers[-1] and len(batch.logits_indices) < len(batch.tokens):

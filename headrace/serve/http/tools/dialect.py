@@ -14,21 +14,9 @@ from headrace.serve.parsing.detect import AUTO, reasoning_format, tool_format
 from headrace.serve.parsing.formats import ReasoningFormat, ToolFormat
 from headrace.serve.text.processes import TemplateStopped
 from headrace.serve.text.template import ChatTemplate, TemplateError
+from headrace.serve.text.tool_prompt import PROBE, PROBE_MESSAGE, PROBE_TOOL
 
-_NAME, _KEY, _VALUE = "headrace_probe", "probe_key", "probe_value"
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "A probe.",
-        "parameters": {
-            "type": "object",
-            "properties": {_KEY: {"type": "string", "description": "A value."}},
-            "required": [_KEY],
-        },
-    },
-}
-_USER = {"role": "user", "content": "Hi"}
+_KEY, _VALUE = "probe_key", "probe_value"
 
 
 class Dialect:
@@ -67,7 +55,7 @@ class Dialect:
 
     def _knows_tools(self, source: str | None) -> bool:
         """Whether the template shows tools to the model."""
-        return _NAME in self._try(source, [_USER], [_TOOL])
+        return PROBE in self._try(source, [PROBE_MESSAGE], [PROBE_TOOL])
 
     def _arguments_are_text(self, source: str | None) -> bool:
         """Whether the template expects the arguments of earlier calls as JSON text instead of an object."""
@@ -104,4 +92,4 @@ def _called(*arguments: object) -> list[Mapping[str, Any]]:
         {"id": f"abcdefgh{number}", "type": "function", "function": {"name": "f", "arguments": each}}
         for number, each in enumerate(arguments)
     ]
-    return [_USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    return [PROBE_MESSAGE, {"role": "assistant", "content": "", "tool_calls": calls}]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.compute.kernels import Activation, HeadShape, Pages
+from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Pages
 from headrace.compute.kernels.linear import quantize_rows
 from headrace.compute.kernels.triton.backend import TritonKernels
 from headrace.compute.kv import PagedKV
@@ -28,11 +28,12 @@ def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
     x, residual = torch.randn(2, rows, width).to(dtype)
     weight = torch.rand(width) + 0.5
     close(KERNELS.rms_norm(x, weight, 1e-5), ORACLE.rms_norm(x, weight, 1e-5), dtype)
-    actual = KERNELS.add_rms_norm(x, residual.clone(), weight, 1e-5)
-    expected = ORACLE.add_rms_norm(x, residual.clone(), weight, 1e-5)
-    for one, other in zip(actual, expected, strict=True):
-        assert one.dtype == dtype
-        close(one, other, dtype)
+    for factors in (weight, None):
+        actual = KERNELS.add_rms_norm(x, residual.clone(), factors, 1e-5)
+        expected = ORACLE.add_rms_norm(x, residual.clone(), factors, 1e-5)
+        for one, other in zip(actual, expected, strict=True):
+            assert one.dtype == dtype
+            close(one, other, dtype)
 
 
 @quick
@@ -57,6 +58,7 @@ def test_gated_activation(rows: int, width: int, activation: Activation, dtype: 
     normed=st.booleans(),
     page_dtype=st.sampled_from([None, torch.int8]),
     dtype=st.sampled_from(DTYPES),
+    head_norm=st.sampled_from(["head", "projection", "rotated"]),
     seed=st.integers(0, 100),
 )
 def test_rope_write_kv(
@@ -66,6 +68,7 @@ def test_rope_write_kv(
     normed: bool,
     page_dtype: torch.dtype | None,
     dtype: torch.dtype,
+    head_norm: HeadNorm,
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
@@ -82,13 +85,13 @@ def test_rope_write_kv(
     slots = torch.randperm(12)[:tokens]
     written = []
     for kernels in (KERNELS, ORACLE):
-        pages = PagedKV(spec, 3, 4, page_dtype or dtype).layers[0]
-        args = (qkv.clone(), shape, table[positions], weight, 1e-6, slots, pages)
+        pages = PagedKV(spec.shape, 3, 4, page_dtype or dtype).layers[0]
+        args = (qkv.clone(), shape, table[positions], weight, 1e-6, slots, pages, head_norm)
         written.append((kernels.rope_write_kv(*args), _exact(pages)))
         if kernels is KERNELS:
-            gathered = PagedKV(spec, 3, 4, page_dtype or dtype).layers[0]
-            args = (qkv.clone(), shape, table, weight, 1e-6, slots, gathered)
-            assert torch.equal(KERNELS.rope_write_kv(*args, positions), written[0][0])
+            gathered = PagedKV(spec.shape, 3, 4, page_dtype or dtype).layers[0]
+            args = (qkv.clone(), shape, table, weight, 1e-6, slots, gathered, head_norm)
+            assert torch.equal(KERNELS.rope_write_kv(*args, positions=positions), written[0][0])
             assert torch.equal(_exact(gathered), written[0][1])
     (queries, pages_), (expected, wanted) = written
     close(queries, expected, dtype)
@@ -105,7 +108,7 @@ def _exact(pages: Pages) -> torch.Tensor:
 @pytest.mark.parametrize("page_dtype", [torch.float32, torch.int8])
 def test_a_token_without_a_slot_is_not_written(page_dtype: torch.dtype) -> None:
     spec = replace(parse_config(LLAMA), num_kv_heads=1, head_dim=16)
-    pages = PagedKV(spec, 2, 4, page_dtype).layers[0]
+    pages = PagedKV(spec.shape, 2, 4, page_dtype).layers[0]
     rotation, slots = torch.ones(2, 2, 16), torch.tensor([-1, 5])
     KERNELS.rope_write_kv(torch.randn(2, 3 * 16), HeadShape(1, 1, 16), rotation, None, 1e-6, slots, pages)
     assert _exact(pages).flatten(1, 2).any(-1).flatten().tolist() == [slot == 5 for slot in range(8)] * 2

@@ -27,7 +27,7 @@ KERNELS = TritonKernels(CPU)
     size=st.sampled_from([(256, 1), (256, 2), (384, 3), (1024, 8), (2048, 1)]),
     kind=st.sampled_from(["4", "8", "fp8"]),
     activation_bits=st.sampled_from([16, 8]),
-    zeros=st.booleans(),
+    base=st.sampled_from(["middle", "zeros", "minima"]),
     order=st.booleans(),
     biased=st.booleans(),
     dtype=st.sampled_from(DTYPES),
@@ -38,7 +38,7 @@ def test_linear(
     size: tuple[int, int],
     kind: str,
     activation_bits: Literal[8, 16],
-    zeros: bool,
+    base: str,
     order: bool,
     biased: bool,
     dtype: torch.dtype,
@@ -46,7 +46,9 @@ def test_linear(
     torch.manual_seed(rows + outputs)
     inputs, groups = size
     bits: Literal[4, 8] = 4 if kind == "4" else 8
-    marks = {"zeros": zeros and bits == 4, "order": order, "fp8": kind == "fp8"}
+    marks = {"zeros": base == "zeros" and bits == 4, "order": order, "fp8": kind == "fp8"}
+    if kind != "fp8" and activation_bits == 16:
+        marks["minima"] = base == "minima"
     weight = quantized_weight(outputs, inputs, groups, bits, activation_bits, **marks)
     x = torch.randn(rows, inputs).to(dtype)
     x[0, :] *= 0
@@ -59,13 +61,36 @@ def test_linear(
     close(actual, ORACLE.linear(x.float(), weight, wide), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 32), (8, 16)])
+@pytest.mark.parametrize("rows", [3, 20])
+def test_weights_with_minima_in_small_groups(
+    bits: Literal[4, 8], group: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of GGUF, also where so many rows are multiplied that the weight is dequantized."""
+    monkeypatch.setattr(quantized, "MOST_ROWS", 16)
+    torch.manual_seed(0)
+    weight = quantized_weight(40, 8 * group, 8, bits, 16, minima=True)
+    prepared = KERNELS.prepare_linear(weight)
+    assert isinstance(prepared, Packed)
+    x = torch.randn(rows, 8 * group).to(dtype)
+    close(KERNELS.linear(x, prepared), ORACLE.linear(x.float(), weight), dtype)
+
+
 @pytest.mark.parametrize(
-    ("group", "bits", "activation_bits", "zeros"), [(24, 4, 16, False), (32, 4, 8, False), (64, 8, 16, True)]
+    ("group", "bits", "activation_bits", "marks"),
+    [
+        (24, 4, 16, {}),
+        (32, 4, 8, {}),
+        (64, 8, 16, {"zeros": True}),
+        (8, 8, 16, {}),
+        (64, 4, 8, {"minima": True}),
+    ],
 )
 def test_other_weights_are_dequantized(
-    group: int, bits: Literal[4, 8], activation_bits: Literal[8, 16], zeros: bool
+    group: int, bits: Literal[4, 8], activation_bits: Literal[8, 16], marks: dict[str, bool]
 ) -> None:
-    weight = quantized_weight(16, 4 * group, 4, bits, activation_bits, zeros=zeros)
+    weight = quantized_weight(16, 4 * group, 4, bits, activation_bits, **marks)
     assert KERNELS.prepare_linear(weight) is weight
     x = torch.randn(3, 4 * group)
     close(KERNELS.linear(x, weight), ORACLE.linear(x, weight), torch.float32)
