@@ -48,6 +48,6 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(smollm2: Path) -> Iterator[Server]:
     """A server of SmolLM2, with activations in float32: in bfloat16 the first words of its answers tie."""
     with serving(
-        str(smollm2), "--max-model-len", "2048", "--served-model-name", "smollm2", "--dtype", "float32"
+        str(smollm2), "--max-model-len", "1024", "--served-model-name", "smollm2", "--dtype", "float32"
     ) as served:
         yield served

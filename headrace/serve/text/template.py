@@ -93,23 +93,6 @@ class ChatTemplate:
             return PROCESSES.variables(template)
         return frozenset(name for source in self.sources for name in variables_of(source))
 
-    @classmethod
-    def from_folder(
-        cls,
-        folder: str | Path,
-        special_tokens: Mapping[str, str],
-        chat_template: str | None = None,
-        added: AddedTokens = NO_TOKENS,
-    ) -> ChatTemplate:
-        """The templates of a model folder, or ``chat_template`` (a file's path, or a source) instead of them.
-
-        Raises:
-            TemplateError: a template has a syntax error or cannot be read, or ``chat_template`` is neither a source
-                nor a file.
-        """
-        templates = {"default": given_template(chat_template)} if chat_template else load_templates(folder)
-        return cls(templates, special_tokens, added)
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.serve.text.template import ChatTemplate, TemplateError, load_templates
+from headrace.serve.text.template import ChatTemplate, TemplateError, given_template, load_templates
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -183,10 +183,10 @@ def test_templates_are_found_in_every_place(tmp_path: Path) -> None:
 def test_the_command_line_may_give_a_file_or_a_source(tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("from the file {{ bos_token }}")
     given = str(tmp_path / "mine.jinja")
-    assert ChatTemplate.from_folder(tmp_path, TOKENS, given).render(CHATS[0]).text == "from the file <s>"
-    assert ChatTemplate.from_folder(tmp_path, TOKENS, "{{ eos_token }}!").render(CHATS[0]).text == "</s>!"
+    assert given_template(given) == "from the file {{ bos_token }}"
+    assert given_template("{{ eos_token }}!") == "{{ eos_token }}!"
     with pytest.raises(TemplateError, match="cannot be read"):
-        ChatTemplate.from_folder(tmp_path, TOKENS, str(tmp_path / "none.jinja"))
+        given_template(str(tmp_path / "none.jinja"))
 
 
 @pytest.mark.parametrize("value", ["5", '["a"]', '[{"name": "default"}]', '[{"name": "a", "template": 5}]'])
@@ -195,13 +195,13 @@ def test_a_malformed_field_of_a_config_is_named(tmp_path: Path, value: str) -> N
     with pytest.raises(
         TemplateError, match=r"tokenizer_config\.json: chat_template must be a source, or a list"
     ):
-        ChatTemplate.from_folder(tmp_path, TOKENS)
+        load_templates(tmp_path)
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(TemplateError, match=r"chat_template\.jinja cannot be read"):
-        ChatTemplate.from_folder(tmp_path, TOKENS)
+        load_templates(tmp_path)
 
 
 def test_a_source_beyond_the_compilers_limits_is_an_error_of_the_template():
