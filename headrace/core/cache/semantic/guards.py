@@ -11,53 +11,83 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from headrace.core.cache.semantic.numerals import unify
 from headrace.core.cache.semantic.opposites import (
     BOUNDS,
     EXCLUSIVE,
     FUNCTION_WORDS,
     NEGATING_PREFIXES,
     NEGATIONS,
-    NUMBER_WORDS,
     OPPOSITES,
     POLITE_WORDS,
+    SIGN_WORDS,
     TIMELY_WORDS,
     stem,
 )
-from headrace.core.cache.semantic.word_classes import NEUTRAL, same_class, same_meaning
+from headrace.core.cache.semantic.word_classes import CLASSES, NEUTRAL, SPECIFYING, same_class, same_meaning
 
 _APOSTROPHES = re.compile("['\u2019]")
-_TOKEN = re.compile(r"\d+(?:[.,:/]\d+)*|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
+_TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
 _BETWEEN = re.compile(r"(?:\d\w?|\)|\b[^\W\d_])\s*([-*/]+)\s*(?=[\d(.$\u20ac\u00a3-]|[^\W\d_]\b)")
 _SIGN = re.compile(r"(?<![\w)])-(?=[$\u20ac\u00a3]?\.?\d)")
 """Between two numbers or single letters, or before a number, a plain symbol is arithmetic."""
-_HALF_DAY = re.compile(r"(?<![^\W\d_])([ap])\.\s?m\b\.?", re.IGNORECASE)
 _CODE = re.compile(r"(?<!\w)(?=\w*\d)(?=\w*[^\W\d_])[\w.-]*\w|[^\W\d_][+#]+")
 """Letters with digits (M604n, iphone-6s), and C++ or C#. Only the first letter of a word is a beginning: from every
 letter of a long word, the search would take quadratic time."""
+_ADDRESS = re.compile(r"\bhttps?://\S+|\bwww\.\S+|\b\w+_\w+\b|(?<![\w/])/\w+(?:/[\w.-]+)+")
+"""Addresses, paths and identifiers with underscores, whose words mean nothing alone."""
+_IN_LAW = re.compile(r"\b([^\W\d_]+)[\s-]in[\s-]law(s?)\b", re.IGNORECASE)
+_INNER_CAPITAL = re.compile(r"[^\W\d_]*[a-z][A-Z]")
 _PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013\u2014\u2026")
 _POINTING = re.compile(
     r"\b(?:this|these|the (?:following|above|below|attached))\b(?! (?:week|month|year|morning|evening|weekend))",
     re.IGNORECASE,
 )
+_PREPOSITIONS = frozenset(
+    (
+        *("in", "on", "at", "for", "with", "without", "by", "during", "after", "before", "when", "if", "while", "as"),
+        *("to", "from", "under", "over", "because", "since", "until", "about", "within", "inside", "outside"),
+    )
+)
+"""A phrase that begins with one may stand before or after its sentence."""
+_ARTICLES = frozenset(("a", "an", "the"))
+_NO_COUNT = frozenset(
+    ("which", "this", "that", "the", "another", "no", "any", "every", "each", "some", "good", "better", "best")
+)
+"""After these words "one" is no quantity."""
+_IN_TURN = frozenset(
+    (
+        *("from", "then", "first", "before", "after", "ratio", "divide", "divided", "subtract", "minus", "times"),
+        *("respectively", "former", "latter", "order", "than"),
+    )
+)
+"""In a text with one of these words, the order of "a and b" counts."""
+_PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
+_PAST = frozenset(("was", "were", "did", "wasnt", "werent", "didnt"))
+_WAYS = frozenset(("way", "ways", "best", "method", "process", "procedure", "steps", "easiest", "fastest", "recipe"))
 _ASKING = {
     "who": "who", "whos": "who", "whom": "who", "whose": "who", "when": "when", "whens": "when",
     "where": "where", "wheres": "where", "why": "why", "whys": "why",
 }  # fmt: skip
-_MEASURES = frozenset(
-    (
-        *("many", "much", "long", "old", "far", "tall", "often", "fast", "high"),
-        *("big", "heavy", "deep", "wide", "large", "soon", "hot", "cold"),
-    )
-)
+_MEASURES = {
+    **{word: word for word in ("many", "much", "long", "old", "far", "tall", "often", "fast", "high", "big")},
+    **{word: word for word in ("heavy", "deep", "wide", "soon", "hot", "cold")},
+    **{"large": "big", "quick": "fast"},
+}
+"""What "how" may ask for, by one word for each measure."""
 _MOST_COMPARED = 16
 """Unshared content words up to which two texts are compared word by word."""
+_PHRASE = 2
+"""Content words that may stand for one on the other side."""
+_LONGEST_DEFINITION = 6
+_OWN = frozenset(("my", "your", "our", "his", "her", "their"))
 _MEMOIZED = 16384
 _MAX_MEMOIZED_CHARACTERS = 4096
 _TITLE = 0.6
@@ -84,8 +114,11 @@ class Traits:
 
     ``numbers`` are numbers, codes and unusual symbols; ``names`` stems of capitalised words; ``sources`` and
     ``targets`` the words after "from" and "to", ``compared`` those after "than". ``asks`` is what is asked for: who,
-    when, how many. ``said`` are the bounds, quantifiers, tenses and persons that the text has, by kind. ``timely`` and
-    ``pointing`` say that the answer depends on the time of the request, or on something outside the text.
+    when, how many. ``said`` are the bounds, quantifiers, tenses and persons that the text has, by kind. ``specified`` are
+    classes of which a preposition introduces a member ("in French"). ``defines`` and ``instructs``: the text asks what
+    something is, or how to do something. ``sequence`` are the words that count for the order, with "a and b" sorted; ``bag`` are all
+    words but polite ones, sorted.
+    ``timely`` and ``pointing`` say that the answer depends on the time of the request, or on something outside the text.
     """
 
     words: tuple[str, ...]
@@ -98,6 +131,11 @@ class Traits:
     compared: frozenset[str]
     asks: frozenset[str]
     said: tuple[frozenset[str], ...]
+    specified: frozenset[str]
+    defines: bool
+    instructs: bool
+    sequence: tuple[str, ...]
+    bag: tuple[str, ...]
     timely: bool
     pointing: bool
 
@@ -125,10 +163,11 @@ def traits(text: str) -> Traits:
 
 
 def _analyse(text: str) -> Traits:
-    text = _HALF_DAY.sub(r"\1m", text)
+    text = _IN_LAW.sub(r"\1inlaw\2", unify(text))
     words: list[str] = []
+    content: list[str] = []
     names: set[str] = set()
-    numbers = Counter(code.lower() for code in _CODE.findall(text))
+    numbers = Counter(code.lower() for code in (*_CODE.findall(text), *_ADDRESS.findall(text)))
     numbers.update(_BETWEEN.findall(text) + _SIGN.findall(text))
     starts_sentence = True
     for token in _TOKEN.findall(text):
@@ -141,16 +180,21 @@ def _analyse(text: str) -> Traits:
             starts_sentence = token in ".?!"
         else:
             word = _APOSTROPHES.sub("", token.lower())
+            identifier = _INNER_CAPITAL.match(token) is not None
+            root = word if identifier else stem(word)
+            if word in SIGN_WORDS:
+                numbers[SIGN_WORDS[word]] += 1
+            elif word not in FUNCTION_WORDS and word not in NEGATIONS:
+                content.append(root)
+                if identifier or (token[0].isupper() and not starts_sentence):
+                    names.add(root)
+            if len(word) == 1 and words and _labels(word, words[-1]):
+                numbers[word] += 1
             words.append(word)
-            if word in NUMBER_WORDS:
-                numbers[NUMBER_WORDS[word]] += 1
-            elif token[0].isupper() and not starts_sentence and word not in FUNCTION_WORDS:
-                names.add(stem(word))
             starts_sentence = False
-    empty = FUNCTION_WORDS | NEGATIONS | NUMBER_WORDS.keys()
     return Traits(
         words=tuple(words),
-        content=tuple(stem(word) for word in words if word not in empty),
+        content=tuple(content),
         numbers=numbers,
         negations=sum(word in NEGATIONS for word in words),
         names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
@@ -158,10 +202,21 @@ def _analyse(text: str) -> Traits:
         targets=_words_after("to", words),
         compared=_words_after("than", words),
         asks=_asks(words),
-        said=tuple(_said(words, forms) for forms in EXCLUSIVE),
+        said=_said(words),
+        specified=_specified(words),
+        defines=_defines(words),
+        instructs="how" in words and _MEASURES.keys().isdisjoint(words) and not _WAYS & set(words),
+        sequence=_sequence(words),
+        bag=tuple(sorted(word for word in words if word not in POLITE_WORDS)),
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
+
+
+def _labels(letter: str, before: str) -> bool:
+    """Whether a single letter names something ("vitamin d"), and is no rest of a contraction ("what s", "don t")."""
+    rest = letter == "t" and before[-1] == "n"
+    return letter not in "ai" and not rest and before not in FUNCTION_WORDS and before not in NEGATIONS
 
 
 _memoized = lru_cache(maxsize=_MEMOIZED)(_analyse)
@@ -170,11 +225,11 @@ _memoized = lru_cache(maxsize=_MEMOIZED)(_analyse)
 def compare(one: Traits, other: Traits) -> Difference:
     """Compare two questions; symmetric."""
     ours, theirs = Counter(one.content), Counter(other.content)
-    left, right = (ours - theirs).total(), (theirs - ours).total()
-    total = max(1, ours.total() + theirs.total())
+    only_one, only_other = list((ours - theirs).elements()), list((theirs - ours).elements())
+    left, right = len(only_one), len(only_other)
+    total = max(1, len(one.content) + len(other.content))
     moved = _moved(one.content, other.content)
-    only_one, only_other = list(ours - theirs), list(theirs - ours)
-    if max(len(only_one), len(only_other)) > _MOST_COMPARED:  # texts that differ so much are far apart
+    if max(left, right) > _MOST_COMPARED:  # texts that differ so much are far apart
         only_one = only_other = []
     return Difference(
         unshared=(left + right) / total,
@@ -185,12 +240,17 @@ def compare(one: Traits, other: Traits) -> Difference:
         negation=one.negations % 2 != other.negations % 2,
         opposite=_opposed(one, other),
         names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
-        reordered=(moved > 0 and _word_counts(one) == _word_counts(other)) or _exchanged(one, other),
+        reordered=(moved > 0 and one.bag == other.bag and _reordered(one.sequence, other.sequence))
+        or _exchanged(one, other),
         asked=_disjoint(one.asks, other.asks)
         or any(map(_disjoint, one.said, other.said))
-        or one.said[BOUNDS] != other.said[BOUNDS],
-        same_class=_of_one_class(only_one, only_other),
-        substitute=_one_substituted(only_one, only_other, one.content, other.content),
+        or one.said[BOUNDS] != other.said[BOUNDS]
+        or _defined(one, other, theirs)
+        or _defined(other, one, ours),
+        same_class=_of_one_class(only_one, only_other)
+        or _more_specific(one, other)
+        or _more_specific(other, one),
+        substitute=_substituted(only_one, only_other, one.content, other.content),
     )
 
 
@@ -228,14 +288,90 @@ def _words_after(preposition: str, words: list[str]) -> frozenset[str]:
 def _asks(words: list[str]) -> frozenset[str]:
     """Who, when, where and why; what comes after "how" if it asks for a measure."""
     asked = {_ASKING[word] for word in words if word in _ASKING}
-    asked |= {f"how {b}" for a, b in pairwise(words) if a == "how" and b in _MEASURES}
+    asked |= {f"how {_MEASURES[b]}" for a, b in pairwise(words) if a == "how" and b in _MEASURES}
     return frozenset(asked)
 
 
-def _said(words: list[str], forms: Mapping[str, str]) -> frozenset[str]:
-    """What a text says of one kind; a form has one or two words."""
-    pairs = (f"{a} {b}" for a, b in pairwise(words))
-    return frozenset(forms[each] for each in (*words, *pairs) if each in forms)
+def _said(words: list[str]) -> tuple[frozenset[str], ...]:
+    """What a text says of each kind; a form has one or two words, or is a mark."""
+    present = {*words, *(f"{a} {b}" for a, b in pairwise(words)), *_marks(words)}
+    return tuple(frozenset(forms[each] for each in present & forms.keys()) for forms in EXCLUSIVE)
+
+
+def _marks(words: list[str]) -> Iterator[str]:
+    """The forms in angle brackets of `EXCLUSIVE`."""
+    for place, word in enumerate(words[:-1]):
+        if word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT):
+            if words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS:
+                yield "<one>"
+    if any(a == "how" and b not in _MEASURES and b != "come" for a, b in pairwise(words)):
+        yield "<how>"
+    beginning = words[:2] if words[:1] != ["i"] else []
+    if words[:1] in (["can"], ["may"], ["could"]):
+        yield "<may>"
+    elif words[:1] == ["must"] or words[2:4] == ["have", "to"]:
+        yield "<must>"
+    if not _PAST.isdisjoint(beginning):
+        yield "<past>"
+    elif words[:1] in (["has"], ["have"], ["had"]):
+        yield "<perfect>"
+    elif not _PRESENT.isdisjoint(beginning):
+        yield "<present>"
+    if "than" in words:
+        yield "<smaller>" if "less" in words or "fewer" in words else "<greater>"
+    elif words.count("as") > 1:
+        yield "<equal>"
+
+
+def _specified(words: list[str]) -> frozenset[str]:
+    """Classes of which a word directly after a preposition is a member."""
+    found: set[str] = set()
+    for before, word in pairwise(words):
+        if before in _PREPOSITIONS:
+            found |= SPECIFYING & CLASSES.get(stem(word), {}).keys()
+    return frozenset(found)
+
+
+def _more_specific(one: Traits, other: Traits) -> bool:
+    """Whether a text specifies a member of a class of which the other text has none."""
+    return bool(one.specified) and any(
+        all(name not in CLASSES.get(word, {}) for word in other.content) for name in one.specified
+    )
+
+
+def _defines(words: list[str]) -> bool:
+    """Whether a text asks what something is: "what is inflation", "what is a mortgage"."""
+    asks = words[:2] in (["what", "is"], ["what", "are"]) or words[:1] == ["whats"]
+    return asks and len(words) <= _LONGEST_DEFINITION and not _WAYS & set(words) and not _OWN & set(words)
+
+
+def _defined(one: Traits, other: Traits, theirs: Counter[str]) -> bool:
+    """Whether a text asks what something is, and the other how to do something with it."""
+    return one.defines and other.instructs and not other.defines and theirs.keys() >= set(one.content)
+
+
+def _sequence(words: list[str]) -> tuple[str, ...]:
+    """The words without polite words and articles; the two in "a and b" sorted, if their order does not count."""
+    kept = [word for word in words if word not in _ARTICLES and (word == "and" or word not in POLITE_WORDS)]
+    if _IN_TURN.isdisjoint(kept):
+        for place in range(1, len(kept) - 1):
+            if kept[place] in ("and", "or") and kept[place - 1] > kept[place + 1]:
+                kept[place - 1], kept[place + 1] = kept[place + 1], kept[place - 1]
+    return tuple(kept)
+
+
+def _reordered(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether the orders of the same words may differ in meaning.
+
+    A phrase with a preposition may move from the end to the beginning: "what should I see in Paris".
+    """
+    if one == other:
+        return False
+    return not any(
+        first[0] in _PREPOSITIONS and second == first[cut:] + first[:cut]
+        for first, second in ((one, other), (other, one))
+        for cut in range(1, len(first))
+    )
 
 
 def _disjoint(one: frozenset[str], other: frozenset[str]) -> bool:
@@ -248,12 +384,15 @@ def _of_one_class(one: Collection[str], other: Collection[str]) -> bool:
     return any(same_class(a, b) and not same_meaning(a, b) for a in one for b in other)
 
 
-def _one_substituted(
+def _substituted(
     one: Collection[str], other: Collection[str], whole: Sequence[str], whole_other: Sequence[str]
 ) -> bool:
-    """Whether two texts are equal but for one content word on each side, which do not mean the same."""
+    """Whether two texts are equal but for one or two content words on each side, which do not mean the same."""
     left, right = _unexplained(one, whole_other), _unexplained(other, whole)
-    return len(left) == 1 and len(right) == 1
+    if len(left) == 1 == len(right):
+        return True
+    few = 0 < len(left) <= _PHRASE and 0 < len(right) <= _PHRASE
+    return few and 2 * min(len(whole) - len(left), len(whole_other) - len(right)) > len(left) + len(right)
 
 
 def _unexplained(words: Collection[str], text: Sequence[str]) -> list[str]:
@@ -272,10 +411,6 @@ def _moved(one: tuple[str, ...], other: tuple[str, ...]) -> float:
     return swapped / pairs if pairs else 0.0
 
 
-def _word_counts(question: Traits) -> Counter[str]:
-    return Counter(word for word in question.words if word not in POLITE_WORDS)
-
-
 def _exchanged(one: Traits, other: Traits) -> bool:
     """Whether the source of one question is the target of the other, or what is compared has changed its side."""
     away = (one.sources - other.sources) & other.targets
@@ -292,7 +427,7 @@ def _opposed(one: Traits, other: Traits) -> bool:
     if any(not OPPOSITES.get(stem(word), frozenset()).isdisjoint(stems) for word in left):
         return True
     return any(
-        prefix + word in longer
+        prefix + word in longer or f"{stem(word)}less" in longer
         for shorter, longer in ((left, right), (right, left))
         for word in shorter
         if len(word) > 3
