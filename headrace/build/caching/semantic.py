@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.build.drafting import proposer_of
 from headrace.build.model import Loaded
+from headrace.compute.encoder.pairs import PairJudge
 from headrace.compute.encoder.sentences import Sentences
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, SemanticOptions
@@ -17,6 +18,9 @@ from headrace.core.cache.semantic.judge import Judge, Nearest
 from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.events import Event
 from headrace.serve.cache.exact import ExactCache
+
+SELF = "self"
+"""The name of the served model as second judge."""
 
 DRAFT_COSINE = 0.7
 """Minimum similarity of a cached response that is used as a draft."""
@@ -49,6 +53,8 @@ def make_semantic(
             "--semantic-cache draft needs speculative decoding from cached responses: "
             """--speculative-config '{"method": "cached"}'"""
         )
+    if options.semantic_cache == "draft" and options.semantic_judge is not None:
+        raise ConfigError("--semantic-judge has no effect on drafts: use --semantic-cache serve or shadow")
     encoder, judge = _judged(options)
     try:
         from headrace.serve.cache.semantic.level import Mode, SemanticCache
@@ -101,7 +107,27 @@ def _judged(options: SemanticOptions) -> tuple[Sentences, Judge]:
         raise ConfigError(
             f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
         )
-    return encoder, Judge(rules)
+    return encoder, Judge(rules, _second_judge(options.semantic_judge, calibration.judge))
+
+
+def _second_judge(name: str | None, calibrated: str) -> PairJudge | None:
+    """The cross-encoder of the calibration; None if that has none."""
+    if name is None or name == SELF:
+        if calibrated:
+            raise ConfigError(
+                f"--semantic-calibration was made with the judge {calibrated}: name it with --semantic-judge"
+            )
+        return None
+    try:
+        judge = PairJudge.from_name(name)
+    except ModelError as error:
+        raise ConfigError(f"--semantic-judge: {error}") from error
+    if judge.name != calibrated:
+        made = f"with the judge {calibrated}" if calibrated else "without a judge"
+        raise ConfigError(
+            f"--semantic-calibration was made {made}, not with {judge.name}: run headrace cache calibrate --judge"
+        )
+    return judge
 
 
 def _encoder(name: str) -> Sentences:

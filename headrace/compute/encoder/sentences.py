@@ -53,7 +53,7 @@ class Sentences:
         folder = encoder_folder(name)
         shown = name if name == PACKAGED else folder.name
         model = read_embedding_model(shown, folder, torch.device("cpu"))
-        return cls(model, f"{shown}@{_digest(folder)}")
+        return cls(model, f"{shown}@{digest(folder)}")
 
     def embed(self, texts: Sequence[str]) -> list[bytes | None]:
         """A vector [dimensions] of length one per text, as packed float32; None if the text is too long."""
@@ -86,7 +86,8 @@ def encoder_folder(name: str) -> Path:
     return _packaged_folder() if name == PACKAGED else resolve_folder(name)
 
 
-def _digest(folder: Path) -> str:
+def digest(folder: Path) -> str:
+    """A short digest of a folder's weights and tokenizer."""
     whole = hashlib.sha256()
     for path in (*sorted(folder.glob("*.safetensors")), folder / "tokenizer.json"):
         with path.open("rb") as file:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -52,26 +52,69 @@ _POINTING = re.compile(
 )
 _PREPOSITIONS = frozenset(
     (
-        *("in", "on", "at", "for", "with", "without", "by", "during", "after", "before", "when", "if", "while", "as"),
+        *(
+            "in",
+            "on",
+            "at",
+            "for",
+            "with",
+            "without",
+            "by",
+            "during",
+            "after",
+            "before",
+            "when",
+            "if",
+            "while",
+            "as",
+        ),
         *("to", "from", "under", "over", "because", "since", "until", "about", "within", "inside", "outside"),
     )
 )
 """A phrase that begins with one may stand before or after its sentence."""
 _ARTICLES = frozenset(("a", "an", "the"))
 _NO_COUNT = frozenset(
-    ("which", "this", "that", "the", "another", "no", "any", "every", "each", "some", "good", "better", "best")
+    (
+        "which",
+        "this",
+        "that",
+        "the",
+        "another",
+        "no",
+        "any",
+        "every",
+        "each",
+        "some",
+        "good",
+        "better",
+        "best",
+    )
 )
 """After these words "one" is no quantity."""
 _IN_TURN = frozenset(
     (
-        *("from", "then", "first", "before", "after", "ratio", "divide", "divided", "subtract", "minus", "times"),
+        *(
+            "from",
+            "then",
+            "first",
+            "before",
+            "after",
+            "ratio",
+            "divide",
+            "divided",
+            "subtract",
+            "minus",
+            "times",
+        ),
         *("respectively", "former", "latter", "order", "than"),
     )
 )
 """In a text with one of these words, the order of "a and b" counts."""
 _PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
 _PAST = frozenset(("was", "were", "did", "wasnt", "werent", "didnt"))
-_WAYS = frozenset(("way", "ways", "best", "method", "process", "procedure", "steps", "easiest", "fastest", "recipe"))
+_WAYS = frozenset(
+    ("way", "ways", "best", "method", "process", "procedure", "steps", "easiest", "fastest", "recipe")
+)
 _ASKING = {
     "who": "who", "whos": "who", "whom": "who", "whose": "who", "when": "when", "whens": "when",
     "where": "where", "wheres": "where", "why": "why", "whys": "why",
@@ -79,7 +122,8 @@ _ASKING = {
 _MEASURES = {
     **{word: word for word in ("many", "much", "long", "old", "far", "tall", "often", "fast", "high", "big")},
     **{word: word for word in ("heavy", "deep", "wide", "soon", "hot", "cold")},
-    **{"large": "big", "quick": "fast"},
+    "large": "big",
+    "quick": "fast",
 }
 """What "how" may ask for, by one word for each measure."""
 _MOST_COMPARED = 16
@@ -110,7 +154,9 @@ class Veto(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The analysis of a question. ``content`` are stems of its content words, in order.
+    """The analysis of a question. ``content`` are stems of its content words, in order; ``counts`` counts them, and
+    ``repeated`` are those that it has more than once. ``stems`` are those of all words, ``opposites`` what would be the
+    opposite of one, ``roots`` the words without a part that negates them ("disable", "seedless").
 
     ``numbers`` are numbers, codes and unusual symbols; ``names`` stems of capitalised words; ``sources`` and
     ``targets`` the words after "from" and "to", ``compared`` those after "than". ``asks`` is what is asked for: who,
@@ -123,6 +169,11 @@ class Traits:
 
     words: tuple[str, ...]
     content: tuple[str, ...]
+    counts: Counter[str]
+    repeated: frozenset[str]
+    stems: frozenset[str]
+    opposites: frozenset[str]
+    roots: frozenset[str]
     numbers: Counter[str]
     negations: int
     names: frozenset[str]
@@ -130,7 +181,7 @@ class Traits:
     targets: frozenset[str]
     compared: frozenset[str]
     asks: frozenset[str]
-    said: tuple[frozenset[str], ...]
+    said: Mapping[int, frozenset[str]]
     specified: frozenset[str]
     defines: bool
     instructs: bool
@@ -192,9 +243,16 @@ def _analyse(text: str) -> Traits:
                 numbers[word] += 1
             words.append(word)
             starts_sentence = False
+    counts = Counter(content)
+    stems = frozenset(map(stem, words))
     return Traits(
         words=tuple(words),
         content=tuple(content),
+        counts=counts,
+        repeated=frozenset(word for word, count in counts.items() if count > 1),
+        stems=stems,
+        opposites=frozenset().union(*(OPPOSITES[each] for each in stems & OPPOSITES.keys())),
+        roots=frozenset(root for word in words for root in _roots(word)),
         numbers=numbers,
         negations=sum(word in NEGATIONS for word in words),
         names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
@@ -224,11 +282,11 @@ _memoized = lru_cache(maxsize=_MEMOIZED)(_analyse)
 
 def compare(one: Traits, other: Traits) -> Difference:
     """Compare two questions; symmetric."""
-    ours, theirs = Counter(one.content), Counter(other.content)
-    only_one, only_other = list((ours - theirs).elements()), list((theirs - ours).elements())
+    ours, theirs = one.counts, other.counts
+    only_one, only_other = _more(ours, theirs), _more(theirs, ours)
     left, right = len(only_one), len(only_other)
     total = max(1, len(one.content) + len(other.content))
-    moved = _moved(one.content, other.content)
+    moved = _moved(one, other)
     if max(left, right) > _MOST_COMPARED:  # texts that differ so much are far apart
         only_one = only_other = []
     return Difference(
@@ -243,8 +301,8 @@ def compare(one: Traits, other: Traits) -> Difference:
         reordered=(moved > 0 and one.bag == other.bag and _reordered(one.sequence, other.sequence))
         or _exchanged(one, other),
         asked=_disjoint(one.asks, other.asks)
-        or any(map(_disjoint, one.said, other.said))
-        or one.said[BOUNDS] != other.said[BOUNDS]
+        or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
+        or one.said.get(BOUNDS) != other.said.get(BOUNDS)
         or _defined(one, other, theirs)
         or _defined(other, one, ours),
         same_class=_of_one_class(only_one, only_other)
@@ -292,10 +350,14 @@ def _asks(words: list[str]) -> frozenset[str]:
     return frozenset(asked)
 
 
-def _said(words: list[str]) -> tuple[frozenset[str], ...]:
-    """What a text says of each kind; a form has one or two words, or is a mark."""
+def _said(words: list[str]) -> Mapping[int, frozenset[str]]:
+    """What a text says, by the kinds of which it says something; a form has one or two words, or is a mark."""
     present = {*words, *(f"{a} {b}" for a, b in pairwise(words)), *_marks(words)}
-    return tuple(frozenset(forms[each] for each in present & forms.keys()) for forms in EXCLUSIVE)
+    found = {
+        kind: frozenset(forms[each] for each in present & forms.keys())
+        for kind, forms in enumerate(EXCLUSIVE)
+    }
+    return {kind: meanings for kind, meanings in found.items() if meanings}
 
 
 def _marks(words: list[str]) -> Iterator[str]:
@@ -402,13 +464,22 @@ def _unexplained(words: Collection[str], text: Sequence[str]) -> list[str]:
     ]
 
 
-def _moved(one: tuple[str, ...], other: tuple[str, ...]) -> float:
+def _more(one: Counter[str], other: Counter[str]) -> list[str]:
+    """The words that the first text has more often, each as often as that."""
+    return [word for word, count in one.items() for _ in range(count - other.get(word, 0))]
+
+
+def _moved(one: Traits, other: Traits) -> float:
     """Share of pairs of shared words (each once on both sides) whose order is reversed."""
-    places = {word: place for place, word in enumerate(other) if other.count(word) == 1}
-    order = [places[word] for word in one if word in places and one.count(word) == 1]
+    once = one.counts.keys() & other.counts.keys()
+    if one.repeated or other.repeated:
+        once = once - one.repeated - other.repeated
+    places = {word: place for place, word in enumerate(other.content) if word in once}
+    order = [places[word] for word in one.content if word in once]
     pairs = len(order) * (len(order) - 1) // 2
-    swapped = sum(a > b for index, a in enumerate(order) for b in order[index + 1 :])
-    return swapped / pairs if pairs else 0.0
+    if not pairs or order == sorted(order):
+        return 0.0
+    return sum(a > b for index, a in enumerate(order) for b in order[index + 1 :]) / pairs
 
 
 def _exchanged(one: Traits, other: Traits) -> bool:
@@ -422,14 +493,30 @@ def _exchanged(one: Traits, other: Traits) -> bool:
 
 
 def _opposed(one: Traits, other: Traits) -> bool:
+    """Whether a word of one text is the opposite of a word of the other, and neither is in both."""
+    if not (
+        one.opposites & other.stems
+        or one.roots.intersection(other.words)
+        or other.roots.intersection(one.words)
+    ):
+        return False
     left, right = set(one.words) - set(other.words), set(other.words) - set(one.words)
     stems = {stem(word) for word in right}
     if any(not OPPOSITES.get(stem(word), frozenset()).isdisjoint(stems) for word in left):
         return True
     return any(
-        prefix + word in longer or f"{stem(word)}less" in longer
+        root in shorter
         for shorter, longer in ((left, right), (right, left))
-        for word in shorter
-        if len(word) > 3
-        for prefix in NEGATING_PREFIXES
+        for word in longer
+        for root in _roots(word)
     )
+
+
+def _roots(word: str) -> Iterator[str]:
+    """What is left of a word without a negating prefix or suffix, if that is more than three letters."""
+    for prefix in NEGATING_PREFIXES:
+        if word.startswith(prefix) and len(word) > len(prefix) + 3:
+            yield word[len(prefix) :]
+    if word.endswith("less") and len(word) > 7:
+        yield word[:-4]
+        yield f"{word[:-4]}s"

@@ -13,7 +13,20 @@ _UNITS = {
     word: value
     for value, word in enumerate(
         (
-            *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"),
+            *(
+                "zero",
+                "one",
+                "two",
+                "three",
+                "four",
+                "five",
+                "six",
+                "seven",
+                "eight",
+                "nine",
+                "ten",
+                "eleven",
+            ),
             *("twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
         )
     )
@@ -26,35 +39,71 @@ _TENS = {
 }
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
 _IRREGULAR = {
-    **{"first": 1, "second": 2, "third": 3, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12},
+    "first": 1,
+    "second": 2,
+    "third": 3,
+    "fifth": 5,
+    "eighth": 8,
+    "ninth": 9,
+    "twelfth": 12,
     **{f"{tens[:-1]}ieth": value for tens, value in _TENS.items()},
 }
 _ORDINALS = _IRREGULAR | {
     f"{unit}th": value
     for unit, value in _UNITS.items()
-    if f"{unit[:-1]}th" not in _IRREGULAR
-    and value not in (*range(4), 5, 8, 9, 12)
+    if f"{unit[:-1]}th" not in _IRREGULAR and value not in (*range(4), 5, 8, 9, 12)
 }
 _LOW_ORDINALS = {1: "first", 2: "second", 3: "third"}
 """These stay words: "second" is a time too, and a question mostly means the same without "first"."""
 _ROMAN = {"ii": "2", "iii": "3", "iv": "4", "vi": "6", "vii": "7", "viii": "8", "ix": "9"}
 _CURRENCIES = {"$": "dollars", "\u20ac": "euros", "\u00a3": "pounds", "\u00a5": "yen"}
 _MONEY_WORDS = {
-    **{"dollar": "$", "dollars": "$", "usd": "$", "bucks": "$", "euro": "\u20ac", "euros": "\u20ac"},
-    **{"eur": "\u20ac", "gbp": "\u00a3", "quid": "\u00a3", "yen": "\u00a5", "jpy": "\u00a5"},
+    "dollar": "$",
+    "dollars": "$",
+    "usd": "$",
+    "bucks": "$",
+    "euro": "\u20ac",
+    "euros": "\u20ac",
+    "eur": "\u20ac",
+    "gbp": "\u00a3",
+    "quid": "\u00a3",
+    "yen": "\u00a5",
+    "jpy": "\u00a5",
 }
 """Without "pounds", which are a weight too."""
 _ABBREVIATED = {
-    **{"km": "kilometers", "kms": "kilometers", "cm": "centimeters", "mm": "millimeters", "ft": "feet"},
-    **{"kg": "kilograms", "kgs": "kilograms", "mg": "milligrams", "lb": "pounds", "lbs": "pounds"},
-    **{"oz": "ounces", "ml": "milliliters", "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes"},
-    **{"tb": "terabytes", "mph": "miles per hour", "hr": "hours", "hrs": "hours", "min": "minutes"},
-    **{"mins": "minutes", "sec": "seconds", "secs": "seconds", "yr": "years", "yrs": "years"},
+    "km": "kilometers",
+    "kms": "kilometers",
+    "cm": "centimeters",
+    "mm": "millimeters",
+    "ft": "feet",
+    "kg": "kilograms",
+    "kgs": "kilograms",
+    "mg": "milligrams",
+    "lb": "pounds",
+    "lbs": "pounds",
+    "oz": "ounces",
+    "ml": "milliliters",
+    "kb": "kilobytes",
+    "mb": "megabytes",
+    "gb": "gigabytes",
+    "tb": "terabytes",
+    "mph": "miles per hour",
+    "hr": "hours",
+    "hrs": "hours",
+    "min": "minutes",
+    "mins": "minutes",
+    "sec": "seconds",
+    "secs": "seconds",
+    "yr": "years",
+    "yrs": "years",
 }
 
 _CARDINALS = _UNITS | _TENS | _SCALES
 _ANY = "|".join(sorted({*_CARDINALS, *_ORDINALS}, key=len, reverse=True))
-_FIRST = "|".join(sorted({*_CARDINALS, *_ORDINALS} - {"one", "first", "second", "third"}, key=len, reverse=True))
+_FIRST = "|".join(
+    sorted({*_CARDINALS, *_ORDINALS} - {"one", "first", "second", "third"}, key=len, reverse=True)
+)
 _SCALED = "|".join(_SCALES)
 _PHRASE = re.compile(
     rf"\b(?:{_FIRST}|one(?=[\s-]+(?:{_SCALED})\b))(?:(?:\s+and\s+|[\s-]+)(?:{_ANY})\b)*\b", re.IGNORECASE
@@ -110,7 +159,7 @@ def _digits(words: list[str]) -> str:
 
     for word in words:
         if word == "and":
-            if part is None and not total or (part or 0) % 100:
+            if (part is None and not total) or (part or 0) % 100:
                 end()
             continue
         ordinal = word not in _CARDINALS
@@ -122,7 +171,8 @@ def _digits(words: list[str]) -> str:
                 part = (1 if part is None else part) * value
             continue
         joins = part is not None and (
-            (part and part % 100 == 0 and value < 100) or (20 <= part % 100 <= 90 and part % 10 == 0 < value < 10)
+            (part and part % 100 == 0 and value < 100)
+            or (20 <= part % 100 <= 90 and part % 10 == 0 < value < 10)
         )
         if part is not None and not joins:
             end()

@@ -222,7 +222,17 @@ _CLASSES = {
 
 SPECIFYING = frozenset(
     (
-        *("language", "programming", "system", "format", "country", "city", "browser", "database", "framework"),
+        *(
+            "language",
+            "programming",
+            "system",
+            "format",
+            "country",
+            "city",
+            "browser",
+            "database",
+            "framework",
+        ),
         *("month", "weekday", "holiday", "season", "planet", "continent"),
     )
 )
