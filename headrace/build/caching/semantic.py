@@ -15,6 +15,7 @@ from headrace.config import ConfigError, SemanticOptions
 from headrace.core.cache.semantic.bounds import CONFIDENCE
 from headrace.core.cache.semantic.calibration import Calibration, Unsupported
 from headrace.core.cache.semantic.judge import Judge, Nearest
+from headrace.core.cache.semantic.verdicts import Verdicts
 from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.events import Event
 from headrace.serve.cache.exact import ExactCache
@@ -37,10 +38,11 @@ def make_semantic(
     file: Path | None,
     *,
     adapts_audit: bool,
+    verdicts: Verdicts | None = None,
 ) -> SemanticCache | None:
     """The semantic cache over ``exact``; None if it is off. ``file`` stores its rows, from which the index is rebuilt.
 
-    With ``adapts_audit`` the share of audits adapts to the errors that they find.
+    With ``adapts_audit`` the share of audits adapts to the errors that they find. ``verdicts`` as in `make_verdicts`.
 
     Raises:
         ConfigError: it is not available, or cannot meet its error bound.
@@ -84,10 +86,16 @@ def make_semantic(
         deadline=options.semantic_deadline,
         audit=options.semantic_audit,
         adapts_audit=adapts_audit,
+        verdicts=verdicts,
         max_error=options.semantic_max_error,
         confidence=CONFIDENCE,
         seed=loaded.seed,
     )
+
+
+def make_verdicts(options: SemanticOptions) -> Verdicts | None:
+    """The served model's verdicts, if it is the second judge."""
+    return Verdicts() if options.semantic_judge == SELF else None
 
 
 def _judged(options: SemanticOptions) -> tuple[Sentences, Judge]:

@@ -122,7 +122,8 @@ def _stratum(
     fitted_rows = sum(fitted[each.row] for each in learnt)
     candidates = [each for each in learnt if each.evidence is not None and fitted[each.row]]
     known = [(each.evidence, each.right) for each in candidates if each.evidence is not None]
-    judge_threshold, agrees = None, agrees_always
+    judge_threshold: float | None = None
+    agrees: Agrees = agrees_always
     if judge is not None:
         judge_threshold = _judge_threshold(judge, candidates, least)
         agrees = judge.agrees(judge_threshold)

@@ -160,11 +160,11 @@ class Traits:
 
     ``numbers`` are numbers, codes and unusual symbols; ``names`` stems of capitalised words; ``sources`` and
     ``targets`` the words after "from" and "to", ``compared`` those after "than". ``asks`` is what is asked for: who,
-    when, how many. ``said`` are the bounds, quantifiers, tenses and persons that the text has, by kind. ``specified`` are
+    when, how many. ``said`` are bounds, quantifiers, tenses and persons that the text has, by kind. ``specified`` are
     classes of which a preposition introduces a member ("in French"). ``defines`` and ``instructs``: the text asks what
-    something is, or how to do something. ``sequence`` are the words that count for the order, with "a and b" sorted; ``bag`` are all
-    words but polite ones, sorted.
-    ``timely`` and ``pointing`` say that the answer depends on the time of the request, or on something outside the text.
+    something is, or how to do something. ``sequence`` are the words and numbers that count for the order, with "a and
+    b" sorted; ``bag`` are all but polite words, sorted; ``digits`` are the numbers in order. ``timely`` and
+    ``pointing``: the answer depends on the time of the request, or on something outside the text.
     """
 
     words: tuple[str, ...]
@@ -187,6 +187,7 @@ class Traits:
     instructs: bool
     sequence: tuple[str, ...]
     bag: tuple[str, ...]
+    digits: tuple[str, ...]
     timely: bool
     pointing: bool
 
@@ -218,12 +219,14 @@ def _analyse(text: str) -> Traits:
     words: list[str] = []
     content: list[str] = []
     names: set[str] = set()
+    spoken: list[str] = []
     numbers = Counter(code.lower() for code in (*_CODE.findall(text), *_ADDRESS.findall(text)))
     numbers.update(_BETWEEN.findall(text) + _SIGN.findall(text))
     starts_sentence = True
     for token in _TOKEN.findall(text):
         if token[0].isdigit():
-            numbers[token.replace(",", "")] += 1
+            spoken.append(token.replace(",", ""))
+            numbers[spoken[-1]] += 1
             starts_sentence = False
         elif not token[0].isalpha():
             if token not in _PLAIN_SYMBOLS:
@@ -242,6 +245,7 @@ def _analyse(text: str) -> Traits:
             if len(word) == 1 and words and _labels(word, words[-1]):
                 numbers[word] += 1
             words.append(word)
+            spoken.append(word)
             starts_sentence = False
     counts = Counter(content)
     stems = frozenset(map(stem, words))
@@ -264,8 +268,9 @@ def _analyse(text: str) -> Traits:
         specified=_specified(words),
         defines=_defines(words),
         instructs="how" in words and _MEASURES.keys().isdisjoint(words) and not _WAYS & set(words),
-        sequence=_sequence(words),
-        bag=tuple(sorted(word for word in words if word not in POLITE_WORDS)),
+        sequence=_sequence(spoken),
+        bag=tuple(sorted(each for each in spoken if each not in POLITE_WORDS)),
+        digits=tuple(each for each in spoken if each[0].isdigit()),
         timely=not TIMELY_WORDS.isdisjoint(words),
         pointing=_POINTING.search(text) is not None,
     )
@@ -280,6 +285,12 @@ def _labels(letter: str, before: str) -> bool:
 _memoized = lru_cache(maxsize=_MEMOIZED)(_analyse)
 
 
+def said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    """What a text says, without politeness, articles, capitals and forms of numbers: its words, and its numbers."""
+    found = traits(text)
+    return found.sequence, tuple(sorted(found.numbers.items()))
+
+
 def compare(one: Traits, other: Traits) -> Difference:
     """Compare two questions; symmetric."""
     ours, theirs = one.counts, other.counts
@@ -287,6 +298,7 @@ def compare(one: Traits, other: Traits) -> Difference:
     left, right = len(only_one), len(only_other)
     total = max(1, len(one.content) + len(other.content))
     moved = _moved(one, other)
+    same_order = one.bag == other.bag and not _reordered(one.sequence, other.sequence)
     if max(left, right) > _MOST_COMPARED:  # texts that differ so much are far apart
         only_one = only_other = []
     return Difference(
@@ -294,12 +306,11 @@ def compare(one: Traits, other: Traits) -> Difference:
         substituted=2 * min(left, right) / total,
         moved=moved,
         length=abs(len(one.words) - len(other.words)) / max(1, len(one.words) + len(other.words)),
-        numbers=one.numbers != other.numbers,
+        numbers=one.numbers != other.numbers or (one.digits != other.digits and not same_order),
         negation=one.negations % 2 != other.negations % 2,
         opposite=_opposed(one, other),
         names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
-        reordered=(moved > 0 and one.bag == other.bag and _reordered(one.sequence, other.sequence))
-        or _exchanged(one, other),
+        reordered=(moved > 0 and one.bag == other.bag and not same_order) or _exchanged(one, other),
         asked=_disjoint(one.asks, other.asks)
         or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
         or one.said.get(BOUNDS) != other.said.get(BOUNDS)
@@ -363,9 +374,9 @@ def _said(words: list[str]) -> Mapping[int, frozenset[str]]:
 def _marks(words: list[str]) -> Iterator[str]:
     """The forms in angle brackets of `EXCLUSIVE`."""
     for place, word in enumerate(words[:-1]):
-        if word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT):
-            if words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS:
-                yield "<one>"
+        counts = word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT)
+        if counts and (words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS):
+            yield "<one>"
     if any(a == "how" and b not in _MEASURES and b != "come" for a, b in pairwise(words)):
         yield "<how>"
     beginning = words[:2] if words[:1] != ["i"] else []

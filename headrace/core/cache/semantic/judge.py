@@ -47,6 +47,7 @@ class Doubt(StrEnum):
     LOW_SCORE = "low_score"
     UNPROVED = "unproved"
     JUDGE_REFUSED = "judge_refused"
+    JUDGE_PENDING = "judge_pending"
 
 
 class Candidate(NamedTuple):

@@ -305,8 +305,8 @@ _SYNONYMS = """
     pause/stop battery/charge/power update/upgrade/version hi/hello/hey/greet name/call/called
     joke/funny/laugh coin/flip dice/die/roll robot/bot/ai/machine/human/person/computer
     build/construct/assemble eliminate/rid/remove submit/file/send symptom/sign aim/goal/objective/purpose/target
-    mistake/error tired/exhausted/sleepy richest/wealthiest calm/relaxed slow/sluggish old/vintage/antique tidy/neat/clean
-    hide/conceal attempt/try buy/acquire close/shut finish/complete hard/challenging huge/enormous/giant
+    mistake/error tired/exhausted/sleepy richest/wealthiest calm/relaxed slow/sluggish old/vintage/antique
+    tidy/neat/clean hide/conceal attempt/try buy/acquire close/shut finish/complete hard/challenging huge/enormous/giant
     silent/quiet wealth/fortune discount/coupon/deal ill/unwell gift/present road/street kid/youngster
     physician/doctor/gp attorney/lawyer jog/run fall/drop rapid/fast odor/smell/scent error/fault
     assure/ensure/guarantee shop/store film/video rubbish/garbage/trash lorry/truck lift/elevator flat/apartment
