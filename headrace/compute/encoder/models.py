@@ -6,7 +6,7 @@ work. `serve.embedding` batches and paces them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 

@@ -21,9 +21,10 @@ _BATCH = 32
 
 
 class PairJudge:
-    """A cross-encoder; its ``name`` ends in a digest of weights and tokenizer.
+    """A cross-encoder; its ``name`` ends in a digest of weights, tokenizer and configuration.
 
-    Pairs that are longer than the model's context have no score, because a score of their beginnings would be misleading.
+    Pairs that are longer than the model's context have no score, because a score of their beginnings would be
+    misleading.
     """
 
     def __init__(self, model: CrossEncoder, name: str) -> None:
@@ -40,7 +41,7 @@ class PairJudge:
         """
         folder = resolve_folder(name)
         return cls(
-            read_pair_classifier(folder.name, folder, torch.device("cpu")), f"{folder.name}@{digest(folder)}"
+            read_pair_classifier(folder.name, folder, torch.device("cpu")), f"{folder.name}@{digest(folder, 'config.json')}"
         )
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[float | None]:

@@ -86,10 +86,11 @@ def encoder_folder(name: str) -> Path:
     return _packaged_folder() if name == PACKAGED else resolve_folder(name)
 
 
-def digest(folder: Path) -> str:
-    """A short digest of a folder's weights and tokenizer."""
+def digest(folder: Path, *more: str) -> str:
+    """A short digest of a folder's weights and tokenizer, and of the files ``more``."""
     whole = hashlib.sha256()
-    for path in (*sorted(folder.glob("*.safetensors")), folder / "tokenizer.json"):
+    named = (folder / name for name in ("tokenizer.json", *more))
+    for path in (*sorted(folder.glob("*.safetensors")), *named):
         with path.open("rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()[:16]

@@ -60,7 +60,8 @@ def calibrate(
 ) -> Calibration:
     """Fits scores on a part of ``data``, and counts hits and errors of thresholds on the rest.
 
-    With a ``second`` judge, only what it calls the same is served. Pairs have no cache size, so they have one stratum, and a score without evidence from neighbours.
+    With a ``second`` judge, only what it calls the same is served. Pairs have no cache size, so they have one stratum,
+    and a score without evidence from neighbours.
 
     Raises:
         Unsupported: too few rows, or rows of one outcome only.
@@ -156,8 +157,8 @@ def _judge_threshold(judge: PairScores, candidates: Sequence[Decision], least: f
     """The threshold that separates right from wrong candidates best, and at least ``least``.
 
     Best is the largest difference between the shares of both that reach it (Youden, 1950), which does not depend on how
-    many there are of each. Labels by intent call pairs the same that a strict judge tells apart. The judge's own boundary
-    is therefore the least.
+    many there are of each. Labels by intent call pairs the same that a strict judge tells apart. The judge's own
+    boundary is therefore the least.
     """
     scores = judge.of([each.texts for each in candidates])
     known = [(score, each.right) for score, each in zip(scores, candidates, strict=True) if score is not None]

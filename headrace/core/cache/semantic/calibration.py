@@ -44,8 +44,8 @@ class Stratum:
     """The result for partitions of ``entries`` entries or more, up to the next stratum's.
 
     ``fitted`` and ``held`` count the outcomes of thresholds (the same in both, strict to loose) on the rows used to
-    fit the score and on held-out rows. ``fitted_rows`` and ``held_rows`` are the numbers of rows of each kind. With a second
-    judge, only pairs count as served that it scored ``judge_threshold`` or more.
+    fit the score and on held-out rows. ``fitted_rows`` and ``held_rows`` are the numbers of rows of each kind. With a
+    second judge, only pairs count as served that it scored ``judge_threshold`` or more.
     """
 
     entries: int

@@ -2,8 +2,8 @@
 
 `weigh` examines the nearest entries of a request in its partition: the answer that most of them have, the entry with
 that answer that no guard forbids, and the evidence for it. `Judge` compares its score with the threshold certified
-for partitions of that size, and asks the second judge, a cross-encoder, if there is one. A neighbour's ``answer`` is a class: entries whose answers mean the same share it. Pure;
-stores, vectors and text analysis are elsewhere.
+for partitions of that size, and asks the second judge, a cross-encoder, if there is one. A neighbour's ``answer`` is a
+class: entries whose answers mean the same share it. Pure; stores, vectors and text analysis are elsewhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The served model's verdicts on pairs of requests, and the pairs that wait for one.
 
 The model is asked in idle time, so a pair that is seen for the first time is a miss. Pairs are known by `pair_key`: the
-partition and what both questions say, without politeness, articles, capitals and the order of the two. Memory is bounded;
-if it is full, the tenant with the most loses its oldest. Pure: it computes nothing and knows no model.
+partition and what both questions say, without politeness, articles, capitals and the order of the two. Memory is
+bounded; if it is full, the tenant with the most loses its oldest. Pure: it computes nothing and knows no model.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Verdicts:
 
 
 class _Shared(Generic[ValueT]):
-    """At most ``most`` values of all tenants; what is used or put least recently by the tenant with the most goes first."""
+    """At most ``most`` values of all tenants; what is used or put least recently by the tenant with the most goes
+    first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
