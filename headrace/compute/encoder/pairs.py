@@ -41,7 +41,8 @@ class PairJudge:
         """
         folder = resolve_folder(name)
         return cls(
-            read_pair_classifier(folder.name, folder, torch.device("cpu")), f"{folder.name}@{digest(folder, 'config.json')}"
+            read_pair_classifier(folder.name, folder, torch.device("cpu")),
+            f"{folder.name}@{digest(folder, 'config.json')}",
         )
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[float | None]:

@@ -319,7 +319,7 @@ def compare(one: Traits, other: Traits) -> Difference:
         same_class=_of_one_class(only_one, only_other)
         or _more_specific(one, other)
         or _more_specific(other, one),
-        substitute=_substituted(only_one, only_other, one.content, other.content),
+        substitute=_substituted(only_one, only_other, one, other),
     )
 
 
@@ -398,11 +398,9 @@ def _marks(words: list[str]) -> Iterator[str]:
 
 def _specified(words: list[str]) -> frozenset[str]:
     """Classes of which a word directly after a preposition is a member."""
-    found: set[str] = set()
-    for before, word in pairwise(words):
-        if before in _PREPOSITIONS:
-            found |= SPECIFYING & CLASSES.get(stem(word), {}).keys()
-    return frozenset(found)
+    return frozenset(
+        SPECIFYING[word] for before, word in pairwise(words) if before in _PREPOSITIONS and word in SPECIFYING
+    )
 
 
 def _more_specific(one: Traits, other: Traits) -> bool:
@@ -457,15 +455,27 @@ def _of_one_class(one: Collection[str], other: Collection[str]) -> bool:
     return any(same_class(a, b) and not same_meaning(a, b) for a in one for b in other)
 
 
-def _substituted(
-    one: Collection[str], other: Collection[str], whole: Sequence[str], whole_other: Sequence[str]
-) -> bool:
-    """Whether two texts are equal but for one or two content words on each side, which do not mean the same."""
-    left, right = _unexplained(one, whole_other), _unexplained(other, whole)
+def _substituted(only_one: Collection[str], only_other: Collection[str], one: Traits, other: Traits) -> bool:
+    """Whether two texts are equal but for one content word on each side, which do not mean the same.
+
+    In place of one word there may be two, if all around them is equal: a red wine stain, a grease stain.
+    """
+    left, right = _unexplained(only_one, other.content), _unexplained(only_other, one.content)
+    if not left or not right:
+        return False
     if len(left) == 1 == len(right):
         return True
-    few = 0 < len(left) <= _PHRASE and 0 < len(right) <= _PHRASE
-    return few and 2 * min(len(whole) - len(left), len(whole_other) - len(right)) > len(left) + len(right)
+    return max(len(left), len(right)) <= _PHRASE and _framed(one.sequence, other.sequence)
+
+
+def _framed(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two texts are equal but for a short phrase at the same place."""
+    shortest = min(len(one), len(other))
+    before = next((at for at in range(shortest) if one[at] != other[at]), shortest)
+    after = 0
+    while after < shortest - before and one[-1 - after] == other[-1 - after]:
+        after += 1
+    return max(len(one), len(other)) - before - after <= _PHRASE
 
 
 def _unexplained(words: Collection[str], text: Sequence[str]) -> list[str]:

@@ -220,23 +220,54 @@ _CLASSES = {
     "process": "sort filter reverse shuffle merge split encrypt compress parse",
 }
 
-SPECIFYING = frozenset(
+_SPECIFYING = (
+    *("language", "programming", "system", "format", "country", "city", "browser", "database", "framework"),
+    *("month", "weekday", "holiday", "season", "planet", "continent"),
+)
+_AMBIGUOUS = frozenset(
     (
         *(
-            "language",
-            "programming",
-            "system",
-            "format",
-            "country",
-            "city",
-            "browser",
-            "database",
-            "framework",
+            "us",
+            "go",
+            "swift",
+            "rust",
+            "c",
+            "ruby",
+            "julia",
+            "word",
+            "zip",
+            "edge",
+            "opera",
+            "turkey",
+            "may",
+            "march",
         ),
-        *("month", "weekday", "holiday", "season", "planet", "continent"),
+        *(
+            "fall",
+            "spring",
+            "rails",
+            "express",
+            "oracle",
+            "sun",
+            "us",
+            "phoenix",
+            "flask",
+            "georgia",
+            "chile",
+            "set",
+        ),
     )
 )
-"""Classes whose members narrow a question: "in French", "on Linux", "for Easter"."""
+"""Words with another common meaning, of which a single one proves nothing."""
+
+SPECIFYING = {
+    spelling: name
+    for name in _SPECIFYING
+    for member in _CLASSES[name].split()
+    for spelling in member.split("/")
+    if spelling not in _AMBIGUOUS
+}
+"""Words that narrow a question, with their classes: "in French", "on Linux", "for Easter"."""
 
 _SYNONYMS = """
     buy/purchase/order/get begin/start/commence end/finish/stop/terminate big/large/huge
