@@ -31,9 +31,21 @@ from tests.serve.cache.test_lookup import FINGERPRINT, Clock, House, Witness
 from tests.serve.test_service import Book
 
 NEUTRAL = (
-    "able actually again already another anything asking available basically bit case certain come correctly curious "
-    "detail details easily even ever"
-).split()  # words that change no question
+    *(
+        "able",
+        "actually",
+        "again",
+        "already",
+        "another",
+        "anything",
+        "asking",
+        "available",
+        "basically",
+        "bit",
+    ),
+    *("case", "certain", "come", "correctly", "curious", "detail", "details", "easily", "even", "ever"),
+)
+"""Words that change no question."""
 ALL = frozenset(range(VOCAB))  # whatever is drawn ends the answer: it stops, and is whole
 
 
@@ -374,7 +386,7 @@ def test_a_partition_that_alone_is_wrong_is_switched_off_alone():
                 if why == "switched_off":
                     break
             assert why == "switched_off"
-            assert (await h.ask("shoes red again"))[1] == "audit"
+            assert (await h.ask("shoes red perhaps"))[1] == "audit"
             refuted = [event.refuted for event in h.events(Audited) if event.refuted is not None]
             assert refuted == [Scope.PARTITION]
 
