@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.build.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
+from headrace.build.caching.semantic import make_verdicts
 from headrace.build.caching.warming import Warming, make_recorder, open_history
 from headrace.build.loading.ranks import launched_rank
 from headrace.build.model import Loaded, close, describe, load, served_names, timed, warm_up
@@ -243,11 +244,14 @@ def _make_app(
     prompts = make_prompts(loaded, all_options, folds.page, service)
     model.prompts = prompts.policy
     history = open_history(all_options.warm)
-    recall = make_recall(caching, all_options.semantic, loaded, service, history, all_options.tuning)
+    verdicts = make_verdicts(all_options.semantic)
+    recall = make_recall(
+        caching, all_options.semantic, loaded, service, history, all_options.tuning, verdicts
+    )
 
     serving = _make_serving(options, recall, model, make_recorder(all_options.warm, history))
     notes, api = serving.notes, Api(serving)
-    warming = Warming(all_options.warm, caching, options, recall, model, history)
+    warming = Warming(all_options.warm, caching, options, recall, model, history, verdicts)
     for each in (warming.warmer, *prompts.watchers):
         service.watch(each, tokens=False)
     for watcher, tokens in watchers(traces):

@@ -47,6 +47,14 @@ MaxError = Annotated[
 Encoder = Annotated[
     str, typer.Option(help="Sentence-transformers folder or Hugging Face name of the encoder.")
 ]
+SecondJudge = Annotated[
+    str | None,
+    typer.Option(
+        "--judge",
+        help="Folder or Hugging Face name of a cross-encoder that must call two requests the same before one is "
+        "served with the response of the other (default: none).",
+    ),
+]
 Plot = Annotated[
     Path | None,
     typer.Option(
@@ -62,6 +70,7 @@ def calibrate(
     output: Output = Path("semantic-calibration.json"),
     max_error: MaxError = 0.01,
     encoder: Encoder = "all-MiniLM-L6-v2",
+    second: SecondJudge = None,
     plot: Plot = None,
     seed: Seed = 0,
 ) -> None:
@@ -74,6 +83,7 @@ def calibrate(
 
     from headrace.cli.output import writing
     from headrace.cli.progress import progress
+    from headrace.compute.encoder.pairs import PairJudge
     from headrace.compute.encoder.sentences import Sentences
     from headrace.compute.model.spec import ModelError
     from headrace.config import ConfigError
@@ -89,11 +99,12 @@ def calibrate(
         data = read_rows(rows)
         with progress(f"loading {encoder}"):
             sentences = Sentences.from_name(encoder)
+            judge = None if second is None else PairJudge.from_name(second)
         console.print(
             f"{len(data.rows)} rows of {rows}; calibration takes one or two minutes per 10,000 rows"
         )
         with progress(f"calibrating on {rows}"):
-            calibration = fit(data, sentences.embed, sentences.name, seed)
+            calibration = fit(data, sentences.embed, sentences.name, seed, judge)
     except (BadRows, ModelError, Unsupported) as error:
         raise ConfigError(str(error)) from error
     for bound in sorted({max_error, *_SHOWN}):
@@ -109,6 +120,7 @@ def calibrate(
         replace_text(output, calibration.to_text())
     console.print(
         f"written: {output}; next: headrace serve --semantic-cache serve --semantic-calibration {output}"
+        + ("" if second is None else f" --semantic-judge {second}")
     )
 
 

@@ -99,6 +99,14 @@ class SemanticOptions:
             description="Sentence-transformers folder or Hugging Face name; the same as in the calibration."
         ),
     ] = "all-MiniLM-L6-v2"
+    semantic_judge: Annotated[
+        str | None,
+        Field(
+            description="Second judge of similar requests. A folder or Hugging Face name of a cross-encoder, the same "
+            "as in the calibration; or self: the served model compares pairs of requests in idle time, and only pairs "
+            "that it has called the same are served."
+        ),
+    ] = None
     semantic_deadline: Annotated[
         float,
         Field(

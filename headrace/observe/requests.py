@@ -20,6 +20,9 @@ from headrace.core.events import (
     Emitted,
     Event,
     Finished,
+    Layer,
+    LookedUp,
+    Lookup,
     Moved,
     Preempted,
     RestoreDeclined,
@@ -32,6 +35,9 @@ from headrace.core.peers import AskReason, PeersAnswered
 from headrace.core.request import FinishReason
 from headrace.observe.drafts.record import DraftingRecord
 from headrace.observe.reasons import reason_text
+
+LOOKUPS = 1000
+"""Maximum number of lookups remembered of requests that have not arrived at the engine."""
 
 HISTORY = 256
 """Maximum number of entries in the history of a request; further ones are only counted."""
@@ -83,6 +89,7 @@ class _Record:
         "priority",
         "prompt_tokens",
         "reason",
+        "semantic_miss",
         "service_class",
         "slo",
         "state",
@@ -109,6 +116,7 @@ class _Record:
         self.last: float | None = None
         self.end: dict[str, Any] | None = None
         self.drafting = DraftingRecord()
+        self.semantic_miss: str | None = None
         self.history: list[dict[str, Any]] = []
         self.dropped = 0
 
@@ -133,6 +141,7 @@ class RequestBook:
         self._live: dict[str, _Record] = {}
         self._finished: OrderedDict[str, _Record] = OrderedDict()
         self._arrivals = 0
+        self._missed: OrderedDict[str, str] = OrderedDict()  # why the semantic cache served nothing
 
     def fold(self, event: Event, now: float) -> None:
         if type(event) is Emitted:
@@ -148,8 +157,14 @@ class RequestBook:
             self._live[event.request_id].drafting.declined(event)
         elif isinstance(event, Arrived):
             arrived = now if event.at is None else event.at
-            self._live[event.request_id] = _Record(event, self._arrivals, arrived)
+            self._live[event.request_id] = record = _Record(event, self._arrivals, arrived)
+            record.semantic_miss = self._missed.pop(event.request_id, None)
             self._arrivals += 1
+        elif isinstance(event, LookedUp):
+            if event.layer is Layer.SEMANTIC and event.outcome is Lookup.MISS:
+                self._missed[event.request_id] = event.reason
+                if len(self._missed) > LOOKUPS:
+                    self._missed.popitem(last=False)
         elif isinstance(event, TurnedAway):
             known = Arrived(event.request_id, 0, event.tenant, 0, service_class=event.service_class)
             self._live[event.request_id] = record = _Record(known, self._arrivals, now)
@@ -188,6 +203,7 @@ class RequestBook:
         of waiting requests ahead of it (null once it runs). ``waits_because`` is why the last step did not admit it,
         or why it is paused. ``cached_tokens`` are prompt tokens found in the cache; ``cost`` also counts what was
         found again after preemptions. ``drafting`` (null: no drafts) has the drafts by source and what bounded them.
+        ``semantic_miss`` is why the semantic cache served nothing (null: it was not looked up).
         """
         record = self._live.get(request_id) or self._finished.get(request_id)
         if record is None:
@@ -207,6 +223,7 @@ class RequestBook:
             "output_tokens": record.output_tokens,
             "preemptions": record.preemptions,
             "drafting": record.drafting.shown(),
+            "semantic_miss": record.semantic_miss,
             "first_token_seconds": None if record.first is None else record.first - record.arrived,
             "last_token_seconds": None if record.last is None else record.last - record.arrived,
             "finish": record.end,

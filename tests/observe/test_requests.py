@@ -16,6 +16,9 @@ from headrace.core.events import (
     DeclineReason,
     Emitted,
     Finished,
+    Layer,
+    LookedUp,
+    Lookup,
     Moved,
     MoveReason,
     Preempted,
@@ -28,7 +31,7 @@ from headrace.core.events import (
 from headrace.core.plan import Tier
 from headrace.core.request import FinishReason, RejectReason, Slo
 from headrace.observe.reasons import reason_text
-from headrace.observe.requests import HISTORY, RequestBook
+from headrace.observe.requests import HISTORY, LOOKUPS, RequestBook
 
 
 def test_a_request_is_explained_from_arrival_to_end() -> None:
@@ -70,6 +73,25 @@ def test_a_request_is_explained_from_arrival_to_end() -> None:
     assert (reported["prompt_tokens"], reported["output_tokens"], reported["computed_tokens"]) == (40, 2, 24)
     assert (reported["cached_tokens"], reported["cost"]["cached_tokens"]) == (16, 48)
     assert (reported["first_token_seconds"], reported["tenant"], reported["priority"]) == (2.0, "acme", 3)
+
+
+def test_a_semantic_miss_says_why() -> None:
+    book = RequestBook()
+    book.fold(LookedUp("a", Layer.EXACT, Lookup.MISS, 0.1, "unknown"), 9.0)
+    book.fold(LookedUp("a", Layer.SEMANTIC, Lookup.MISS, 0.1, "judge_pending"), 9.0)
+    for name in ("a", "b"):
+        book.fold(Arrived(name, 40, "acme", 3), 10.0)
+    assert [(book.explain(name) or {})["semantic_miss"] for name in ("a", "b")] == ["judge_pending", None]
+
+
+def test_lookups_of_requests_that_never_arrive_are_forgotten() -> None:
+    book = RequestBook()
+    for number in range(2 * LOOKUPS):
+        book.fold(LookedUp(str(number), Layer.SEMANTIC, Lookup.MISS, 0.1, "low_score"), 9.0)
+    for number in (0, 2 * LOOKUPS - 1):
+        book.fold(Arrived(str(number), 1, "t", 0), 10.0)
+    assert (book.explain("0") or {})["semantic_miss"] is None
+    assert (book.explain(str(2 * LOOKUPS - 1)) or {})["semantic_miss"] == "low_score"
 
 
 def test_one_that_runs_and_stands_still_says_why_until_it_goes_on() -> None:

@@ -27,6 +27,7 @@ from headrace.core.cache.response.codec import Seal
 from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.cache.response.key import KEY_BYTES, Engine
 from headrace.core.cache.response.tags import TagVersions
+from headrace.core.cache.semantic.verdicts import Verdicts
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Layer, StoreFaulted
 from headrace.core.ports import CacheListener, Store, Watcher
@@ -68,11 +69,12 @@ def make_recall(
     service: Service,
     history: History | None = None,
     tuning: TuningOptions | None = None,
+    verdicts: Verdicts | None = None,
 ) -> CacheLookup:
     """The cache lookup in front of ``service``; without a store it forwards every request.
 
     ``history`` records the cost of responses. With the tuner on, the share of audits adapts to the errors that they
-    find.
+    find. ``verdicts`` are the served model's, where it is the second judge of the semantic cache.
 
     Raises:
         ConfigError: a store is not available, a shared store has no secret, or the semantic cache cannot meet its error
@@ -96,6 +98,7 @@ def make_recall(
         service.note,
         _semantic_file(options),
         adapts_audit=tuning is not None and tuning.tuner == "on",
+        verdicts=verdicts,
     )
     fingerprint = _fingerprint(loaded, persistent, options.response_cache_secret or "")
     keepers: list[CacheListener] = [near] if near else []

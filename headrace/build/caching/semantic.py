@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING
 
 from headrace.build.drafting import proposer_of
 from headrace.build.model import Loaded
+from headrace.compute.encoder.pairs import PairJudge
 from headrace.compute.encoder.sentences import Sentences
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, SemanticOptions
 from headrace.core.cache.semantic.bounds import CONFIDENCE
 from headrace.core.cache.semantic.calibration import Calibration, Unsupported
 from headrace.core.cache.semantic.judge import Judge, Nearest
+from headrace.core.cache.semantic.verdicts import Verdicts
 from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.events import Event
 from headrace.serve.cache.exact import ExactCache
+
+SELF = "self"
+"""The name of the served model as second judge."""
 
 DRAFT_COSINE = 0.7
 """Minimum similarity of a cached response that is used as a draft."""
@@ -33,10 +38,11 @@ def make_semantic(
     file: Path | None,
     *,
     adapts_audit: bool,
+    verdicts: Verdicts | None = None,
 ) -> SemanticCache | None:
     """The semantic cache over ``exact``; None if it is off. ``file`` stores its rows, from which the index is rebuilt.
 
-    With ``adapts_audit`` the share of audits adapts to the errors that they find.
+    With ``adapts_audit`` the share of audits adapts to the errors that they find. ``verdicts`` as in `make_verdicts`.
 
     Raises:
         ConfigError: it is not available, or cannot meet its error bound.
@@ -49,6 +55,8 @@ def make_semantic(
             "--semantic-cache draft needs speculative decoding from cached responses: "
             """--speculative-config '{"method": "cached"}'"""
         )
+    if options.semantic_cache == "draft" and options.semantic_judge is not None:
+        raise ConfigError("--semantic-judge has no effect on drafts: use --semantic-cache serve or shadow")
     encoder, judge = _judged(options)
     try:
         from headrace.serve.cache.semantic.level import Mode, SemanticCache
@@ -78,10 +86,16 @@ def make_semantic(
         deadline=options.semantic_deadline,
         audit=options.semantic_audit,
         adapts_audit=adapts_audit,
+        verdicts=verdicts,
         max_error=options.semantic_max_error,
         confidence=CONFIDENCE,
         seed=loaded.seed,
     )
+
+
+def make_verdicts(options: SemanticOptions) -> Verdicts | None:
+    """The served model's verdicts, if it is the second judge."""
+    return Verdicts() if options.semantic_judge == SELF else None
 
 
 def _judged(options: SemanticOptions) -> tuple[Sentences, Judge]:
@@ -101,7 +115,27 @@ def _judged(options: SemanticOptions) -> tuple[Sentences, Judge]:
         raise ConfigError(
             f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
         )
-    return encoder, Judge(rules)
+    return encoder, Judge(rules, _second_judge(options.semantic_judge, calibration.judge))
+
+
+def _second_judge(name: str | None, calibrated: str) -> PairJudge | None:
+    """The cross-encoder of the calibration; None if that has none."""
+    if name is None or name == SELF:
+        if calibrated:
+            raise ConfigError(
+                f"--semantic-calibration was made with the judge {calibrated}: name it with --semantic-judge"
+            )
+        return None
+    try:
+        judge = PairJudge.from_name(name)
+    except ModelError as error:
+        raise ConfigError(f"--semantic-judge: {error}") from error
+    if judge.name != calibrated:
+        made = f"with the judge {calibrated}" if calibrated else "without a judge"
+        raise ConfigError(
+            f"--semantic-calibration was made {made}, not with {judge.name}: run headrace cache calibrate --judge"
+        )
+    return judge
 
 
 def _encoder(name: str) -> Sentences:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config import ConfigError, ResponseCacheOptions, ServerOptions, WarmOptions
+from headrace.core.cache.semantic.verdicts import Verdicts
 from headrace.core.cache.warming.idle_detector import IdleDetector
 from headrace.serve.cache.background_request import BackgroundRequests
 from headrace.serve.cache.history import History
@@ -52,8 +53,11 @@ class Warming:
         recall: CacheLookup,
         model: ServedModel,
         history: History | None,
+        verdicts: Verdicts | None = None,
     ) -> None:
-        computing = Computing(BackgroundRequests(recall), recall.service, model, server.request_timeout)
+        computing = Computing(
+            BackgroundRequests(recall), recall.service, model, server.request_timeout, verdicts
+        )
         clock: Callable[[], float] = time.monotonic
         settle = 0.0 if options.warm_before_ready else SETTLE_SECONDS
         self.warmer = Warmer(
@@ -66,6 +70,7 @@ class Warming:
             seconds_per_hour=options.warm_seconds_per_hour,
             horizon_seconds=caching.response_cache_ttl,
             history=history,
+            pairs=(lambda: None) if verdicts is None else verdicts.next,
         )
         self.endpoint = Warm(self.warmer, computing, model, max_body_bytes=server.max_body_bytes)
         self._ready_by = clock() + options.warm_before_ready

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,21 @@ from headrace.compute.model.spec import ModelError
 Head = Callable[[Tensor, Packed], Tensor]
 """Logits [rows, labels] of hidden states [T, hidden]."""
 
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Sigmoid": torch.sigmoid,
-    "Identity": lambda logits: logits,
+
+class Activation(NamedTuple):
+    """Scores [rows, 1] of logits [rows, labels]; from ``boundary`` on, the label is likelier than not."""
+
+    of: Callable[[Tensor], Tensor]
+    boundary: float
+
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "Sigmoid": Activation(torch.sigmoid, 0.5),
+    "Identity": Activation(lambda logits: logits, 0.0),
 }
+_SAME = frozenset(
+    ("duplicate", "is_duplicate", "paraphrase", "equivalent", "same", "similar", "yes", "label_1", "1")
+)
 
 
 def read_head(spec: EncoderSpec, of: Tensors) -> Head:
@@ -64,7 +75,27 @@ def _modern(spec: EncoderSpec, whole: Tensors, encoder: Tensors) -> Head:
 _HEADS = {"bert": _bert, "roberta": _roberta, "distilbert": _distilbert, MODERN: _modern}
 
 
-def activation_of(config: Mapping[str, Any]) -> Callable[[Tensor], Tensor]:
+def same_label(config: Mapping[str, Any]) -> Activation:
+    """The probability of the label for the same meaning, of two.
+
+    Raises:
+        ModelError: the names of the labels do not tell which one that is.
+    """
+    named = config.get("id2label")
+    names = (
+        {str(key): str(value).lower() for key, value in named.items()} if isinstance(named, Mapping) else {}
+    )
+    same = [int(key) for key, value in names.items() if value in _SAME and key in ("0", "1")]
+    if names and len(same) != 1:
+        raise ModelError(
+            f"the labels {', '.join(sorted(names.values()))} do not say which one means the same: one must be called "
+            "duplicate, paraphrase, equivalent or LABEL_1"
+        )
+    label = same[0] if same else 1
+    return Activation(lambda logits: logits.softmax(-1)[:, label : label + 1], 0.5)
+
+
+def activation_of(config: Mapping[str, Any]) -> Activation:
     """The function from a pair's logit to its score: as configured for sentence-transformers, otherwise sigmoid.
 
     Raises:

@@ -6,7 +6,7 @@ work. `serve.embedding` batches and paces them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from headrace.compute.encoder.bert import Bert
 from headrace.compute.encoder.causal import BLOCK_SIZE, CausalEncoder
 from headrace.compute.encoder.families import MODERN, parse_encoder_config
 from headrace.compute.encoder.folder import Sentence, read_sentence
-from headrace.compute.encoder.heads import Head, activation_of, read_head
+from headrace.compute.encoder.heads import Activation, Head, activation_of, read_head, same_label
 from headrace.compute.encoder.modern_bert import ModernBert
 from headrace.compute.encoder.packed import Packed, pack
 from headrace.compute.encoder.pooling import Dense, pool
@@ -105,7 +105,10 @@ class EmbeddingModel:
 
 
 class CrossEncoder:
-    """Scores of pairs of texts by a model with one label; the attributes are those of `EmbeddingModel`."""
+    """Scores of pairs of texts; the attributes are those of `EmbeddingModel`.
+
+    ``boundary`` is the score from which on a pair rather has the label than not.
+    """
 
     def __init__(
         self,
@@ -114,9 +117,10 @@ class CrossEncoder:
         tokenizer: TextTokenizer,
         max_tokens: int,
         head: Head,
-        activation: Callable[[Tensor], Tensor],
+        activation: Activation,
     ) -> None:
         self.name = name
+        self.boundary = activation.boundary
         self.tokenizer = tokenizer
         self.vocab_size = encoder.spec.vocab_size
         self.max_tokens = max_tokens
@@ -124,7 +128,7 @@ class CrossEncoder:
         self.unit_tokens = 1
         self._encoder = encoder
         self._head = head
-        self._activation = activation
+        self._activation = activation.of
 
     @torch.inference_mode()
     def run(self, rows: Sequence[TokenRow]) -> Generator[None, None, Values]:
@@ -181,14 +185,47 @@ def read_cross_encoder(name: str, folder: Path, device: torch.device) -> CrossEn
     Raises:
         ModelError: it is not one, it has more than one label, or the folder needs something that is not supported.
     """
+    config, spec = _classifier(folder)
+    if spec.num_labels != 1:
+        raise ModelError(f"{folder} has {spec.num_labels} labels; a cross-encoder for scores has one")
+    return _read_classifier(name, folder, device, spec, activation_of(config))
+
+
+def read_pair_classifier(name: str, folder: Path, device: torch.device) -> CrossEncoder:
+    """The model in a folder that says whether two texts mean the same: a cross-encoder, or one with two labels.
+
+    The score of two labels is the probability of the one for the same meaning, as in Quora's pairs and MRPC.
+
+    Raises:
+        ModelError: as `read_cross_encoder`, or it is not clear which label means the same.
+    """
+    config, spec = _classifier(folder)
+    of = (
+        same_label(config)
+        if spec.num_labels == 2
+        else activation_of(config)
+        if spec.num_labels == 1
+        else None
+    )
+    if of is None:
+        raise ModelError(
+            f"{folder} has {spec.num_labels} labels; a judge of pairs has one score, or two labels"
+        )
+    return _read_classifier(name, folder, device, spec, of)
+
+
+def _classifier(folder: Path) -> tuple[Mapping[str, Any], EncoderSpec]:
     config = read_config(folder)
     if not is_cross_encoder(config):
         raise ModelError(
             f"{folder} is not a cross-encoder: its architecture is not *ForSequenceClassification"
         )
-    spec = parse_encoder_config(config)
-    if spec.num_labels != 1:
-        raise ModelError(f"{folder} has {spec.num_labels} labels; a cross-encoder for scores has one")
+    return config, parse_encoder_config(config)
+
+
+def _read_classifier(
+    name: str, folder: Path, device: torch.device, spec: EncoderSpec, activation: Activation
+) -> CrossEncoder:
     tensors = read_tensors(folder)
     encoder, of = read_encoder(spec, tensors, select("auto", device), device)
     return CrossEncoder(
@@ -197,7 +234,7 @@ def read_cross_encoder(name: str, folder: Path, device: torch.device) -> CrossEn
         TextTokenizer.from_folder(folder),
         spec.max_tokens,
         read_head(spec, of),
-        activation_of(config),
+        activation,
     )
 
 

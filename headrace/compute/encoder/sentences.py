@@ -53,7 +53,7 @@ class Sentences:
         folder = encoder_folder(name)
         shown = name if name == PACKAGED else folder.name
         model = read_embedding_model(shown, folder, torch.device("cpu"))
-        return cls(model, f"{shown}@{_digest(folder)}")
+        return cls(model, f"{shown}@{digest(folder)}")
 
     def embed(self, texts: Sequence[str]) -> list[bytes | None]:
         """A vector [dimensions] of length one per text, as packed float32; None if the text is too long."""
@@ -86,9 +86,11 @@ def encoder_folder(name: str) -> Path:
     return _packaged_folder() if name == PACKAGED else resolve_folder(name)
 
 
-def _digest(folder: Path) -> str:
+def digest(folder: Path, *more: str) -> str:
+    """A short digest of a folder's weights and tokenizer, and of the files ``more``."""
     whole = hashlib.sha256()
-    for path in (*sorted(folder.glob("*.safetensors")), folder / "tokenizer.json"):
+    named = (folder / name for name in ("tokenizer.json", *more))
+    for path in (*sorted(folder.glob("*.safetensors")), *named):
         with path.open("rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()[:16]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from headrace.core.cache.semantic.guards import traits
 from headrace.core.cache.semantic.judge import NEIGHBOURS, Candidate, Neighbour, weigh
 from headrace.core.cache.semantic.score import Evidence
+from headrace.core.ports import PairScorer
 from headrace.lab.semantic.rows import Pairs, Stream
 
 Vectors = NDArray[np.float32]
@@ -33,7 +34,7 @@ PAIR_EVIDENCE = ("cosine", "shared", "kept", "order", "length", "complete")
 class Decision(NamedTuple):
     """The decision for one row: the candidate's evidence and correctness; no evidence without a candidate.
 
-    ``entries`` is the number of cache entries at that time.
+    ``entries`` is the number of cache entries at that time, ``texts`` are the cached and the new text.
     """
 
     row: int
@@ -41,10 +42,42 @@ class Decision(NamedTuple):
     evidence: Evidence | None = None
     right: bool = False
     served: bool = False
+    texts: tuple[str, str] = ("", "")
 
 
 Rule = Callable[[Evidence, int], bool]
 """Whether to serve, given this evidence and the number of entries."""
+
+Agrees = Callable[[str, str], bool]
+"""Whether the second judge calls a cached and a new text the same."""
+
+
+def agrees_always(cached: str, asked: str) -> bool:
+    """There is no second judge."""
+    return True
+
+
+class PairScores:
+    """Scores of a second judge, each computed once."""
+
+    def __init__(self, scorer: PairScorer) -> None:
+        self._scorer = scorer
+        self._known: dict[tuple[str, str], float | None] = {}
+
+    def of(self, pairs: Sequence[tuple[str, str]]) -> list[float | None]:
+        """The score of each pair."""
+        new = list(dict.fromkeys(pair for pair in pairs if pair not in self._known))
+        self._known.update(zip(new, self._scorer.score(new), strict=True))
+        return [self._known[pair] for pair in pairs]
+
+    def agrees(self, threshold: float) -> Agrees:
+        """The judge with this threshold."""
+
+        def agrees(cached: str, asked: str) -> bool:
+            score = self.of([(cached, asked)])[0]
+            return score is not None and score >= threshold
+
+        return agrees
 
 
 class Labelled(NamedTuple):
@@ -85,8 +118,10 @@ class PlayedStream:
     def __len__(self) -> int:
         return len(self.answers)
 
-    def play(self, rule: Rule) -> list[Decision]:
+    def play(self, rule: Rule, agrees: Agrees = agrees_always) -> list[Decision]:
         """One decision per row, with a cache that holds the earlier rows that were not served.
+
+        The second judge ``agrees`` is asked about what the rule would serve.
 
         Requests about the current time are neither served nor stored.
         """
@@ -99,8 +134,11 @@ class PlayedStream:
                 found = weigh(self._texts[row], self._neighbours(row, cached))
                 if isinstance(found, Candidate):
                     right = found.neighbour.answer == self.answers[row]
-                    served = rule(found.evidence, entries)
-                    decision = decision._replace(evidence=found.evidence, right=right, served=served)
+                    texts = (found.neighbour.text, self._texts[row])
+                    served = rule(found.evidence, entries) and agrees(*texts)
+                    decision = Decision(
+                        self._first + row, entries, found.evidence, right, served=served, texts=texts
+                    )
                 cached[row] = not decision.served
                 entries += not decision.served
             decisions.append(decision)
@@ -134,7 +172,7 @@ def decide_pairs(pairs: Pairs, embed: Embed) -> list[Decision]:
                 row.second, [Neighbour(index, float(_vector(first) @ _vector(second)), 0, row.first)]
             )
         if isinstance(found, Candidate):
-            decisions.append(Decision(index, 0, found.evidence, row.same))
+            decisions.append(Decision(index, 0, found.evidence, row.same, texts=(row.first, row.second)))
         else:
             decisions.append(Decision(index, 0))
     return decisions

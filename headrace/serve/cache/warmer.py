@@ -8,6 +8,7 @@
 Its requests have the background class: the scheduler runs them only while no other class has work, and stops them at
 the next arrival. To keep the event loop free, none begins while a request is being read or answered, and each begins
 only when the one before has been parsed and rendered. ``compute``, which is passed in, handles the request format.
+Pairs of requests that the semantic cache wants compared come first, since each is one token.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.core.cache.semantic.verdicts import Pair
 from headrace.core.cache.warming.demand_forecast import choose
 from headrace.core.cache.warming.idle_detector import IdleDetector
 from headrace.core.events import Arrived, Event
@@ -40,6 +42,9 @@ HOUR = 3600.0
 MAX_JOBS = 100_000
 MAX_PROCESSED = 100_000
 
+
+Job = Recorded | Pair
+"""A request to compute, or two to compare."""
 
 Begun = Callable[[], None]
 """Called when a request has been parsed and only waits for its response."""
@@ -69,7 +74,7 @@ class WarmState(NamedTuple):
 
 
 class _Job(NamedTuple):
-    question: Recorded
+    question: Job
     key: bytes | None  # in the history
 
 
@@ -103,11 +108,12 @@ class Warmer:
         seconds_per_hour: device time that warming may use per hour.
         horizon_seconds: how far ahead demand is predicted: the time until a response expires.
         history: the source of candidates.
+        pairs: takes the next pair of requests to compare, if there is one.
     """
 
     def __init__(
         self,
-        compute: Callable[[Recorded, Begun], Awaitable[Outcome]],
+        compute: Callable[[Job, Begun], Awaitable[Outcome]],
         busy: Callable[[], bool],
         window: IdleDetector,
         clock: Callable[[], float],
@@ -117,8 +123,10 @@ class Warmer:
         seconds_per_hour: float,
         horizon_seconds: float,
         history: History | None = None,
+        pairs: Callable[[], Pair | None] = lambda: None,
     ) -> None:
         self._compute = compute
+        self._pairs = pairs
         self._busy = busy
         self._window = window
         self._clock = clock
@@ -232,8 +240,13 @@ class Warmer:
             self._refill_at = now + REFILL_SECONDS
             self.settled = True
         self._renew_prefixes(now)
-        while self._waiting and len(self._running) < self._batch and not self._busy():
-            await self._begin(self._waiting.popleft())
+        while len(self._running) < self._batch and not self._busy() and (job := self._next()):
+            await self._begin(job)
+
+    def _next(self) -> _Job | None:
+        if (pair := self._pairs()) is not None:
+            return _Job(pair, None)
+        return self._waiting.popleft() if self._waiting else None
 
     def _renew_prefixes(self, now: float) -> None:
         due = [prefix for prefix, at in self._prefixes.items() if now >= at]

@@ -10,7 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from headrace.compute.encoder.models import read_cross_encoder, read_embedding_model, run
+from headrace.compute.encoder.models import (
+    read_cross_encoder,
+    read_embedding_model,
+    read_pair_classifier,
+    run,
+)
 from headrace.compute.model.spec import ModelError
 from headrace.core.embedding import TokenRow
 from tests.doubles.tiny_encoder import HIDDEN, write_cross_encoder, write_embedding_model
@@ -78,6 +83,39 @@ def test_the_second_text_has_its_own_type(tmp_path: Path) -> None:
     tokens = (2, 5, 3, 6, 3)
     one, other = run(model.run([TokenRow(tokens, second=3), TokenRow(tokens)]))[:, 0]
     assert abs(one - other) > 1e-6
+
+
+def test_the_score_of_two_labels_is_the_probability_of_the_same_meaning(tmp_path: Path) -> None:
+    pairs = [TokenRow((2, 5, 3, 6, 3), second=3), TokenRow((2, 5, 3, 7, 8, 3), second=3)]
+    named = (
+        {"0": "not_duplicate", "1": "duplicate"},
+        {"0": "paraphrase", "1": "no paraphrase"},
+        {"0": "LABEL_0", "1": "LABEL_1"},
+    )
+    models = [
+        read_pair_classifier("tiny", write_cross_encoder(tmp_path / str(number), id2label=labels), CPU)
+        for number, labels in enumerate(named)
+    ]
+    of_second, of_first, unnamed = (run(model.run(pairs)) for model in models)
+    np.testing.assert_allclose(of_first, 1 - of_second, atol=1e-6)
+    np.testing.assert_array_equal(unnamed, of_second)
+    assert models[0].boundary == 0.5
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architectures": ["BertModel"]}, "not a cross-encoder"),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "has 3 labels"),
+        ({"id2label": {"0": "a", "1": "b"}}, "labels a, b do not say which one means the same"),
+        ({"id2label": {"0": "same", "1": "duplicate"}}, "do not say which one"),
+    ],
+)
+def test_classifiers_of_pairs_that_are_refused(
+    config: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_pair_classifier("tiny", write_cross_encoder(tmp_path, **config), CPU)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,57 @@ def test_the_promise_of_pairs_holds_on_others(seed):
     assert sum(map(unlike, served)) <= 0.05 * len(served)
 
 
+class Knowing:
+    """A `core.ports.PairScorer` that knows the labels of most pairs."""
+
+    name, boundary = "knowing@1", 0.5
+
+    def __init__(self, rows) -> None:
+        self._same = {(row.first, row.second): row.same for row in rows}
+
+    def score(self, pairs):
+        return [0.4 + 0.3 * self._same[pair] if index % 50 else 0.55 for index, pair in enumerate(pairs)]
+
+
+def test_a_second_judge_is_certified_together_with_the_score():
+    drawn = Likeness(3000, seed=1)
+    without = calibrate(drawn.pairs, drawn.embed, "drawn")
+    judged = calibrate(drawn.pairs, drawn.embed, "drawn", second=Knowing(drawn.pairs.rows))
+    assert (without.judge, judged.judge) == ("", "knowing@1")
+    assert judged.strata[0].judge_threshold == pytest.approx(0.7)
+    assert (
+        sum(tally.wrong for tally in judged.strata[0].held)
+        < sum(tally.wrong for tally in without.strata[0].held) / 5
+    )
+    assert judged.rules(0.02, 0.95)[0].judge_threshold == judged.strata[0].judge_threshold
+
+
+def test_the_judges_boundary_is_the_least_threshold():
+    drawn = Likeness(1000, seed=1)
+
+    class Strict(Knowing):
+        boundary = 0.9
+
+    judged = calibrate(drawn.pairs, drawn.embed, "drawn", second=Strict(drawn.pairs.rows))
+    assert judged.strata[0].judge_threshold == 0.9
+    assert all(tally.served == 0 for tally in judged.strata[0].held)
+
+
+def test_a_second_judge_of_a_stream():
+    traffic = Traffic(1200, seed=2)
+    answers = {row.text: row.answer for row in traffic.stream.rows}
+
+    class Right:
+        name, boundary = "right@1", 0.5
+
+        def score(self, pairs):
+            return [float(answers[one] == answers[other]) for one, other in pairs]
+
+    judged = calibrate(traffic.stream, traffic.embed, "drawn", second=Right())
+    assert all(tally.wrong == 0 for stratum in judged.strata for tally in stratum.held)
+    assert any(tally.served for stratum in judged.strata for tally in stratum.held)
+
+
 def test_too_few_rows_prove_nothing():
     traffic = Traffic(300, seed=1)
     calibration = calibrate(traffic.stream, traffic.embed, "drawn")

@@ -2,7 +2,8 @@
 
 - `guards`, `opposites` and `word_classes`: differences in numbers, names, polarity and words that veto a match.
 - `score`: the probability that two requests have one answer.
-- `judge`: vetoes first, then the calibrated threshold.
+- `numerals`: one written form for numbers.
+- `judge`: vetoes first, then the calibrated threshold, then a cross-encoder. `verdicts`: what the served model says.
 - `bounds`: exact error bounds, and the threshold that they allow.
 - `calibration`: the result of calibrating, as JSON.
 - `answer_equality`: whether two answers say the same.

@@ -24,6 +24,8 @@ from headrace.core.cache.semantic.judge import Rule
 from headrace.core.cache.semantic.score import Score
 
 _FORMAT = "headrace semantic calibration 2"
+_JUDGED_FORMAT = "headrace semantic calibration 3"
+"""With a second judge: a server that does not know it must not read such a calibration."""
 
 _OTHERS_DOUBT = 0.2
 """Share of the allowed error probability (1 - confidence) that each size but the last may use; the last, where most
@@ -42,7 +44,8 @@ class Stratum:
     """The result for partitions of ``entries`` entries or more, up to the next stratum's.
 
     ``fitted`` and ``held`` count the outcomes of thresholds (the same in both, strict to loose) on the rows used to
-    fit the score and on held-out rows. ``fitted_rows`` and ``held_rows`` are the numbers of rows of each kind.
+    fit the score and on held-out rows. ``fitted_rows`` and ``held_rows`` are the numbers of rows of each kind. With a
+    second judge, only pairs count as served that it scored ``judge_threshold`` or more.
     """
 
     entries: int
@@ -51,6 +54,7 @@ class Stratum:
     held: tuple[Tally, ...]
     fitted_rows: int
     held_rows: int
+    judge_threshold: float | None = None
 
     def is_promising(self, max_error: float, confidence: float) -> bool:
         """Whether the rows used for fitting suggest that a certificate will be found."""
@@ -90,10 +94,14 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Scores by size of the partition, smallest first, valid for vectors of ``encoder``."""
+    """Scores by size of the partition, smallest first, valid for vectors of ``encoder`` and scores of ``judge``.
+
+    ``judge`` names the second judge; empty if there is none.
+    """
 
     encoder: str
     strata: tuple[Stratum, ...]
+    judge: str = ""
 
     def certificates(self, max_error: float, confidence: float) -> list[Certificate | Unsupported]:
         """The certificate of each stratum, or why there is none; all of them together hold with ``confidence``."""
@@ -128,6 +136,7 @@ class Calibration:
                 stratum.entries,
                 stratum.score,
                 math.inf if isinstance(each, Unsupported) else each.tally.threshold,
+                stratum.judge_threshold,
             )
             for stratum, each in zip(self.strata, found, strict=True)
         ]
@@ -143,9 +152,12 @@ class Calibration:
                 "held": stratum.held,
                 "score": stratum.score.to_json(),
             }
+            | ({"judge_threshold": stratum.judge_threshold} if self.judge else {})
             for stratum in self.strata
         ]
-        return json.dumps({"format": _FORMAT, "encoder": self.encoder, "strata": strata}, indent=1) + "\n"
+        content = {"format": _JUDGED_FORMAT if self.judge else _FORMAT, "encoder": self.encoder}
+        content |= {"judge": self.judge} if self.judge else {}
+        return json.dumps(content | {"strata": strata}, indent=1) + "\n"
 
     @staticmethod
     def from_text(text: str) -> Calibration:
@@ -155,20 +167,23 @@ class Calibration:
             ValueError: the text is not such JSON, or its numbers are inconsistent.
         """
         content: Any = json.loads(text)
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ValueError(f"not a calibration: 'format' is not '{_FORMAT}'")
+        if not isinstance(content, dict) or content.get("format") not in (_FORMAT, _JUDGED_FORMAT):
+            raise ValueError(f"not a calibration: 'format' is neither '{_FORMAT}' nor '{_JUDGED_FORMAT}'")
+        judged = content["format"] == _JUDGED_FORMAT
         try:
-            strata = tuple(_read_stratum(each) for each in content["strata"])
-            encoder = str(content["encoder"])
+            strata = tuple(_read_stratum(each, judged) for each in content["strata"])
+            encoder, judge = str(content["encoder"]), str(content["judge"]) if judged else ""
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a calibration: {error!r}") from error
         sizes = [stratum.entries for stratum in strata]
         if not sizes or sizes != sorted(set(sizes)):
             raise ValueError("not a calibration: its partition sizes are not ascending")
-        return Calibration(encoder, strata)
+        if judged and not judge:
+            raise ValueError("not a calibration: its judge has no name")
+        return Calibration(encoder, strata, judge)
 
 
-def _read_stratum(content: Any) -> Stratum:
+def _read_stratum(content: Any, judged: bool) -> Stratum:
     fitted, held = (
         tuple(Tally(float(threshold), int(served), int(wrong)) for threshold, served, wrong in content[part])
         for part in ("fitted", "held")
@@ -180,7 +195,10 @@ def _read_stratum(content: Any) -> Stratum:
         held=held,
         fitted_rows=int(content["fitted_rows"]),
         held_rows=int(content["held_rows"]),
+        judge_threshold=float(content["judge_threshold"]) if judged else None,
     )
+    if judged and not math.isfinite(found.judge_threshold or 0.0):
+        raise ValueError("not a calibration: a threshold of its judge is not finite")
     for tallies, rows in ((fitted, found.fitted_rows), (held, found.held_rows)):
         if not all(0 <= wrong <= served <= rows for _, served, wrong in tallies):
             raise ValueError("not a calibration: more rows are wrong than served, or served than counted")

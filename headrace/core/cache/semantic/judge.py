@@ -1,9 +1,9 @@
-"""The judge of the semantic cache: vetoes first, then a certified threshold on the evidence.
+"""The judge of the semantic cache: vetoes first, then a certified threshold on the evidence, then a second judge.
 
 `weigh` examines the nearest entries of a request in its partition: the answer that most of them have, the entry with
 that answer that no guard forbids, and the evidence for it. `Judge` compares its score with the threshold certified
-for partitions of that size. A neighbour's ``answer`` is a class: entries whose answers mean the same share it. Pure;
-stores, vectors and text analysis are elsewhere.
+for partitions of that size, and asks the second judge, a cross-encoder, if there is one. A neighbour's ``answer`` is a
+class: entries whose answers mean the same share it. Pure; stores, vectors and text analysis are elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from headrace.core.cache.semantic.guards import Veto, compare, traits, veto
 from headrace.core.cache.semantic.score import NO_NEIGHBOUR, Evidence, Score
+from headrace.core.ports import PairScorer
 
 NEIGHBOURS = 32
 """The number of nearest entries examined."""
@@ -45,6 +46,8 @@ class Doubt(StrEnum):
     TOO_LONG = "too_long"
     LOW_SCORE = "low_score"
     UNPROVED = "unproved"
+    JUDGE_REFUSED = "judge_refused"
+    JUDGE_PENDING = "judge_pending"
 
 
 class Candidate(NamedTuple):
@@ -115,17 +118,27 @@ def weigh(question: str, neighbours: Sequence[Neighbour]) -> Candidate | Veto | 
 
 
 class Rule(NamedTuple):
-    """For partitions of ``entries`` or more, up to the next rule: serve from ``threshold`` on (infinite: never)."""
+    """For partitions of ``entries`` or more, up to the next rule: serve from ``threshold`` on (infinite: never).
+
+    With a second judge, its score of the two questions must reach ``judge_threshold`` too.
+    """
 
     entries: int
     score: Score
     threshold: float
+    judge_threshold: float | None = None
 
 
 class Judge:
-    """Applies the rule for the partition's size; ``rules`` are ordered by size, smallest first."""
+    """Applies the rule for the partition's size; ``rules`` are ordered by size, smallest first.
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    ``second`` is the second judge that the rules were certified with.
+    """
+
+    def __init__(self, rules: Sequence[Rule], second: PairScorer | None = None) -> None:
+        if any((rule.judge_threshold is None) is not (second is None) for rule in rules):
+            raise ValueError("rules need the second judge that they were certified with, and no other")
+        self._second = second
         self._rules = tuple(rules)
         self._sizes = tuple(rule.entries for rule in rules)
 
@@ -142,16 +155,26 @@ class Judge:
         score = rule.score(found.evidence)
         if score < rule.threshold:
             return Decline(Doubt.LOW_SCORE, found.neighbour, score)
+        if self._second is not None:
+            assert rule.judge_threshold is not None  # checked above for all rules
+            if not agrees(self._second, rule.judge_threshold, found.neighbour.text, question):
+                return Decline(Doubt.JUDGE_REFUSED, found.neighbour, score)
         return Serve(found.neighbour, score)
 
     def passes(self, evidence: Evidence, entries: int) -> bool:
-        """Whether a candidate with this evidence is served."""
+        """Whether a candidate with this evidence is served, if the second judge agrees."""
         rule = self._rule(entries)
         return rule is not None and rule.score(evidence) >= rule.threshold
 
     def _rule(self, entries: int) -> Rule | None:
         place = bisect_right(self._sizes, entries) - 1
         return None if place < 0 or math.isinf(self._rules[place].threshold) else self._rules[place]
+
+
+def agrees(second: PairScorer, threshold: float, cached: str, asked: str) -> bool:
+    """Whether the second judge calls two questions the same; one that it cannot read, it does not."""
+    score = second.score([(cached, asked)])[0]
+    return score is not None and score >= threshold
 
 
 class Nearest(Judge):

@@ -1,4 +1,4 @@
-"""English word lists of the guards: function words, negations, opposites, words of time.
+"""English word lists of the guards: function words, negations, opposites, words of time, persons and bounds.
 
 Contains only data, and a crude stemming that matches inflections. Another language needs another such file.
 """
@@ -26,51 +26,8 @@ NEGATIONS = _words(
     isnt arent wasnt werent wont wouldnt cant couldnt shouldnt hasnt havent hadnt aint
     """
 )
-NUMBER_WORDS = {
-    "zero": "0",
-    "two": "2",
-    "twice": "2",
-    "three": "3",
-    "four": "4",
-    "five": "5",
-    "six": "6",
-    "seven": "7",
-    "eight": "8",
-    "nine": "9",
-    "ten": "10",
-    "eleven": "11",
-    "twelve": "12",
-    "dozen": "12",
-    "thirteen": "13",
-    "fourteen": "14",
-    "fifteen": "15",
-    "sixteen": "16",
-    "seventeen": "17",
-    "eighteen": "18",
-    "nineteen": "19",
-    "twenty": "20",
-    "thirty": "30",
-    "forty": "40",
-    "fifty": "50",
-    "sixty": "60",
-    "seventy": "70",
-    "eighty": "80",
-    "ninety": "90",
-    "hundred": "100",
-    "thousand": "1000",
-    "million": "1000000",
-    "billion": "1000000000",
-    "fourth": "4th",
-    "fifth": "5th",
-    "sixth": "6th",
-    "seventh": "7th",
-    "eighth": "8th",
-    "ninth": "9th",
-    "tenth": "10th",
-    "plus": "+",
-    "minus": "-",
-}
-"""Words that count as numbers.
+SIGN_WORDS = {"plus": "+", "minus": "-", "twice": "2"}
+"""Words that count as numbers, beside those that `numerals` writes as digits.
 
 "One", "first", "second", "third" and "half" do not: a question mostly means the same without them (a second card,
 third parties, half an hour). If two questions differ in such words, they count as opposites."""
@@ -95,7 +52,8 @@ _OPPOSITES = _words(
     brother/sister son/daughter day/night summer/winter north/south east/west black/white input/output encrypt/decrypt
     encode/decode upload/download sunrise/sunset morning/evening arrive/leave arrival/departure incoming/outgoing
     oldest/newest youngest/oldest attack/defend am/pm noon/midnight add/subtract multiply/divide
-    second/third half/third half/quarter third/quarter
+    second/third half/third half/quarter third/quarter in/outside within/outside succeed/fail success/failure
+    short/detailed brief/detailed brief/long simplified/traditional single/double
     """
 )
 
@@ -114,7 +72,11 @@ EXCLUSIVE = (
         exact="exactly/precisely",
     ),
     _forms(all="all/every/each/everyone/everybody/everything/both", some="some/any/several/someone/somebody"),
-    _forms(past="did/was/were/had", future="will/shall/gonna"),
+    _forms(all="all/every/each/both", one="<one>"),
+    _forms(most="most people/most of/many people/many of", few="few people/few of/hardly any/very few"),
+    _forms(past="did/was/were/had/<perfect>", future="will/shall/gonna"),
+    _forms(past="did/had/<perfect>", advice="should/ought"),
+    _forms(past="<past>/<perfect>", present="<present>"),
     _forms(
         mine="my/mine/myself",
         his="his/him/he/himself",
@@ -122,8 +84,15 @@ EXCLUSIVE = (
         their="their/theirs/they/them",
         our="our/ours/us/we",
     ),
+    _forms(i="i/im/ive/ill", he="he/hes", she="she/shes", they="they/theyre", we="we"),
+    _forms(how="<how>", why="why"),
+    _forms(may="<may>/allowed to", must="<must>"),
+    _forms(equal="<equal>", greater="<greater>", smaller="<smaller>"),
 )
-"""Words and pairs of words by what they mean: two texts that say different things of one kind differ."""
+"""Words and pairs of words by what they mean: two texts that say different things of one kind differ.
+
+A form in angle brackets is what `guards` finds by a rule: one as a quantity, the tense of the first verb, the direction
+of a comparison."""
 
 BOUNDS = 0
 """The kind in `EXCLUSIVE` of which neither text may say more than the other."""

@@ -12,7 +12,8 @@ _CLASSES = {
     "family": """
         mother/mom/mum/mama father/dad/daddy/papa brother sister son daughter husband wife spouse uncle aunt
         cousin nephew niece grandfather/grandpa grandmother/grandma/granny grandson granddaughter parent
-        child/kid/baby stepmother stepfather twin fiance girlfriend boyfriend roommate neighbor/neighbour
+        child/kid/baby stepmother stepfather stepsister stepbrother motherinlaw fatherinlaw sisterinlaw brotherinlaw
+        soninlaw daughterinlaw twin fiance girlfriend boyfriend roommate neighbor/neighbour
         friend boss colleague/coworker
     """,
     "nutrient": """
@@ -219,6 +220,55 @@ _CLASSES = {
     "process": "sort filter reverse shuffle merge split encrypt compress parse",
 }
 
+_SPECIFYING = (
+    *("language", "programming", "system", "format", "country", "city", "browser", "database", "framework"),
+    *("month", "weekday", "holiday", "season", "planet", "continent"),
+)
+_AMBIGUOUS = frozenset(
+    (
+        *(
+            "us",
+            "go",
+            "swift",
+            "rust",
+            "c",
+            "ruby",
+            "julia",
+            "word",
+            "zip",
+            "edge",
+            "opera",
+            "turkey",
+            "may",
+            "march",
+        ),
+        *(
+            "fall",
+            "spring",
+            "rails",
+            "express",
+            "oracle",
+            "sun",
+            "us",
+            "phoenix",
+            "flask",
+            "georgia",
+            "chile",
+            "set",
+        ),
+    )
+)
+"""Words with another common meaning, of which a single one proves nothing."""
+
+SPECIFYING = {
+    spelling: name
+    for name in _SPECIFYING
+    for member in _CLASSES[name].split()
+    for spelling in member.split("/")
+    if spelling not in _AMBIGUOUS
+}
+"""Words that narrow a question, with their classes: "in French", "on Linux", "for Easter"."""
+
 _SYNONYMS = """
     buy/purchase/order/get begin/start/commence end/finish/stop/terminate big/large/huge
     small/little/tiny fix/repair/mend/solve/resolve make/create/build/generate/produce/prepare/cook
@@ -264,7 +314,7 @@ _SYNONYMS = """
     sleep/rest/bed insomnia/asleep exercise/workout/train/training gym/fitness muscle/strength
     fat/weight/belly hurt/ache/sore medicine/drug/medication/pill
     cure/treat/treatment/heal/remedy/rid/relieve prevent/avoid/stop safe/secure/safety
-    danger/dangerous/risk/risky protect/guard/secure true/real/actual/genuine/really fake/false
+    dangerous/unsafe danger/dangerous/risk/risky protect/guard/secure true/real/actual/genuine/really fake/false
     wrong/incorrect right/correct/proper sure/certain allow/let/permit/possible/can able/can/possible
     require/need/necessary/must/requirement want/would/like/love think/believe/opinion/feel/thought
     view/opinion know/aware tell/say/inform/give explain/tell/help new/latest/recent
@@ -275,7 +325,7 @@ _SYNONYMS = """
     several/many/multiple/few average/mean/typical maximum/max/highest/most/largest/biggest/limit
     minimum/min/lowest/least limit/cap/maximum/restriction due/owe/deadline
     bill/invoice/payment/statement card/creditcard expire/expiration/expiry/valid activate/enable/start
-    deactivate/disable/close block/freeze/stop stolen/lost/theft/missing
+    deactivate/disable/close block/freeze/stop stolen/theft/stole/steal/thief lost/missing/misplace/misplaced/lose
     fraud/scam/fraudulent/suspicious transaction/payment/purchase/charge
     exchange/rate/convert/conversion currency/money point/reward/rewards insurance/coverage/cover
     tax/taxes rent/lease rental/rent park/parking gas/fuel/petrol mileage/mpg/consumption tire/tyre
@@ -285,6 +335,15 @@ _SYNONYMS = """
     remind/reminder/remember todo/task list/do volume/loud/sound/quiet play/listen/hear speaker/voice
     pause/stop battery/charge/power update/upgrade/version hi/hello/hey/greet name/call/called
     joke/funny/laugh coin/flip dice/die/roll robot/bot/ai/machine/human/person/computer
+    build/construct/assemble eliminate/rid/remove submit/file/send symptom/sign aim/goal/objective/purpose/target
+    mistake/error tired/exhausted/sleepy richest/wealthiest calm/relaxed slow/sluggish old/vintage/antique
+    tidy/neat/clean hide/conceal attempt/try buy/acquire close/shut finish/complete hard/challenging huge/enormous/giant
+    silent/quiet wealth/fortune discount/coupon/deal ill/unwell gift/present road/street kid/youngster
+    physician/doctor/gp attorney/lawyer jog/run fall/drop rapid/fast odor/smell/scent error/fault
+    assure/ensure/guarantee shop/store film/video rubbish/garbage/trash lorry/truck lift/elevator flat/apartment
+    biscuit/cookie pavement/sidewalk autumn/fall chips/fries crisps/chips headmaster/principal
+    tasty/delicious brave/courageous begin/launch collect/gather locate/find permit/license/licence
+    annual/yearly vacant/empty/free consult/see accommodation/lodging cheap/inexpensive/budget
     favorite/favourite/prefer hobby/fun/pastime color/colour gray/grey center/centre theater/theatre
 """
 
@@ -351,7 +410,11 @@ def same_meaning(one: str, other: str) -> bool:
     ours, theirs = CLASSES.get(one, {}), CLASSES.get(other, {})
     if any(ours[name] == theirs[name] for name in ours.keys() & theirs.keys()):
         return True
+    if ours.keys() & theirs.keys():  # different members: "mother" and "motherinlaw"
+        return False
     short, long = sorted((one, other), key=len)
+    if len(short) > 4 and short.endswith("e") and long == f"{short}r":  # the stems of employee and employer
+        return False
     return len(short) >= 4 and (long.startswith(short) or _nearly(one, other))
 
 

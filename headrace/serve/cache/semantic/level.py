@@ -1,6 +1,7 @@
 """The semantic cache (L2) as a level of the lookup: finds a similar request's response and audits its answers.
 
-    turn, partition → verdict of the search thread within the deadline → entry from the exact cache → audit? → serve
+    turn, partition → verdict of the search thread within the deadline → the served model's verdict on the pair, if
+    it is the second judge → entry from the exact cache → audit? → serve
 
 Any failure is a miss. A random sample of hits is computed anyway and compared (an audit). An audit counts only for its
 tenant and its partition. The cache is disabled for tenants and partitions whose audits exceed the error bound.
@@ -23,7 +24,8 @@ from headrace.core.cache.response.query import CacheQuery
 from headrace.core.cache.response.tags import counter_of
 from headrace.core.cache.semantic.audit_rate import AuditRate
 from headrace.core.cache.semantic.audits import Audits
-from headrace.core.cache.semantic.judge import Decline
+from headrace.core.cache.semantic.judge import Decline, Doubt
+from headrace.core.cache.semantic.verdicts import Pair, Verdicts
 from headrace.core.events import Audited, Event, Layer, Scope
 from headrace.core.request import FinishReason
 from headrace.serve.cache.exact import ExactCache
@@ -58,6 +60,7 @@ class SemanticCache:
         tell: receives events.
         deadline: seconds that a lookup may take.
         audit: the share of hits that are computed anyway; with ``adapts_audit`` it follows the errors.
+        verdicts: the served model's verdicts on pairs of messages; without them none is needed.
         max_error: the error bound that audits check.
         confidence: the confidence at which an exceeded bound disables the cache.
         seed: of the random choice of audits.
@@ -79,6 +82,7 @@ class SemanticCache:
         max_error: float,
         confidence: float,
         adapts_audit: bool = False,
+        verdicts: Verdicts | None = None,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,6 +94,7 @@ class SemanticCache:
         self._deadline = deadline
         serves = mode is Mode.SERVE
         self._audit = AuditRate(audit if serves else 1.0, max_error, adapts=serves and adapts_audit)
+        self._verdicts = verdicts
         self._max_error = max_error
         self._random = random.Random(seed)
         self._clock = clock
@@ -124,6 +129,11 @@ class SemanticCache:
             return proposal
         if proposal.similarity < ask.request.settings.semantic_min_similarity:
             return Miss("too_little_similarity")
+        if self._verdicts is not None:
+            pair = Pair(ask.request.tenant, ask.partition, ask.turn.text, proposal.question)
+            same = self._verdicts.of(pair)
+            if not same:
+                return Miss(str(Doubt.JUDGE_PENDING if same is None else Doubt.JUDGE_REFUSED))
         entry = await self._exact.at(proposal.key)
         if entry is None:
             self._search_thread.forget(proposal.key)

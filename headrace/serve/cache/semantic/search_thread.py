@@ -41,10 +41,11 @@ _BACKLOG = 1000
 
 
 class Proposal(NamedTuple):
-    """An entry that may be served, and the similarity of its message to the requested one."""
+    """An entry that may be served, the similarity of its message to the requested one, and that message."""
 
     key: bytes
     similarity: float
+    question: str
 
 
 class Computed(NamedTuple):
@@ -224,7 +225,7 @@ class SearchThread:
         row = self._rows.row(verdict.neighbour.row)
         assert row is not None  # this thread has just found it
         self._rows.served(verdict.neighbour.row)
-        return Proposal(row.key, verdict.neighbour.cosine)
+        return Proposal(row.key, verdict.neighbour.cosine, row.question)
 
     def _note(self, notes: list[_Note]) -> None:
         answers = [gist(note.computed.spell()) for note in notes]

@@ -9,13 +9,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.core.cache.semantic.verdicts import Pair, Verdicts
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
 from headrace.core.tenancy.classes import BACKGROUND
 from headrace.serve.auth.api_keys import tenant
 from headrace.serve.cache.background_request import ID_PREFIX, BackgroundRequests, NotCacheable
 from headrace.serve.cache.history import Recorded
-from headrace.serve.cache.warmer import Begun, Outcome, Warmer
+from headrace.serve.cache.warmer import Begun, Job, Outcome, Warmer
 from headrace.serve.http.body import read_body
+from headrace.serve.http.cache.pair_comparison import PairComparison
 from headrace.serve.http.cache.warm_wire import WarmBody, WarmPrefix
 from headrace.serve.http.edge import CALLER
 from headrace.serve.http.errors import ApiError, invalid, permission_denied
@@ -39,19 +41,31 @@ NOT_YET: NotYet = {}
 
 
 class Computing:
-    """Computes recorded requests into the caches, for `serve.cache.warmer.Warmer`."""
+    """Computes recorded requests into the caches, for `serve.cache.warmer.Warmer`; compares pairs for ``verdicts``."""
 
     def __init__(
-        self, ahead: BackgroundRequests, service: Service, model: ServedModel, request_timeout: float
+        self,
+        ahead: BackgroundRequests,
+        service: Service,
+        model: ServedModel,
+        request_timeout: float,
+        verdicts: Verdicts | None = None,
     ) -> None:
         self._ahead = ahead
         self._service = service
         self._model = model
         self._request_timeout = request_timeout
         self._prefixes = 0
+        self._pairs = PairComparison(service, model)
+        self._verdicts = verdicts
 
-    async def compute(self, question: Recorded, begun: Begun) -> Outcome:
-        """Compute one request or one prefix. If it is cancelled, its beginning is stored and resumed later."""
+    async def compute(self, question: Job, begun: Begun) -> Outcome:
+        """Compute one request or one prefix, or compare a pair.
+
+        If a request is cancelled, its beginning is stored and resumed later.
+        """
+        if isinstance(question, Pair):
+            return await self._judge(question, begun)
         caller = Caller(question.key_id, question.tenant_header)
         try:
             if question.url == PATH:
@@ -66,6 +80,17 @@ class Computing:
             return Outcome(call.cache_note)
         except (ApiError, InvalidParameter, NotCacheable, Refused):
             return Outcome.REFUSED
+
+    async def _judge(self, pair: Pair, begun: Begun) -> Outcome:
+        assert self._verdicts is not None  # pairs come from there
+        try:
+            same = await self._pairs.same(pair, begun)
+        except (ApiError, InvalidParameter, Refused):
+            same = None
+        if same is None:
+            return Outcome.REFUSED
+        self._verdicts.settle(pair, same)
+        return Outcome.COMPUTED
 
     async def open(self, question: Recorded, caller: Caller) -> Call:
         """Open the call of a recorded request.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,34 @@ def test_what_is_no_calibration(change, message):
     content = json.loads(CALIBRATION.to_text())
     content["strata"][1] |= change
     with pytest.raises(ValueError, match=message):
+        Calibration.from_text(json.dumps(content))
+
+
+def test_a_judge_is_part_of_the_calibration():
+    judged = Calibration("encoder@1", (replace(GROWN, judge_threshold=0.7),), "judge@1")
+    assert Calibration.from_text(judged.to_text()) == judged
+    [rule] = judged.rules(0.01, 0.95)
+    assert rule.judge_threshold == 0.7
+    assert json.loads(judged.to_text())["format"] != json.loads(CALIBRATION.to_text())["format"]
+
+
+@pytest.mark.parametrize("change", [{"judge": ""}, {"judge": None}])
+def test_a_judge_without_a_name(change):
+    judged = Calibration("encoder@1", (replace(GROWN, judge_threshold=0.7),), "judge@1")
+    content = json.loads(judged.to_text()) | change
+    if content["judge"] is None:
+        del content["judge"]
+    with pytest.raises(ValueError, match="not a calibration"):
+        Calibration.from_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("threshold", [None, "x", math.inf])
+def test_thresholds_of_a_judge_that_are_none(threshold):
+    content = json.loads(
+        Calibration("encoder@1", (replace(GROWN, judge_threshold=0.7),), "judge@1").to_text()
+    )
+    content["strata"][0]["judge_threshold"] = threshold
+    with pytest.raises(ValueError, match=r"not a calibration|could not convert"):
         Calibration.from_text(json.dumps(content))
 
 

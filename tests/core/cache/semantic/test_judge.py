@@ -93,6 +93,45 @@ def test_each_size_of_a_partition_has_its_own_rule():
     assert judge.passes(evidence, 5000)
 
 
+class Second:
+    """A `core.ports.PairScorer` with one score; None: the pair is too long."""
+
+    name, boundary = "second@1", 0.5
+
+    def __init__(self, score: float | None) -> None:
+        self._score = score
+        self.asked: list[tuple[str, str]] = []
+
+    def score(self, pairs):
+        self.asked += pairs
+        return [self._score for _ in pairs]
+
+
+@pytest.mark.parametrize(("score", "served"), [(0.7, True), (0.69, False), (None, False)])
+def test_the_second_judge_must_agree(score, served):
+    second = Second(score)
+    judge = Judge([Rule(0, COSINE, 0.85, 0.7)], second)
+    one = near(0.9, 1, "reset my pin")
+    expected = Serve(one, 0.9) if served else Decline(Doubt.JUDGE_REFUSED, one, 0.9)
+    assert judge.decide("reset the pin", [one], 1) == expected
+    assert second.asked == [("reset my pin", "reset the pin")]
+
+
+def test_the_second_judge_is_asked_only_about_what_would_be_served():
+    second = Second(1.0)
+    judge = Judge([Rule(0, COSINE, 0.85, 0.7)], second)
+    assert judge.decide("turn it off", [near(0.99, 1, "turn it on")], 1) == Decline(Veto.OPPOSITE)
+    low = near(0.8, 1)
+    assert judge.decide(low.text, [low], 1) == Decline(Doubt.LOW_SCORE, low, 0.8)
+    assert second.asked == []
+
+
+@pytest.mark.parametrize(("threshold", "second"), [(0.7, None), (None, Second(1.0))])
+def test_rules_need_the_judge_that_they_were_certified_with(threshold, second):
+    with pytest.raises(ValueError, match="second judge"):
+        Judge([Rule(0, COSINE, 0.85, threshold)], second)
+
+
 def test_a_young_cache_is_not_sure_because_it_knows_nothing_else():
     alone = weighed("how do I reset my pin", near(0.9, 1))
     assert alone.evidence.margin == pytest.approx(0.9 - NO_NEIGHBOUR)

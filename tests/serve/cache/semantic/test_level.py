@@ -8,11 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
+import pytest
+
 from headrace.core.cache.response import circuit_breaker
 from headrace.core.cache.response.control import NO_DIRECTIVES, CacheDirectives
 from headrace.core.cache.response.query import Turn
 from headrace.core.cache.response.tags import EVERYTHING, TagVersions
 from headrace.core.cache.semantic.judge import Nearest
+from headrace.core.cache.semantic.verdicts import Verdicts
 from headrace.core.events import Audited, Layer, LookedUp, Scope
 from headrace.core.tenancy.gate import Limits
 from headrace.serve.cache.exact import ExactCache
@@ -27,6 +30,22 @@ from tests.serve.cache.semantic.scenes import Words, librarian
 from tests.serve.cache.test_lookup import FINGERPRINT, Clock, House, Witness
 from tests.serve.test_service import Book
 
+NEUTRAL = (
+    *(
+        "able",
+        "actually",
+        "again",
+        "already",
+        "another",
+        "anything",
+        "asking",
+        "available",
+        "basically",
+        "bit",
+    ),
+    *("case", "certain", "come", "correctly", "curious", "detail", "details", "easily", "even", "ever"),
+)
+"""Words that change no question."""
 ALL = frozenset(range(VOCAB))  # whatever is drawn ends the answer: it stops, and is whole
 
 
@@ -75,7 +94,9 @@ class Scene(House):
 
 
 @asynccontextmanager
-async def scene(mode=Mode.SERVE, audit=0.0, deadline=60.0, max_error=0.1, drafter=None, **more):
+async def scene(
+    mode=Mode.SERVE, audit=0.0, deadline=60.0, max_error=0.1, drafter=None, verdicts=None, **more
+):
     if mode is Mode.DRAFT:
         more["judge"] = Nearest(0.8)
     made, runner = hashing_engine(drafter=drafter)
@@ -93,6 +114,7 @@ async def scene(mode=Mode.SERVE, audit=0.0, deadline=60.0, max_error=0.1, drafte
         audit=audit,
         max_error=max_error,
         confidence=0.95,
+        verdicts=verdicts,
     )
     recall = CacheLookup(
         service, exact, FINGERPRINT, ttl=100.0, levels=[semantic], keepers=[semantic, witness]
@@ -117,6 +139,42 @@ def test_a_near_question_gets_the_kept_answer():
             assert await h.ask("fresh bread now") == ("miss", "low_score")
             assert await h.ask("shoes not red") == ("miss", "negation")
             assert h.recall.sizes()[Layer.SEMANTIC]["memory"].entries == 3
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("mode", "same", "why"),
+    [(Mode.SERVE, False, "judge_refused"), (Mode.SERVE, True, ""), (Mode.SHADOW, True, "shadow")],
+)
+def test_the_served_models_verdict_is_needed(mode, same, why):
+    async def go():
+        verdicts = Verdicts()
+        async with scene(mode, verdicts=verdicts) as h:
+            await h.ask("shoes red")
+            assert await h.ask("shoes red bright") == ("miss", "judge_pending")
+            pair = verdicts.next()
+            assert pair is not None
+            assert (pair.tenant, pair.asked, pair.cached) == ("t", "shoes red bright", "shoes red")
+            verdicts.settle(pair, same)
+            h.desk.forget(next(row.key for row in h.desk._rows._rows.values() if row.question == pair.asked))
+            await h.desk_done()
+            note, reason = await h.ask("shoes red bright please")
+            assert reason == why
+            assert note.startswith("hit; layer=semantic") == (why == "")
+            assert verdicts.waiting == 0
+
+    asyncio.run(go())
+
+
+def test_verdicts_of_one_tenant_are_not_anothers():
+    async def go():
+        verdicts = Verdicts()
+        async with scene(verdicts=verdicts) as h:
+            for tenant in ("a", "b"):
+                await h.ask("shoes red", tenant=tenant)
+                assert await h.ask("shoes red bright", tenant=tenant) == ("miss", "judge_pending")
+            assert verdicts.waiting == 2
 
     asyncio.run(go())
 
@@ -324,11 +382,11 @@ def test_a_partition_that_alone_is_wrong_is_switched_off_alone():
                 await h.ask(f"shoes red {'abcdefghij'[number // 10]}{'klmnopqrst'[number % 10]}")
             for number in range(20):
                 h.said = 3 * "abcdefghijklmnopqrst"[number]
-                _, why = await h.ask(f"shoes red {'abcdefghijklmnopqrst'[number]}", context=b"wrong")
+                _, why = await h.ask(f"shoes red {NEUTRAL[number]}", context=b"wrong")
                 if why == "switched_off":
                     break
             assert why == "switched_off"
-            assert (await h.ask("shoes red again"))[1] == "audit"
+            assert (await h.ask("shoes red perhaps"))[1] == "audit"
             refuted = [event.refuted for event in h.events(Audited) if event.refuted is not None]
             assert refuted == [Scope.PARTITION]
 
@@ -339,7 +397,7 @@ def test_right_audits_change_nothing():
     async def go():
         async with scene(audit=0.5, max_error=0.2) as h:
             await h.ask("shoes red")
-            notes = [await h.ask(f"shoes red {letter}") for letter in "abcdefghijklmnopqrst"]
+            notes = [await h.ask(f"shoes red {word}") for word in NEUTRAL]
             audited = [why for note, why in notes if note == "miss"]
             assert audited
             assert set(audited) == {"audit"}

@@ -161,7 +161,7 @@ def test_it_is_rebuilt_from_the_shelf(tmp_path):
     again = librarian(shelf=RowStore(tmp_path / "rows", "words@1"))
     again.start()
     assert isinstance(verdict(again, "shoes red"), Proposal)
-    assert verdict(again, "hats blue") != Proposal(b"gone", 1.0)
+    assert verdict(again, "hats blue") != Proposal(b"gone", 1.0, "hats blue")
     assert again.facts().entries == 1
     again.stop()
 
