@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import headrace
 from headrace.build.operations.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
-from headrace.compute.model.families import FAMILIES
+from headrace.compute.model.families import COMPOSITES, FAMILIES, TEXT_TYPES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
 from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.core.plan import TokenLogprob
@@ -53,14 +53,58 @@ TESTED = {
         "built-in (3.4 M); shapes of SmolLM2-135M and Llama-3.2-1B",
     ),
     "MistralForCausalLM": ("Mistral", ""),
+    "MinistralForCausalLM": ("Ministral 8B", ""),
     "Qwen2ForCausalLM": ("Qwen 2, Qwen 2.5", ""),
     "Qwen3ForCausalLM": ("Qwen 3 (dense)", "shape of Qwen3-0.6B"),
     "Phi3ForCausalLM": ("Phi-3, Phi-4-mini", ""),
+    "GemmaForCausalLM": ("Gemma 1, CodeGemma", ""),
     "Gemma2ForCausalLM": ("Gemma 2", ""),
+    "VaultGemmaForCausalLM": ("VaultGemma", ""),
     "Gemma3ForCausalLM": ("Gemma 3, text models", ""),
-    "Gemma3ForConditionalGeneration": ("Gemma 3, text part of multimodal models", ""),
+    "CwmForCausalLM": ("CWM", ""),
+    "Ernie4_5ForCausalLM": ("ERNIE 4.5 (dense)", ""),
+    "Exaone4ForCausalLM": ("EXAONE 4.0", ""),
+    "GlmForCausalLM": ("GLM-4-9B (2024), GLM-Edge", ""),
+    "Glm4ForCausalLM": ("GLM-4-0414 (9B, 32B), GLM-Z1", ""),
+    "GraniteForCausalLM": ("Granite 3.x (dense)", ""),
+    "HeliumForCausalLM": ("Helium", ""),
+    "HunYuanDenseV1ForCausalLM": ("Hunyuan (dense)", ""),
+    "HyperCLOVAXForCausalLM": ("HyperCLOVA X SEED", ""),
+    "Olmo2ForCausalLM": ("OLMo 2", ""),
+    "Olmo3ForCausalLM": ("OLMo 3", ""),
+    "SeedOssForCausalLM": ("Seed-OSS", ""),
+    "SmolLM3ForCausalLM": ("SmolLM3", ""),
 }
 """Models of each family, and the largest sizes that were run beside the small random models of the tests."""
+
+TEXT_PARTS = {
+    "DeepseekVLForConditionalGeneration": "DeepSeek-VL",
+    "DeepseekVLHybridForConditionalGeneration": "DeepSeek-VL 7B",
+    "Exaone4_5_ForConditionalGeneration": "EXAONE 4.5",
+    "Gemma3ForConditionalGeneration": "Gemma 3, ShieldGemma 2",
+    "GotOcr2ForConditionalGeneration": "GOT-OCR 2, PP-Chart2Table",
+    "GraniteDoclingForConditionalGeneration": "Granite Docling",
+    "HyperCLOVAXVisionV2ForConditionalGeneration": "HyperCLOVA X SEED Vision",
+    "Idefics2ForConditionalGeneration": "Idefics 2",
+    "Idefics3ForConditionalGeneration": "Idefics 3",
+    "InternVLForConditionalGeneration": "InternVL 2.5, 3, 3.5 (in transformers' format)",
+    "LightOnOcrForConditionalGeneration": "LightOnOCR",
+    "LlavaForConditionalGeneration": "LLaVA 1.5, Pixtral",
+    "LlavaNextForConditionalGeneration": "LLaVA-NeXT",
+    "LlavaNextVideoForConditionalGeneration": "LLaVA-NeXT-Video",
+    "LlavaOnevisionForConditionalGeneration": "LLaVA-OneVision",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1, 3.2",
+    "Ovis2ForConditionalGeneration": "Ovis 2",
+    "PaddleOCRVLForConditionalGeneration": "PaddleOCR-VL",
+    "Qwen2VLForConditionalGeneration": "Qwen2-VL",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL",
+    "Qwen3VLForConditionalGeneration": "Qwen3-VL (dense)",
+    "SmolVLMForConditionalGeneration": "SmolVLM",
+    "VideoLlama3ForConditionalGeneration": "VideoLLaMA 3",
+    "VideoLlavaForConditionalGeneration": "Video-LLaVA",
+    "VipLlavaForConditionalGeneration": "ViP-LLaVA",
+}
+"""Models that also read images, of which the text part is served."""
 
 FAMILY_OF = {
     "llama": "Llama", "smollm2": "Llama", "qwen2.5": "Qwen 2", "qwen3": "Qwen 3", "mistral": "Mistral",
@@ -314,6 +358,18 @@ def models_page() -> str:
     for name in FAMILIES:
         models, larger = TESTED[name]
         lines.append(f"| `{name}` | {models} | small random weights{f'; {larger}' if larger else ''} |")
+    lines += [
+        "",
+        "## Text part of image models",
+        "",
+        "These models also read images. Headrace serves their text model: it computes text prompts as the whole model",
+        "does, does not read the tensors of the image part, and rejects images. The `model_type` of the `text_config`",
+        f"must be one of {', '.join(f'`{kind}`' for kind in TEXT_TYPES)}.",
+        "",
+        "| `architectures` | models |",
+        "|---|---|",
+        *(f"| `{name}` | {TEXT_PARTS[name]} |" for name in COMPOSITES),
+    ]
     lines += ["", "Not supported: mixtures of experts, GGUF files, images, audio, embeddings.", ""]
     lines += [*_memory_of_weights(), "", *_memory_of_contexts()]
     return "\n".join([*lines, ""])

@@ -126,7 +126,8 @@ def read_spec(config: Mapping[str, Any], target: ModelShape) -> HeadSpec:
         )
     if target.residual_scale != 1.0:
         raise ModelError(
-            f"{target.architecture} with a residual_multiplier: a head would read scaled hidden states; use another method"
+            f"{target.architecture} with a residual_multiplier: heads would read scaled hidden states; use another "
+            "method"
         )
     layer = parse_config({**config, "architectures": ["LlamaForCausalLM"]})
     read = ConfigReader(ARCHITECTURES[0], config, {})

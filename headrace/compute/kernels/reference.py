@@ -216,7 +216,7 @@ class TorchKernels:
 
 def _kinds(packed: Tensor, heads: int, dim: int) -> tuple[Tensor, ...]:
     """Queries and keys apart."""
-    return packed.split([heads, packed.shape[dim] - heads], dim)
+    return packed.narrow(dim, 0, heads), packed.narrow(dim, heads, packed.shape[dim] - heads)
 
 
 def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from headrace.compute.kernels import Activation, HeadNorm
 from headrace.compute.model.config_reader import ConfigReader
-from headrace.compute.model.rope_config import RopeReading, ropes_of
-from headrace.compute.model.spec import DecoderSpec, LayerSpec, ModelError, Norms, RopeSpec
+from headrace.compute.model.rope_config import PLAIN_ROPE, RopeReading, ropes_of
+from headrace.compute.model.spec import NORMS_BEFORE, DecoderSpec, LayerSpec, ModelError, Norms, RopeSpec
 from headrace.compute.quantization.formats import read_format
 from headrace.compute.quantization.stored import StoredFormat
 
@@ -45,7 +45,9 @@ class Family:
     window if the config does not list them (``layer_types``); without ``lists_layers`` its code does not read that
     list. ``rotates(config, layer, slides)`` says which layers have a rotary embedding, and ``rope`` how it is read.
     ``qkv_bias``, ``output_bias`` and ``mlp_bias`` are whether there is one, or the field of the config that says so.
-    ``activation`` is the field that names the activation, ``activations`` its names. ``scaled_embedding``: embeddings are multiplied by the square root of the hidden size.
+    ``activation`` is the field that names the activation, ``activations`` its names. ``scaled_embedding``: embeddings
+    are multiplied by the square root of the hidden size. ``multiplied_logits``: its ``logits_scaling`` is a factor,
+    not a divisor.
 
     ``heeds`` are the fields of `_MEANINGS` that it computes, ``ignores`` those that its code does not read although
     its configs have them. ``post_norm_flag`` is the field that says whether the norms after attention and MLP exist.
@@ -55,7 +57,7 @@ class Family:
     slides: Slides = lambda config, layer: False
     lists_layers: bool = False
     rotates: Callable[[ConfigReader, int, bool], bool] = lambda config, layer, slides: True
-    rope: RopeReading = RopeReading()
+    rope: RopeReading = PLAIN_ROPE
     interleaved_rope: bool = False
     activation: str = "hidden_act"
     activations: Mapping[str, Activation] = field(default_factory=lambda: _ACTIVATIONS)
@@ -63,7 +65,7 @@ class Family:
     output_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = "mlp_bias"
     qk_norm: HeadNorm | None = None
-    norms: Norms = Norms()
+    norms: Norms = NORMS_BEFORE
     post_norm_flag: str | None = None
     norm_offset: float = 0.0
     merged_qkv: bool = False
@@ -233,7 +235,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "GemmaForCausalLM": Family(
         _GEMMA1,
-        activations=_ACTIVATIONS | {"gelu": "gelu_tanh"},  # its first configs say so and mean the approximation
+        activations=_ACTIVATIONS
+        | {"gelu": "gelu_tanh"},  # its first configs say so and mean the approximation
         mlp_bias=False,
         norm_offset=1.0,
         scaled_embedding=True,
@@ -321,8 +324,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "GraniteForCausalLM": Family(_LLAMA | {"attention_multiplier": 1.0}, heeds=_MULTIPLIERS),
     "HeliumForCausalLM": Family(
-        _LLAMA
-        | {"rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20, "rope_theta": 100_000.0},
+        _LLAMA | {"rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20, "rope_theta": 100_000.0},
         interleaved_rope=True,
         output_bias=False,
     ),
@@ -342,9 +344,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Olmo2ForCausalLM": Family(_OLMO, mlp_bias=False, qk_norm="projection", norms=_NORMS_AFTER),
     "Olmo3ForCausalLM": Family(
-        _OLMO
-        | {"rope_theta": 500_000.0, "rope_local_base_freq": 500_000.0}
-        | {"sliding_window": 4096},
+        _OLMO | {"rope_theta": 500_000.0, "rope_local_base_freq": 500_000.0} | {"sliding_window": 4096},
         slides=_but_each_fourth,
         lists_layers=True,
         rope=RopeReading(local=True),
@@ -402,9 +402,7 @@ _QWEN2_VL = TextType(
 )
 
 TEXT_TYPES: dict[str, TextType] = {
-    "exaone4": TextType(
-        FAMILIES["Exaone4ForCausalLM"], _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)
-    ),
+    "exaone4": TextType(FAMILIES["Exaone4ForCausalLM"], _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)),
     "gemma3_text": TextType(FAMILIES["Gemma3ForCausalLM"]),
     "granite_docling_text": TextType(
         replace(
@@ -439,6 +437,7 @@ TEXT_TYPES: dict[str, TextType] = {
     ),
 }
 """By the ``model_type`` of a ``text_config``. Sizes are those of transformers' configs of the type."""
+
 
 @dataclass(frozen=True, slots=True)
 class Composite:
@@ -677,12 +676,12 @@ def _sliding(read: ConfigReader, family: Family) -> list[bool]:
     if len(kinds) != count:
         raise ModelError(f"layer_types has {len(kinds)} entries for {count} layers (num_hidden_layers)")
     sliding = [kind == "sliding_attention" for kind in kinds]
-    if not family.lists_layers and read.get("sliding_window") is not None:
-        if sliding != [family.slides(read, layer) for layer in range(count)]:
-            raise ModelError(
-                f"{read.architecture}: layer_types differs from the windows of this family, which does not read it; "
-                "remove the field"
-            )
+    listed = family.lists_layers or read.get("sliding_window") is None
+    if not listed and sliding != [family.slides(read, layer) for layer in range(count)]:
+        raise ModelError(
+            f"{read.architecture}: layer_types differs from the windows of this family, which does not read it; remove "
+            "the field"
+        )
     return sliding
 
 

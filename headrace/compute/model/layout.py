@@ -53,7 +53,9 @@ def head_norms(spec: DecoderSpec, index: int) -> dict[str, int]:
     """The norms of queries and of keys in layer ``index``, in this order: module -> size; empty without them."""
     if spec.qk_norm is None:
         return {}
-    queries, keys = ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
+    queries, keys = (
+        ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
+    )
     together = (spec.num_heads, spec.num_kv_heads) if spec.qk_norm == "projection" else (1, 1)
     prefix = f"model.layers.{index}.self_attn."
     return {

@@ -47,6 +47,10 @@ class RopeReading(NamedTuple):
     longrope: tuple[str, ...] = ()
 
 
+PLAIN_ROPE = RopeReading()
+"""A rope that rotates whole heads, the same in all layers."""
+
+
 def ropes_of(read: ConfigReader, head_dim: int, reading: RopeReading) -> tuple[RopeSpec, ...]:
     """The model's ropes: one, or with ``reading.local`` one for full layers and one for sliding layers."""
     scaling = read.object("rope_scaling")
@@ -86,7 +90,11 @@ def _rope(
     if reading.alpha and kind == "dynamic" and given.get("alpha"):
         alpha = ConfigReader(f"{read.architecture} rope", given, {}).number("alpha")
         theta = ConfigReader(f"{read.architecture} rope", given, {}).optional_number("rope_theta") or theta
-        given, kind, named = {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}, "default", "default"
+        given, kind, named = (
+            {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))},
+            "default",
+            "default",
+        )
     if named == "default":  # tools leave fields of other types behind, which no engine reads
         given = {name: value for name, value in given.items() if name not in _OF_OTHER_TYPES}
     _only(given, _FIELDS[kind] | _ALWAYS, f"rope type '{kind}'")

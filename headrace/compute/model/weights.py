@@ -362,7 +362,9 @@ class _Assembly:
             self._turned(module, self._source.tensor(f"{module}.weight", (width,)))
             .view(-1, size)
             .expand(heads, size)
-            for (module, width), heads in zip(norms.items(), (local.num_heads, local.num_kv_heads), strict=True)
+            for (module, width), heads in zip(
+                norms.items(), (local.num_heads, local.num_kv_heads), strict=True
+            )
         ]
         return self._joined(parts, torch.float32).add_(self._spec.norm_offset)
 
@@ -373,7 +375,9 @@ class _Assembly:
         if not self._spec.interleaved_rope or not module.endswith(_TURNING):
             return rows
         size, turning = self._spec.head_dim, self._spec.ropes[0].rotary_dim
-        head = torch.cat((torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size)))
+        head = torch.cat(
+            (torch.arange(0, turning, 2), torch.arange(1, turning, 2), torch.arange(turning, size))
+        )
         order = (torch.arange(0, rows.shape[0], size)[:, None] + head).flatten()
         return rows.reordered(order) if isinstance(rows, QuantizedWeight) else rows[order]
 

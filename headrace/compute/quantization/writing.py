@@ -142,10 +142,7 @@ def _read(checkpoint: Checkpoint, spec: DecoderSpec, index: int) -> _Layer:
             name: checkpoint.read(f"{module}.weight").float()
             for name, module in norm_modules(spec, index).items()
         }
-        | {
-            name: checkpoint.read(f"{name}.weight").float()
-            for name in head_norms(spec, index)
-        },
+        | {name: checkpoint.read(f"{name}.weight").float() for name in head_norms(spec, index)},
     )
 
 
