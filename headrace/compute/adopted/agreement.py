@@ -1,8 +1,8 @@
 """The check at start that a transformers model computes the same over paged memory as it does alone.
 
 It finds what the structure of a model does not show: a state or a cache of its own, a mask that vanished, layers that
-share keys. Two rows are packed into each step; one is computed in chunks, so that its later tokens read its earlier ones
-from the pages.
+share keys. Two rows are packed into each step and computed in chunks, so that later tokens read earlier ones from the
+pages.
 """
 
 from __future__ import annotations
@@ -77,9 +77,11 @@ def chunked_logits(
         order = sorted((row for row in range(2) if lengths[row]), key=lambda row: lengths[row] != 1)
         if not order:
             break
-        batch = _batch([tokens[row] for row in order], [(done[row], lengths[row]) for row in order], order, kv)
+        batch = _batch(
+            [tokens[row] for row in order], [(done[row], lengths[row]) for row in order], order, kv
+        )
         logits = decoder.logits(decoder.hidden(batch, kv)).float()
-        for row, part in zip(order, logits.split([lengths[row] for row in order]), strict=True):
+        for row, part in zip(order, torch.split(logits, [lengths[row] for row in order]), strict=True):
             parts[row].append(part)
             done[row] += lengths[row]
     return tuple(torch.cat(row) for row in parts)

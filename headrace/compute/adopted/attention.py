@@ -114,7 +114,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     out = listener.attend(Attended(module, q, k, v, attention_mask, scale, softcap, s_aux))
-    return out[None], None
+    return out.contiguous()[None], None
 
 
 class Layer(NamedTuple):
@@ -209,7 +209,9 @@ class PagedStep:
     Calls must come in the order of ``layers``.
     """
 
-    def __init__(self, kernels: Kernels, layers: Sequence[Layer], batch: Batch, pages: Sequence[Pages]) -> None:
+    def __init__(
+        self, kernels: Kernels, layers: Sequence[Layer], batch: Batch, pages: Sequence[Pages]
+    ) -> None:
         self._kernels = kernels
         self._layers = layers
         self._batch = batch

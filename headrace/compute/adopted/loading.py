@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,17 @@ from headrace.compute.kernels import HeadShape, Kernels
 from headrace.compute.model.checkpoint import Checkpoint, listed
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.model.spec import ModelError
+from headrace.compute.model.weights import digest
 
 _EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k", "top_k_experts")
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "n_ctx",
+)
 _STATES = ("cache_params", "cu_seq_lens_q", "conv_state", "recurrent_state")
 _BY_LENGTH = frozenset({"dynamic", "longrope"})
 _HARMLESS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias", ".attention.masked_bias")
@@ -48,11 +56,13 @@ class Adoptable:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A loaded model that agrees with transformers. ``replaced`` counts modules that the kernels compute."""
+    """A loaded model that agrees with transformers. ``replaced`` counts modules that the kernels compute, ``digest``
+    is that of its weights (empty: not asked for).
+    """
 
     decoder: AdoptedDecoder
-    tensors: tuple[Tensor, ...]
     replaced: Mapping[str, int]
+    digest: str
 
 
 def read_adoptable(folder: Path) -> Adoptable:
@@ -83,6 +93,8 @@ def load_adopted(
     kv_dtype: torch.dtype,
     max_model_len: int,
     dummy_seed: int | None = None,
+    *,
+    with_digest: bool = False,
 ) -> Adopted:
     """Load the weights, and check that the model computes the same over paged memory.
 
@@ -101,10 +113,11 @@ def load_adopted(
         cut = AdoptedModel(model)
         layers = _record(cut, tokens[0].to(device), max_model_len)
         shape = replace(found.shape, layers=tuple(layer.shape for layer in layers))
-        tensors = tuple(model.parameters())
-        decoder = AdoptedDecoder(cut, shape, layers, kernels, sum(each.nbytes for each in tensors))
+        weights = digest("", model.parameters()) if with_digest else ""
+        nbytes = sum(each.nbytes for each in model.parameters())
+        decoder = AdoptedDecoder(cut, shape, layers, kernels, nbytes)
         check_agreement(decoder, expected, kv_dtype)
-    return Adopted(decoder, tensors, {})
+    return Adopted(decoder, {}, weights)
 
 
 def _config(folder: Path) -> Any:
@@ -116,25 +129,28 @@ def _config(folder: Path) -> Any:
     except Exception as error:  # whatever a config makes another library raise
         text = (folder / "config.json").read_text(errors="replace")
         own = '"auto_map"' in text
-        why = (
-            "it needs code of its own (auto_map), which is never run" if own else _first_line(error)
-        )
+        why = "it needs code of its own (auto_map), which is never run" if own else _first_line(error)
         raise ModelError(f"{folder}: transformers does not support this model: {why}") from error
 
 
 def _kind(config: Any) -> Any:
     """The class of a config's model that generates text: the one that it names, or else the usual one."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationMixin
 
-    kinds = []
+    kinds: list[Any] = []
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         with contextlib.suppress(KeyError):
             found = auto._model_mapping[type(config)]
             kinds += found if isinstance(found, tuple | list) else [found]
     named = (getattr(config, "architectures", None) or ["none"])[0]
+    own = getattr(transformers, named, None)
+    generates = isinstance(own, type) and issubclass(own, GenerationMixin)
+    if generates and getattr(own, "config_class", None) is type(config):
+        return own
     if not kinds:
         raise ModelError(f"architecture {named}: transformers has no model of it that generates text")
-    return next((kind for kind in kinds if kind.__name__ == named), kinds[0])
+    return kinds[0]
 
 
 def _check_structure(model: Any) -> None:
@@ -165,7 +181,9 @@ def _shape(model: Any, config: Any) -> ModelShape:
     hidden = text.hidden_size
     size = getattr(text, "head_dim", None) or hidden // heads
     estimate = LayerShape(HeadShape(heads, getattr(text, "num_key_value_heads", None) or heads, size))
-    longest = next((value for name in _POSITIONS if isinstance(value := getattr(text, name, None), int)), 2048)
+    longest = next(
+        (value for name in _POSITIONS if isinstance(value := getattr(text, name, None), int)), 2048
+    )
     parameters = {id(each): each for each in model.parameters()}.values()
     widths = [
         module.out_features
@@ -184,7 +202,9 @@ def _shape(model: Any, config: Any) -> ModelShape:
         num_parameters=sum(each.numel() for each in parameters),
         token_parameters=sum(int(each.numel() * _share(each, text)) for each in parameters),
         tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
-        dtype=str(getattr(config, "dtype", None) or getattr(text, "dtype", None) or "bfloat16").removeprefix("torch."),
+        dtype=str(getattr(config, "dtype", None) or getattr(text, "dtype", None) or "bfloat16").removeprefix(
+            "torch."
+        ),
     )
 
 
@@ -284,14 +304,12 @@ def _quiet() -> Iterator[None]:
     """Without the warnings and progress bars of transformers."""
     from transformers.utils import logging as theirs
 
-    level = theirs.get_verbosity()
+    level, bar = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
     theirs.set_verbosity(logging.ERROR)
-    theirs.disable_progress_bar()
+    theirs.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         theirs.set_verbosity(level)
-        theirs.enable_progress_bar()
-
-
-_ = Callable
+        if bar:
+            theirs.enable_progress_bar()  # type: ignore[no-untyped-call]
