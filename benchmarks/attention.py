@@ -58,7 +58,7 @@ def one_layer(shape: HeadShape) -> DecoderSpec:
 
 def random_pages(spec: DecoderSpec, blocks: int, dtype: torch.dtype) -> Pages:
     """Pages of ``blocks`` blocks with random content."""
-    pages = PagedKV(spec, blocks, BLOCK, dtype, CPU).layers[0]
+    pages = PagedKV(spec.shape, blocks, BLOCK, dtype, CPU).layers[0]
     for part in (pages.keys, pages.values):
         part.random_(-127, 128)
     for scales in (pages.key_scales, pages.value_scales):
@@ -149,7 +149,7 @@ def main() -> None:
     say("shape         keys, values  context  batch        ms    GB/s  of bound")
     for name, dtype in product(args.shapes, args.dtypes):
         shape, spec = SHAPES[name], one_layer(SHAPES[name])
-        size = bytes_per_block(spec, BLOCK, DTYPES[dtype])
+        size = bytes_per_block(spec.shape, BLOCK, DTYPES[dtype])
         pages = random_pages(spec, POOL_BYTES // size, DTYPES[dtype])
         for context, batch in product(args.contexts, args.batches):
             read = batch * -(-context // BLOCK) * size

@@ -109,7 +109,7 @@ def random_requests(
         text = rng.choice(texts)
         begin = rng.randrange(max(1, len(text) - 100))
         tokens = tuple(text[begin : begin + rng.randint(3, 90)]) * rng.choice([1, 1, 2])
-        params = SamplingParams(**random_params(rng, loaded.spec.vocab_size, end))
+        params = SamplingParams(**random_params(rng, loaded.shape.vocab_size, end))
         if earlier and rng.random() < 0.4:
             again = rng.choice(earlier)
             tokens, params = again.tokens, again.params
@@ -181,7 +181,7 @@ def measure_requests(args: argparse.Namespace) -> dict[str, Any]:
         head = {"method": "eagle3", "model": str(args.head or write_head(Path(folder)))} | FIXED
         configs = CONFIGS | {"eagle3": head}
         models = {name: loaded_model(args, config) for name, config in configs.items()}
-    encode, vocab_size = plain_model.tokenizer.encode, plain_model.spec.vocab_size
+    encode, vocab_size = plain_model.tokenizer.encode, plain_model.shape.vocab_size
     texts = [encode(path.read_text(encoding="utf-8")) for path in sorted(TEXTS.glob("*.md"))]
     totals = {name: Comparison([], 0, 0, 0.0) for name in models}
     earlier: list[Request] = []
@@ -241,7 +241,7 @@ def chi_square_p(counts: Sequence[int], expected: Sequence[float]) -> float:
 
 def raw_logits(loaded: Loaded, tokens: tuple[int, ...], now: float) -> list[float]:
     """The target's log-probabilities after ``tokens``, as logits."""
-    vocab_size = loaded.spec.vocab_size
+    vocab_size = loaded.shape.vocab_size
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=vocab_size, ignore_eos=True)
     (score,) = drive(loaded.engine, [Request("raw", tokens, params)], now).answers["raw"].logprobs
     logits = [-math.inf] * vocab_size
@@ -274,7 +274,7 @@ def measure_distribution(args: argparse.Namespace) -> dict[str, Any]:
                 now += 1e5
             for position, logits in enumerate(raw, 1):
                 before = likeliest[:position]
-                counts = [0] * loaded.spec.vocab_size
+                counts = [0] * loaded.shape.vocab_size
                 for tokens, count in drawn.items():
                     if tokens[:position] == before:
                         counts[tokens[position]] += count

@@ -51,7 +51,7 @@ def formula(loaded: model.Loaded, rows: int, sizes: tuple[int, int], itemsize: i
     other ranks get the plan, those of the first stage the tokens, those with a part of the head the question.
     """
     tensor, stages = sizes
-    spec, layers = loaded.spec, loaded.decoder.spec.num_layers
+    spec, layers = loaded.shape, loaded.decoder.shape.num_layers
     states = rows * spec.hidden_size * itemsize
     others = tensor if stages > 1 else tensor - 1
     own = spec.vocab_size // tensor if stages == 1 else 0
@@ -92,7 +92,7 @@ def load(args: argparse.Namespace, sizes: tuple[int, int], disk: str = "") -> mo
 def random_prompts(loaded: model.Loaded, count: int, length: int = 64) -> list[tuple[int, ...]]:
     """The same prompts each time."""
     rng = random.Random(length)
-    return [tuple(rng.randrange(8, loaded.spec.vocab_size) for _ in range(length)) for _ in range(count)]
+    return [tuple(rng.randrange(8, loaded.shape.vocab_size) for _ in range(length)) for _ in range(count)]
 
 
 def submit(loaded: model.Loaded, name: str, prompts: Sequence[tuple[int, ...]], tokens: int) -> None:

@@ -32,7 +32,8 @@ from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.hub import BUILTIN, resolve_folder
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.spec import ModelError
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
@@ -55,7 +56,7 @@ class Loaded:
 
     name: str
     folder: Path
-    spec: DecoderSpec
+    shape: ModelShape
     decoder: Decoder
     engine: Engine
     runner: LocalRunner
@@ -143,12 +144,12 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     """Size the memory of a loaded model, and build the engine."""
     (text, computing, draft), model, cache, plans = parts, options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
-    spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
+    shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
         stages = model.pipeline_parallel_size
         knobs = make_knobs(plans, device.type, max_model_len, stages)
         overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type, stages)
-        grammars = _make_compiler(text.tokenizer, spec.vocab_size)
+        grammars = _make_compiler(text.tokenizer, shape.vocab_size)
         matchers = Matchers(grammars, plans.max_num_seqs)
         memory = open_memory(computing, draft, options, knobs, overlap, matchers)
     ledger, tiers, runner, drafts, transfer = memory
@@ -159,7 +160,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         num_blocks=ledger.num_blocks,
         max_model_len=max_model_len,
         knobs=knobs,
-        cost=decoder_cost(spec, device.type),
+        cost=decoder_cost(shape, device.type),
         overlap=overlap,
         classes=classes,
         weights=tenants.weights(),
@@ -172,7 +173,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
     return Loaded(
         name=served_names(model)[0],
         folder=text.folder,
-        spec=spec,
+        shape=shape,
         decoder=computing.decoder,
         engine=engine,
         runner=runner,
@@ -183,7 +184,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         ledger=ledger,
         facts=computing.facts,
         dtype=str(computing.choice.dtype).removeprefix("torch."),
-        quantization=computing.weights.quantization,
+        quantization=computing.quantization,
         kv_dtype=str(computing.kv_dtype).removeprefix("torch."),
         isa=computing.kernels.isa,
         kernels=computing.kernels.name,
@@ -204,7 +205,7 @@ def _notes(
     computing: Computing, tiers: OpenTiers | None, engine: Engine, tell: Tell | None
 ) -> tuple[str, ...]:
     """What is worth saying at start. Restores blocks of an earlier process; a recorded engine starts with none."""
-    notes = [*computing.notes(), *(tiers.notes if tiers else ())]
+    notes = [*computing.notes, *(tiers.notes if tiers else ())]
     if tiers is not None and tell is None:
         notes.append(tiers.recall(engine))
     return tuple(filter(None, notes))
@@ -251,20 +252,20 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
-def decoder_cost(spec: DecoderSpec, device: str) -> StepCost:
+def decoder_cost(shape: ModelShape, device: str) -> StepCost:
     """The relative cost of rows of a model."""
-    linear = spec.num_parameters - spec.vocab_size * spec.hidden_size
-    return step_cost(linear, spec.num_layers * spec.num_heads * spec.head_dim, device)
+    linear = shape.token_parameters - shape.vocab_size * shape.hidden_size
+    return step_cost(linear, shape.attention_width, device)
 
 
 def describe(loaded: Loaded) -> list[str]:
     """A description of the loaded model, as lines for the terminal."""
-    parameters = loaded.spec.num_parameters
+    parameters = loaded.shape.num_parameters
     size = f"{parameters / 1e9:.2f}" + " B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}" + " M"
     kv = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
     spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in loaded.seconds.items())
     return [
-        f"model        {loaded.name}: {loaded.spec.architecture}, {size} parameters",
+        f"model        {loaded.name}: {loaded.shape.architecture}, {size} parameters",
         f"computing    {loaded.dtype}{kv}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
         *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
         *([f"sampling     {defaults}"] if (defaults := loaded.defaults.describe()) else []),

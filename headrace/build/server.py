@@ -352,7 +352,7 @@ def _make_model(loaded: Loaded, options: Options) -> ServedModel:
         loaded.tokenizer,
         loaded.template,
         loaded.ledger.max_model_len,
-        loaded.spec.vocab_size,
+        loaded.shape.vocab_size,
         source=str(loaded.folder),
         rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, loaded.tenants),
         stream_interval=options.server.stream_interval,

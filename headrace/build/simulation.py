@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.build.drafting import make_simulated_drafter
 from headrace.build.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
@@ -34,6 +35,9 @@ from headrace.lab.simulate.replica import SimulatedReplica, Steering
 from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.simulate.work import StepWork
+
+if TYPE_CHECKING:
+    from headrace.compute.model import shape as computed
 
 ROUTINGS: Mapping[str, Callable[[], RoutingPolicy]] = {
     "least-loaded": LeastLoaded,
@@ -316,17 +320,11 @@ def shape_of(model: str) -> ModelShape:
         spec = parse_config(read_config(resolve_folder(model, with_weights=False)))
     except ModelError as error:
         raise ConfigError(f"{error}; the shapes known by name are {', '.join(SHAPES)}") from None
-    return ModelShape(
-        model,
-        spec.num_layers,
-        spec.hidden_size,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.head_dim,
-        spec.intermediate_size,
-        spec.vocab_size,
-        tied_embeddings=spec.tied_embeddings,
-        qkv_bias=spec.qkv_bias,
-        qk_norm=spec.qk_norm,
-        post_norms=spec.post_norms,
-    )
+    dense = planned_shape(model, spec.shape)
+    return replace(dense, qkv_bias=spec.qkv_bias, qk_norm=spec.qk_norm, post_norms=spec.post_norms)
+
+
+def planned_shape(name: str, shape: computed.ModelShape) -> ModelShape:
+    """The shape that the planner and rooflines take for a model that can be loaded."""
+    sizes = shape.hidden_size, *shape.heads, shape.intermediate_size, shape.vocab_size
+    return ModelShape(name, shape.num_layers, *sizes, tied_embeddings=shape.tied_embeddings)

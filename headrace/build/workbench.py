@@ -16,6 +16,7 @@ from headrace.build.simulation import (
     Machine,
     calibrated_machine,
     make_replica,
+    planned_shape,
     roofline_machine,
 )
 from headrace.build.tenants import read_tenants
@@ -25,7 +26,6 @@ from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.calibration.values import Calibration
 from headrace.lab.plan.devices import BY_DRIVER_NAME, DeviceSpec
 from headrace.lab.plan.roofline import Precision, Replica
-from headrace.lab.plan.shapes import ModelShape
 from headrace.lab.simulate.target import OneAnswer, simulated_target, token_ids
 from headrace.lab.sweep.points import Sizes
 
@@ -152,7 +152,7 @@ def _on_loaded(
         num_blocks=ledger.num_blocks,
         max_model_len=ledger.max_model_len,
         knobs=make_knobs(plans, kind, ledger.max_model_len),
-        cost=decoder_cost(loaded.spec, kind),
+        cost=decoder_cost(loaded.shape, kind),
         overlap=resolve_overlap(plans, kind),
         classes=classes,
         weights=tenants.weights(),
@@ -168,11 +168,11 @@ def _on_loaded(
 
 
 def _sizes(loaded: Loaded, plans: SchedulerOptions) -> Sizes:
-    spec, ledger = loaded.spec, loaded.ledger
+    shape, ledger = loaded.shape, loaded.ledger
     workspace = activation_bytes(
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        vocab_size=spec.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        vocab_size=shape.vocab_size,
         itemsize=_itemsize(loaded.dtype),
         max_num_batched_tokens=make_knobs(plans, loaded.facts.kind, ledger.max_model_len).batched_tokens,
         max_num_seqs=plans.max_num_seqs,
@@ -189,12 +189,7 @@ def _itemsize(dtype: str) -> int:
 
 def _measured_replica(loaded: Loaded) -> Replica | None:
     """Model and device for a roofline: a GPU's data sheet, or rates measured on this CPU now; None if neither."""
-    spec = loaded.spec
-    shape = ModelShape(
-        *(loaded.name, spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads),
-        *(spec.head_dim, spec.intermediate_size, spec.vocab_size),
-        tied_embeddings=spec.tied_embeddings,
-    )
+    shape = planned_shape(loaded.name, loaded.shape)
     device = _measured_cpu(loaded) if loaded.facts.kind == "cpu" else BY_DRIVER_NAME.get(loaded.facts.name)
     if device is None or loaded.quantization:
         return None

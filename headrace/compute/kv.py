@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from headrace.compute.device import huge_memory, populate
-from headrace.compute.kernels import Pages
-from headrace.compute.model.spec import DecoderSpec
+from headrace.compute.kernels import HeadShape, Pages
+from headrace.compute.model.shape import ModelShape
 from headrace.compute.transfer import upload
 
 ALIGNMENT = 64
@@ -28,19 +28,24 @@ SCALE = torch.float32
 """The dtype of the scales of pages in 8 bits."""
 
 
-def bytes_per_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> int:
+def bytes_per_block(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values: the only formula for sizing the pool."""
-    return 2 * spec.num_layers * sum(_half_block(spec, block_size, dtype))
+    return 2 * shape.num_layers * _widest_half(shape, block_size, dtype)
 
 
-def _half_block(spec: DecoderSpec, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
+def _widest_half(shape: ModelShape, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of a block's keys in the layer with the widest; every layer takes as many, for keys and for values."""
+    return max(sum(_half_block(layer.heads, block_size, dtype)) for layer in shape.layers)
+
+
+def _half_block(shape: HeadShape, block_size: int, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes of the elements and of the scales of a block's keys in one layer; its values take as many.
 
     Elements of 8 bits have a scale for each token and head. Both parts are then whole cache lines, so that each starts
     at one.
     """
-    heads = block_size * spec.num_kv_heads
-    elements = heads * spec.head_dim * dtype.itemsize
+    heads = block_size * shape.kv_heads
+    elements = heads * shape.head_dim * dtype.itemsize
     if dtype.itemsize > 1:
         return elements, 0
     return -(-elements // ALIGNMENT) * ALIGNMENT, -(-heads * SCALE.itemsize // ALIGNMENT) * ALIGNMENT
@@ -56,12 +61,15 @@ class PagedKV:
     In int8 and fp8 the shape is [layers, 2, num_blocks, bytes]: a block's elements, then its scales [kv_heads,
     block_size]. So moving a block moves its scales too, and a head's scales of one block are adjacent.
 
+    If layers have different heads, the shape is [layers, 2, num_blocks, elements] of the widest, and the others use the
+    first ones. So moving a block remains a single operation, and only narrow layers waste memory.
+
     Pages start as zeros, so that an uninitialized NaN is never read.
     """
 
     def __init__(
         self,
-        spec: DecoderSpec,
+        shape: ModelShape,
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
@@ -69,31 +77,34 @@ class PagedKV:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        heads = (spec.num_kv_heads, spec.head_dim)
-        elements, scales = _half_block(spec, block_size, dtype)
-        block = (elements + scales,) if scales else (block_size, *heads)
         self.dtype = dtype
         # Bytes in fp8 are moved as integers, which every operation takes.
-        stored = torch.int8 if scales else dtype
-        self._pages = untouched_zeros((spec.num_layers, 2, num_blocks, *block), stored, torch.device(device))
+        stored = torch.int8 if dtype.itemsize == 1 else dtype
+        block: tuple[int, ...] = (_widest_half(shape, block_size, dtype) // stored.itemsize,)
+        if dtype.itemsize > 1 and len({layer.heads[1:] for layer in shape.layers}) == 1:
+            block = (block_size, *shape.heads[1:])
+        self._pages = untouched_zeros((shape.num_layers, 2, num_blocks, *block), stored, torch.device(device))
         self._block_bytes = self._pages[0, 0, 0].nbytes
         on_cpu = self._pages.device.type == "cpu"
         self._parts = [part.data_ptr() for part in self._pages.flatten(0, 1).unbind()] if on_cpu else []
         # A numpy view of the same memory: torch's threads, woken to copy one block, would spin on a core that
         # kernels need.
         self._bytes = self._pages.view(torch.uint8).numpy() if on_cpu else None
-        self.layers: tuple[Pages, ...]
-        if not scales:
-            self.layers = tuple(Pages(layer[0], layer[1]) for layer in self._pages)
-            return
-        count = block_size * spec.num_kv_heads
-        each = self._pages.shape[:3]
-        integers = self._pages[..., : count * spec.head_dim].view(dtype).view(*each, block_size, *heads)
-        words = self._pages[..., elements : elements + count * SCALE.itemsize].view(SCALE)
-        factors = words.view(*each, spec.num_kv_heads, block_size)
-        self.layers = tuple(
-            Pages(*elements, *scales) for elements, scales in zip(integers, factors, strict=True)
+        self.layers: tuple[Pages, ...] = tuple(
+            self._layer(pages, layer.heads) for pages, layer in zip(self._pages, shape.layers, strict=True)
         )
+
+    def _layer(self, pages: Tensor, shape: HeadShape) -> Pages:
+        """Views of one layer's keys and values, and of their scales, of its stored blocks [2, num_blocks, ...]."""
+        block = (self.block_size, shape.kv_heads, shape.head_dim)
+        flat, each = pages.flatten(2), (2, self.num_blocks)
+        elements = flat[..., : math.prod(block)].view(self.dtype).view(*each, *block)
+        begin, scales = _half_block(shape, self.block_size, self.dtype)
+        if not scales:
+            return Pages(*elements)
+        count = self.block_size * shape.kv_heads * SCALE.itemsize
+        factors = flat[..., begin : begin + count].view(SCALE).view(*each, shape.kv_heads, self.block_size)
+        return Pages(*elements, *factors)
 
     @property
     def pages(self) -> Tensor:
@@ -115,7 +126,7 @@ class PagedKV:
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """The shape of one block: [layers, 2, block_size, kv_heads, head_dim], or in 8 bits [layers, 2, bytes]."""
+        """The shape of one block: `pages` without its third dimension."""
         return (*self._pages.shape[:2], *self._pages.shape[3:])
 
     def populate(self, first: int, end: int) -> bool:

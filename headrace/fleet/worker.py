@@ -121,8 +121,8 @@ class _Memory:
     """Slots and pages, of the sizes that rank 0 chose for all."""
 
     def __init__(self, rank: _Rank, setup: MemorySetup, report: Callable[[Copied], None]) -> None:
-        self._rank, spec = rank, rank.shard.spec
-        self.kv = PagedKV(spec, setup.num_blocks, setup.block_size, torch_dtype(setup.kv_dtype), rank.device)
+        self._rank, sizes = rank, (setup.num_blocks, setup.block_size, torch_dtype(setup.kv_dtype))
+        self.kv = PagedKV(rank.decoder.shape, *sizes, rank.device)
         self.disk_problem = ""
         disk = self._open_disk(setup.disk_folder, setup) if setup.disk_folder and setup.disk_blocks else None
         self._mover = Mover(self.kv, setup.host_blocks, disk, report=report) if setup.host_blocks else None

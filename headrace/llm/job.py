@@ -221,7 +221,7 @@ class JobMaker:
                 self._loaded.grammars.check(constraint)
             except UnusableConstraint as error:
                 raise InvalidParameter("structured_outputs", f"structured_outputs: {error}") from None
-        vocab_size = self._loaded.spec.vocab_size
+        vocab_size = self._loaded.shape.vocab_size
         wrong = next((token for token in request.tokens if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise InvalidParameter(

@@ -77,10 +77,10 @@ class Naive:
 
     def states(self, tokens: Sequence[int]) -> Tensor:
         """The target's states, by a pass of its own."""
-        spec, count = self.loaded.spec, len(tokens)
+        shape, count = self.loaded.shape, len(tokens)
         blocks = -(-count // 16)
-        kv = PagedKV(spec, blocks, 16, torch.float32)
-        taps = Taps(torch.empty(count, 3 * spec.hidden_size), np.array([1, 2, 3]))
+        kv = PagedKV(shape, blocks, 16, torch.float32)
+        taps = Taps(torch.empty(count, 3 * shape.hidden_size), np.array([1, 2, 3]))
         batch = pack(
             list(tokens), [0], [count], [list(range(blocks))], list(range(count)), 16, torch.device("cpu")
         )

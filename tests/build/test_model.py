@@ -14,7 +14,7 @@ import torch
 from headrace.build import model
 from headrace.build.caching.cache import _fingerprint
 from headrace.compute.model.hub import resolve_folder
-from headrace.compute.model.weights import dummy_weights, kv_fingerprint
+from headrace.compute.model.weights import dummy_weights, kv_fingerprint, read_spec
 from headrace.config import ConfigError, options
 from tests.oracle.test_quantized import FORMATS, in_fp8, write
 
@@ -99,7 +99,7 @@ def test_few_bits_are_not_made_fewer(tmp_path: Path) -> None:
 
 def test_keys_of_other_rotations_are_not_taken_over() -> None:
     builtin = model.load(options({"max_model_len": 256, "kv_cache_memory_bytes": 16 << 20}))
-    spec = builtin.spec
+    spec = read_spec(builtin.folder)
     model.close(builtin)
     weights = dummy_weights(spec, torch.float32, "cpu")
 

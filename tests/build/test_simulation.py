@@ -130,7 +130,7 @@ def test_the_simulated_engine_reckons_as_the_real_one():
     spec = parse_config(read_config(resolve_folder("builtin")))
     shape = shape_of("builtin")
     assert shape_cost(shape, "cpu").context_tokens == pytest.approx(
-        decoder_cost(spec, "cpu").context_tokens, rel=1e-3
+        decoder_cost(spec.shape, "cpu").context_tokens, rel=1e-3
     )
 
 

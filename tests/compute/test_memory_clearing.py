@@ -172,7 +172,7 @@ def test_while_one_thread_clears_no_other_begins() -> None:
 def test_memory_of_a_real_pool_is_there_before_it_is_written() -> None:
     share = 0.0
     for _ in range(4):  # the system may take pages of libraries away meanwhile
-        kv = PagedKV(parse_config(LLAMA), 20_000, 16, torch.float32)
+        kv = PagedKV(parse_config(LLAMA).shape, 20_000, 16, torch.float32)
         assert kv.nbytes > 64 << 20
         if not kv.populate(0, 1):
             pytest.skip("this system cannot be told to clear pages: the step that writes them will")
@@ -190,7 +190,7 @@ from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.families import parse_config
 from tests.compute.model.configs import LLAMA
-MemoryClearing(PagedKV(parse_config(LLAMA), 200_000, 16, torch.float32), 200_000, piece_bytes=1 << 18).begin(0)
+MemoryClearing(PagedKV(parse_config(LLAMA).shape, 200_000, 16, torch.float32), 200_000, piece_bytes=1 << 18).begin(0)
 """
 
 

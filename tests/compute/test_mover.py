@@ -70,7 +70,7 @@ def test_moves_act_one_after_the_other(moves: list[Move], after: list[int]) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_over_the_disk_and_back(tmp_path: Path, dtype: torch.dtype) -> None:
-    kv = PagedKV(SPEC, 4, 4, dtype)
+    kv = PagedKV(SPEC.shape, 4, 4, dtype)
     kv.write_blocks([3], [torch.randint(-99, 99, kv.block_shape).to(dtype)])
     mover, sent = on_disk(kv, tmp_path), whole(kv, 3)
     write = Move(1, 2, HOST, DISK)

@@ -83,7 +83,7 @@ class Rig:
         self.spec = parse_config(read_config(folder))
         weights = load_weights(folder, self.spec, dtype, DEVICE)
         self.decoder = Decoder(self.spec, weights, select(kernels, DEVICE), max_model_len)
-        self.kv = PagedKV(self.spec, num_blocks, block_size, dtype, DEVICE)
+        self.kv = PagedKV(self.spec.shape, num_blocks, block_size, dtype, DEVICE)
         self.block_size = block_size
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)

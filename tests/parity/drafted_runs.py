@@ -153,7 +153,7 @@ def serve(
     matchers = Matchers(compiler(), SEQS)
     runner = LocalRunner(
         decoder(kernels, sharp),
-        PagedKV(decoder(kernels, sharp).spec, blocks, BLOCK, kv_dtype, DEVICE),
+        PagedKV(decoder(kernels, sharp).spec.shape, blocks, BLOCK, kv_dtype, DEVICE),
         vocab_size=VOCAB,
         max_num_seqs=SEQS,
         max_model_len=MAX_LEN,

@@ -121,7 +121,7 @@ def run(
     folder: Path | None = None,
     bell: StepInterrupt | None = None,
 ) -> list[Event]:
-    kv = PagedKV(decoder().spec, blocks, BLOCK, torch.float32, DEVICE)
+    kv = PagedKV(decoder().spec.shape, blocks, BLOCK, torch.float32, DEVICE)
     size = kv.nbytes // blocks
     disk = BlockFile(folder / "blocks", DISK_BLOCKS, size) if folder else None
     runner = LocalRunner(

@@ -22,11 +22,12 @@ from headrace.compute.device import (
     return_freed_memory,
 )
 from headrace.compute.drafting.loading import Beside
-from headrace.compute.kernels import HeadShape, Kernels, check_fp8, select
+from headrace.compute.kernels import Kernels, check_fp8, select
 from headrace.compute.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.memory_plan import ModelSize, check_room
 from headrace.compute.model.decoder import Decoder
-from headrace.compute.model.sharding import Place, Shard, check_sizes, shard_of
+from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.sharding import Place, check_sizes, shard_of
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import DecoderWeights, kv_fingerprint, read_spec
 from headrace.compute.parallel import ONE_PROCESS
@@ -40,51 +41,47 @@ from headrace.fleet.worker import load_part
 class Computing(NamedTuple):
     """A loaded decoder, with its device and number formats.
 
-    ``spec`` is the whole model, ``shard`` the part of this process, ``leader`` its connection to the other ranks.
-    ``facts`` are the device's before loading.
+    ``shape`` is that of the whole model, and ``decoder`` the part of this process at ``place``; ``leader`` is its
+    connection to the other ranks. ``embedding`` is the table that a draft head may share. ``facts`` are the device's
+    before loading.
     """
 
-    spec: DecoderSpec
+    shape: ModelShape
     max_model_len: int
     device: torch.device
     facts: DeviceFacts
     choice: DtypeChoice
     kv_dtype: torch.dtype
     kernels: Kernels
-    weights: DecoderWeights
     decoder: Decoder
+    embedding: torch.Tensor
+    quantization: str
+    notes: tuple[str, ...]
     fingerprint: str
     process_bytes: int
-    shard: Shard
+    place: Place
     leader: Leader | None
-
-    def notes(self) -> tuple[str, str]:
-        """The reason for the dtype, and a note on stored weights (empty: none)."""
-        note = ""
-        if self.spec.stored is not None and not self.weights.quantization:
-            note = f"{self.spec.stored.name}: weights are stored in fewer bits than are used for computing"
-        return self.choice.reason, note
 
     def size(self, block_size: int) -> ModelSize:
         """The sizes of this process's part for the memory plan."""
-        part = self.shard.spec
+        part = self.decoder.shape
         return ModelSize(
             weight_bytes=self.decoder.nbytes,
             block_bytes=bytes_per_block(part, block_size, self.kv_dtype),
-            hidden_size=self.spec.hidden_size,
+            hidden_size=part.hidden_size,
             intermediate_size=part.intermediate_size,
-            vocab_size=self.spec.vocab_size,
+            vocab_size=part.vocab_size,
             itemsize=self.choice.dtype.itemsize,
         )
 
     def beside(self) -> Beside:
         """The target that a draft model or head must fit."""
         computed = self.device, self.choice.dtype, self.kv_dtype, self.kernels
-        return Beside(self.spec, self.max_model_len, *computed, self.weights.embedding, self.decoder.head)
+        return Beside(self.shape, self.max_model_len, *computed, self.embedding, self.decoder.head)
 
     def free_facts(self) -> DeviceFacts:
         """The current facts of the device; ranks that share a CPU divide the free memory."""
-        facts, ranks = device_facts(self.device), ranks_here(self.shard.place)
+        facts, ranks = device_facts(self.device), ranks_here(self.place)
         shared = self.device.type == "cpu" and ranks > 1
         return replace(facts, free_bytes=facts.free_bytes // ranks) if shared else facts
 
@@ -134,27 +131,37 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
             raise ConfigError(f"{size_option(place)}: {error}") from error
         raise
     return Computing(
-        spec=spec,
+        shape=spec.shape,
         max_model_len=length,
         device=device,
         facts=facts,
         choice=choice,
         kv_dtype=KV_DTYPES.get(model.kv_cache_dtype, choice.dtype),
         kernels=kernels,
-        weights=weights,
         decoder=decoder,
+        embedding=weights.embedding,
+        quantization=weights.quantization,
+        notes=(choice.reason, _stored_note(spec, weights)),
         fingerprint=fingerprint,
         process_bytes=process_bytes,
-        shard=shard,
+        place=place,
         leader=leader,
     )
+
+
+def _stored_note(spec: DecoderSpec, weights: DecoderWeights) -> str:
+    """A note on weights that are stored in fewer bits than they are computed with; empty: none."""
+    if spec.stored is None or weights.quantization:
+        return ""
+    return f"{spec.stored.name}: weights are stored in fewer bits than are used for computing"
 
 
 def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
     """Choose device, dtype and kernels; refuses impossible options before anything is loaded."""
     spec = read_spec(folder)
     check_sizes(spec, place.tensor_size, place.pipeline_size)
-    length = _max_model_len(model, spec)
+    shape = spec.shape
+    length = _max_model_len(model, shape)
     device = resolve_device(model.device)
     here = ranks_here(place)
     if device.type == "cuda" and torch.cuda.device_count() < here:
@@ -166,14 +173,12 @@ def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
     keep_freed_memory()
     facts = device_facts(device)
     quantized = bool(spec.stored or model.quantization)
-    choice = resolve_dtype(model.dtype, spec.dtype, facts, quantized=quantized)
+    choice = resolve_dtype(model.dtype, shape.dtype, facts, quantized=quantized)
     each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
-    tables = sum(rope.position_bytes for rope in spec.ropes)
     parts = here if device.type == "cpu" else 1
-    check_room(facts, int(spec.num_parameters * each * parts / place.size), tables, length)
-    heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+    check_room(facts, int(shape.num_parameters * each * parts / place.size), shape.position_bytes, length)
     isa = None if model.cpu_isa == "auto" else model.cpu_isa
-    kernels = select(model.kernels, device, isa, dtype=choice.dtype, heads=heads)
+    kernels = select(model.kernels, device, isa, dtype=choice.dtype, heads=shape.heads)
     check_fp8(kernels, "quantization", model.quantization)
     check_fp8(kernels, "kv-cache-dtype", model.kv_cache_dtype)
     return _Choices(spec, length, device, facts, choice, kernels)
@@ -202,11 +207,11 @@ def _setup(
     )
 
 
-def _max_model_len(model: ModelOptions, spec: DecoderSpec) -> int:
+def _max_model_len(model: ModelOptions, shape: ModelShape) -> int:
     if model.max_model_len is None:
-        return spec.max_positions
-    if model.max_model_len > spec.reach:
+        return shape.max_positions
+    if model.max_model_len > shape.reach:
         raise ConfigError(
-            f"--max-model-len {model.max_model_len}: the model supports positions up to {spec.reach}"
+            f"--max-model-len {model.max_model_len}: the model supports positions up to {shape.reach}"
         )
     return model.max_model_len

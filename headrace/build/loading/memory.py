@@ -52,9 +52,9 @@ def open_memory(
     matchers: Matchers,
 ) -> Memory:
     """Size and allocate the KV cache, open the lower tiers, create the runner over them, and record its graphs."""
-    cache, plans, place = options.cache, options.scheduler, computing.shard.place
+    cache, plans, place = options.cache, options.scheduler, computing.place
     graphs = _graphs(options, computing, knobs.batched_tokens)
-    spec, device, max_model_len = computing.spec, computing.device, computing.max_model_len
+    shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
     sizes = StepSizes(cache.block_size, plans.max_num_seqs, knobs.batched_tokens)
     step_bytes = _step_bytes(computing, cache, plans, knobs) if device.type == "cuda" else None
     ledger = plan_memory(
@@ -70,7 +70,7 @@ def open_memory(
         step_bytes=step_bytes,
         graph_bytes=graphs.bytes,
     )
-    kv = PagedKV(computing.shard.spec, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
+    kv = PagedKV(computing.decoder.shape, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
     live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
     ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
     identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
@@ -83,7 +83,7 @@ def open_memory(
     runner = LocalRunner(
         computing.decoder,
         kv,
-        vocab_size=spec.vocab_size,
+        vocab_size=shape.vocab_size,
         max_num_seqs=plans.max_num_seqs,
         max_model_len=max_model_len,
         device=device,

@@ -43,7 +43,7 @@ def machine_of(loaded: Loaded) -> Machine:
     """The machine of a loaded model."""
     kind, ledger = loaded.decoder.device.type, loaded.ledger
     kv_tokens = ledger.num_blocks * ledger.block_size
-    return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, decoder_cost(loaded.spec, kind))
+    return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, decoder_cost(loaded.shape, kind))
 
 
 class DryRuns:

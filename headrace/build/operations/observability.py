@@ -141,11 +141,12 @@ def costs(service: Service, report: CostReport) -> Callable[[Iterable[str]], Map
 
 def model_work(loaded: Loaded) -> ModelWork:
     """The sizes that determine the work of a step of this model."""
-    spec, memory = loaded.spec, loaded.ledger
-    table = spec.vocab_size * spec.hidden_size
-    linear = spec.num_parameters - table * (1 if spec.tied_embeddings else 2)
-    width = spec.num_layers * spec.num_heads * spec.head_dim
-    return ModelWork(linear, table, width, memory.weight_bytes, memory.block_bytes // memory.block_size)
+    shape, memory = loaded.shape, loaded.ledger
+    table = shape.vocab_size * shape.hidden_size
+    linear = shape.token_parameters - table * (1 if shape.tied_embeddings else 2)
+    return ModelWork(
+        linear, table, shape.attention_width, memory.weight_bytes, memory.block_bytes // memory.block_size
+    )
 
 
 def watch_resources(page: MetricsPage, loaded: Loaded, options: Options, cost: CostReport) -> WorkMeter:

@@ -131,7 +131,7 @@ class Measuring:
         loaded, found = self._loaded, fit(self._steps)
         front = FrontSeconds() if self._front is None else self._front.seconds(found)
         kind = loaded.facts.kind
-        cost = decoder_cost(loaded.spec, kind)
+        cost = decoder_cost(loaded.shape, kind)
         return Calibration(
             model=loaded.name,
             machine=str(machine_facts()["processor"] if kind == "cpu" else loaded.facts.name),

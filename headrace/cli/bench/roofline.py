@@ -20,7 +20,7 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 if TYPE_CHECKING:
     from headrace.build.model import Loaded
     from headrace.compute.kernels.timed import TimedKernels
-    from headrace.compute.model.spec import DecoderSpec
+    from headrace.compute.model.shape import ModelShape
     from headrace.lab.bench.latency import StepTimes
     from headrace.lab.bench.roofline import Machine, Step
 
@@ -174,7 +174,7 @@ def _measure(
 
     engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
-    timed = TimedKernels(cast(Any, loaded.decoder.kernels), loaded.spec.vocab_size)
+    timed = TimedKernels(cast(Any, loaded.decoder.kernels), loaded.shape.vocab_size)
     loaded.decoder.kernels = cast(Kernels, timed)
     token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
     seeds = count(workload_seed)
@@ -192,7 +192,7 @@ def _measure(
         for times in run(batch, context):
             if times.wall.count:
                 size = (batch, context, output_len)
-                yield _step(times, *size, loaded.spec, loaded.dtype, timed, token_bytes, machine)
+                yield _step(times, *size, loaded.shape, loaded.dtype, timed, token_bytes, machine)
 
 
 def _step(
@@ -200,7 +200,7 @@ def _step(
     batch: int,
     context: int,
     output_len: int,
-    spec: DecoderSpec,
+    shape: ModelShape,
     dtype: str,
     timed: TimedKernels,
     token_bytes: float,
@@ -217,11 +217,11 @@ def _step(
     # Per step: keys of all layers that queries attend to, and bytes of keys and values that are read from memory.
     if decode:
         length = context + output_len / 2
-        reach = batch * sum(min(length, layer.window or length) for layer in spec.layers)
+        reach = batch * sum(min(length, layer.window or length) for layer in shape.layers)
     else:
-        reach = batch * sum(prompt_keys(context, layer.window) for layer in spec.layers) / times.wall.count
-    fetched = reach * token_bytes / spec.num_layers if decode else 0.0
-    products = 2 * reach * spec.num_heads * spec.head_dim
+        reach = batch * sum(prompt_keys(context, layer.window) for layer in shape.layers) / times.wall.count
+    fetched = reach * token_bytes / shape.num_layers if decode else 0.0
+    products = 2 * reach * shape.heads.heads * shape.heads.head_dim
 
     def linear(name: str, part: str) -> Part:
         products = spent[f"{part} products"]

@@ -32,7 +32,8 @@ from headrace.compute.model.checkpoint import Checkpoint, listed
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError
 from headrace.config.objects.speculation import SpeculativeConfig
 from headrace.core.capacity import activation_bytes
@@ -57,7 +58,7 @@ class LoadedHead:
     def size(self, sizes: StepSizes) -> DraftSize:
         """Its sizes for the memory plan: as many blocks as the target has."""
         head, spec = self.head, self.head.spec.layer
-        block = bytes_per_block(spec, sizes.block_size, self.target.kv_dtype)
+        block = bytes_per_block(spec.shape, sizes.block_size, self.target.kv_dtype)
         slot = scratch_blocks(self.most, sizes.block_size) * block
         slot += pending_states(self.most) * head.state_width * head.dtype.itemsize
         passing = activation_bytes(
@@ -81,9 +82,9 @@ class LoadedHead:
         blocks = num_blocks + rows * scratch_blocks(self.most, sizes.block_size)
         return HeadDrafts(
             self.head,
-            PagedKV(self.head.spec.layer, blocks, sizes.block_size, target.kv_dtype, target.device),
+            PagedKV(self.head.spec.layer.shape, blocks, sizes.block_size, target.kv_dtype, target.device),
             name=self.name,
-            layer_count=target.spec.num_layers,
+            layer_count=target.shape.num_layers,
             max_num_seqs=rows,
             max_model_len=target.max_model_len,
             warn=warn,
@@ -100,10 +101,10 @@ def load_head(config: SpeculativeConfig, target: Beside, dummy_seed: int | None 
     assert config.model is not None
     try:
         folder = resolve_folder(config.model, config.revision, with_weights=dummy_seed is None)
-        spec = read_spec(read_config(folder), target.spec)
+        spec = read_spec(read_config(folder), target.shape)
         if dummy_seed is None:
             with Checkpoint(folder, _plain_name) as checkpoint:
-                _check_names(checkpoint, spec, target.spec)
+                _check_names(checkpoint, spec, target.shape)
                 head = _head(checkpoint, spec, target)
         else:
             head = _head(None, spec, target, dummy_seed)
@@ -112,7 +113,7 @@ def load_head(config: SpeculativeConfig, target: Beside, dummy_seed: int | None 
     return LoadedHead("eagle3", head, target, config.num_speculative_tokens)
 
 
-def read_spec(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
+def read_spec(config: Mapping[str, Any], target: ModelShape) -> HeadSpec:
     """The head that a ``config.json`` describes, for a target.
 
     Raises:
@@ -169,7 +170,7 @@ def _plain_name(name: str) -> str:
     return name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name
 
 
-def _shapes(spec: HeadSpec, target: DecoderSpec) -> dict[str, tuple[int, ...]]:
+def _shapes(spec: HeadSpec, target: ModelShape) -> dict[str, tuple[int, ...]]:
     """Every tensor that a head needs, by name."""
     layer = spec.layer
     hidden, wide = layer.hidden_size, layer.intermediate_size
@@ -205,7 +206,7 @@ def _shapes(spec: HeadSpec, target: DecoderSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _check_names(checkpoint: Checkpoint, spec: HeadSpec, target: DecoderSpec) -> None:
+def _check_names(checkpoint: Checkpoint, spec: HeadSpec, target: ModelShape) -> None:
     shapes = _shapes(spec, target)
     missing = shapes.keys() - set(checkpoint.names)
     if missing:
@@ -221,7 +222,7 @@ def _check_names(checkpoint: Checkpoint, spec: HeadSpec, target: DecoderSpec) ->
 
 
 def _head(checkpoint: Checkpoint | None, spec: HeadSpec, target: Beside, seed: int | None = None) -> Head:
-    shapes, layer = _shapes(spec, target.spec), spec.layer
+    shapes, layer = _shapes(spec, target.shape), spec.layer
     present = shapes.keys() | (set(checkpoint.names) if checkpoint else set())
     generator = torch.Generator(device=target.device).manual_seed(seed or 0)
     own_bytes = 0

@@ -15,7 +15,8 @@ from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.memory_plan import DraftSize, check_room
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.hub import resolve_folder
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import dummy_weights, load_weights, read_spec
 from headrace.config import ConfigError
 from headrace.config.objects.speculation import SpeculativeConfig
@@ -28,7 +29,7 @@ ROW_TOKENS = 16
 class Beside(NamedTuple):
     """The target model with its device, dtype and kernels, which the draft model also uses."""
 
-    spec: DecoderSpec
+    shape: ModelShape
     max_model_len: int
     device: torch.device
     dtype: torch.dtype
@@ -64,14 +65,14 @@ class LoadedDraft:
 
     def size(self, sizes: StepSizes) -> DraftSize:
         """Its sizes for the memory plan."""
-        spec, (block_size, max_num_seqs, _) = self.decoder.spec, sizes
+        shape, (block_size, max_num_seqs, _) = self.decoder.shape, sizes
         return DraftSize(
             weight_bytes=self.decoder.nbytes,
-            block_bytes=bytes_per_block(spec, block_size, self.kv_dtype),
+            block_bytes=bytes_per_block(shape, block_size, self.kv_dtype),
             activation_bytes=activation_bytes(
-                hidden_size=spec.hidden_size,
-                intermediate_size=spec.intermediate_size,
-                vocab_size=spec.vocab_size,
+                hidden_size=shape.hidden_size,
+                intermediate_size=shape.intermediate_size,
+                vocab_size=shape.vocab_size,
                 itemsize=self.decoder.dtype.itemsize,
                 max_num_batched_tokens=CATCH_UP_TOKENS[self.device.type] + ROW_TOKENS * max_num_seqs,
                 max_num_seqs=max_num_seqs,
@@ -81,7 +82,7 @@ class LoadedDraft:
 
     def proposer(self, num_blocks: int, sizes: StepSizes, warn: Callable[[str], None]) -> DraftModel:
         """The proposer, with pages of ``num_blocks`` blocks; ``warn`` receives why drafting was disabled."""
-        kv = PagedKV(self.decoder.spec, num_blocks, sizes.block_size, self.kv_dtype, self.device)
+        kv = PagedKV(self.decoder.shape, num_blocks, sizes.block_size, self.kv_dtype, self.device)
         return DraftModel(self.decoder, kv, max_model_len=self.max_model_len, warn=warn, most=self.most)
 
 
@@ -98,11 +99,11 @@ def load_draft(config: SpeculativeConfig, target: Beside, dummy_seed: int | None
     try:
         folder = resolve_folder(name, config.revision, with_weights=dummy_seed is None)
         spec = read_spec(folder)
-        _check_vocabulary(name, spec.vocab_size, target.spec.vocab_size)
+        _check_vocabulary(name, spec.vocab_size, target.shape.vocab_size)
         max_model_len = min(target.max_model_len, spec.reach)
         each = 0.5 if spec.stored or quantization else target.dtype.itemsize
-        tables = sum(rope.position_bytes for rope in spec.ropes)
-        check_room(device_facts(target.device), int(spec.num_parameters * each), tables, max_model_len)
+        room = device_facts(target.device), int(spec.num_parameters * each), spec.shape.position_bytes
+        check_room(*room, max_model_len)
         if dummy_seed is None:
             computed = (target.dtype, target.device, quantization)
             weights = load_weights(folder, spec, *computed, fp8=target.kernels.fp8)

@@ -36,7 +36,7 @@ class CausalEncoder:
         self._decoder = decoder
         self._part = PART_TOKENS if decoder.device.type == "cpu" else batch_tokens
         blocks = blocks_needed(batch_tokens, BLOCK_SIZE)
-        self._kv = PagedKV(decoder.spec, blocks, BLOCK_SIZE, decoder.dtype, decoder.device)
+        self._kv = PagedKV(decoder.shape, blocks, BLOCK_SIZE, decoder.dtype, decoder.device)
 
     def layers(self, rows: Packed) -> Generator[None, None, Tensor]:
         """Compute the last hidden states [T, hidden] of packed rows; yields after each part of them."""

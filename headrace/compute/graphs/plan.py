@@ -38,18 +38,18 @@ def plan_graphs(decoder: Decoder, rows: int, drafts: int | None, tokens: int) ->
     if not recordable:
         return Graphs(None)
     lines, drafting = min(MOST_LINES, rows * (1 + (drafts or 0))), drafts is not None
-    most = max(1, TILE_LINES // (decoder.spec.num_heads // decoder.spec.num_kv_heads))
+    most = max(1, TILE_LINES // (decoder.shape.heads.heads // decoder.shape.heads.kv_heads))
     row_tokens = most if drafts is None else min(most, 1 + drafts)
     spec = GraphSpec(
         CudaRecorder(decoder.device),
         lines,
         drafting,
-        decoder.spec.hidden_size,
+        decoder.shape.hidden_size,
         decoder.dtype,
         row_tokens,
         min(tokens, MOST_TOKENS),
     )
-    counts = (rows + 1) * decoder.spec.vocab_size * 4
+    counts = (rows + 1) * decoder.shape.vocab_size * 4
     return Graphs(spec, _graph_bytes(decoder, spec) + counts)
 
 
@@ -58,14 +58,14 @@ def _graph_bytes(decoder: Decoder, spec: GraphSpec) -> int:
     sizes, few = graph_sizes(spec.lines), prompt_sizes(max(spec.tokens, spec.lines))
     graphs = (len(sizes) + len(few_sizes(sizes))) * (2 * len(Ending) if spec.drafts else len(Ending) + 1)
     step = activation_bytes(
-        hidden_size=decoder.spec.hidden_size,
-        intermediate_size=decoder.spec.intermediate_size,
-        vocab_size=decoder.spec.vocab_size,
+        hidden_size=decoder.shape.hidden_size,
+        intermediate_size=decoder.shape.intermediate_size,
+        vocab_size=decoder.shape.vocab_size,
         itemsize=decoder.dtype.itemsize,
         max_num_batched_tokens=few[-1],
         max_num_seqs=0,  # a graph samples from its logits as they are, without a copy
     )
-    step += 2 * sizes[-1] * decoder.spec.vocab_size * 4  # and those that are penalized in float32
+    step += 2 * sizes[-1] * decoder.shape.vocab_size * 4  # and those that are penalized in float32
     return step + (graphs + len(few)) * GRAPH_BYTES
 
 

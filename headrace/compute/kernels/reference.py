@@ -198,7 +198,7 @@ class TorchKernels:
 def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
     """Write heads [T, G, D] to their slots of keys or values."""
     if scales is None:
-        pages.flatten(0, 1).index_copy_(0, slots, heads.to(pages.dtype))
+        pages[slots // pages.shape[1], slots % pages.shape[1]] = heads.to(pages.dtype)
         return
     largest = heads.float().abs().amax(-1)
     inverse = torch.where(largest > SMALLEST, 127 / largest, 0)

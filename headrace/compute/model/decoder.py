@@ -43,6 +43,7 @@ class Decoder:
     ) -> None:
         shard = spec if isinstance(spec, Shard) else shard_of(spec)
         self.spec = spec = shard.spec
+        self.shape = spec.shape
         self.kernels = kernels
         self._parallel = parallel
         self.device = weights.embedding.device

@@ -66,7 +66,7 @@ def largest_step_bytes(
         torch.OutOfMemoryError: the device has less.
     """
     lengths = row_lengths(max_num_seqs, max_num_batched_tokens, max_model_len)
-    kv = PagedKV(decoder.spec, 1, block_size, kv_dtype, decoder.device)
+    kv = PagedKV(decoder.shape, 1, block_size, kv_dtype, decoder.device)
     batch = in_one_block(lengths, lengths, block_size, decoder.device)
     uniform = np.full(len(lengths), 0.5)
     ones, none = np.ones(len(lengths)), np.zeros(len(lengths))

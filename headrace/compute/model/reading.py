@@ -39,7 +39,7 @@ class Reader:
         self._decoder = Decoder(spec, weights, kernels, max_tokens)
         self._blocks = -(-max_tokens // _BLOCK)
         dtype = kv_dtype or self._decoder.dtype
-        self._kv = PagedKV(spec, self._blocks, _BLOCK, dtype, self._decoder.device)
+        self._kv = PagedKV(spec.shape, self._blocks, _BLOCK, dtype, self._decoder.device)
 
     def logits(self, tokens: Sequence[int], wanted: int) -> Tensor:
         """Float32 logits [wanted, vocab] after each of the last ``wanted`` of the tokens."""

@@ -1,6 +1,7 @@
 """The specification of a model for the generic decoder, as frozen values.
 
-`families` creates it from a ``config.json``; decoder, weights and memory sizing read it.
+`families` creates it from a ``config.json``; decoder and weights read it. It yields the `ModelShape` that all
+others read.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.compute.kernels import Activation
+from headrace.compute.kernels import Activation, HeadShape
+from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.quantization.stored import StoredFormat
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -121,3 +123,23 @@ class DecoderSpec:
         norms = (4 if self.post_norms else 2) * self.hidden_size
         tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return self.num_layers * (attention + mlp + norms) + tables + self.hidden_size
+
+    @property
+    def shape(self) -> ModelShape:
+        """The sizes for memory, cost and reports."""
+        heads = HeadShape(self.num_heads, self.num_kv_heads, self.head_dim)
+        parameters = self.num_parameters
+        return ModelShape(
+            architecture=self.architecture,
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            layers=tuple(LayerShape(heads, layer.window) for layer in self.layers),
+            max_positions=self.max_positions,
+            reach=self.reach,
+            position_bytes=sum(rope.position_bytes for rope in self.ropes),
+            num_parameters=parameters,
+            token_parameters=parameters,
+            tied_embeddings=self.tied_embeddings,
+            dtype=self.dtype,
+        )

@@ -136,7 +136,7 @@ def open_parts(options: Options) -> Parts:
         _make_service(loaded, options, page),
         loaded.tokenizer,
         max_model_len=ledger.max_model_len,
-        vocab_size=loaded.spec.vocab_size,
+        vocab_size=loaded.shape.vocab_size,
         block_size=ledger.block_size,
         num_blocks=ledger.num_blocks,
         check=loaded.grammars.check,

@@ -57,7 +57,7 @@ def rows(kept: int = 4) -> tuple[Rows, Any]:
 def draft(
     target: Any, least: float, dtype: torch.dtype, spec: Any, kv_dtype: torch.dtype | None = None
 ) -> Drafted:
-    kv = PagedKV(spec, BLOCKS, BLOCK, kv_dtype or dtype)
+    kv = PagedKV(spec.shape, BLOCKS, BLOCK, kv_dtype or dtype)
     given, most = rows()
     with torch.inference_mode():
         return Forward(target, kv).draft(given, np.cumsum(given.lengths) - 1, most, least)
@@ -67,7 +67,7 @@ def greedy(model: Decoder, tokens: list[int], count: int) -> list[int]:
     """Without pages that are reused: the whole sequence again for each token."""
     known = list(tokens)
     for _ in range(count):
-        kv = PagedKV(model.spec, BLOCKS, BLOCK, model.dtype)
+        kv = PagedKV(model.spec.shape, BLOCKS, BLOCK, model.dtype)
         one = Rows(
             np.array(known, dtype=np.int32),
             np.zeros(1, dtype=np.int64),
@@ -121,7 +121,7 @@ def test_one_call_drafts_as_pass_by_pass(
 @pytest.mark.skipif(not LEVELS, reason="the C++ kernels are not built")
 def test_one_call_refuses_drafts_beyond_the_blocks_of_their_row() -> None:
     model = decoder(CppKernels(), torch.float32)
-    kv = PagedKV(model.spec, BLOCKS, BLOCK, torch.float32)
+    kv = PagedKV(model.spec.shape, BLOCKS, BLOCK, torch.float32)
     given, most = rows()
     wanted = np.cumsum(given.lengths) - 1
     for broken, count in (

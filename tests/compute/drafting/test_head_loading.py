@@ -20,7 +20,7 @@ from headrace.config import ConfigError
 from headrace.config.objects.speculation import SpeculativeConfig
 from tests.compute.drafting.heads import CONFIG, write_head
 
-TARGET = parse_config(read_config(resolve_folder("builtin")))
+TARGET = parse_config(read_config(resolve_folder("builtin"))).shape
 
 
 def load(folder: Path) -> LoadedHead:

@@ -13,15 +13,15 @@ from headrace.compute.graphs import plan
 from headrace.compute.graphs.plan import describe_graphs, plan_graphs
 from headrace.compute.graphs.sizes import MOST_TOKENS, graph_sizes
 from headrace.compute.graphs.steps import Captured
+from headrace.compute.kernels import HeadShape
 from headrace.config import ModelOptions, Options
 
 
 def decoder(device: str = "cuda", kernels: str = "triton") -> Any:
-    spec = SimpleNamespace(
-        hidden_size=64, intermediate_size=128, vocab_size=1000, num_heads=32, num_kv_heads=8
-    )
+    heads = HeadShape(32, 8, 64)
+    shape = SimpleNamespace(hidden_size=64, intermediate_size=128, vocab_size=1000, heads=heads)
     names = SimpleNamespace(name=kernels)
-    return SimpleNamespace(device=torch.device(device), kernels=names, spec=spec, dtype=torch.bfloat16)
+    return SimpleNamespace(device=torch.device(device), kernels=names, shape=shape, dtype=torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ def runner_of(device: FakeDevice | None) -> LocalRunner:
         spec = GraphSpec(device, 3, True, model.spec.hidden_size, model.dtype, 2, 8)
     runner = LocalRunner(
         model,
-        PagedKV(model.spec, 16, BLOCK, torch.float32, DEVICE),
+        PagedKV(model.spec.shape, 16, BLOCK, torch.float32, DEVICE),
         vocab_size=VOCAB,
         max_num_seqs=2,
         max_model_len=MAX_LEN,
@@ -95,7 +95,7 @@ def test_kernels_of_steps_without_a_graph_are_launched_before_the_first_request(
     monkeypatch.setattr(AttentionPlan, "_launch", launch)
     monkeypatch.setattr(AttentionPlan, "_join", lambda *_: None)
     model = decoder("triton")
-    compile_others(model, PagedKV(model.spec, 1, BLOCK, torch.float32, DEVICE), 2048)
+    compile_others(model, PagedKV(model.spec.shape, 1, BLOCK, torch.float32, DEVICE), 2048)
     assert launched == {("decode", True), ("decode", False), ("mixed", False), ("prefill", False)}
 
 

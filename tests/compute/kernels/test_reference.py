@@ -167,7 +167,7 @@ def test_integers_are_within_half_a_step_of_what_was_written() -> None:
     shape, slots = HeadShape(heads=1, kv_heads=2, head_dim=8), torch.tensor([5, 0, 11])
     qkv, turn = torch.randn(3, 5 * 8), torch.randn(3, 2, 8)
     qkv[1, 8:16] = 0.0  # a head of zeros
-    exact, coarse = (PagedKV(SHAPE, 3, 4, dtype).layers[0] for dtype in (torch.float32, torch.int8))
+    exact, coarse = (PagedKV(SHAPE.shape, 3, 4, dtype).layers[0] for dtype in (torch.float32, torch.int8))
     for pages in (exact, coarse):
         KERNELS.rope_write_kv(qkv.clone(), shape, turn, None, 1e-6, slots, pages)
     block, offset = slots // 4, slots % 4

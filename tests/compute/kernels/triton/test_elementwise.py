@@ -82,11 +82,11 @@ def test_rope_write_kv(
     slots = torch.randperm(12)[:tokens]
     written = []
     for kernels in (KERNELS, ORACLE):
-        pages = PagedKV(spec, 3, 4, page_dtype or dtype).layers[0]
+        pages = PagedKV(spec.shape, 3, 4, page_dtype or dtype).layers[0]
         args = (qkv.clone(), shape, table[positions], weight, 1e-6, slots, pages)
         written.append((kernels.rope_write_kv(*args), _exact(pages)))
         if kernels is KERNELS:
-            gathered = PagedKV(spec, 3, 4, page_dtype or dtype).layers[0]
+            gathered = PagedKV(spec.shape, 3, 4, page_dtype or dtype).layers[0]
             args = (qkv.clone(), shape, table, weight, 1e-6, slots, gathered)
             assert torch.equal(KERNELS.rope_write_kv(*args, positions), written[0][0])
             assert torch.equal(_exact(gathered), written[0][1])
@@ -105,7 +105,7 @@ def _exact(pages: Pages) -> torch.Tensor:
 @pytest.mark.parametrize("page_dtype", [torch.float32, torch.int8])
 def test_a_token_without_a_slot_is_not_written(page_dtype: torch.dtype) -> None:
     spec = replace(parse_config(LLAMA), num_kv_heads=1, head_dim=16)
-    pages = PagedKV(spec, 2, 4, page_dtype).layers[0]
+    pages = PagedKV(spec.shape, 2, 4, page_dtype).layers[0]
     rotation, slots = torch.ones(2, 2, 16), torch.tensor([-1, 5])
     KERNELS.rope_write_kv(torch.randn(2, 3 * 16), HeadShape(1, 1, 16), rotation, None, 1e-6, slots, pages)
     assert _exact(pages).flatten(1, 2).any(-1).flatten().tolist() == [slot == 5 for slot in range(8)] * 2

@@ -1,0 +1,58 @@
+"""The shape of a model: what memory plan, KV cache, cost and reports need to know of it, whoever computes it.
+
+A recipe yields it: that of a native family is `spec.DecoderSpec`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.compute.kernels import HeadShape
+
+
+class LayerShape(NamedTuple):
+    """The attention of one layer: its heads, and keys that a token attends to, itself included (None: all)."""
+
+    heads: HeadShape
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a model, or of the part of it that a rank computes; widths in elements.
+
+    ``layers`` are those that keep keys and values, in the order of their pages. ``intermediate_size`` is the widest
+    inner product of a token. ``max_positions`` is the context of the config and ``reach`` the longest one that its
+    rotations are stretched to; ``position_bytes`` is the memory of their tables per position. ``num_parameters`` counts
+    the weights of matrices and norms; a token is multiplied with ``token_parameters`` of them, which are fewer if it
+    takes some of many experts. ``dtype`` is the dtype of the stored weights.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: tuple[LayerShape, ...]
+    max_positions: int
+    reach: int
+    position_bytes: int
+    num_parameters: int
+    token_parameters: int
+    tied_embeddings: bool
+    dtype: str
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers with keys and values."""
+        return len(self.layers)
+
+    @property
+    def heads(self) -> HeadShape:
+        """The heads of the layer with the widest keys."""
+        return max((layer.heads for layer in self.layers), key=lambda heads: heads.kv_heads * heads.head_dim)
+
+    @property
+    def attention_width(self) -> int:
+        """Features of the queries of a token, over all layers."""
+        return sum(layer.heads.heads * layer.heads.head_dim for layer in self.layers)
