@@ -4,4 +4,7 @@
 - `attention`: attention and masks of their layers over paged memory.
 - `decoder`: such a model as a decoder.
 - `agreement`: the check at start that it computes the same as transformers alone.
+- `modules`: the kernels inside their modules, recognised by what they compute.
+- `experts`: the same for experts with three-dimensional weights.
+- `samples`: inputs for the comparison of two modules.
 """
