@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +14,7 @@ from headrace.compute.device import return_freed_memory
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import PIPELINE, TENSOR
 from headrace.compute.model.weights import digest
+from headrace.compute.quantization.scheme import SCHEMES
 from headrace.config import ConfigError, ModelOptions
 
 if TYPE_CHECKING:
@@ -49,40 +49,35 @@ class AdoptedModel:
                     f"{option} {size}: {self.shape.architecture} is computed by transformers' code, which runs in one"
                     " process; omit this option"
                 )
-        if model.quantization is not None:
-            raise ConfigError(
-                f"--quantization {model.quantization}: {self.shape.architecture} is computed by transformers' code,"
-                " whose weights stay as they are stored; omit this option"
-            )
 
     def open(self, model: ModelOptions, chosen: Choices, *, with_fingerprint: bool) -> Opened:
         """See `FoundModel.open`."""
         from headrace.compute.adopted.loading import load_adopted
 
+        scheme = model.quantization
         loaded = load_adopted(
             self.found,
             chosen.kernels,
             chosen.dtype.dtype,
             chosen.device,
-            chosen.kv_dtype,
             chosen.max_model_len,
             model.seed if model.load_format == "dummy" else None,
+            scheme=SCHEMES[scheme] if scheme else None,
             with_digest=with_fingerprint,
         )
         return_freed_memory()
         fingerprint = ""
         if with_fingerprint:
             config = json.dumps(self.found.config.to_dict(), sort_keys=True, default=str)
-            described = "transformers", version("transformers"), loaded.digest, config
+            described = "transformers", version("transformers"), scheme, loaded.digest, config
             fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
         decoder = loaded.decoder
-        return Opened(decoder.shape, decoder, None, "", fingerprint, (self._note(loaded.replaced),))
-
-    def _note(self, replaced: Mapping[str, int]) -> str:
-        kernels = ", ".join(f"{count} {kind}" for kind, count in replaced.items()) or "attention"
-        return (
+        kernels = ", ".join(["attention", *(f"{count} {kind}" for kind, count in loaded.replaced.items())])
+        note = (
             f"modelling code of transformers {version('transformers')}, {self.why}; by the kernels: {kernels}"
         )
+        quantization = f"linear layers in {scheme}" if scheme else ""
+        return Opened(decoder.shape, decoder, None, quantization, fingerprint, (note,))
 
 
 def find_adopted(folder: Path, why: str) -> AdoptedModel:

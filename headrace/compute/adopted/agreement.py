@@ -45,13 +45,13 @@ def sample_rows(vocab_size: int, longest: int, excluded: Sequence[int]) -> tuple
 
 
 @torch.inference_mode()
-def check_agreement(decoder: AdoptedDecoder, expected: Rows, kv_dtype: torch.dtype) -> None:
+def check_agreement(decoder: AdoptedDecoder, expected: Rows) -> None:
     """Compute the rows in chunks, and compare the logits with the model's own.
 
     Raises:
         ModelError: they differ by more than rounding does.
     """
-    ours = chunked_logits(decoder, expected.tokens, kv_dtype)
+    ours = chunked_logits(decoder, expected.tokens)
     for mine, theirs in zip(ours, expected.logits, strict=True):
         if mine.shape != theirs.shape:
             raise ModelError(f"its logits have shape {list(mine.shape)} instead of {list(theirs.shape)}")
@@ -65,11 +65,9 @@ def check_agreement(decoder: AdoptedDecoder, expected: Rows, kv_dtype: torch.dty
             )
 
 
-def chunked_logits(
-    decoder: AdoptedDecoder, tokens: Sequence[Tensor], kv_dtype: torch.dtype
-) -> tuple[Tensor, ...]:
+def chunked_logits(decoder: AdoptedDecoder, tokens: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The logits float32 [T, vocab] of two rows of tokens, computed in chunks over pages."""
-    kv = PagedKV(decoder.shape, 2 * -(-LONG // _BLOCK), _BLOCK, kv_dtype, decoder.device)
+    kv = PagedKV(decoder.shape, 2 * -(-LONG // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
     done = [0, 0]
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     for chunks in _CHUNKS:

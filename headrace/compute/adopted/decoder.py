@@ -78,15 +78,13 @@ class AdoptedDecoder(ModelDecoder):
         shape: its sizes, with the recorded ``layers``.
         layers: its calls of attention, in their order.
         kernels: the backend.
-        nbytes: bytes of its weights.
     """
 
     def __init__(
-        self, model: AdoptedModel, shape: ModelShape, layers: Sequence[Layer], kernels: Kernels, nbytes: int
+        self, model: AdoptedModel, shape: ModelShape, layers: Sequence[Layer], kernels: Kernels
     ) -> None:
         super().__init__(kernels)
         self.shape = shape
-        self.nbytes = nbytes
         self._model = model
         self._layers = layers
         parameter = next(model.model.parameters())

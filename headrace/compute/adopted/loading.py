@@ -24,11 +24,14 @@ from torch import Tensor, nn
 from headrace.compute.adopted.agreement import Rows, check_agreement, sample_rows
 from headrace.compute.adopted.attention import NAME, Layer, Recording, heard_by, register
 from headrace.compute.adopted.decoder import AdoptedDecoder, AdoptedModel
+from headrace.compute.adopted.modules import held_bytes
+from headrace.compute.adopted.modules import replace as replace_modules
 from headrace.compute.kernels import HeadShape, Kernels
 from headrace.compute.model.checkpoint import Checkpoint, listed
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import digest
+from headrace.compute.quantization.scheme import Scheme
 
 _EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k", "top_k_experts")
 _POSITIONS = (
@@ -90,10 +93,10 @@ def load_adopted(
     kernels: Kernels,
     dtype: torch.dtype,
     device: torch.device,
-    kv_dtype: torch.dtype,
     max_model_len: int,
     dummy_seed: int | None = None,
     *,
+    scheme: Scheme | None = None,
     with_digest: bool = False,
 ) -> Adopted:
     """Load the weights, and check that the model computes the same over paged memory.
@@ -114,10 +117,14 @@ def load_adopted(
         layers = _record(cut, tokens[0].to(device), max_model_len)
         shape = replace(found.shape, layers=tuple(layer.shape for layer in layers))
         weights = digest("", model.parameters()) if with_digest else ""
-        nbytes = sum(each.nbytes for each in model.parameters())
-        decoder = AdoptedDecoder(cut, shape, layers, kernels, nbytes)
-        check_agreement(decoder, expected, kv_dtype)
-    return Adopted(decoder, {}, weights)
+        decoder = AdoptedDecoder(cut, shape, layers, kernels)
+        if scheme is not None:  # its rounding is not an error
+            check_agreement(decoder, expected)
+        replaced = replace_modules(model, kernels, scheme=scheme)
+        decoder.nbytes = held_bytes(model)
+        if scheme is None:
+            check_agreement(decoder, expected)
+    return Adopted(decoder, dict(replaced), weights)
 
 
 def _config(folder: Path) -> Any:
