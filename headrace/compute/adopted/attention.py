@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.shape import LayerShape
 from headrace.compute.model.spec import ModelError
 from headrace.compute.step_interrupt import StepInterrupted
+
+if TYPE_CHECKING:
+    from headrace.compute.adopted.states import Mixing, SequenceStates
 
 NAME = "headrace"
 
@@ -59,6 +62,10 @@ class Listener(Protocol):
         """The attended values [T, H, E]."""
         ...
 
+    def mix(self, call: Mixing) -> Tensor:
+        """The output [1, T, hidden] of a mixer with a recurrent state."""
+        ...
+
 
 class _Running(threading.local):
     listener: Listener | None = None
@@ -67,10 +74,15 @@ class _Running(threading.local):
 _running = _Running()
 
 
+def listener() -> Listener | None:
+    """The listener of the forward pass of this thread."""
+    return _running.listener
+
+
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
-    """Let ``listener`` compute the attention of forward passes of this thread."""
-    before, _running.listener = _running.listener, listener
+def heard_by(heard: Listener) -> Iterator[None]:
+    """Let ``heard`` compute the attention of forward passes of this thread."""
+    before, _running.listener = _running.listener, heard
     try:
         yield
     finally:
@@ -103,8 +115,8 @@ def attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls for each layer: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D]."""
-    listener = _running.listener
-    if listener is None:
+    heard = _running.listener
+    if heard is None:
         raise RuntimeError("attention outside of a step")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not causal:
@@ -113,7 +125,7 @@ def attend(
         raise ModelError(f"its attention has {query.shape[2]} queries for {key.shape[2]} new keys")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    out = listener.attend(Attended(module, q, k, v, attention_mask, scale, softcap, s_aux))
+    out = heard.attend(Attended(module, q, k, v, attention_mask, scale, softcap, s_aux))
     return out.contiguous()[None], None
 
 
@@ -153,6 +165,10 @@ class Recording:
         q, k, v = (part.transpose(0, 1) for part in (call.queries, call.keys, call.values))
         k, v = (part.repeat_interleave(heads // kv_heads, 0) for part in (k, v))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=call.scale).transpose(0, 1)
+
+    def mix(self, call: Mixing) -> Tensor:
+        """The mixer as it is: the row begins at position 0."""
+        return call.run(call.arguments.arguments["hidden_states"], None)
 
     def _window(self, mask: object) -> int | None:
         if id(mask) not in self._windows:
@@ -206,11 +222,17 @@ def _keys(mask: Mask, position: int, longest: int) -> range:
 class PagedStep:
     """The attention of one step: writes keys and values of its rows to their pages, and attends to all before.
 
-    Calls must come in the order of ``layers``.
+    Calls must come in the order of ``layers``. With ``states`` a step cannot be interrupted, because they advance with
+    each layer.
     """
 
     def __init__(
-        self, kernels: Kernels, layers: Sequence[Layer], batch: Batch, pages: Sequence[Pages]
+        self,
+        kernels: Kernels,
+        layers: Sequence[Layer],
+        batch: Batch,
+        pages: Sequence[Pages],
+        states: SequenceStates | None,
     ) -> None:
         self._kernels = kernels
         self._layers = layers
@@ -218,13 +240,17 @@ class PagedStep:
         self._pages = pages
         self._plans: dict[tuple[object, int | None], Any] = {}
         self._next = 0
+        self._states = states
+        self._bell = batch.bell if states is None else None
+        if states is not None:
+            states.begin(batch)
         # A rotation of two features by nothing: transformers has rotated already.
         still = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]], device=batch.tokens.device)
         self._rotation = still.expand(len(batch.tokens), 2, 2).contiguous()
 
     def attend(self, call: Attended) -> Tensor:
         """The next layer."""
-        if self._batch.bell is not None and self._batch.bell.is_set():
+        if self._bell is not None and self._bell.is_set():
             raise StepInterrupted
         if self._next == len(self._layers) or self._layers[self._next].module is not call.module:
             raise RuntimeError("layers call attention in another order than at start")
@@ -240,10 +266,18 @@ class PagedStep:
         out: Tensor = kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, **sinks)
         return out.view(-1, shape.heads, shape.head_dim)[..., : layer.value_dim]
 
+    def mix(self, call: Mixing) -> Tensor:
+        """The output of a mixer for all rows."""
+        if self._states is None:
+            raise RuntimeError("a mixer without states")
+        return self._states.mix(call)
+
     def end(self) -> None:
         """Raise RuntimeError if layers are missing."""
         if self._next != len(self._layers):
             raise RuntimeError(f"{self._next} of {len(self._layers)} layers called attention")
+        if self._states is not None:
+            self._states.end()
 
     def _plan(self, kernels: Any, window: int | None, dtype: torch.dtype) -> Any:
         key = kernels.name, window
