@@ -30,7 +30,7 @@ from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.memory_plan import MemoryPlan
-from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.hub import BUILTIN, resolve_folder
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.spec import ModelError
@@ -57,7 +57,7 @@ class Loaded:
     name: str
     folder: Path
     shape: ModelShape
-    decoder: Decoder
+    decoder: ModelDecoder
     engine: Engine
     runner: LocalRunner
     grammars: Compiler

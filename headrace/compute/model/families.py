@@ -29,6 +29,14 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+class UnknownArchitecture(ModelError):
+    """A config of no native family; ``architecture`` is what it names."""
+
+    def __init__(self, architecture: str, message: str) -> None:
+        super().__init__(message)
+        self.architecture = architecture
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Differences from a Llama.
@@ -197,7 +205,7 @@ def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
             return name, FAMILIES[name]
     supported = ", ".join(FAMILIES)
     said = ", ".join(names) or "no architecture at all"
-    raise ModelError(f"the config names {said}; supported architectures are: {supported}")
+    raise UnknownArchitecture(said, f"the config names {said}; supported architectures are: {supported}")
 
 
 def _stored(read: ConfigReader, outer: Mapping[str, Any]) -> StoredFormat | None:
