@@ -26,9 +26,34 @@ from torch import Tensor, nn
 from headrace.compute.adopted.experts import is_experts, replace_experts
 from headrace.compute.adopted.samples import agree, nothing_like, result, sample
 from headrace.compute.kernels import Activation, Kernels
+from headrace.compute.kernels.stack import Linear
 from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
+
+
+class Part(NamedTuple):
+    """What a linear was replaced by: the outputs from ``begin`` to ``end`` of a product."""
+
+    product: Linear
+    begin: int
+    end: int
+
+
+class GatedMlp(NamedTuple):
+    """What a gated MLP was replaced by; ``gate_up`` has the gate's outputs first."""
+
+    gate_up: Linear
+    down: Linear
+    activation: Activation
+
+
+class Norm(NamedTuple):
+    """What an RMS norm was replaced by; ``weight`` float32 includes the offset."""
+
+    weight: Tensor
+    eps: float
+
 
 Weight = Tensor | QuantizedWeight
 Forward = Callable[[Tensor], Tensor]
@@ -181,7 +206,7 @@ class _Product:
         def forward(x: Tensor) -> Tensor:
             found = self._parts[index] if self._x is x else None
             if found is None:
-                parts = [part.contiguous() for part in self._multiply(x).split(self._sizes, -1)]
+                parts = [part.contiguous() for part in torch.split(self._multiply(x), self._sizes, -1)]
                 self._x, self._parts, found = x, [*parts], parts[index]
             self._parts[index] = None
             if all(part is None for part in self._parts):
@@ -223,8 +248,7 @@ class _Replacement:
         elif is_experts(module):
             self._counts["experts"] += replace_experts(module, self._kernels, self._scheme, self._path(path))
         elif (norm := _norm(module, self._kernels)) is not None:
-            forward, weight = norm
-            self._shadow("norm", module, forward, weight)
+            self._shadow("norm", module, norm_forward(self._kernels, norm), norm)
         elif not self._gated(module, path):
             done = self._together(module, path)
             routes = any(is_experts(child) or isinstance(child, nn.ModuleList) for child in module.children())
@@ -232,7 +256,7 @@ class _Replacement:
                 matrix = _matrix(child, _below(path, name))
                 if matrix is None:
                     self._visit(child, _below(path, name))
-                elif name in _read_weights(type(module)):
+                elif name in _read_by(module):
                     self._fill(matrix)
                 elif name not in done:
                     self._linear(matrix, quantize=not routes)
@@ -240,10 +264,10 @@ class _Replacement:
     def _path(self, path: str) -> str:
         return ".".join(part for part in (self._name, path) if part)
 
-    def _shadow(self, kind: str, module: nn.Module, forward: Forward, prepared: object) -> None:
-        """Let ``forward`` compute a module; ``prepared`` are the weights that it holds."""
+    def _shadow(self, kind: str, module: Any, forward: Forward, prepared: Part | GatedMlp | Norm) -> None:
+        """Let ``forward`` compute a module; ``prepared`` is what it does so with."""
         module.forward = forward
-        module.prepared = (prepared,)  # type: ignore[assignment] # a tuple, so that no tensor becomes a parameter
+        module.prepared = prepared
         self._counts[kind] += 1
 
     def _linear(self, matrix: _Matrix, *, quantize: bool = True) -> None:
@@ -253,10 +277,11 @@ class _Replacement:
             return
         weight = self._weight(matrix, quantize=quantize)
         theirs = matrix.module(x)
-        forward, prepared = self._multiply(weight, matrix.bias)
+        linear = self._prepared(weight, matrix.bias)
+        forward = self._multiply(linear, matrix.outputs)
         self._check(matrix.module, matrix.path, forward(x), theirs, [weight])
         matrix.free()
-        self._shadow("linear", matrix.module, forward, prepared)
+        self._shadow("linear", matrix.module, forward, Part(linear, 0, matrix.outputs))
 
     def _gated(self, module: nn.Module, path: str) -> bool:
         """Replace a gated MLP; False if the module is none."""
@@ -266,7 +291,7 @@ class _Replacement:
         for matrix in found:
             self._fill(matrix)
         gated = _as_gated(module, found)
-        if gated is None or not _read_weights(type(module)).isdisjoint(dict(module.named_children())):
+        if gated is None or not _read_by(module).isdisjoint(dict(module.named_children())):
             return False
         weights = [self._weight(part) for part in gated.parts]
         if len(weights) == 1:
@@ -279,19 +304,25 @@ class _Replacement:
         biases = _biases(gated.parts)
         if biases is not None and len(gated.parts) == 1:
             biases = torch.cat(gated.ordered(list(biases.chunk(2))))
-        first, first_prepared = self._multiply(merged, biases)
-        second, second_prepared = self._multiply(down, gated.down.bias)
-        act, activation = self._kernels.gated_activation, gated.activation
-
-        def forward(x: Tensor) -> Tensor:
-            rows = x.reshape(-1, x.shape[-1])
-            return second(act(first(rows), activation)).view(*x.shape[:-1], -1)
-
+        mlp = GatedMlp(
+            self._prepared(merged, biases), self._prepared(down, gated.down.bias), gated.activation
+        )
+        forward = self._compute(mlp, gated.down.outputs)
         self._check(module, path, forward(x), theirs, [merged, down])
         for matrix in found:
             matrix.free()
-        self._shadow("gated MLP", module, forward, (first_prepared, second_prepared))
+        self._shadow("gated MLP", module, forward, mlp)
         return True
+
+    def _compute(self, mlp: GatedMlp, outputs: int) -> Forward:
+        linear, act = self._kernels.linear, self._kernels.gated_activation
+        (first, first_bias), (second, second_bias), activation = mlp
+
+        def forward(x: Tensor) -> Tensor:
+            rows = act(linear(x.reshape(-1, x.shape[-1]), first, first_bias), activation)
+            return linear(rows, second, second_bias).view(*x.shape[:-1], outputs)
+
+        return forward
 
     def _together(self, module: nn.Module, path: str) -> set[str]:
         """Replace linears of one input by one product; returns their names."""
@@ -299,9 +330,9 @@ class _Replacement:
         for names in _TOGETHER:
             children = [(name, getattr(module, name, None)) for name in names]
             found = {name: m for name, child in children if (m := _matrix(child, _below(path, name)))}
-            if len(found) > 1 and not (done | _read_weights(type(module))) & found.keys():
-                if self._merge(list(found.values())):
-                    done |= found.keys()
+            free = not (done | _read_by(module)) & found.keys()
+            if len(found) > 1 and free and self._merge(list(found.values())):
+                done |= found.keys()
         return done
 
     def _merge(self, matrices: list[_Matrix]) -> bool:
@@ -317,26 +348,28 @@ class _Replacement:
         if merged is None:
             return False
         theirs = [m.module(x) for m in matrices]
-        multiply, prepared = self._multiply(merged, _biases(matrices))
-        product = _Product(multiply, [m.outputs for m in matrices])
+        linear, sizes = self._prepared(merged, _biases(matrices)), [m.outputs for m in matrices]
+        product = _Product(self._multiply(linear, sum(sizes)), sizes)
         for index, (matrix, expected) in enumerate(zip(matrices, theirs, strict=True)):
-            forward = product.part(index)
+            forward, begin = product.part(index), sum(sizes[:index])
             self._check(matrix.module, matrix.path, forward(x), expected, weights)
             matrix.free()
-            self._shadow("linear", matrix.module, forward, prepared)
+            self._shadow("linear", matrix.module, forward, Part(linear, begin, begin + sizes[index]))
         return True
 
-    def _multiply(self, weight: Weight, bias: Tensor | None) -> tuple[Forward, object]:
-        """The product with a weight, for x [..., in], and what the kernels made of the weight."""
-        prepared = self._kernels.prepare_linear(weight)
-        linear, (outputs, inputs) = self._kernels.linear, weight.shape
+    def _prepared(self, weight: Weight, bias: Tensor | None) -> Linear:
+        return Linear(self._kernels.prepare_linear(weight), bias)
+
+    def _multiply(self, product: Linear, outputs: int) -> Forward:
+        """The product for x [..., in]."""
+        linear, (weight, bias) = self._kernels.linear, product
 
         def forward(x: Tensor) -> Tensor:
             if x.dim() == 2:
-                return linear(x, prepared, bias)
-            return linear(x.reshape(-1, inputs), prepared, bias).view(*x.shape[:-1], outputs)
+                return linear(x, weight, bias)
+            return linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], outputs)
 
-        return forward, prepared
+        return forward
 
     def _fill(self, matrix: _Matrix) -> None:
         """Give a linear that is stored quantized its dequantized weight."""
@@ -442,8 +475,14 @@ def _activations(module: nn.Module) -> list[Activation]:
     return same or ["silu"]
 
 
-def _norm(module: nn.Module, kernels: Kernels) -> tuple[Forward, Tensor] | None:
-    """The forward of an RMS norm by the kernels, and its weight float32 [width]; None if a module is none.
+def norm_forward(kernels: Kernels, norm: Norm) -> Forward:
+    """The kernels' norm of x [..., width]."""
+    compute, (weight, eps) = kernels.rms_norm, norm
+    return lambda x: compute(x, weight, eps)
+
+
+def _norm(module: nn.Module, kernels: Kernels) -> Norm | None:
+    """The RMS norm that a module computes; None if it computes something else.
 
     Its weight may count from 0 or 1, and it may be multiplied before or after rounding to the type of the input.
     """
@@ -451,19 +490,16 @@ def _norm(module: nn.Module, kernels: Kernels) -> tuple[Forward, Tensor] | None:
     weight = held.get("weight")
     if weight is None or len(held) > 1 or weight.dim() != 1 or not _one_argument(module):
         return None
-    wide = sample(len(weight), weight.float(), _NORM_SCALES)
-    narrow = sample(len(weight), weight, _NORM_SCALES)
-    expected = result(module, wide), result(module, narrow)
-    if not all(isinstance(each, Tensor) for each in expected):
-        return None
+    inputs = [sample(len(weight), like, _NORM_SCALES) for like in (weight.detach().float(), weight.detach())]
+    expected = [result(module, x) for x in inputs]
     small = {
         each for each in vars(module).values() if isinstance(each, float) and 0 < each < _LARGEST_EPSILON
     }
-    norm = kernels.rms_norm
     for offset, eps in itertools.product((0.0, 1.0), sorted(small)):
-        scale = weight.detach().float() + offset
-        if agree(norm(wide, scale, eps), expected[0]) and agree(norm(narrow, scale, eps), expected[1]):
-            return lambda x, scale=scale, eps=eps: norm(x, scale, eps), scale
+        norm = Norm(weight.detach().float() + offset, eps)
+        ours = norm_forward(kernels, norm)
+        if all(agree(ours(x), y) for x, y in zip(inputs, expected, strict=True)):
+            return norm
     return None
 
 
@@ -472,9 +508,13 @@ def _one_argument(module: nn.Module) -> bool:
     return len(inspect.signature(module.forward).parameters) == 1
 
 
+def _read_by(module: nn.Module) -> frozenset[str]:
+    """Names of children whose weights the code of a module reads itself, apart from type, device and shape."""
+    return _read_weights(type(module))  # type: ignore[arg-type] # a class can be hashed
+
+
 @cache
 def _read_weights(kind: type[nn.Module]) -> frozenset[str]:
-    """Names of children whose weights the code of a class reads itself, apart from type, device and shape."""
     names: set[str] = set()
     for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         try:

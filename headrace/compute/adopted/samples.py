@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 _ROUGH = 0.15
 """More tolerance for products whose activations are rounded to 8 bits."""
 _SCALES = (1.0, 30.0)
@@ -24,11 +24,11 @@ def agree(ours: Tensor, theirs: object, *, rough: bool = False) -> bool:
     """Whether two results for `sample` inputs are equal up to rounding, for each index of the first dimension."""
     if not isinstance(theirs, Tensor) or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
-    if ours.dtype not in _TOLERANCES:
+    if ours.dtype not in TOLERANCES:
         return False
     largest = theirs.float().flatten(1).abs().amax(1)
     apart = (ours.float() - theirs.float()).flatten(1).abs().amax(1)
-    limit = _TOLERANCES[ours.dtype] + (_ROUGH if rough else 0.0)
+    limit = TOLERANCES[ours.dtype] + (_ROUGH if rough else 0.0)
     return bool((apart <= limit * largest).all())  # NaN is never smaller
 
 
