@@ -67,10 +67,15 @@ class _Running(threading.local):
 _running = _Running()
 
 
+def listener() -> Listener | None:
+    """The listener of the forward pass of this thread."""
+    return _running.listener
+
+
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
-    """Let ``listener`` compute the attention of forward passes of this thread."""
-    before, _running.listener = _running.listener, listener
+def heard_by(heard: Listener) -> Iterator[None]:
+    """Let ``heard`` compute the attention of forward passes of this thread."""
+    before, _running.listener = _running.listener, heard
     try:
         yield
     finally:
@@ -103,8 +108,8 @@ def attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls for each layer: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D]."""
-    listener = _running.listener
-    if listener is None:
+    heard = _running.listener
+    if heard is None:
         raise RuntimeError("attention outside of a step")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not causal:
@@ -113,7 +118,7 @@ def attend(
         raise ModelError(f"its attention has {query.shape[2]} queries for {key.shape[2]} new keys")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    out = listener.attend(Attended(module, q, k, v, attention_mask, scale, softcap, s_aux))
+    out = heard.attend(Attended(module, q, k, v, attention_mask, scale, softcap, s_aux))
     return out.contiguous()[None], None
 
 
@@ -212,9 +217,10 @@ class PagedStep:
     def __init__(
         self, kernels: Kernels, layers: Sequence[Layer], batch: Batch, pages: Sequence[Pages]
     ) -> None:
+        self.batch = batch
+        self.kept: dict[object, Any] = {}  # what layers share in this step
         self._kernels = kernels
         self._layers = layers
-        self._batch = batch
         self._pages = pages
         self._plans: dict[tuple[object, int | None], Any] = {}
         self._next = 0
@@ -224,21 +230,26 @@ class PagedStep:
 
     def attend(self, call: Attended) -> Tensor:
         """The next layer."""
-        if self._batch.bell is not None and self._batch.bell.is_set():
-            raise StepInterrupted
-        if self._next == len(self._layers) or self._layers[self._next].module is not call.module:
-            raise RuntimeError("layers call attention in another order than at start")
-        layer, pages = self._layers[self._next], self._pages[self._next]
-        self._next += 1
+        layer, pages = self.take(call.module)
         shape, window = layer.shape
         parts = [_widened(part, shape.head_dim) for part in (call.queries, call.keys, call.values)]
         packed = torch.cat(parts, 1).flatten(1)
         kernels: Any = _WITH_SINKS if layer.sinks else self._kernels
-        slots, plan = self._batch.slot_mapping, self._plan(kernels, window, packed.dtype)
+        slots, plan = self.batch.slot_mapping, self._plan(kernels, window, packed.dtype)
         queries = kernels.rope_write_kv(packed, shape, self._rotation, None, 1e-6, slots, pages)
         sinks = {"sinks": call.sinks} if layer.sinks else {}
         out: Tensor = kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, **sinks)
         return out.view(-1, shape.heads, shape.head_dim)[..., : layer.value_dim]
+
+    def take(self, module: torch.nn.Module) -> tuple[Layer, Pages]:
+        """The next layer and its pages, which must be that of ``module``."""
+        if self.batch.bell is not None and self.batch.bell.is_set():
+            raise StepInterrupted
+        if self._next == len(self._layers) or self._layers[self._next].module is not module:
+            raise RuntimeError("layers call attention in another order than at start")
+        layer, pages = self._layers[self._next], self._pages[self._next]
+        self._next += 1
+        return layer, pages
 
     def end(self) -> None:
         """Raise RuntimeError if layers are missing."""
@@ -248,7 +259,7 @@ class PagedStep:
     def _plan(self, kernels: Any, window: int | None, dtype: torch.dtype) -> Any:
         key = kernels.name, window
         if key not in self._plans:
-            self._plans[key] = kernels.plan_attention(self._batch, window, dtype)
+            self._plans[key] = kernels.plan_attention(self.batch, window, dtype)
         return self._plans[key]
 
 

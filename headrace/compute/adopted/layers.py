@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headrace.compute.adopted.attention import Attended, Layer, PagedStep, current, heard_by
+from headrace.compute.adopted.attention import Attended, Layer, PagedStep, heard_by, listener
 from headrace.compute.adopted.modules import GatedMlp, Norm, Part
 from headrace.compute.adopted.samples import TOLERANCES, agree
 from headrace.compute.batch import Batch
@@ -349,7 +349,7 @@ def _forwards(
 
     def first(hidden_states: Tensor, **arguments: Any) -> Tensor:
         nonlocal held, pages
-        step = step_of(current())
+        step = step_of(listener())
         taken = [step.take(attention)[1] for attention in attentions]
         if len(held) != len(taken) or any(one is not other for one, other in zip(held, taken, strict=True)):
             held, pages = taken, tuple(taken)
@@ -363,7 +363,7 @@ def _forwards(
         return after
 
     def passed(hidden_states: Tensor, **_: Any) -> Tensor:
-        if step_of(current()).kept.get(native) is not hidden_states:
+        if step_of(listener()).kept.get(native) is not hidden_states:
             raise RuntimeError("the states changed between two layers, unlike at start")
         return hidden_states
 

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace.compute.adopted.agreement import Rows, check_agreement, sample_rows
+from headrace.compute.adopted.agreement import Rows, check_agreement, first_step, sample_rows
 from headrace.compute.adopted.attention import NAME, Layer, Recording, heard_by, register
 from headrace.compute.adopted.decoder import AdoptedDecoder, AdoptedModel
+from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.adopted.modules import replace as replace_modules
 from headrace.compute.kernels import HeadShape, Kernels
@@ -122,6 +123,10 @@ def load_adopted(
             check_agreement(decoder, expected)
         replaced = replace_modules(model, kernels, scheme=scheme)
         decoder.nbytes = held_bytes(model)
+        batch, kv = first_step(tokens, decoder)
+        replaced["layer in a call"] = fuse(
+            model, kernels, layers, batch, kv.layers, lambda: cut.states(batch.tokens.long(), batch.positions)
+        )
         if scheme is None:
             check_agreement(decoder, expected)
     return Adopted(decoder, dict(replaced), weights)
