@@ -6,5 +6,6 @@
 - `ranks`: starts the other ranks, and checks options that several ranks do not support.
 - `draft_models`: draft models and heads. `tiers`: host memory and disk below the device.
 - `kv_transfer`: KV transfer with other servers.
+- `states`: options of models with recurrent states.
 - `memory`: sizes and allocates the KV cache, the tiers, the runner and its graphs.
 """

@@ -13,7 +13,6 @@ from headrace.build.loading.found import Choices, Opened
 from headrace.compute.device import return_freed_memory
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import PIPELINE, TENSOR
-from headrace.compute.model.weights import digest
 from headrace.compute.quantization.scheme import SCHEMES
 from headrace.config import ConfigError, ModelOptions
 

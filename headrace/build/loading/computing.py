@@ -69,6 +69,7 @@ class Computing(NamedTuple):
             intermediate_size=part.intermediate_size,
             vocab_size=part.vocab_size,
             itemsize=self.choice.dtype.itemsize,
+            state_bytes=part.state_bytes,
         )
 
     def beside(self) -> Beside:

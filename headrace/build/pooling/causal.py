@@ -15,6 +15,7 @@ from headrace.compute.kernels import select
 from headrace.compute.model.decoder import Decoder, ModelDecoder
 from headrace.compute.model.families import FAMILIES, parse_config
 from headrace.compute.model.hub import read_config
+from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import load_weights
 from headrace.config import ModelOptions
 
@@ -46,6 +47,8 @@ def share_decoder(name: str, folder: Path, decoder: ModelDecoder, max_model_len:
     Raises:
         ModelError: the model is not supported.
     """
+    if decoder.shape.state_bytes:
+        raise ModelError(f"{decoder.shape.architecture} keeps recurrent states of running sequences only")
     sentence = read_sentence(folder, pooling="last")
     most = _max_tokens(sentence, max_model_len)
     batch = max(BATCH_TOKENS[decoder.device.type], -(-most // BLOCK_SIZE) * BLOCK_SIZE)

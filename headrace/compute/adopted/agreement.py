@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,4 +118,5 @@ def _batch(
         contexts=tuple(contexts),
         decode_rows=sum(length == 1 for length in lengths),
         block_size=kv.block_size,
+        slots=np.array(places),
     )

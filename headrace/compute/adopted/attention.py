@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,9 @@ from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.shape import LayerShape
 from headrace.compute.model.spec import ModelError
 from headrace.compute.step_interrupt import StepInterrupted
+
+if TYPE_CHECKING:
+    from headrace.compute.adopted.states import Mixing, SequenceStates
 
 NAME = "headrace"
 
@@ -57,6 +61,10 @@ class Listener(Protocol):
 
     def attend(self, call: Attended) -> Tensor:
         """The attended values [T, H, E]."""
+        ...
+
+    def mix(self, call: Mixing) -> Tensor:
+        """The output [1, T, hidden] of a mixer with a recurrent state."""
         ...
 
 
@@ -159,6 +167,10 @@ class Recording:
         k, v = (part.repeat_interleave(heads // kv_heads, 0) for part in (k, v))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=call.scale).transpose(0, 1)
 
+    def mix(self, call: Mixing) -> Tensor:
+        """The mixer as it is: the row begins at position 0."""
+        return call.run(call.arguments.arguments["hidden_states"], None)
+
     def _window(self, mask: object) -> int | None:
         if id(mask) not in self._windows:
             self._windows[id(mask)] = mask, window_of(mask, self._longest)
@@ -211,19 +223,28 @@ def _keys(mask: Mask, position: int, longest: int) -> range:
 class PagedStep:
     """The attention of one step: writes keys and values of its rows to their pages, and attends to all before.
 
-    Calls must come in the order of ``layers``.
+    Calls must come in the order of ``layers``. With ``states`` a step cannot be interrupted, because they advance with
+    each layer.
     """
 
     def __init__(
-        self, kernels: Kernels, layers: Sequence[Layer], batch: Batch, pages: Sequence[Pages]
+        self,
+        kernels: Kernels,
+        layers: Sequence[Layer],
+        batch: Batch,
+        pages: Sequence[Pages],
+        states: SequenceStates | None,
     ) -> None:
-        self.batch = batch
+        self.batch = batch if states is None else replace(batch, bell=None)
         self.kept: dict[object, Any] = {}  # what layers share in this step
         self._kernels = kernels
         self._layers = layers
         self._pages = pages
         self._plans: dict[tuple[object, int | None], Any] = {}
         self._next = 0
+        self._states = states
+        if states is not None:
+            states.begin(batch)
         # A rotation of two features by nothing: transformers has rotated already.
         still = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]], device=batch.tokens.device)
         self._rotation = still.expand(len(batch.tokens), 2, 2).contiguous()
@@ -251,10 +272,18 @@ class PagedStep:
         self._next += 1
         return layer, pages
 
+    def mix(self, call: Mixing) -> Tensor:
+        """The output of a mixer for all rows."""
+        if self._states is None:
+            raise RuntimeError("a mixer without states")
+        return self._states.mix(call)
+
     def end(self) -> None:
         """Raise RuntimeError if layers are missing."""
         if self._next != len(self._layers):
             raise RuntimeError(f"{self._next} of {len(self._layers)} layers called attention")
+        if self._states is not None:
+            self._states.end()
 
     def _plan(self, kernels: Any, window: int | None, dtype: torch.dtype) -> Any:
         key = kernels.name, window

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headrace.compute.adopted.attention import Layer, PagedStep, heard_by
+from headrace.compute.adopted.states import SequenceStates
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Kernels
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.spec import ModelError
+
+
+def cut(model: Any, run: Callable[[], object]) -> AdoptedModel:
+    """Cut a model behind its body: the first module that is called with the tokens of a pass.
+
+    If that is a whole language model inside, it is cut instead.
+
+    Raises:
+        ModelError: the model calls no module with all its tokens and positions.
+    """
+    bodies: list[Any] = []
+
+    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = kwargs.get("input_ids", args[0] if args else None)
+        if isinstance(given, Tensor) and not given.is_floating_point():
+            bodies.append(module)
+
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if bodies and bodies[0] is model:
+        del bodies[0]
+    while bodies and getattr(bodies[0], "lm_head", None) is not None:
+        model = bodies.pop(0)
+    body = bodies[0] if bodies else None
+    if body is None or "position_ids" not in inspect.signature(body.forward).parameters:
+        raise ModelError("it has no body that takes tokens and their positions")
+    return AdoptedModel(model, body)
 
 
 class States:
@@ -37,9 +71,8 @@ class AdoptedModel:
     states and logits is done here too.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, body: Any) -> None:
         self.model = model
-        body = getattr(model, model.base_model_prefix)
         self._body = body.forward
         self._states: Tensor | None = None
         body.forward = self._given
@@ -78,22 +111,29 @@ class AdoptedDecoder(ModelDecoder):
         shape: its sizes, with the recorded ``layers``.
         layers: its calls of attention, in their order.
         kernels: the backend.
+        states: the recurrent states of its mixers; None: it has none.
     """
 
     def __init__(
-        self, model: AdoptedModel, shape: ModelShape, layers: Sequence[Layer], kernels: Kernels
+        self,
+        model: AdoptedModel,
+        shape: ModelShape,
+        layers: Sequence[Layer],
+        kernels: Kernels,
+        states: SequenceStates | None,
     ) -> None:
         super().__init__(kernels)
         self.shape = shape
         self._model = model
         self._layers = layers
+        self._states = states
         parameter = next(model.model.parameters())
         self.device, self.dtype = parameter.device, model.model.dtype
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Write the batch's keys and values to ``kv``; the last states [S, hidden] of the wanted positions."""
-        step = PagedStep(self.kernels, self._layers, batch, kv.layers)
+        step = PagedStep(self.kernels, self._layers, batch, kv.layers, self._states)
         with heard_by(step):
             states = self._model.states(batch.tokens.long(), batch.positions)
         step.end()

@@ -10,6 +10,7 @@ Code of a checkpoint is never run (``trust_remote_code``), and pickles are never
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import logging
@@ -23,10 +24,11 @@ from torch import Tensor, nn
 
 from headrace.compute.adopted.agreement import Rows, check_agreement, first_step, sample_rows
 from headrace.compute.adopted.attention import NAME, Layer, Recording, heard_by, register
-from headrace.compute.adopted.decoder import AdoptedDecoder, AdoptedModel
+from headrace.compute.adopted.decoder import AdoptedDecoder, AdoptedModel, cut
 from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.adopted.modules import replace as replace_modules
+from headrace.compute.adopted.states import SequenceStates, mixers_of, redirect
 from headrace.compute.kernels import HeadShape, Kernels
 from headrace.compute.model.checkpoint import Checkpoint, listed
 from headrace.compute.model.shape import LayerShape, ModelShape
@@ -43,7 +45,6 @@ _POSITIONS = (
     "max_sequence_length",
     "n_ctx",
 )
-_STATES = ("cache_params", "cu_seq_lens_q", "conv_state", "recurrent_state")
 _BY_LENGTH = frozenset({"dynamic", "longrope"})
 _HARMLESS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias", ".attention.masked_bias")
 
@@ -112,23 +113,28 @@ def load_adopted(
     tokens = sample_rows(vocab_size, max_model_len, _special(found.config))
     with _named(found.kind.__name__, "transformers cannot compute it"), torch.inference_mode():
         expected = Rows(tokens, (_plain_logits(model, tokens[0]), _plain_logits(model, tokens[1])))
-    model.set_attn_implementation(NAME)
-    with _named(found.kind.__name__, "it cannot be computed over paged memory"):
-        cut = AdoptedModel(model)
-        layers = _record(cut, tokens[0].to(device), max_model_len)
+    with _named(found.kind.__name__, "it cannot be computed over paged memory"), torch.inference_mode():
+        mixers = mixers_of(model)
+        redirect(mixers)
+        states = SequenceStates(found.config) if mixers else None
+        computed = cut(model, lambda: _plain_logits(model, tokens[0]))
+        model.set_attn_implementation(NAME)
+        layers = _record(computed, tokens[0].to(device), max_model_len)
         shape = replace(found.shape, layers=tuple(layer.shape for layer in layers))
         weights = digest("", model.parameters()) if with_digest else ""
-        decoder = AdoptedDecoder(cut, shape, layers, kernels)
+        decoder = AdoptedDecoder(computed, shape, layers, kernels, states)
         if scheme is not None:  # its rounding is not an error
             check_agreement(decoder, expected)
         replaced = replace_modules(model, kernels, scheme=scheme)
         decoder.nbytes = held_bytes(model)
-        batch, kv = first_step(tokens, decoder)
-        replaced["layer in a call"] = fuse(
-            model, kernels, layers, batch, kv.layers, lambda: cut.states(batch.tokens.long(), batch.positions)
-        )
+        if states is None:
+            batch, kv = first_step(tokens, decoder)
+            run = functools.partial(computed.states, batch.tokens.long(), batch.positions)
+            replaced["layer in a call"] = fuse(model, kernels, layers, batch, kv.layers, run)
         if scheme is None:
             check_agreement(decoder, expected)
+        if states is not None:
+            decoder.shape = replace(decoder.shape, state_bytes=states.sequence_bytes)
     return Adopted(decoder, dict(replaced), weights)
 
 
@@ -168,22 +174,22 @@ def _kind(config: Any) -> Any:
 def _check_structure(model: Any) -> None:
     """Refuse a model whose modules show that it keeps more than keys and values."""
     kind = type(model).__name__
-    base = getattr(model, model.base_model_prefix, None)
-    if base is None or base is model or model.get_output_embeddings() is None:
-        raise _refused(kind, "it has no body and head of its own")
+    if model.get_output_embeddings() is None:
+        raise _refused(kind, "it has no head that yields logits of tokens")
     for module in model.modules():
-        takes = inspect.signature(module.forward).parameters
-        state = next((name for name in _STATES if name in takes), None)
-        if state is not None and not isinstance(getattr(module, "is_causal", None), bool):
-            raise _refused(kind, f"{type(module).__name__} keeps a recurrent state")
         found = getattr(module, "rope_type", None)
         types = {*found.values()} if isinstance(found, dict) else {found}
         if by_length := types & _BY_LENGTH:
             raise _refused(
                 kind, f"its rotary embedding depends on the longest sequence of a step ({by_length.pop()})"
             )
-    if "position_ids" not in inspect.signature(base.forward).parameters:
+    base = getattr(model, model.base_model_prefix, None)
+    if isinstance(base, nn.Module) and base is not model and not _takes_positions(base):
         raise _refused(kind, "it takes no positions of tokens")
+
+
+def _takes_positions(body: nn.Module) -> bool:
+    return "position_ids" in inspect.signature(body.forward).parameters
 
 
 def _shape(model: Any, config: Any) -> ModelShape:

@@ -36,7 +36,9 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Any:
     known = {name: value for name, value in given.items() if name in fields or hasattr(config, name)}
     config = AutoConfig.for_model(kind, **known)
     generator = torch.Generator().manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
