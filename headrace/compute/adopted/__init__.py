@@ -5,6 +5,7 @@
 - `decoder`: such a model as a decoder.
 - `agreement`: the check at start that it computes the same as transformers alone.
 - `modules`: the kernels inside their modules, recognised by what they compute.
+- `layers`: whole decoder layers in one call of the kernels.
 - `experts`: the same for experts with three-dimensional weights.
 - `samples`: inputs for the comparison of two modules.
 """

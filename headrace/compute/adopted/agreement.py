@@ -86,6 +86,12 @@ def chunked_logits(decoder: AdoptedDecoder, tokens: Sequence[Tensor]) -> tuple[T
     return tuple(torch.cat(row) for row in parts)
 
 
+def first_step(tokens: Sequence[Tensor], decoder: AdoptedDecoder) -> tuple[Batch, PagedKV]:
+    """A step of both rows from their first token on, and pages for it."""
+    kv = PagedKV(decoder.shape, 2 * -(-LONG // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
+    return _batch(tokens, [(0, len(row)) for row in tokens], range(len(tokens)), kv), kv
+
+
 def _batch(
     rows: Sequence[Tensor], spans: Sequence[tuple[int, int]], places: Sequence[int], kv: PagedKV
 ) -> Batch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -234,14 +235,14 @@ class PagedStep:
         pages: Sequence[Pages],
         states: SequenceStates | None,
     ) -> None:
+        self.batch = batch if states is None else replace(batch, bell=None)
+        self.kept: dict[object, Any] = {}  # what layers share in this step
         self._kernels = kernels
         self._layers = layers
-        self._batch = batch
         self._pages = pages
         self._plans: dict[tuple[object, int | None], Any] = {}
         self._next = 0
         self._states = states
-        self._bell = batch.bell if states is None else None
         if states is not None:
             states.begin(batch)
         # A rotation of two features by nothing: transformers has rotated already.
@@ -250,21 +251,26 @@ class PagedStep:
 
     def attend(self, call: Attended) -> Tensor:
         """The next layer."""
-        if self._bell is not None and self._bell.is_set():
-            raise StepInterrupted
-        if self._next == len(self._layers) or self._layers[self._next].module is not call.module:
-            raise RuntimeError("layers call attention in another order than at start")
-        layer, pages = self._layers[self._next], self._pages[self._next]
-        self._next += 1
+        layer, pages = self.take(call.module)
         shape, window = layer.shape
         parts = [_widened(part, shape.head_dim) for part in (call.queries, call.keys, call.values)]
         packed = torch.cat(parts, 1).flatten(1)
         kernels: Any = _WITH_SINKS if layer.sinks else self._kernels
-        slots, plan = self._batch.slot_mapping, self._plan(kernels, window, packed.dtype)
+        slots, plan = self.batch.slot_mapping, self._plan(kernels, window, packed.dtype)
         queries = kernels.rope_write_kv(packed, shape, self._rotation, None, 1e-6, slots, pages)
         sinks = {"sinks": call.sinks} if layer.sinks else {}
         out: Tensor = kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, **sinks)
         return out.view(-1, shape.heads, shape.head_dim)[..., : layer.value_dim]
+
+    def take(self, module: torch.nn.Module) -> tuple[Layer, Pages]:
+        """The next layer and its pages, which must be that of ``module``."""
+        if self.batch.bell is not None and self.batch.bell.is_set():
+            raise StepInterrupted
+        if self._next == len(self._layers) or self._layers[self._next].module is not module:
+            raise RuntimeError("layers call attention in another order than at start")
+        layer, pages = self._layers[self._next], self._pages[self._next]
+        self._next += 1
+        return layer, pages
 
     def mix(self, call: Mixing) -> Tensor:
         """The output of a mixer for all rows."""
@@ -282,7 +288,7 @@ class PagedStep:
     def _plan(self, kernels: Any, window: int | None, dtype: torch.dtype) -> Any:
         key = kernels.name, window
         if key not in self._plans:
-            self._plans[key] = kernels.plan_attention(self._batch, window, dtype)
+            self._plans[key] = kernels.plan_attention(self.batch, window, dtype)
         return self._plans[key]
 
 

@@ -66,7 +66,7 @@ def replace_experts(module: Any, kernels: Kernels, scheme: Scheme | None, path: 
         if scheme is None:
             return kernels.prepare_linear(weight)
         try:
-            quantized = round_to_nearest(weight, scheme)
+            quantized = round_to_nearest(weight.contiguous(), scheme)
         except ValueError as error:
             raise ModelError(f"--quantization: {path}: {error}") from error
         weight.copy_(quantized.dequantized(weight.dtype))  # so that both can be compared

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headrace.compute.adopted.attention import Attended, Layer, PagedStep, current, heard_by
+from headrace.compute.adopted.attention import Attended, Layer, PagedStep, heard_by, listener
 from headrace.compute.adopted.modules import GatedMlp, Norm, Part
 from headrace.compute.adopted.samples import TOLERANCES, agree
 from headrace.compute.batch import Batch
@@ -100,7 +100,7 @@ def fuse(
     if not isinstance(kernels, CppKernels):
         return 0
     found: list[_Found | None] = []
-    step = _Watching(kernels, layers, batch, pages)
+    step = _Watching(kernels, layers, batch, pages, None)
     step.seen = {}
     with torch.inference_mode(), _watched(model, layers) as seen:
         with heard_by(step):
@@ -267,13 +267,14 @@ def _linears(layer: Layer) -> tuple[Linear, Linear] | None:
     held = sum(1 for each in layer.module.parameters() if each.dim() > 1)
     if len(products) != 2 or held != len(parts):
         return None
-    first, second = products.values()
-    if not all(isinstance(each.weight, PackedWeight | PackedIntegers) for each in (first, second)):
+    if not all(isinstance(each.weight, PackedWeight | PackedIntegers) for each in products.values()):
         return None
-    ends = [part.end for part in parts if part.product is first]
     wanted = [heads * size, (heads + kv_heads) * size, (heads + 2 * kv_heads) * size]
-    fits = ends in (wanted, wanted[2:]) and second.weight.inputs == wanted[0]
-    return (first, second) if fits else None
+    for first, second in itertools.permutations(products.values()):
+        ends = [part.end for part in parts if part.product is first]
+        if ends in (wanted, wanted[2:]) and second.weight.inputs == wanted[0]:
+            return first, second
+    return None
 
 
 def _head_norms(layer: Layer) -> list[tuple[Norm, ...]]:
@@ -349,7 +350,7 @@ def _forwards(
 
     def first(hidden_states: Tensor, **arguments: Any) -> Tensor:
         nonlocal held, pages
-        step = step_of(current())
+        step = step_of(listener())
         taken = [step.take(attention)[1] for attention in attentions]
         if len(held) != len(taken) or any(one is not other for one, other in zip(held, taken, strict=True)):
             held, pages = taken, tuple(taken)
@@ -363,7 +364,7 @@ def _forwards(
         return after
 
     def passed(hidden_states: Tensor, **_: Any) -> Tensor:
-        if step_of(current()).kept.get(native) is not hidden_states:
+        if step_of(listener()).kept.get(native) is not hidden_states:
             raise RuntimeError("the states changed between two layers, unlike at start")
         return hidden_states
 

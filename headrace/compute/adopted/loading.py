@@ -10,6 +10,7 @@ Code of a checkpoint is never run (``trust_remote_code``), and pickles are never
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import logging
@@ -21,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace.compute.adopted.agreement import Rows, check_agreement, sample_rows
+from headrace.compute.adopted.agreement import Rows, check_agreement, first_step, sample_rows
 from headrace.compute.adopted.attention import NAME, Layer, Recording, heard_by, register
 from headrace.compute.adopted.decoder import AdoptedDecoder, AdoptedModel, cut
+from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.adopted.modules import replace as replace_modules
 from headrace.compute.adopted.states import SequenceStates, mixers_of, redirect
@@ -125,6 +127,10 @@ def load_adopted(
             check_agreement(decoder, expected)
         replaced = replace_modules(model, kernels, scheme=scheme)
         decoder.nbytes = held_bytes(model)
+        if states is None:
+            batch, kv = first_step(tokens, decoder)
+            run = functools.partial(computed.states, batch.tokens.long(), batch.positions)
+            replaced["layer in a call"] = fuse(model, kernels, layers, batch, kv.layers, run)
         if scheme is None:
             check_agreement(decoder, expected)
         if states is not None:

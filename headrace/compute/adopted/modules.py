@@ -234,7 +234,9 @@ class _Replacement:
             shape = None if matrix is None else (matrix.outputs, matrix.inputs)
             if shape != weight.shape:
                 needed = (
-                    "is no linear layer of the model" if shape is None else f"the model needs {list(shape)}"
+                    "it is no linear layer of the model"
+                    if shape is None
+                    else f"the model needs {list(shape)}"
                 )
                 raise ModelError(f"{self._path(path)} is stored quantized as {list(weight.shape)}, {needed}")
         self._visit(module, "")
