@@ -64,7 +64,9 @@ def judged(kind: str, use: str, tiny: Tiny) -> Verdict:
 
 def main() -> int:
     """Judge the types; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=())
     parser.add_argument("--check", action="store_true")
     for name, value in Tiny()._asdict().items():

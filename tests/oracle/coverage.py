@@ -21,7 +21,7 @@ from headrace.compute.kernels import select
 from headrace.compute.model.spec import ModelError
 from headrace.config import ModelOptions
 from tests.oracle.harness import DEVICE, Rig, Sequence
-from tests.oracle.tiny import Tiny, build
+from tests.oracle.tiny import DEFAULT, Tiny, build
 
 LENGTH, PROMPTS, DRAWN = 48, ((0, 27), (1, 9), (2, 18)), 10
 CHUNKS = ([LENGTH], [11, 1, 2, 1, 5])
@@ -48,7 +48,7 @@ class Verdict:
         return {name: value for name, value in asdict(self).items() if value}
 
 
-def judge(kind: str, use: str, tiny: Tiny = Tiny()) -> Verdict:
+def judge(kind: str, use: str, tiny: Tiny = DEFAULT) -> Verdict:
     """Load a tiny model of a type, and compare it with transformers."""
     try:
         model = build(kind, use, tiny)

@@ -83,7 +83,9 @@ class Rig:
     ) -> None:
         self.spec = parse_config(read_config(folder))
         weights = load_weights(folder, self.spec, dtype, DEVICE)
-        self._place(Decoder(self.spec, weights, select(kernels, DEVICE), max_model_len), block_size, num_blocks, seed)
+        self._place(
+            Decoder(self.spec, weights, select(kernels, DEVICE), max_model_len), block_size, num_blocks, seed
+        )
 
     @classmethod
     def over(cls, decoder: ModelDecoder) -> Rig:

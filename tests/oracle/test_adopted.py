@@ -66,7 +66,9 @@ def _continued(model: Any, prompt: list[int]) -> list[int]:
 
 
 def open_llm(folder: Path, **given: Any) -> LLM:
-    return LLM(str(folder), **{"max_model_len": 96, "kv_cache_memory_bytes": "8MiB", "block_size": 8, **given})
+    return LLM(
+        str(folder), **{"max_model_len": 96, "kv_cache_memory_bytes": "8MiB", "block_size": 8, **given}
+    )
 
 
 def texts(llm: LLM, prompts: list[list[int]], **params: Any) -> list[list[int]]:

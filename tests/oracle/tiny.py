@@ -30,7 +30,10 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"vocab_size(_per_layer_input)?", 256),
     (r"hidden_size|n_embd|d_model|dim|embedding_size|hidden_dim|model_dim|lru_width|conv_dim|embed_dim", 64),
     (r"(text|vision|out|word_embed|projection)_?(hidden_size|proj_dim|dim)|projection_dim", 64),
-    (r"intermediate_size(_mlp)?|n_inner|ffn_(hidden_size|dim)|d_ff|(de|en)coder_ffn_dim|intermediate_dim", 96),
+    (
+        r"intermediate_size(_mlp)?|n_inner|ffn_(hidden_size|dim)|d_ff|(de|en)coder_ffn_dim|intermediate_dim",
+        96,
+    ),
     (r"(dense|mlp)_intermediate_size", 96),
     (r"(moe|shared_expert|shared|moe_shared_expert)_intermediate_size|expert_ffn_hidden_size", 32),
     (r"num_hidden_layers|n_layers?|num_layers|(de|en)coder_layers|depth|num_decoder_layers", 4),
@@ -49,7 +52,10 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"linear_num_value_heads|mamba_n_heads|(mamba|n_mamba)_(num_)?heads", 4),
     (r"linear_num_key_heads|index_n_heads|attn_layer_period|expert_layer_period", 2),
     (r"attn_layer_offset|expert_layer_offset|mamba_n_groups|n_groups|mamba_ngroups", 1),
-    (r"linear_(key|value)_head_dim|(mamba_d|mamba|ssm)?_?state(_size|_dim)?|mamba_(chunk_size)|chunk_size", 16),
+    (
+        r"linear_(key|value)_head_dim|(mamba_d|mamba|ssm)?_?state(_size|_dim)?|mamba_(chunk_size)|chunk_size",
+        16,
+    ),
     (r"mamba_(d_head|headdim|head_dim)", 32),
     (r"mamba_d_ssm", 128),
     (r"mamba_dt_rank|time_step_rank", 4),
@@ -68,16 +74,44 @@ _LISTS = re.compile(
 _IDS = re.compile(r"(image|video|audio|vision_start|vision_end|boi|eoi|eoa|boa)_token_(id|index)")
 _MIXED = ["mamba", "attention", "mamba", "attention"]
 _MLA = {"head_dim": 8, "qk_head_dim": 24}
+_ROUTED = {
+    "n_group": 1,
+    "topk_group": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+}
+
+
+def _sections(*sizes: int) -> dict[str, Any]:
+    """Rotary features of time, height and width."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sizes)}}
+
+
+_IN_TEXT = {"text_config": _sections(2, 3, 3)}
 _OWN: dict[str, dict[str, Any]] = {
-    "bamba": {"attn_layer_indices": [1, 3], "layer_types": _MIXED},
+    "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": _MIXED, "layers_block_type": _MIXED},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 16},
-    "deepseek_v2": {**_MLA, "topk_method": "greedy", "topk_group": 1, "n_group": 1},
+    "deepseek_v2": {**_MLA, **_ROUTED},
+    "dots1": _ROUTED,
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "glm46v", "glm4v"), _IN_TEXT),
+    **dict.fromkeys(("glm_ocr", "glmga", "paddleocr_vl"), _IN_TEXT),
+    "glm4v_moe": {"text_config": _sections(2, 1, 1)},
     **dict.fromkeys(
-        ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "youtu", "longcat_flash", "sarvam_mla", "axk1", "axk2"),
+        (
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm4_moe_lite",
+            "youtu",
+            "longcat_flash",
+            "sarvam_mla",
+            "axk1",
+            "axk2",
+        ),
         _MLA,
     ),
     **dict.fromkeys(("glm_moe_dsa", "minicpm3"), _MLA),
@@ -93,7 +127,10 @@ class Tiny(NamedTuple):
     seed: int = 0
 
 
-def build(kind: str, use: str, tiny: Tiny = Tiny()) -> Any:
+DEFAULT = Tiny()
+
+
+def build(kind: str, use: str, tiny: Tiny = DEFAULT) -> Any:
     """A tiny model of a type with random weights in float32, whose norms and biases are perturbed too.
 
     Raises:
@@ -103,7 +140,8 @@ def build(kind: str, use: str, tiny: Tiny = Tiny()) -> Any:
     for keep_lists, fill in ((True, False), (False, False), (False, True), (True, True)):
         try:
             fields = _small(cls().to_dict(), tiny, keep_lists=keep_lists, fill=fill)
-            fields |= _OWN.get(kind, {})
+            for key, own in _OWN.get(kind, {}).items():
+                fields[key] = fields.get(key, {}) | own if isinstance(own, dict) else own
             fields.pop("model_type", None)
             with _quiet():
                 with torch.device("meta"):
@@ -111,7 +149,9 @@ def build(kind: str, use: str, tiny: Tiny = Tiny()) -> Any:
                 if size > _MOST_PARAMETERS:
                     raise ValueError(f"{size / 1e6:.0f} M parameters after shrinking")
                 torch.manual_seed(tiny.seed)
-                model = auto.from_config(cls(**fields), attn_implementation="eager", dtype=torch.float32).eval()
+                model = auto.from_config(
+                    cls(**fields), attn_implementation="eager", dtype=torch.float32
+                ).eval()
                 _perturb(model, tiny.seed)
                 row = torch.arange(1, 9)[None]
                 with torch.inference_mode():
@@ -139,10 +179,6 @@ def _small(fields: dict[str, Any], tiny: Tiny, *, keep_lists: bool, fill: bool) 
         if isinstance(value, dict) and key.endswith("config") and key != "quantization_config":
             own = {"model_type": value["model_type"]} if "model_type" in value else {}
             out[key] = _small(value, tiny, keep_lists=keep_lists, fill=fill) | own
-        elif key in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
-            if "mrope_section" in value:
-                half = int(8 * value.get("partial_rotary_factor", fields.get("partial_rotary_factor") or 1.0))
-                out[key] = value | {"mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
         elif _LISTS.fullmatch(key) and isinstance(value, list | tuple) and value:
             if keep_lists:
                 kinds = list(dict.fromkeys(map(str, value)))
@@ -156,10 +192,18 @@ def _small(fields: dict[str, Any], tiny: Tiny, *, keep_lists: bool, fill: bool) 
                 out[key] = {"bos_token_id": 1, "eos_token_id": 2}[key] if ends else 0
         elif _IDS.fullmatch(key):
             out[key] = 255 - len([each for each in out if _IDS.fullmatch(each)])
-        elif fill and value is None and key in ("head_dim", "num_key_value_heads", "num_attention_heads"):
+        elif (
+            fill
+            and value is None
+            and re.fullmatch(r"head_dim|num_(key_value|attention)_heads|ffn_hidden_size", key)
+        ):
             out[key] = _size(key, tiny)
-        elif isinstance(value, int) and not isinstance(value, bool) and (size := _size(key, tiny)) is not None:
-            same = key.endswith(("key_value_heads", "kv_heads")) and value == fields.get("num_attention_heads")
+        elif (
+            isinstance(value, int) and not isinstance(value, bool) and (size := _size(key, tiny)) is not None
+        ):
+            same = key.endswith(("key_value_heads", "kv_heads")) and value == fields.get(
+                "num_attention_heads"
+            )
             out[key] = 4 if same else size
     return out
 
