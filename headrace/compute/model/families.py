@@ -37,6 +37,14 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn")
 """Dtypes of stored weights; those that are not computed in are converted."""
 
 
+class UnknownArchitecture(ModelError):
+    """A config of no native family; ``architecture`` is what it names."""
+
+    def __init__(self, architecture: str, message: str) -> None:
+        super().__init__(message)
+        self.architecture = architecture
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Differences from a Llama.
@@ -566,7 +574,7 @@ def _described(config: Mapping[str, Any]) -> _Described:
             return _composite(name, config)
     supported = ", ".join((*FAMILIES, *COMPOSITES))
     said = ", ".join(names) or "no architecture at all"
-    raise ModelError(f"the config names {said}; supported architectures are: {supported}")
+    raise UnknownArchitecture(said, f"the config names {said}; supported architectures are: {supported}")
 
 
 def _composite(name: str, config: Mapping[str, Any]) -> _Described:
@@ -577,8 +585,9 @@ def _composite(name: str, config: Mapping[str, Any]) -> _Described:
         raise ModelError(f"{name}: the config has no text_config")
     kind = composite.text if inner is config else inner.get("model_type", composite.text)
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
-        raise ModelError(
-            f"{name}: text_config has the model_type {kind!r}; supported are: {', '.join(TEXT_TYPES)}"
+        raise UnknownArchitecture(
+            name,
+            f"{name}: text_config has the model_type {kind!r}; supported are: {', '.join(TEXT_TYPES)}",
         )
     text = TEXT_TYPES[kind]
     defaults = {**text.family.defaults, **text.sizes, "tie_word_embeddings": composite.tied}
