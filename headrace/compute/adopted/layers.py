@@ -364,7 +364,8 @@ def _forwards(
         return after
 
     def passed(hidden_states: Tensor, **_: Any) -> Tensor:
-        if step_of(listener()).kept.get(native) is not hidden_states:
+        after: object = step_of(listener()).kept.get(native)
+        if after is not hidden_states:
             raise RuntimeError("the states changed between two layers, unlike at start")
         return hidden_states
 
