@@ -1,11 +1,11 @@
 """Judges every causal and image-text model type of the installed transformers, and records the verdicts.
 
-    python scripts/model_coverage.py                          all types, written to docs/data/models.json
-    python scripts/model_coverage.py --only mixtral qwen3_vl   some types, printed only
+    python scripts/model_coverage.py                          all types, recorded in docs/data/models.json
+    python scripts/model_coverage.py --only mixtral qwen3_vl   some types
     python scripts/model_coverage.py --seed 3 --layers 6 --window 7 --check
 
-`scripts/reference.py` creates the table of models from the record. The exit status is 1 if a type is wrong, or with
-``--check`` if a type that the record calls equal is not.
+Verdicts on tiny models of the default sizes are recorded; `scripts/reference.py` creates the table of models from the
+record. The exit status is 1 if a type is wrong, or with ``--check`` if a type that was recorded as equal is not.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.oracle.coverage import Verdict, judge  # noqa: E402
-from tests.oracle.tiny import TYPES, Tiny  # noqa: E402
+from tests.oracle.tiny import DEFAULT, TYPES, Tiny  # noqa: E402
 
 RECORD = ROOT / "docs" / "data" / "models.json"
-SECONDS = 60
+SECONDS = 120
 """Time limit of a type."""
 
 
@@ -74,24 +74,34 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     tiny = Tiny(given.layers, given.window, given.seed)
+    known = _recorded()
     verdicts = []
     for use, kinds in TYPES.items():
         for kind in kinds:
-            if not given.only or kind in given.only:
-                verdicts.append(found := judged(kind, use, tiny))
-                print(use, kind, found.verdict, found.by, found.why[:160].replace("\n", " "), flush=True)
+            if given.only and kind not in given.only:
+                continue
+            verdicts.append(found := judged(kind, use, tiny))
+            print(use, kind, found.verdict, found.by, found.why[:160].replace("\n", " "), flush=True)
+            if tiny == DEFAULT:
+                _record(known | {(each.use, each.kind): each.asdict() for each in verdicts})
     print(dict(Counter((each.use, each.verdict) for each in verdicts)))
-    if not given.only and not given.check:
-        record = {"transformers": transformers.__version__, "types": [each.asdict() for each in verdicts]}
-        lines = ",\n".join(json.dumps(each) for each in record.pop("types"))
-        head = json.dumps(record)[:-1]
-        RECORD.write_text(f'{head}, "types": [\n{lines}\n]}}\n')
-    equal = set()
-    if given.check:
-        known = json.loads(RECORD.read_text())["types"]
-        equal = {(each["kind"], each["use"]) for each in known if each["verdict"] == "equal"}
-    lost = [each for each in verdicts if (each.kind, each.use) in equal and each.verdict != "equal"]
+    equal = {key for key, each in known.items() if each["verdict"] == "equal"} if given.check else set()
+    lost = [each for each in verdicts if (each.use, each.kind) in equal and each.verdict != "equal"]
     return int(any(each.verdict == "wrong" for each in verdicts) or bool(lost))
+
+
+def _recorded() -> dict[tuple[str, str], dict[str, str]]:
+    """The recorded verdicts by use and type."""
+    if not RECORD.is_file():
+        return {}
+    return {(each["use"], each["kind"]): each for each in json.loads(RECORD.read_text())["types"]}
+
+
+def _record(verdicts: dict[tuple[str, str], dict[str, str]]) -> None:
+    """Write the verdicts in the order of the types, one a line."""
+    order = [(use, kind) for use, kinds in TYPES.items() for kind in kinds]
+    lines = ",\n".join(json.dumps(verdicts[key]) for key in order if key in verdicts)
+    RECORD.write_text(f'{{"transformers": "{transformers.__version__}", "types": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import types
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib import import_module
@@ -303,10 +305,13 @@ def models_page() -> str:
     lines = [
         "# Model compatibility",
         "",
-        "The name under `architectures` in `config.json` decides whether a model loads. Every family is tested",
-        "against `transformers` with small random weights: logits, greedy text, chunked prefill. Larger sizes in the",
-        "last column were run in benchmarks, with random weights unless they are the built-in model.",
+        "The name under `architectures` in `config.json` decides how a model is computed.",
         "[Models](../guide/models.md) describes formats and dtypes.",
+        "",
+        "## Native families",
+        "",
+        "Every family is tested against `transformers` with small random weights: logits, greedy text, chunked prefill.",
+        "Larger sizes in the last column were run in benchmarks, with random weights unless they are the built-in model.",
         "",
         "| `architectures` | models | tested with |",
         "|---|---|---|",
@@ -314,9 +319,42 @@ def models_page() -> str:
     for name in FAMILIES:
         models, larger = TESTED[name]
         lines.append(f"| `{name}` | {models} | small random weights{f'; {larger}' if larger else ''} |")
-    lines += ["", "Not supported: mixtures of experts, GGUF files, images, audio, embeddings.", ""]
+    lines += ["", *_types_of_transformers(), ""]
     lines += [*_memory_of_weights(), "", *_memory_of_contexts()]
     return "\n".join([*lines, ""])
+
+
+def _types_of_transformers() -> list[str]:
+    """The recorded verdict on each model type of transformers: see `scripts/model_coverage.py`."""
+    record = json.loads((FOLDER.parent / "data" / "models.json").read_text())
+    types = record["types"]
+    lines = [
+        "## Model types of transformers",
+        "",
+        f"A tiny random checkpoint of each type of transformers {record['transformers']} was loaded with",
+        "`--model-impl auto` in float32. `equal`: logits of a row as a whole and in chunks differ by less than 0.001 from",
+        "those of `transformers`, and greedy texts of three rows in one batch agree. Types for images are judged with text",
+        "input. `python scripts/model_coverage.py` repeats it.",
+        "",
+        "| types | equal, native | equal, transformers | rejected at start | wrong | no tiny checkpoint |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for use in dict.fromkeys(each["use"] for each in types):
+        found = Counter((each["verdict"], each.get("by", "")) for each in types if each["use"] == use)
+        by = [found["equal", "native"], found["equal", "transformers"]]
+        rest = [sum(n for (v, _), n in found.items() if v == verdict) for verdict in ("refused", "wrong", "not built")]
+        lines.append(f"| {use} | {' | '.join(map(str, by + rest))} |")
+    lines += ["", "| model type | `architectures` | for | result |", "|---|---|---|---|"]
+    for each in types:
+        why = each.get("why", "").partition(": ")[2] if each["verdict"] == "refused" else ""
+        result = {"equal": each.get("by", ""), "refused": f"rejected: {_cell(why)}"}.get(each["verdict"], each["verdict"])
+        lines.append(f"| `{each['kind']}` | `{each.get('architecture', '')}` | {each['use']} | {result} |")
+    return [line.replace("| `` |", "|  |") for line in lines]
+
+
+def _cell(text: str) -> str:
+    """Text of another library as a cell of a table."""
+    return " ".join(text.replace("|", "/").replace("<", "&lt;").split())[:140]
 
 
 def _memory_of_weights() -> list[str]:

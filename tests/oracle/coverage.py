@@ -50,14 +50,13 @@ class Verdict:
 
 def judge(kind: str, use: str, tiny: Tiny = DEFAULT) -> Verdict:
     """Load a tiny model of a type, and compare it with transformers."""
-    try:
-        model = build(kind, use, tiny)
-    except RuntimeError as error:
-        return Verdict(kind, use, "not built", why=str(error))
-    name = type(model).__name__
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        found = None
+        try:
+            model = build(kind, use, tiny)
+            model.save_pretrained(folder)
+        except Exception as error:  # whatever a config of wrong sizes raises
+            return Verdict(kind, use, "not built", why=f"{type(error).__name__}: {error}"[:200])
+        name = type(model).__name__
         try:
             options = ModelOptions(model=folder)
             found = find_model(options, Path(folder))
