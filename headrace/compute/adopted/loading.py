@@ -138,7 +138,7 @@ def load_adopted(
         replaced = replace_modules(model, kernels, scheme=scheme, stored=on_device)
         decoder.nbytes = held_bytes(model)
         if states is None:
-            batch, kv = first_step(tokens, decoder)
+            batch, kv = first_step(tokens, decoder, max_model_len)
             run = functools.partial(computed.states, batch.tokens.long(), batch.positions)
             replaced["layer in a call"] = fuse(model, kernels, layers, batch, kv.layers, run)
         if not rounded:

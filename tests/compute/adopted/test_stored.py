@@ -55,11 +55,11 @@ def test_models_of_several_types(tmp_path: Path, kind: str) -> None:
 def _compare(folder: Path, model: Any) -> None:
     found = read_adoptable(folder)
     decoder = load_adopted(found, KERNELS, torch.float32, CPU, 128).decoder
-    rows = [torch.arange(3, 43), torch.arange(50, 73)]
-    batch, kv = first_step(rows, decoder)
+    rows = [torch.arange(3, 43)]
+    batch, kv = first_step(rows[:1], decoder, 40)
     got = decoder.logits(decoder.hidden(batch, kv))
     with torch.inference_mode():
-        expected = torch.cat([model(input_ids=row[None], use_cache=False).logits[0] for row in rows])
+        expected = model(input_ids=rows[0][None], use_cache=False).logits[0]
     assert float((got - expected).abs().max() / expected.std()) < 1e-3
 
 
