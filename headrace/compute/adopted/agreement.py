@@ -27,9 +27,9 @@ _BLOCK = 8
 _CHUNKS = ((13, 9), (2, 1), (1, 1), (7, 8), (1, 1), (16, 3))
 """Tokens that each step computes of the two rows."""
 
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Error of the logits of a token, as a part of their spread: the largest one in float32. In 16 bits it is the root mean
-square, of the median token: the largest of rounding errors grows with the vocabulary."""
+TOLERANCE = {torch.float32: 3e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}
+"""Most that logits may differ, as a part of their spread: in float32 any of them, in 16 bits the root mean square of the
+median token, because rounding may change which experts a token takes."""
 
 
 class Rows(NamedTuple):
@@ -58,9 +58,9 @@ def check_agreement(decoder: AdoptedDecoder, expected: Rows) -> None:
     for mine, theirs in zip(ours, expected.logits, strict=True):
         if mine.shape != theirs.shape:
             raise ModelError(f"its logits have shape {list(mine.shape)} instead of {list(theirs.shape)}")
-        error = (mine - theirs).abs() / theirs.std().clamp_min(1e-6)
+        error = (mine - theirs) / theirs.std().clamp_min(1e-6)
         exact = decoder.dtype == torch.float32
-        worst = float(error.max() if exact else error.square().mean(-1).sqrt().median())
+        worst = float(error.abs().max() if exact else error.square().mean(-1).sqrt().median())
         if not worst <= TOLERANCE[decoder.dtype]:
             raise ModelError(
                 f"its logits differ from transformers' own by {worst:.2g} of their spread when prompts are computed in"
