@@ -7,5 +7,6 @@
 - `modules`: the kernels inside their modules, recognised by what they compute.
 - `layers`: whole decoder layers in one call of the kernels.
 - `experts`: the same for experts with three-dimensional weights.
+- `stored`: linear layers that a checkpoint stores quantized.
 - `samples`: inputs for the comparison of two modules.
 """
