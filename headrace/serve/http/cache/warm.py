@@ -96,6 +96,7 @@ class Computing:
                 opening, self._model.prompts.markers(self._model.rules.tenants, tenant_name)
             )
             tokens = await self._model.encode_prompt(await render(self._model, opening, tenant_name))
+        self._model.check_text(tokens, None)
         if len(tokens) >= self._model.max_model_len:
             raise invalid(
                 f"a prefix of {len(tokens)} tokens leaves no room within --max-model-len {self._model.max_model_len}"
