@@ -302,7 +302,9 @@ def test_an_experiment_is_simulated_started_and_stopped(inside: Browser, loaded:
     press(inside, "button", "Start on live traffic")
     inside.shows("99 is not between 0 and 4", ".field .error")
     # The field takes the focus after the error is drawn.
-    inside.eventually(lambda: inside.run("return document.activeElement.getAttribute('aria-invalid')") == "true")
+    inside.eventually(
+        lambda: inside.run("return document.activeElement.getAttribute('aria-invalid')") == "true"
+    )
     assert not inside.barriers()
     for label, value in (("Treatment", "1"), ("Length", "0.4"), ("Burn-in", "0.1"), ("Maximum", "4")):
         inside.run(FILL, label, value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.core.constraint import json_text
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
 from headrace.core.tenancy.classes import BACKGROUND
 from headrace.serve.auth.api_keys import tenant
@@ -153,7 +153,7 @@ class Warm:
             raise permission_denied(message, "from_history")
         questions = []
         for number, each in enumerate(body.requests):
-            raw = json.dumps(each.body).encode()
+            raw = json_text(each.body, "the body").encode("utf-8", "surrogatepass")
             self._check(each.url, raw, f"requests[{number}].body")
             questions.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
         for number, prefix in enumerate(body.prefixes):
