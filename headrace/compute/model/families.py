@@ -245,6 +245,18 @@ def _layers(read: ConfigReader, family: Family) -> tuple[LayerSpec, ...]:
     )
 
 
+_STORED_DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+"""Dtypes that a config may name; weights in those that are not computed in are converted, and the start says so."""
+
+
 def _dtype(config: Mapping[str, Any]) -> str | None:
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    return None if dtype is None else str(dtype)
+    """The name of the stored dtype, also written as ``torch.bfloat16``; None if there is none."""
+    for name in ("dtype", "torch_dtype"):
+        dtype = config.get(name)
+        if dtype is None:
+            continue
+        plain = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
+        if plain not in _STORED_DTYPES:
+            raise ModelError(f"{name} must be one of {', '.join(_STORED_DTYPES)}, got {dtype!r:.80}")
+        return plain
+    return None

@@ -273,3 +273,12 @@ def test_sizes_of_a_malicious_config_are_refused_by_name(field: str, value: obje
 )
 def test_a_default_rope_ignores_fields_of_other_types(field: str, left: dict[str, Any]) -> None:
     assert parse_config(LLAMA | {field: {"rope_type": "default"} | left}).ropes == parse_config(LLAMA).ropes
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_the_stored_dtype_is_a_name_of_torch(field: str) -> None:
+    assert parse(**{field: "torch.bfloat16"}).dtype == "bfloat16"
+    assert parse(**{field: "float64"}).dtype == "float64"
+    for wrong in ("junk", "", 5, True, ["bfloat16"], {"a": 1}, "int64", "__class__"):
+        with pytest.raises(ModelError, match=f"{field} must be one of bfloat16, .*, got"):
+            parse(**{field: wrong})
