@@ -81,13 +81,15 @@ def open_database(
     """A connection, for any thread, to a database that only the user of this process can read.
 
     Raises:
-        OSError: as `private_file`.
+        OSError: as `private_file`; also if a stranger made one of the files that SQLite has beside a database.
         sqlite3.Error: it cannot be opened.
     """
     path = private_file(path)
     for each in _BESIDE_DATABASE:
+        beside = path.with_name(path.name + each)
+        _refuse_stranger(beside)  # SQLite would write a stranger's journal into the database
         with suppress(FileNotFoundError):
-            _tighten(path.with_name(path.name + each), path)
+            _tighten(beside, path)
     return sqlite3.connect(path, timeout=timeout, isolation_level=isolation_level, check_same_thread=False)
 
 
@@ -107,12 +109,16 @@ def _refuse_stranger(path: Path) -> None:
 
     The rule is that of Linux' ``protected_symlinks``, which not every machine has on.
     """
-    folder = os.stat(path.parent) if path.parent.is_dir() else None
-    if folder is None or not (folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH):
-        return
-    with suppress(FileNotFoundError):
-        if os.lstat(path).st_uid not in (os.geteuid(), folder.st_uid):
-            raise OSError(errno.EPERM, f"another user made it in {path.parent}, where all users can", path)
+    path = path.absolute()
+    for each in (path, *(folder for folder in path.parents if folder.is_symlink())):
+        folder = os.stat(each.parent) if each.parent.is_dir() else None
+        if folder is None or not (folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH):
+            continue
+        with suppress(FileNotFoundError):
+            if os.lstat(each).st_uid not in (os.geteuid(), folder.st_uid):
+                raise OSError(
+                    errno.EPERM, f"another user made it in {each.parent}, where all users can", each
+                )
 
 
 @contextmanager
@@ -124,8 +130,9 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     are written directly; a link is followed.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; or a stranger made it or a link on the way to it, see `private_file`.
     """
+    _refuse_stranger(path)
     if path.exists() and not path.is_file():  # before links are followed: that of a pipe leads to no path
         with path.open("wb") as file:
             yield file

@@ -196,6 +196,62 @@ def test_what_a_stranger_left_in_a_shared_folder_is_refused(tmp_path, monkeypatc
     assert victim.read_text() == "of another user"
 
 
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """A folder in which all users can create files; what is named there with ``stranger`` belongs to another user."""
+    folder, lstat = tmp_path / "tmp", os.lstat
+    folder.mkdir()
+    folder.chmod(0o1777)
+
+    def found(name, *args, **more):
+        real = lstat(name, *args, **more)
+        planted = Path(name).name.startswith("stranger")
+        return os.stat_result((*real[:4], os.getuid() + 1, *real[5:])) if planted else real
+
+    monkeypatch.setattr(os, "lstat", found)
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["-journal", "-wal", "-shm"])
+def test_a_strangers_journal_is_not_written_into_a_database(shared, monkeypatch, ending):
+    planted = shared / f"own{ending}"
+    planted.write_bytes(b"of a stranger")
+    lstat = os.lstat
+    monkeypatch.setattr(
+        os, "lstat", lambda name, *args: lstat(shared / "stranger" if Path(name) == planted else name, *args)
+    )
+    (shared / "stranger").write_bytes(b"")
+    with pytest.raises(OSError, match="another user made it"):
+        open_database(shared / "own")
+    assert planted.read_bytes() == b"of a stranger"
+
+
+def test_a_file_is_not_replaced_through_a_strangers_link(shared, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("of this user")
+    (shared / "stranger").symlink_to(victim)
+    with pytest.raises(OSError, match="another user made it"), replacing(shared / "stranger") as file:
+        file.write(b"x")
+    assert victim.read_text() == "of this user"
+    (shared / "own").symlink_to(victim)
+    with replacing(shared / "own") as file:
+        file.write(b"x")
+    assert victim.read_text() == "x"
+
+
+def test_a_strangers_link_on_the_way_to_a_file_is_refused(shared, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (shared / "stranger").symlink_to(own)
+    (shared / "linked").symlink_to(own)
+    for opening in (open_database, lambda each: open(each, "ab", opener=private_opener)):  # noqa: SIM115 (refused)
+        with pytest.raises(OSError, match="another user made it"):
+            opening(shared / "stranger" / "headrace.db")
+    assert list(own.iterdir()) == []
+    open_database(shared / "linked" / "headrace.db").close()
+    assert (own / "headrace.db").exists()
+
+
 def test_a_mode_that_cannot_be_changed_is_a_warning(tmp_path, monkeypatch, caplog):
     path = tmp_path / "store.db"
     path.write_bytes(b"")

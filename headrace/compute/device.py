@@ -199,6 +199,19 @@ def alone(function: Callable[[], ResultT]) -> ResultT:
         limits.mkl(0)
 
 
+def idle_team() -> ThreadPoolExecutor:
+    """A thread with a team of OpenMP's threads that do nothing, until ``shutdown``: for steps beside busy threads.
+
+    GNU's runtime spins at barriers while all teams together have at most as many threads as the machine has cores. A
+    thread that plans the next step, or that tokenizes, then takes the core of a thread of the step, and the others spin
+    until it is back: with eight calling threads on two cores, a step took five times as long. With this team there are
+    more threads than cores, so the runtime lets them sleep. See `apart` for the opposite case.
+    """
+    thread = ThreadPoolExecutor(1, "headrace-idle-team")
+    thread.submit(lambda: torch.ones(1 << 20).exp()).result()  # large enough to be computed in parallel
+    return thread
+
+
 class _ThreadLimits(NamedTuple):
     """Setters for the number of threads that the calling thread may use; 0 for MKL: the process default."""
 

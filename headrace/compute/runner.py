@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Ints, Taps, ramps
+from headrace.compute.device import idle_team
 from headrace.compute.drafting.head_drafts import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Decoder, Ending, Variant
@@ -130,6 +131,7 @@ class LocalRunner:
         if graphs is not None:
             self._graphs = GraphedSteps(graphs, decoder, kv, self._slots, self._sampling.counts)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headrace-runner") if background else None
+        self._idle_team = idle_team() if background else None
         self._launched: deque[Future[Launched] | HostStep] = deque()
 
     def capture(self) -> Captured | None:
@@ -188,8 +190,9 @@ class LocalRunner:
 
     def close(self) -> None:
         """Finish the launched plans and end the background thread."""
-        if self._thread is not None:
-            self._thread.shutdown()
+        for thread in (self._thread, self._idle_team):
+            if thread is not None:
+                thread.shutdown()
         if self._matchers is not None:
             self._matchers.close()
         if self._mover is not None:

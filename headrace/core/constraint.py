@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -149,16 +150,63 @@ def as_constraint(value: object) -> Constraint:
     return Constraint(made.kind, made.source, whitespace)
 
 
+class WrittenFloat(float):
+    """A fraction with the ``text`` that it was read from, which may have more digits than a double."""
+
+    __slots__ = ("text",)
+
+    def __new__(cls, text: str) -> WrittenFloat:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+    text: str
+
+
 def json_text(value: object, what: str) -> str:
-    """``value`` as JSON text, properties in their order.
+    """``value`` as JSON text, properties in their order; a `WrittenFloat` and a `Decimal` keep all their digits.
 
     Raises:
         UnusableConstraint: it is not JSON.
     """
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        if not _has_digits(value):
+            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return "".join(_pieces(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise UnusableConstraint(f"{what} is not JSON: {error}") from None
+
+
+def _has_digits(value: object) -> bool:
+    """Whether a number in ``value`` may have more digits than `json.dumps` writes."""
+    if isinstance(value, Mapping):
+        return any(map(_has_digits, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_digits, value))
+    return isinstance(value, WrittenFloat | Decimal)
+
+
+def _pieces(value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for number, (name, each) in enumerate(value.items()):
+            if not isinstance(name, str):
+                raise TypeError(f"the name {name!r} is no string")
+            yield ("," if number else "{") + json.dumps(name, ensure_ascii=False) + ":"
+            yield from _pieces(each)
+        yield "}" if value else "{}"
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield "," if number else "["
+            yield from _pieces(each)
+        yield "]" if value else "[]"
+    elif isinstance(value, WrittenFloat):
+        yield value.text
+    elif isinstance(value, Decimal):
+        if not value.is_finite():
+            raise ValueError(f"{value} is no JSON number")
+        yield str(value)
+    else:
+        yield json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def json_constraint(schema: object) -> Constraint:

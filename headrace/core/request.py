@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, as_constraint
 from headrace.core.request_settings import NO_SETTINGS, RequestSettings
@@ -57,6 +57,7 @@ MIN_REPETITION_PENALTY = 1e-6
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _COUNTS = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_STRINGS, _WORDS = "a string or a list of strings", "a list of lists of token ids"
 _OPTIONAL = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
 
@@ -66,13 +67,32 @@ def _require_type(param: str, value: object, kinds: tuple[type, ...], shown: str
         raise InvalidParameter(param, f"{param} must be {shown}, got {value!r}")
 
 
-def _integers(param: str, values: object) -> tuple[int, ...]:
+def _listed(param: str, values: object, shown: str) -> tuple[Any, ...]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
-        raise InvalidParameter(param, f"{param} must be a list of integers, got {values!r}")
-    listed = tuple(values)
+        raise InvalidParameter(param, f"{param} must be {shown}, got {values!r}")
+    return tuple(values)
+
+
+def _integers(param: str, values: object) -> tuple[int, ...]:
+    listed = _listed(param, values, "a list of integers")
     for value in listed:
         _require_type(param, value, (int,), "a list of integers")
     return listed
+
+
+def _biases(values: object) -> tuple[tuple[int, float], ...]:
+    """The pairs of a mapping, or of a list of pairs."""
+    shown = "a mapping of token ids to numbers"
+    listed = _listed("logit_bias", values.items() if isinstance(values, Mapping) else values, shown)
+    try:
+        pairs = tuple((token, bias) for token, bias in listed)
+    except (TypeError, ValueError):
+        raise InvalidParameter("logit_bias", f"logit_bias must be {shown}, got {values!r:.80}") from None
+    if not {type(token) for token, _ in pairs} <= {int}:
+        raise InvalidParameter("logit_bias", "logit_bias must have integers as token ids")
+    if not {type(bias) for _, bias in pairs} <= {int, float}:
+        raise InvalidParameter("logit_bias", "logit_bias must have numbers as values")
+    return pairs
 
 
 def _constraint(value: object) -> Constraint:
@@ -191,15 +211,16 @@ class SamplingParams:
             _require_type(param, getattr(self, param), (int,), "an integer")
         for param in _SWITCHES:
             _require_type(param, getattr(self, param), (bool,), "true or false")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop, _STRINGS)
         for text in stop:
-            _require_type("stop", text, (str,), "a string or a list of strings")
-        biases = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+            _require_type("stop", text, (str,), _STRINGS)
         values: dict[str, object] = {
             "stop": stop,
             "stop_token_ids": _integers("stop_token_ids", self.stop_token_ids),
-            "logit_bias": tuple((token, bias) for token, bias in biases),
-            "bad_words": tuple(_integers("bad_words", word) for word in self.bad_words),
+            "logit_bias": _biases(self.logit_bias),
+            "bad_words": tuple(
+                _integers("bad_words", word) for word in _listed("bad_words", self.bad_words, _WORDS)
+            ),
         }
         if self.allowed_token_ids is not None:
             values["allowed_token_ids"] = _integers("allowed_token_ids", self.allowed_token_ids)

@@ -166,7 +166,7 @@ class AsyncLLM:
         make = partial(
             embedding_task,
             self._pooling,
-            each_prompt(inputs),
+            each_prompt(inputs, "inputs"),
             dimensions=dimensions,
             normalize=normalize,
             prompt_name=prompt_name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -13,6 +13,7 @@ from headrace.compute.encoder.models import run
 from headrace.config import ConfigError
 from headrace.core.embedding import InputQueue, TokenRow
 from headrace.core.request import InvalidParameter
+from headrace.llm.job import items
 from headrace.llm.outputs import EmbeddingOutput, ScoreOutput
 from headrace.serve.embedding.inputs import check_truncation, pair_rows, prompt_of, side_rows, text_rows
 from headrace.serve.embedding.models import PoolingModel, PoolingModels, Values
@@ -48,6 +49,9 @@ def embedding_task(
     model = models.embedding
     if model is None:
         raise ConfigError("there is no embedding model: set one as MODEL, or with embedding_model")
+    _check_types(
+        dimensions=dimensions, normalize=normalize, prompt_name=prompt_name, truncate_prompt_tokens=truncate
+    )
     if dimensions is not None and not 1 <= dimensions <= model.dimensions:
         raise InvalidParameter("dimensions", f"dimensions must be 1 to {model.dimensions}, got {dimensions}")
     limit = check_truncation(model, truncate)
@@ -65,6 +69,7 @@ def score_task(
         ConfigError: there is no model for it.
         InvalidParameter: an input or parameter is invalid.
     """
+    _check_types(truncate_prompt_tokens=truncate)
     if models.rerank is not None:
         limit = check_truncation(models.rerank, truncate)
         rows = pair_rows(models.rerank, pairs, param="documents", limit=limit)
@@ -80,15 +85,33 @@ def pairs_of(queries: str | Sequence[str], documents: str | Sequence[str]) -> li
     """One query with each document, or each query with its document.
 
     Raises:
-        InvalidParameter: there are several queries, and a different number of documents.
+        InvalidParameter: a value is no text, or there are several queries, and a different number of documents.
     """
-    ones = [queries] if isinstance(queries, str) else list(queries)
-    others = [documents] if isinstance(documents, str) else list(documents)
+    ones, others = _texts(queries, "queries"), _texts(documents, "documents")
     if len(ones) == 1:
         ones *= len(others)
     if len(ones) != len(others):
         raise InvalidParameter("documents", f"{len(ones)} queries for {len(others)} documents")
     return list(zip(ones, others, strict=True))
+
+
+def _texts(given: str | Sequence[str], param: str) -> list[str]:
+    texts = [given] if isinstance(given, str) else items(given, param, "text or a list of texts")
+    for at, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidParameter(param, f"{param}[{at}] must be text, got {type(text).__name__}")
+    return texts
+
+
+def _check_types(**given: object) -> None:
+    """Refuse values of wrong types, by name; None is allowed."""
+    for param, value in given.items():
+        kind, shown = _KINDS.get(param, (int, "an integer"))
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise InvalidParameter(param, f"{param} must be {shown}, got {value!r:.80}")
+
+
+_KINDS: Mapping[str, tuple[type, str]] = {"normalize": (bool, "True or False"), "prompt_name": (str, "text")}
 
 
 def compute(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, cast
+from operator import index
+from typing import Any, SupportsIndex, cast
 
 from headrace.build.model import Loaded
 from headrace.core.capacity import why_unservable
@@ -20,6 +21,7 @@ from headrace.llm.answer import PendingAnswer
 from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
 from headrace.observe.cost.account import Cost
 from headrace.serve.text.stream import TextStreams
+from headrace.serve.text.tokenizer import TokenizerError
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -122,8 +124,7 @@ class JobMaker:
             InvalidParameter: a prompt or parameter is invalid.
         """
         given = each_prompt(prompts)
-        encode = self._loaded.tokenizer.encode
-        tokens = [encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in given]
+        tokens = [self._tokens(prompt, f"prompts[{at}]") for at, prompt in enumerate(given)]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._make(texts, tokens, params, n, continues=True, streamed=streamed)
 
@@ -140,12 +141,7 @@ class JobMaker:
         Raises:
             InvalidParameter: a conversation or parameter is invalid.
         """
-        if isinstance(messages, str):
-            raise InvalidParameter(
-                "messages", "messages must be a list of {'role': …, 'content': …}, got a string"
-            )
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self._loaded.template.render(list(chat)) for chat in conversations]  # type: ignore[arg-type]
+        prompts = [self._loaded.template.render(chat) for chat in _conversations(messages)]
         tokens = [self._loaded.tokenizer.encode_prompt(prompt) for prompt in prompts]
         texts = [prompt.text for prompt in prompts]
         return self._make(texts, tokens, params, n, continues=False, streamed=streamed)
@@ -166,21 +162,13 @@ class JobMaker:
         continues: bool,
         streamed: bool,
     ) -> Job:
-        if n < 1:
+        if integer(n, "n") < 1:
             raise InvalidParameter("n", f"n must be at least 1, got {n}")
-        each = (
-            list(params)
-            if isinstance(params, Sequence)
-            else [params or self._loaded.defaults.params] * len(tokens)
-        )
-        if len(each) != len(tokens):
-            raise InvalidParameter(
-                "sampling_params", f"{len(each)} sampling_params for {len(tokens)} prompts"
-            )
+        each = _each_params(params, len(tokens), self._loaded.defaults.params)
         now = time.monotonic()
         outputs: list[RequestOutput] = []
         answers: dict[str, PendingAnswer] = {}
-        for index, (text, ids, one) in enumerate(zip(texts, tokens, each, strict=True)):
+        for at, (text, ids, one) in enumerate(zip(texts, tokens, each, strict=True)):
             with self._lock:
                 first = self._number + 1
                 self._number += n  # one number per completion, so that no two share a seed
@@ -191,11 +179,11 @@ class JobMaker:
             later = replace(one, prompt_logprobs=None)  # only the first completion scores the prompt
             for i in range(n):
                 request = self._request(f"{name}-{i}", ids, later if i else one, choice_seed(seed, i), now)
-                self._check(request, index)
+                self._check(request, at, text is not None)
                 answers[request.id] = PendingAnswer(
                     request,
                     outputs[-1],
-                    (index, i),
+                    (at, i),
                     self._streams(),
                     self._loaded.grammars,
                     continues=continues,
@@ -213,24 +201,42 @@ class JobMaker:
             eos_token_ids=self._loaded.tokenizer.eos_token_ids,
         )
 
-    def _check(self, request: Request, index: int) -> None:
-        """Refuse an invalid request before any request of the call runs."""
+    def _tokens(self, prompt: Prompt, param: str) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        try:
+            return self._loaded.tokenizer.encode(prompt)
+        except TokenizerError as error:
+            raise InvalidParameter("prompts", f"{param}: {error}") from None
+
+    def _check(self, request: Request, at: int, of_text: bool) -> None:
+        """Refuse an invalid request before any request of the call runs; ``of_text``: its prompt was not token ids."""
         constraint = request.params.structured_outputs
         if constraint is not None:
             try:
                 self._loaded.grammars.check(constraint)
             except UnusableConstraint as error:
                 raise InvalidParameter("structured_outputs", f"structured_outputs: {error}") from None
-        vocab_size = self._loaded.shape.vocab_size
-        wrong = next((token for token in request.tokens if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            raise InvalidParameter(
-                "prompts", f"prompts[{index}] has the token id {wrong}; ids are 0 to {vocab_size - 1}"
-            )
+        vocab_size, params = self._loaded.shape.vocab_size, request.params
+        why = self._loaded.tokenizer.why_unreadable(request.tokens, vocab_size) if of_text else None
+        if why is not None:
+            raise InvalidParameter("prompts", f"prompts[{at}]: {why}")
+        for param, shown, tokens in (
+            ("prompts", f"prompts[{at}]", request.tokens),
+            ("stop_token_ids", "stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", "allowed_token_ids", params.allowed_token_ids or ()),
+            ("logit_bias", "logit_bias", [token for token, _ in params.logit_bias]),
+            ("bad_words", "bad_words", [token for word in params.bad_words for token in word]),
+        ):
+            wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+            if wrong is not None:
+                raise InvalidParameter(
+                    param, f"{shown} has the token id {wrong}; ids are 0 to {vocab_size - 1}"
+                )
         ledger = self._loaded.ledger
         problem = why_unservable(request, ledger.max_model_len, ledger.num_blocks, ledger.block_size)
         if problem:
-            raise InvalidParameter("prompts", f"prompts[{index}]: {problem}")
+            raise InvalidParameter("prompts", f"prompts[{at}]: {problem}")
 
     def _ordered(self, answers: Mapping[str, PendingAnswer]) -> list[str]:
         """The ids in the order in which the requests run: those with a common prefix together."""
@@ -239,13 +245,111 @@ class JobMaker:
         with self._lock:
             outputs = [self._lengths.expected(request) for request in requests]
         grain = TOKEN_BYTES * self._loaded.ledger.block_size
-        return [requests[index].id for index in order_job(prompts, outputs, grain)]
+        return [requests[at].id for at in order_job(prompts, outputs, grain)]
 
 
-def each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, or several, as a list; a list of numbers is one prompt of token ids."""
+def each_prompt(prompts: Prompt | Sequence[Prompt], param: str = "prompts") -> list[Prompt]:
+    """One prompt, or several, as a list; a list of numbers is one prompt of token ids.
+
+    Raises:
+        InvalidParameter: a value has another type.
+    """
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    given = items(prompts, param, "text, a list of token ids, or a list of these")
+    if given and _is_id(given[0]):
+        return [_ids(given, param)]
+    return [_prompt(each, f"{param}[{at}]") for at, each in enumerate(given)]
+
+
+def integer(value: object, param: str) -> int:
+    """``value`` if it is an integer, NumPy's included.
+
+    Raises:
+        InvalidParameter: it has another type.
+    """
+    if not _is_id(value):
+        raise InvalidParameter(param, f"{param} must be an integer, got {value!r:.80}")
+    return index(cast(SupportsIndex, value))
+
+
+def _prompt(given: object, param: str) -> Prompt:
+    if isinstance(given, str):
+        return given
+    return _ids(items(given, param, "text or a list of token ids"), param)
+
+
+def items(values: object, param: str, shown: str) -> list[Any]:
+    """The items of a list, or of another iterable that is neither bytes, a mapping nor a set.
+
+    Raises:
+        InvalidParameter: it is none; ``shown`` says what is expected.
+    """
+    if not isinstance(values, bytes | bytearray | Mapping | Set):
+        try:
+            return list(cast(Iterable[Any], values))
+        except TypeError:
+            pass
+    raise InvalidParameter(param, f"{param} must be {shown}, got {type(values).__name__}")
+
+
+def _ids(values: list[Any], param: str) -> list[int]:
+    if all(type(value) is int for value in values):
+        return values
+    return [integer(value, f"{param}[{place}]") for place, value in enumerate(values)]
+
+
+def _is_id(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    try:
+        index(cast(SupportsIndex, value))
+    except TypeError:
+        return False
+    return True
+
+
+def _each_params(params: Params, number: int, default: SamplingParams) -> list[SamplingParams]:
+    """The sampling parameters of each of ``number`` prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or default] * number
+    each = items(params, "sampling_params", "SamplingParams or a list of them")
+    for place, one in enumerate(each):
+        if not isinstance(one, SamplingParams):
+            raise InvalidParameter(
+                "sampling_params",
+                f"sampling_params[{place}] must be SamplingParams, got {type(one).__name__}",
+            )
+    if len(each) != number:
+        raise InvalidParameter("sampling_params", f"{len(each)} sampling_params for {number} prompts")
+    return each
+
+
+def _conversations(messages: object) -> list[list[Message]]:
+    """One conversation, or several, as a list."""
+    shown = "a list of {'role': …, 'content': …}"
+    if isinstance(messages, str):
+        raise InvalidParameter("messages", f"messages must be {shown}, got str")
+    given = items(messages, "messages", f"{shown}, or a list of such lists")
+    single = bool(given) and isinstance(given[0], Mapping)
+    chats = [given] if single else [items(each, f"messages[{at}]", shown) for at, each in enumerate(given)]
+    for at, chat in enumerate(chats):
+        place = "messages" if single else f"messages[{at}]"
+        if not chat:
+            raise InvalidParameter("messages", f"{place} is empty")
+        for number, message in enumerate(chat):
+            _check_message(message, f"{place}[{number}]")
+    return chats
+
+
+def _check_message(message: object, place: str) -> None:
+    if not isinstance(message, Mapping):
+        shown = "an object with role and content"
+        raise InvalidParameter("messages", f"{place} must be {shown}, got {type(message).__name__}")
+    if not isinstance(message.get("role"), str):
+        raise InvalidParameter("messages", f"{place}.role must be a string, got {message.get('role')!r:.80}")
+    content = message.get("content")
+    if not isinstance(content, str | list | tuple | None):
+        raise InvalidParameter(
+            "messages", f"{place}.content must be a string or a list of parts, got {type(content).__name__}"
+        )

@@ -181,7 +181,7 @@ class LLM:
             InvalidParameter: an input or parameter is invalid; nothing was computed.
         """
         self._require_open()
-        given = each_prompt(inputs)
+        given = each_prompt(inputs, "inputs")
         with progress_bar(len(given), progress, "embedding") as advance:
             task = embedding_task(
                 self._pooling,

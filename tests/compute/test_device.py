@@ -184,6 +184,30 @@ print(before, after, count(), torch.get_num_threads())
     assert (after, with_team, threads) == (before, before + 2, 3)
 
 
+def test_a_runner_beside_other_threads_lets_barriers_sleep() -> None:
+    """Two teams have more threads than the cores that torch computes on, so OpenMP does not spin."""
+    if not Path("/proc/self/task").exists():
+        pytest.skip("the operating system does not list a process's threads")
+    program = """
+import os, time, torch
+from tests.compute.test_runner import make
+torch.set_num_threads(3)
+torch.ones(1 << 20).exp()
+count = lambda: len(os.listdir("/proc/self/task"))
+before = count()
+runner = make(background=True)[0]
+with_team = count()
+runner.close()
+patience = time.monotonic() + 60
+while (after := count()) > before and time.monotonic() < patience:
+    time.sleep(0.01)
+print(before, with_team, after)
+"""
+    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, with_team, after = map(int, reported.stdout.split())
+    assert (with_team, after) == (before + 3, before)
+
+
 def test_what_fails_apart_fails_here() -> None:
     def fail() -> None:
         raise ConfigError("no such model")

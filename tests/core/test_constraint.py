@@ -1,3 +1,5 @@
+from decimal import Decimal
+
 import pytest
 
 from headrace.core.constraint import (
@@ -5,7 +7,9 @@ from headrace.core.constraint import (
     Constraint,
     ConstraintKind,
     UnusableConstraint,
+    WrittenFloat,
     as_constraint,
+    json_text,
 )
 from headrace.core.request import InvalidParameter, SamplingParams
 
@@ -63,3 +67,13 @@ def test_an_answer_cannot_go_on_past_the_end_of_its_grammar():
     with pytest.raises(InvalidParameter) as error:
         SamplingParams(structured_outputs={"regex": "a"}, ignore_eos=True)
     assert error.value.param == "ignore_eos"
+
+
+def test_json_text_keeps_all_digits_of_numbers_that_have_them() -> None:
+    digits = "0.1000000000000000055"
+    value = {"a": WrittenFloat(digits), "b": [1, 2.5, "é", {}, [], None, (True,)], "c": Decimal("1E+3")}
+    assert json_text(value, "it") == f'{{"a":{digits},"b":[1,2.5,"é",{{}},[],null,[true]],"c":1E+3}}'
+    assert WrittenFloat(digits) == 0.1
+    for wrong in ({"a": Decimal("NaN")}, {1: Decimal(1)}, [Decimal(1), float("inf")], [Decimal(1), object()]):
+        with pytest.raises(UnusableConstraint, match="it is not JSON"):
+            json_text(wrong, "it")

@@ -55,6 +55,20 @@ def test_beside_a_model_that_generates(tmp_path: Path) -> None:
         assert len(llm.embed("a", progress=False)[0].embedding) == 8
         [output] = llm.generate("Once", SamplingParams(max_tokens=3), progress=False)
         assert output.outputs[0].token_ids
+        for wrong, reported in (
+            ({"dimensions": 1.5}, "dimensions must be an integer, got 1.5"),
+            ({"normalize": "no"}, "normalize must be True or False, got 'no'"),
+            ({"prompt_name": 5}, "prompt_name must be text, got 5"),
+            ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens must be an integer, got '5'"),
+        ):
+            with pytest.raises(InvalidParameter, match=reported):
+                llm.embed("a", **wrong, progress=False)
+        with pytest.raises(InvalidParameter, match=r"inputs must be text, .*, got NoneType"):
+            llm.embed(None)
+        with pytest.raises(InvalidParameter, match=r"documents\[1\] must be text, got int"):
+            llm.score("a", ["b", 5])
+        with pytest.raises(InvalidParameter, match="queries must be text or a list of texts, got int"):
+            llm.score(5, ["b"])
         for wrong in ({"dimensions": 9}, {"prompt_name": "x"}, {"truncate_prompt_tokens": 99}):
             with pytest.raises(InvalidParameter):
                 llm.embed("a", **wrong, progress=False)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import headrace
 from headrace import LLM, SamplingParams
 from headrace.compute.batch import Batch
 from headrace.compute.kv import PagedKV
@@ -229,11 +232,95 @@ def test_wrong_arguments_are_refused(llm: LLM) -> None:
         llm.generate("a", GREEDY, n=0, progress=False)
     with pytest.raises(InvalidParameter, match="2 sampling_params for 1"):
         llm.generate("a", [GREEDY, GREEDY], progress=False)
-    with pytest.raises(InvalidParameter, match="got a string"):
+    with pytest.raises(InvalidParameter, match="got str"):
         llm.chat("Hi", GREEDY, progress=False)
 
 
-def test_a_request_that_fails_fails_alone(llm: LLM) -> None:
+@pytest.mark.parametrize(
+    ("prompts", "reported"),
+    [
+        ([1.5], r"prompts\[0\] must be text or a list of token ids, got float"),
+        ([1, "a"], r"prompts\[1\] must be an integer, got 'a'"),
+        ([1, True], r"prompts\[1\] must be an integer, got True"),
+        ([[1.5]], r"prompts\[0\]\[0\] must be an integer, got 1.5"),
+        (["a", None], r"prompts\[1\] must be text or a list of token ids, got NoneType"),
+        ([{"prompt": "a"}], r"prompts\[0\] must be text or a list of token ids, got dict"),
+        (b"ab", "prompts must be text, .*, got bytes"),
+        ({"prompt": "a"}, "prompts must be text, .*, got dict"),
+        (5, "prompts must be text, .*, got int"),
+        (None, "prompts must be text, .*, got NoneType"),
+        ("\ud800", r"prompts\[0\]: text must be valid Unicode"),
+    ],
+)
+def test_prompts_of_wrong_types_are_refused_by_name(llm: LLM, prompts: Any, reported: str) -> None:
+    with pytest.raises(InvalidParameter, match=reported):
+        llm.generate(prompts, GREEDY, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "reported"),
+    [
+        (
+            lambda llm: llm.generate("a", {"max_tokens": 2}),
+            "sampling_params must be SamplingParams .*got dict",
+        ),
+        (lambda llm: llm.generate("a", [None]), r"sampling_params\[0\] must be SamplingParams, got NoneType"),
+        (lambda llm: llm.generate("a", GREEDY, n="2"), "n must be an integer, got '2'"),
+        (lambda llm: llm.generate("a", GREEDY, n=1.5), "n must be an integer, got 1.5"),
+        (lambda llm: llm.chat([5]), r"messages\[0\] must be a list of .*, got int"),
+        (lambda llm: llm.chat([[]]), r"messages\[0\] is empty"),
+        (lambda llm: llm.chat([{"content": "x"}]), r"messages\[0\].role must be a string, got None"),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": 5}]),
+            r"messages\[0\].content must be .*, got int",
+        ),
+        (
+            lambda llm: llm.chat([[{"role": "user", "content": "x"}], ["x"]]),
+            r"messages\[1\]\[0\] must be an object with role and content, got str",
+        ),
+        (
+            lambda llm: llm.generate("a", replace(GREEDY, stop_token_ids=[1 << 20])),
+            "stop_token_ids has the token id",
+        ),
+        (lambda llm: llm.generate("a", replace(GREEDY, bad_words=[[1 << 20]])), "bad_words has the token id"),
+        (lambda llm: llm.generate("a", replace(GREEDY, allowed_token_ids=[-1])), "allowed_token_ids has the"),
+        (
+            lambda llm: llm.generate("a", replace(GREEDY, logit_bias={1 << 20: 1})),
+            "logit_bias has the token id",
+        ),
+    ],
+)
+def test_other_arguments_of_wrong_types_are_refused_by_name(
+    llm: LLM, call: Callable[[LLM], object], reported: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=reported):
+        call(llm)
+
+
+def test_token_ids_of_numpy_are_token_ids(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Once upon a time")
+    outputs = [
+        llm.generate(given, GREEDY, progress=False)[0]
+        for given in (ids, np.array(ids), list(np.array(ids)), [np.array(ids)])
+    ]
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert all(output.prompt_token_ids == ids for output in outputs)
+
+
+def test_a_text_with_a_token_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    target = Path(headrace.__file__).parent / "builtin" / "target"
+    shutil.copytree(target, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<unknown_to_the_model>": 4096}))
+    with LLM(str(tmp_path), kv_cache_memory_bytes=32 << 20, max_model_len=256) as llm:
+        with pytest.raises(
+            InvalidParameter, match=r"prompts\[1\]: the tokenizer gives '<unknown_to_the_model>'"
+        ):
+            llm.generate(["fine", "a <unknown_to_the_model> b"], GREEDY, progress=False)
+        assert llm.generate("fine", GREEDY, progress=False)[0].outputs[0].token_ids
+
+
+def test_a_request_that_fails_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm._make, "_check", lambda *given: None)  # so that the step finds what is wrong
     broken = SamplingParams(temperature=0, max_tokens=4, allowed_token_ids=(10**6,))
     bad, good = llm.generate(["a", "a"], [broken, GREEDY], progress=False)
     assert bad.outputs[0].finish_reason == "failed"

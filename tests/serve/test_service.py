@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import threading
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -446,6 +447,35 @@ def test_what_an_answer_has_used_is_counted_as_soon_as_it_is_read():
             for _ in range(5):
                 await asyncio.sleep(0)
             assert book.events == seen
+
+    asyncio.run(run())
+
+
+def test_many_events_are_counted_piece_by_piece(monkeypatch):
+    """A thousand requests that end together do not hold up the loop, and watchers see each event once, in order."""
+
+    async def run():
+        book, turns = Book(), 0
+        monkeypatch.setattr("headrace.serve.service.COUNTED_AT_ONCE", 10)
+        monkeypatch.setattr(
+            "headrace.serve.service.time", SimpleNamespace(perf_counter=itertools.count().__next__)
+        )
+        service = Service(hashing_engine(), Limits(10, 1000), [book])
+        service._loop = asyncio.get_running_loop()
+        events = [LookedUp(str(at), Layer.EXACT, Lookup.MISS, 0.0) for at in range(95)]
+        service._unfolded.append((events, 0.0))
+        monkeypatch.setattr("headrace.serve.service.PIECE_SECONDS", 2.5)
+        service._count_some()
+        while len(book.events) < 95:
+            before = len(book.events)
+            await asyncio.sleep(0)
+            assert len(book.events) - before <= 20
+            turns += 1
+        assert 4 <= turns <= 6
+        assert book.events == events
+        service._unfolded.append((events, 0.0))
+        service.count()
+        assert book.events == events * 2
 
     asyncio.run(run())
 

@@ -33,10 +33,6 @@ _ACTIVATIONS: dict[str, Activation] = {
 Slides = Callable[[ConfigReader, int], bool]
 
 
-_DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn")
-"""Dtypes of stored weights; those that are not computed in are converted."""
-
-
 class UnknownArchitecture(ModelError):
     """A config of no native family; ``architecture`` is what it names."""
 
@@ -489,6 +485,7 @@ COMPOSITES: dict[str, Composite] = {
 }
 """By the name under ``architectures``."""
 
+
 @dataclass(frozen=True, slots=True)
 class _Described:
     """A config, and how it is to be read: ``text`` is the part that describes the decoder."""
@@ -693,13 +690,18 @@ def _sliding(read: ConfigReader, family: Family) -> list[bool]:
     return sliding
 
 
+_STORED_DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+"""Dtypes that a config may name; weights in those that are not computed in are converted, and the start says so."""
+
+
 def _dtype(config: Mapping[str, Any]) -> str | None:
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    if dtype is None:
-        return None
-    name = str(dtype).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise ModelError(
-            f"dtype (torch_dtype) is {str(dtype)[:60]!r}; expected one of {', '.join(_DTYPES)}, or no such field"
-        )
-    return name
+    """The name of the stored dtype, also written as ``torch.bfloat16``; None if there is none."""
+    for name in ("dtype", "torch_dtype"):
+        dtype = config.get(name)
+        if dtype is None:
+            continue
+        plain = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
+        if plain not in _STORED_DTYPES:
+            raise ModelError(f"{name} must be one of {', '.join(_STORED_DTYPES)}, got {dtype!r:.80}")
+        return plain
+    return None

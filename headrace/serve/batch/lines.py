@@ -14,6 +14,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from headrace.core.constraint import WrittenFloat
+
 MAX_CUSTOM_ID_CHARACTERS = 512
 
 ENDPOINTS = (
@@ -96,7 +98,7 @@ def check_ids(lines: Iterable[BatchRequest | BadLine]) -> set[str]:
 def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
     """The request of a line, or its error."""
     try:
-        value = json.loads(raw)
+        value = json.loads(raw, parse_float=WrittenFloat)
     except (ValueError, RecursionError) as error:
         return BadLine(number, None, f"line {number} is not valid JSON: {error}", "invalid_json_line")
     if not isinstance(value, dict):

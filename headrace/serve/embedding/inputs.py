@@ -151,6 +151,12 @@ def _fitting(model: PoolingModel, rows: list[TokenRow], param: str) -> list[Toke
     for index, row in enumerate(rows):
         if not row.tokens:
             raise InvalidParameter(param, f"{param}[{index}] has no tokens")
+        if (highest := max(row.tokens)) >= model.vocab_size:
+            raise InvalidParameter(
+                param,
+                f"{param}[{index}]: the tokenizer gives a part of it the token id {highest}, which {model.name} does "
+                f"not have (its ids are 0 to {model.vocab_size - 1}); remove this part from the text",
+            )
         if len(row.tokens) > model.max_tokens:
             raise InputTooLong(
                 param,

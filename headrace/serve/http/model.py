@@ -128,6 +128,12 @@ class ServedModel:
             wrong = next(token for token in tokens if not 0 <= token < self.vocab_size)
             raise invalid(f"{param} has the token id {wrong}; ids are 0 to {self.vocab_size - 1}", param)
 
+    def check_text(self, tokens: Sequence[int], param: str | None) -> None:
+        """Raise `ApiError` 400 if a text has tokens that only the tokenizer has, not the model."""
+        why = self.tokenizer.why_unreadable(tokens, self.vocab_size)
+        if why is not None:
+            raise invalid(why if param is None else f"{param}: {why}", param)
+
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The tokens of ``text``; a long text does not block the event loop."""
         return (await self.encode_batch([text], add_special_tokens))[0]

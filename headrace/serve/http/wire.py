@@ -11,6 +11,7 @@ Fields are defined in the packages beside this file.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
+from headrace.core.constraint import WrittenFloat
 from headrace.serve.http.errors import ApiError, invalid
 from headrace.serve.http.generation.unsupported import NotYet, refuse_unsupported
 
@@ -112,6 +114,24 @@ _PARSING = ThreadPoolExecutor(1, "headrace-body")
 _OBJECT = re.compile(rb"[ \t\r\n]*+\{")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
+WITH_SCHEMAS = frozenset(
+    (
+        *(
+            "functions",
+            "guided_json",
+            "output_config",
+            "output_format",
+            "response_format",
+            "structured_outputs",
+        ),
+        *("requests", "text", "tools"),
+    )
+)
+"""Fields of bodies that contain JSON schemas, whose numbers are enforced with all their digits."""
+
+_LONG_NUMBER = re.compile(rb"[0-9.]{16}|[eE][+-]?[0-9]{3}")
+"""Finds every fraction that a double may not hold exactly; a double holds 15 digits."""
+
 FORM_MARK = "~"
 """First character of the tags that distinguish a field's forms, so that no tag is equal to a field."""
 
@@ -157,7 +177,22 @@ def json_object(raw: bytes) -> dict[str, Any]:
         raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise _not_an_object()
+    if not WITH_SCHEMAS.isdisjoint(body) and _LONG_NUMBER.search(raw):
+        body.update(_with_digits(raw))
     return body
+
+
+def _with_digits(raw: bytes) -> dict[str, Any]:
+    """The fields of a body that contain schemas, in which fractions keep all their digits.
+
+    Raises:
+        ApiError: a number is too long, or the body too deep.
+    """
+    try:
+        body: dict[str, Any] = json.loads(raw, parse_float=WrittenFloat)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"The request body cannot be read: {error}", code="invalid_json") from None
+    return {name: body[name] for name in WITH_SCHEMAS & body.keys()}
 
 
 def _not_an_object() -> ApiError:

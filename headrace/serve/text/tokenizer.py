@@ -94,7 +94,9 @@ class Tokenizer:
         self.added = AddedTokens.of(backend)
         """The tokens that text must not become by its spelling alone."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        self._longest = _longest_token(backend)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self._highest = max(vocabulary.values(), default=-1)
+        self._longest = _longest_token(backend, vocabulary)
         first = backend.encode("").ids[:1]
         self._prefix = (
             [self.bos_token_id]
@@ -132,6 +134,21 @@ class Tokenizer:
         Reading and freeing millions of tokens holds the interpreter's lock for some tenths of a second.
         """
         return 0 if not self._longest else -(-len(text) // self._longest)
+
+    def why_unreadable(self, tokens: Sequence[int], vocab_size: int) -> str | None:
+        """Why a model of ``vocab_size`` ids cannot read ``tokens`` of a text; None if it can.
+
+        Some checkpoints have tokens in the tokenizer for which the model has no embedding.
+        """
+        if self._highest < vocab_size:
+            return None
+        wrong = next((token for token in tokens if token >= vocab_size), None)
+        if wrong is None:
+            return None
+        return (
+            f"the tokenizer gives {self.token(wrong)!r} the token id {wrong}, which the model does not have "
+            f"(its ids are 0 to {vocab_size - 1}); remove this text from the request"
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The tokens of ``text``.
@@ -233,7 +250,7 @@ _KEEPING = {"Sequence", "Split", "Regex", "String", "ByteLevel", "Digits"}
 """Steps before BPE that keep every character of a text."""
 
 
-def _longest_token(backend: tokenizers.Tokenizer) -> int:
+def _longest_token(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> int:
     """The most characters that one token can stand for; 0 if that is not known.
 
     It is known for byte-level BPE, where every byte has a token. A normalizer, a token for unknown words, an added
@@ -250,7 +267,6 @@ def _longest_token(backend: tokenizers.Tokenizer) -> int:
         or any(token.lstrip or token.rstrip for token in added)
     ):
         return 0
-    vocabulary = backend.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() >= set(tokenizers.pre_tokenizers.ByteLevel.alphabet()):
         return 0
     return max(map(len, vocabulary))

@@ -75,6 +75,14 @@ def test_token_ids_that_do_not_exist_and_broken_text() -> None:
         text_rows(MODEL, ["\ud800"], param="input")
 
 
+def test_a_text_with_a_token_that_the_model_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODEL, "vocab_size", 3)
+    with pytest.raises(
+        InvalidParameter, match=r"input\[0\]: the tokenizer gives .* 27, which letters does not have"
+    ):
+        text_rows(MODEL, ["abz"], param="input")
+
+
 def test_pairs() -> None:
     [row] = pair_rows(LetterPairs(), [("ab", "cd")], param="documents")
     assert row == ((26, 0, 1, 27, 2, 3, 27), 4)

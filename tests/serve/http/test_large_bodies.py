@@ -84,3 +84,19 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(house, monkeyp
     refused = house.client.post(path, content=raw)
     assert refused.status_code == 400
     assert "prompt is too long" in refused.text or "your prompt has at least" in refused.text
+
+
+def test_tokenize_lists_tokens_in_pieces(house, monkeypatch):
+    monkeypatch.setattr("headrace.serve.http.openai.routes.LISTED_AT_ONCE", 3)
+    tokenizer = house.model.tokenizer
+    for text in ("", 'Hi \u00e9 "quoted" fox jumps'):
+        tokens = tokenizer.encode(text)
+        answer = house.client.post("/tokenize", json={"prompt": text, "return_token_strs": True})
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json() == {
+            "count": len(tokens),
+            "max_model_len": house.model.max_model_len,
+            "tokens": tokens,
+            "token_strs": [tokenizer.token(token) for token in tokens],
+        }
+        assert house.client.post("/tokenize", json={"prompt": text}).json()["token_strs"] is None

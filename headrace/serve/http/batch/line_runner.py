@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
+from headrace.core.constraint import UnusableConstraint, json_text
 from headrace.core.request import InvalidParameter
 from headrace.core.tenancy.classes import is_awaited
 from headrace.serve.batch.lines import ENDPOINTS, BatchRequest
@@ -148,6 +149,6 @@ class LineRunner:
 
 def _encoded(body: dict[str, Any]) -> bytes:
     try:
-        return json.dumps(body).encode()
-    except (ValueError, RecursionError) as error:
+        return json_text(body, "the body").encode("utf-8", "surrogatepass")
+    except UnusableConstraint as error:
         raise invalid(f"The body cannot be read: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 from starlette.requests import Request as HttpRequest
@@ -10,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.core.cache.semantic.verdicts import Pair, Verdicts
+from headrace.core.constraint import json_text
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
 from headrace.core.tenancy.classes import BACKGROUND
 from headrace.serve.auth.api_keys import tenant
@@ -121,6 +121,7 @@ class Computing:
                 opening, self._model.prompts.markers(self._model.rules.tenants, tenant_name)
             )
             tokens = await self._model.encode_prompt(await render(self._model, opening, tenant_name))
+        self._model.check_text(tokens, None)
         if len(tokens) >= self._model.max_model_len:
             raise invalid(
                 f"a prefix of {len(tokens)} tokens leaves no room within --max-model-len {self._model.max_model_len}"
@@ -177,7 +178,7 @@ class Warm:
             raise permission_denied(message, "from_history")
         questions = []
         for number, each in enumerate(body.requests):
-            raw = json.dumps(each.body).encode()
+            raw = json_text(each.body, "the body").encode("utf-8", "surrogatepass")
             self._check(each.url, raw, f"requests[{number}].body")
             questions.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
         for number, prefix in enumerate(body.prefixes):

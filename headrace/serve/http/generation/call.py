@@ -278,7 +278,8 @@ async def open_call(
     ``reports_begin``, `Call.advance` returns at the first token too, also without a stream.
 
     Raises:
-        ApiError: the server rejects the call, or ``only-if-cached`` finds nothing.
+        ApiError: the server rejects the call, the model does not have a token of a prompt, or ``only-if-cached`` finds
+            nothing.
         InvalidParameter: the request id is in use.
     """
     call_id = f"{id_prefix}{body.request_id or secrets.token_hex(12)}"
@@ -292,6 +293,8 @@ async def open_call(
     choices, questions, pieces = list[Choice](), list[LookupRequest](), model.intake.pieces()
     for prompt in prompts:
         await pieces.turn()
+        model.check_text(prompt.tokens, None)
+        model.check_text(prompt.prediction, "prediction")
         stops = partial(_text_stream, model, prompt) if prompt.ends_by_text else None
         first = _request(model, body, caller, prompt, scheduling, now, session)
         for n in range(choices_per_prompt):

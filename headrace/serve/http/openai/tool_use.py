@@ -14,6 +14,7 @@ from headrace.core.constraint import (
     ConstraintKind,
     ReasoningLimit,
     UnusableConstraint,
+    WrittenFloat,
     as_constraint,
 )
 from headrace.core.request import SamplingParams
@@ -139,7 +140,7 @@ def or_calls(stated: Constraint, dialect: Dialect, body: ChatBody) -> Constraint
     parallel = body.parallel_tool_calls is not False
     tag = constraint_for_tools(body.tools, _rule(body)._replace(mode="required"), written, parallel=parallel)
     try:
-        schema = json.loads(stated.source)
+        schema = json.loads(stated.source, parse_float=WrittenFloat)
     except ValueError:
         return stated
     return stated if tag is None else as_constraint({"structural_tag": tag | {"otherwise": schema}})

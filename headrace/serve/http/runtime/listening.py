@@ -59,6 +59,7 @@ def unix_socket(path: str) -> Iterator[socket.socket]:
         os.unlink(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
+        listener.listen()  # so that a second server, which starts at the same time, does not take it for left behind
         bound = os.stat(path).st_ino
         try:
             yield listener

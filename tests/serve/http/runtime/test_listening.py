@@ -81,6 +81,15 @@ def test_a_socket_that_a_killed_server_left_behind_is_replaced(path: str) -> Non
             check_address(ServerOptions(uds=path))
 
 
+def test_a_server_that_is_about_to_listen_is_not_replaced(path: str) -> None:
+    with unix_socket(path):
+        with pytest.raises(ConfigError, match="another server listens on this socket"):
+            check_address(ServerOptions(uds=path))
+        with pytest.raises(OSError), unix_socket(path):  # noqa: PT011 (the system's words)
+            pass
+        assert os.path.exists(path)
+
+
 def test_the_socket_of_a_successor_stays(path: str) -> None:
     with unix_socket(path), socket.socket(socket.AF_UNIX) as successor:
         os.unlink(path)
