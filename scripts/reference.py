@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import types
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib import import_module
@@ -13,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import headrace
 from headrace.build.operations.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
-from headrace.compute.model.families import FAMILIES
+from headrace.compute.model.families import COMPOSITES, FAMILIES, TEXT_TYPES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
 from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.core.plan import TokenLogprob
@@ -53,14 +55,58 @@ TESTED = {
         "built-in (3.4 M); shapes of SmolLM2-135M and Llama-3.2-1B",
     ),
     "MistralForCausalLM": ("Mistral", ""),
+    "MinistralForCausalLM": ("Ministral 8B", ""),
     "Qwen2ForCausalLM": ("Qwen 2, Qwen 2.5", ""),
     "Qwen3ForCausalLM": ("Qwen 3 (dense)", "shape of Qwen3-0.6B"),
     "Phi3ForCausalLM": ("Phi-3, Phi-4-mini", ""),
+    "GemmaForCausalLM": ("Gemma 1, CodeGemma", ""),
     "Gemma2ForCausalLM": ("Gemma 2", ""),
+    "VaultGemmaForCausalLM": ("VaultGemma", ""),
     "Gemma3ForCausalLM": ("Gemma 3, text models", ""),
-    "Gemma3ForConditionalGeneration": ("Gemma 3, text part of multimodal models", ""),
+    "CwmForCausalLM": ("CWM", ""),
+    "Ernie4_5ForCausalLM": ("ERNIE 4.5 (dense)", ""),
+    "Exaone4ForCausalLM": ("EXAONE 4.0", ""),
+    "GlmForCausalLM": ("GLM-4-9B (2024), GLM-Edge", ""),
+    "Glm4ForCausalLM": ("GLM-4-0414 (9B, 32B), GLM-Z1", ""),
+    "GraniteForCausalLM": ("Granite 3.x (dense)", ""),
+    "HeliumForCausalLM": ("Helium", ""),
+    "HunYuanDenseV1ForCausalLM": ("Hunyuan (dense)", ""),
+    "HyperCLOVAXForCausalLM": ("HyperCLOVA X SEED", ""),
+    "Olmo2ForCausalLM": ("OLMo 2", ""),
+    "Olmo3ForCausalLM": ("OLMo 3", ""),
+    "SeedOssForCausalLM": ("Seed-OSS", ""),
+    "SmolLM3ForCausalLM": ("SmolLM3", ""),
 }
 """Models of each family, and the largest sizes that were run beside the small random models of the tests."""
+
+TEXT_PARTS = {
+    "DeepseekVLForConditionalGeneration": "DeepSeek-VL",
+    "DeepseekVLHybridForConditionalGeneration": "DeepSeek-VL 7B",
+    "Exaone4_5_ForConditionalGeneration": "EXAONE 4.5",
+    "Gemma3ForConditionalGeneration": "Gemma 3, ShieldGemma 2",
+    "GotOcr2ForConditionalGeneration": "GOT-OCR 2, PP-Chart2Table",
+    "GraniteDoclingForConditionalGeneration": "Granite Docling",
+    "HyperCLOVAXVisionV2ForConditionalGeneration": "HyperCLOVA X SEED Vision",
+    "Idefics2ForConditionalGeneration": "Idefics 2",
+    "Idefics3ForConditionalGeneration": "Idefics 3",
+    "InternVLForConditionalGeneration": "InternVL 2.5, 3, 3.5 (in transformers' format)",
+    "LightOnOcrForConditionalGeneration": "LightOnOCR",
+    "LlavaForConditionalGeneration": "LLaVA 1.5, Pixtral",
+    "LlavaNextForConditionalGeneration": "LLaVA-NeXT",
+    "LlavaNextVideoForConditionalGeneration": "LLaVA-NeXT-Video",
+    "LlavaOnevisionForConditionalGeneration": "LLaVA-OneVision",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1, 3.2",
+    "Ovis2ForConditionalGeneration": "Ovis 2",
+    "PaddleOCRVLForConditionalGeneration": "PaddleOCR-VL",
+    "Qwen2VLForConditionalGeneration": "Qwen2-VL",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL",
+    "Qwen3VLForConditionalGeneration": "Qwen3-VL (dense)",
+    "SmolVLMForConditionalGeneration": "SmolVLM",
+    "VideoLlama3ForConditionalGeneration": "VideoLLaMA 3",
+    "VideoLlavaForConditionalGeneration": "Video-LLaVA",
+    "VipLlavaForConditionalGeneration": "ViP-LLaVA",
+}
+"""Models that also read images, of which the text part is served."""
 
 FAMILY_OF = {
     "llama": "Llama", "smollm2": "Llama", "qwen2.5": "Qwen 2", "qwen3": "Qwen 3", "mistral": "Mistral",
@@ -303,10 +349,13 @@ def models_page() -> str:
     lines = [
         "# Model compatibility",
         "",
-        "The name under `architectures` in `config.json` decides whether a model loads. Every family is tested",
-        "against `transformers` with small random weights: logits, greedy text, chunked prefill. Larger sizes in the",
-        "last column were run in benchmarks, with random weights unless they are the built-in model.",
+        "The name under `architectures` in `config.json` decides how a model is computed.",
         "[Models](../guide/models.md) describes formats and dtypes.",
+        "",
+        "## Native families",
+        "",
+        "Every family is tested against `transformers` with small random weights: logits, greedy text, chunked prefill.",
+        "Larger sizes in the last column were run in benchmarks, with random weights unless they are the built-in model.",
         "",
         "| `architectures` | models | tested with |",
         "|---|---|---|",
@@ -314,9 +363,59 @@ def models_page() -> str:
     for name in FAMILIES:
         models, larger = TESTED[name]
         lines.append(f"| `{name}` | {models} | small random weights{f'; {larger}' if larger else ''} |")
-    lines += ["", "Not supported: mixtures of experts, images, audio, embeddings.", ""]
+    lines += [
+        "",
+        "## Text part of image models",
+        "",
+        "These models also read images. Headrace serves their text model: it computes text prompts as the whole model",
+        "does, does not read the tensors of the image part, and rejects images. The `model_type` of the `text_config`",
+        f"must be one of {', '.join(f'`{kind}`' for kind in TEXT_TYPES)}.",
+        "",
+        "| `architectures` | models |",
+        "|---|---|",
+        *(f"| `{name}` | {TEXT_PARTS[name]} |" for name in COMPOSITES),
+    ]
+    lines += ["", *_types_of_transformers(), ""]
     lines += [*_memory_of_weights(), "", *_memory_of_contexts()]
     return "\n".join([*lines, ""])
+
+
+def _types_of_transformers() -> list[str]:
+    """The recorded verdict on each model type of transformers: see `scripts/model_coverage.py`."""
+    record = json.loads((FOLDER.parent / "data" / "models.json").read_text())
+    types = record["types"]
+    lines = [
+        "## Model types of transformers",
+        "",
+        f"A tiny random checkpoint of each type of transformers {record['transformers']} was loaded with",
+        "`--model-impl auto` in float32. `equal`: logits of a row as a whole and in chunks differ by less than 0.001 from",
+        "those of `transformers`, and greedy texts of three rows in one batch agree. Types for images are judged with text",
+        "input. `python scripts/model_coverage.py` repeats it.",
+        "",
+        "| types | equal, native | equal, transformers | rejected at start | wrong | no tiny checkpoint |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for use in dict.fromkeys(each["use"] for each in types):
+        found = Counter((each["verdict"], each.get("by", "")) for each in types if each["use"] == use)
+        by = [found["equal", "native"], found["equal", "transformers"]]
+        rest = [
+            sum(n for (v, _), n in found.items() if v == verdict)
+            for verdict in ("refused", "wrong", "not built")
+        ]
+        lines.append(f"| {use} | {' | '.join(map(str, by + rest))} |")
+    lines += ["", "| model type | `architectures` | for | result |", "|---|---|---|---|"]
+    for each in types:
+        why = each.get("why", "").partition(": ")[2] if each["verdict"] == "refused" else ""
+        result = {"equal": each.get("by", ""), "refused": f"rejected: {_cell(why)}"}.get(
+            each["verdict"], each["verdict"]
+        )
+        lines.append(f"| `{each['kind']}` | `{each.get('architecture', '')}` | {each['use']} | {result} |")
+    return [line.replace("| `` |", "|  |") for line in lines]
+
+
+def _cell(text: str) -> str:
+    """Text of another library as a cell of a table."""
+    return " ".join(text.replace("|", "/").replace("<", "&lt;").split())[:140]
 
 
 def _memory_of_weights() -> list[str]:

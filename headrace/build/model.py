@@ -17,6 +17,7 @@ from headrace.build.loading.draft_models import load_drafting, reads_states
 from headrace.build.loading.kv_transfer import OpenTransfer, check_transfer
 from headrace.build.loading.memory import open_memory
 from headrace.build.loading.ranks import check_parallel
+from headrace.build.loading.states import with_states
 from headrace.build.loading.text import ModelText, load_text
 from headrace.build.loading.tiers import OpenTiers
 from headrace.build.operations.first_requests import answer, groups
@@ -31,7 +32,7 @@ from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.memory_plan import MemoryPlan
-from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.hub import BUILTIN, model_name
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.spec import ModelError
@@ -57,7 +58,7 @@ class Loaded:
     name: str
     folder: Path
     shape: ModelShape
-    decoder: Decoder
+    decoder: ModelDecoder
     engine: Engine
     runner: LocalRunner
     grammars: Compiler
@@ -133,7 +134,10 @@ class _Parts(NamedTuple):
 
 def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts: _Parts) -> Loaded:
     """Size the memory of a loaded model, and build the engine."""
-    (text, computing, draft), model, cache, plans = parts, options.model, options.cache, options.scheduler
+    text, computing, draft = parts
+    if computing.shape.state_bytes:
+        options = with_states(options, computing.shape.architecture)
+    model, cache, plans = options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
     shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
     with timed(seconds, "memory"):
@@ -159,7 +163,7 @@ def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts
         peers=transfer.importer if transfer else None,
         grammars=grammars,
         drafts=drafts,
-        forced=matchers.forced,
+        forced=None if shape.state_bytes else matchers.forced,
     )
     return Loaded(
         name=served_names(model)[0],
@@ -197,6 +201,8 @@ def _notes(
 ) -> tuple[str, ...]:
     """What is worth saying at start. Restores blocks of an earlier process; a recorded engine starts with none."""
     notes = [*computing.notes, *(tiers.notes if tiers else ())]
+    if computing.shape.state_bytes:
+        notes.append("recurrent states: prefixes are not reused, so every prompt is computed as a whole")
     if tiers is not None and tell is None:
         notes.append(tiers.recall(engine))
     return tuple(filter(None, notes))

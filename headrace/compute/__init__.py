@@ -16,6 +16,7 @@
 - `device`: facts of the machine: device, dtype, threads, free memory.
 - `cgroups`: limits of CPU and memory of a container or service.
 - `model`: the decoder and its weights. `gguf`: models in files of llama.cpp.
+- `adopted`: models of another library on the same kernels.
 - `kernels`: the operations of the decoder, by backend.
 - `grammar`: grammars of structured output and their token masks.
 - `sampling`: from logits to tokens.

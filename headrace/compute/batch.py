@@ -57,6 +57,8 @@ class Batch:
             `worth_sharing`); None: each row reads all of its keys.
         bell: interrupts the forward pass when it is set; None if it must not be interrupted.
         taps: hidden states to return, or None.
+        slots: int64 [R], the slot of each row's sequence, on the host, for models that keep recurrent states; None for
+            others.
         kept: values that kernels cache for further steps with the same tensors but other contents.
     """
 
@@ -75,6 +77,7 @@ class Batch:
     shared: Tensor | None = None
     bell: StepInterrupt | None = None
     taps: Taps | None = None
+    slots: Ints | None = None
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)
 
 

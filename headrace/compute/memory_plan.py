@@ -28,7 +28,9 @@ STAGING_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The sizes of a model; widths in elements, ``itemsize`` in bytes per activation."""
+    """The sizes of a model; widths in elements, ``itemsize`` in bytes per activation. ``state_bytes`` are those of the
+    recurrent states of a sequence.
+    """
 
     weight_bytes: int
     block_bytes: int
@@ -36,6 +38,7 @@ class ModelSize:
     intermediate_size: int
     vocab_size: int
     itemsize: int
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class MemoryPlan:
     ``process_bytes`` is the memory of interpreter and libraries, 0 if the model is on another device.
     ``activations_measured`` says whether ``activation_bytes`` was measured. ``graph_bytes`` are those of CUDA graphs,
     an estimate until they have been recorded; then ``graphs`` describes them. Of a model in parts it is the plan of
-    rank 0, and ``other_ranks`` are the sizes of ranks 1, 2, ….
+    rank 0, and ``other_ranks`` are the sizes of ranks 1, 2, …. ``state_bytes`` are those of the recurrent states of all
+    sequences that run.
     """
 
     device: str
@@ -83,13 +87,14 @@ class MemoryPlan:
     graph_bytes: int = 0
     graphs: str = ""
     activations_measured: bool = False
+    state_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """The memory of the process when all blocks are in use."""
         host = self.host_blocks * self.block_bytes
         draft = self.draft_weight_bytes + self.draft_kv_bytes
-        steps = self.activation_bytes + self.graph_bytes
+        steps = self.activation_bytes + self.graph_bytes + self.state_bytes
         return self.process_bytes + self.weight_bytes + steps + self.kv_bytes + host + draft
 
     @property
@@ -138,6 +143,7 @@ class MemoryPlan:
             f"weights      {shown_bytes(self.weight_bytes)}",
             f"activations  {shown_bytes(self.activation_bytes)} ({found})",
             *(graphs if self.graph_bytes or self.graphs else ()),
+            *([f"states       {shown_bytes(self.state_bytes)}"] if self.state_bytes else ()),
             f"KV cache     {shown_bytes(self.kv_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens,"
             f" {shown_bytes(self.block_bytes)} each",
             f"KV tokens    {self.kv_tokens:,}",
@@ -200,7 +206,8 @@ def plan_memory(
     host_bytes = host_blocks * model.block_bytes
     _check_host_tier(host_bytes, facts.free_bytes if host_free_bytes is None else host_free_bytes)
     activations = _activations(facts, model, draft, max_num_seqs, max_num_batched_tokens, step_bytes)
-    reserved = activations + graph_bytes
+    states = model.state_bytes * max_num_seqs
+    reserved = activations + graph_bytes + states
     most = facts.free_bytes - reserved - (host_bytes if host_free_bytes is None else 0)
     longest = blocks_needed(max_model_len, options.block_size)
     needed = longest * (model.block_bytes + (draft.block_bytes if draft else 0))
@@ -231,6 +238,7 @@ def plan_memory(
         draft_blocks=draft_blocks,
         graph_bytes=graph_bytes,
         activations_measured=step_bytes is not None,
+        state_bytes=states,
     )
 
 

@@ -68,7 +68,8 @@ class LocalRunner:
     ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``head`` drafts with the
     hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
     ``followers`` are the other ranks of a parallel model: only this runner samples, without graphs. ``pipelined``: the
-    first stage starts the next plan while other stages compute, unless the plan needs their tokens.
+    first stage starts the next plan while other stages compute, unless the plan needs their tokens. ``with_slots``: the
+    decoder needs to know the slot of each row.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class LocalRunner:
         graphs: GraphSpec | None = None,
         followers: Followers | None = None,
         pipelined: bool = False,
+        with_slots: bool = False,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
         self.bell = StepInterrupt()
@@ -101,6 +103,7 @@ class LocalRunner:
         self._head = head
         self._followers = followers
         self._pipelined = pipelined
+        self._with_slots = with_slots
         self._begun: deque[HostStep] = deque()
         self._device = device
         self._slots = Slots(
@@ -303,6 +306,8 @@ class LocalRunner:
         batch = self._slots.pack(rows, wanted, self.bell if self._breakable and plan.idle else None)
         if self._head is not None:
             batch = replace(batch, taps=self._head.tapping(batch))
+        if self._with_slots:
+            batch = replace(batch, slots=rows.slot)
         if self._followers is not None:
             self._followers.execute(plan, known, wanted)
 

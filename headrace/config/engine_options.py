@@ -30,6 +30,14 @@ class ModelOptions:
             "and for folders of sentence-transformers, else generate."
         ),
     ] = "auto"
+    model_impl: Annotated[
+        Literal["auto", "native", "transformers"],
+        Field(
+            description="Implementation of MODEL. native: a model family of this project; transformers: the modelling "
+            "code of the package transformers, with the engine's attention and memory; auto: native if there is a "
+            "family, else transformers."
+        ),
+    ] = "auto"
     revision: Annotated[
         str | None, Field(description="Branch, tag or commit of a Hugging Face model (default: main).")
     ] = None

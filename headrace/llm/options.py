@@ -11,6 +11,10 @@ class LLMOptions(TypedDict, total=False):
     runner: Literal["auto", "generate", "pooling"]
     """Use of MODEL. generate: text; pooling: embeddings or scores only; auto: pooling for encoders and for
     folders of sentence-transformers, else generate."""
+    model_impl: Literal["auto", "native", "transformers"]
+    """Implementation of MODEL. native: a model family of this project; transformers: the modelling code of
+    the package transformers, with the engine's attention and memory; auto: native if there is a family, else
+    transformers."""
     revision: str | None
     """Branch, tag or commit of a Hugging Face model (default: main)."""
     tokenizer: str | None

@@ -125,7 +125,9 @@ CASES: dict[str, Case] = {
         },
     ),
     "gemma": Case("gemma", {"head_dim": 16, "tie_word_embeddings": True}),
-    "vaultgemma": Case("vaultgemma", _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}),
+    "vaultgemma": Case(
+        "vaultgemma", _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}
+    ),
     "ministral": Case("ministral", _LISTED | {"sliding_window": WINDOW, "head_dim": 12}),
     "cwm": Case(
         "cwm",
@@ -142,7 +144,8 @@ CASES: dict[str, Case] = {
     "helium": Case("helium", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "hunyuan": Case("hunyuan_v1_dense", {"head_dim": 12, "attention_bias": True}),
     "hunyuan-alpha": Case(
-        "hunyuan_v1_dense", {"head_dim": 8, "tie_word_embeddings": True, **_rope("dynamic", alpha=1000.0, factor=1.0)}
+        "hunyuan_v1_dense",
+        {"head_dim": 8, "tie_word_embeddings": True, **_rope("dynamic", alpha=1000.0, factor=1.0)},
     ),
     "hyperclovax": Case("hyperclovax", _MULTIPLIERS),
     "hyperclovax-plain": Case("hyperclovax", _MULTIPLIERS | {"use_post_norm": False}),
@@ -155,7 +158,9 @@ CASES: dict[str, Case] = {
             "sliding_window": WINDOW,
             "rope_parameters": {
                 "full_attention": {
-                    **{"rope_type": "yarn", "factor": 4.0, "rope_theta": 500_000.0},
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "rope_theta": 500_000.0,
                     "original_max_position_embeddings": TRAINED,
                 },
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
@@ -166,6 +171,11 @@ CASES: dict[str, Case] = {
     "smollm3": Case("smollm3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
     "smollm3-window": Case(
         "smollm3",
-        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": WINDOW, "attention_bias": True},
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+        },
     ),
 }

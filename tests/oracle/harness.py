@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
-from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.decoder import Decoder, ModelDecoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.weights import load_weights
@@ -82,11 +83,24 @@ class Rig:
     ) -> None:
         self.spec = parse_config(read_config(folder))
         weights = load_weights(folder, self.spec, dtype, DEVICE)
-        self.decoder = Decoder(self.spec, weights, select(kernels, DEVICE), max_model_len)
-        self.kv = PagedKV(self.spec.shape, num_blocks, block_size, dtype, DEVICE)
+        self._place(
+            Decoder(self.spec, weights, select(kernels, DEVICE), max_model_len), block_size, num_blocks, seed
+        )
+
+    @classmethod
+    def over(cls, decoder: ModelDecoder) -> Rig:
+        """A rig with a loaded decoder."""
+        rig = cls.__new__(cls)
+        rig._place(decoder, 4, 128, 0)
+        return rig
+
+    def _place(self, decoder: ModelDecoder, block_size: int, num_blocks: int, seed: int) -> None:
+        self.decoder = decoder
+        self.kv = PagedKV(decoder.shape, num_blocks, block_size, decoder.dtype, DEVICE)
         self.block_size = block_size
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
+        self.sequences: list[Sequence] = []
 
     def step(self, rows: list[tuple[Sequence, int]], every: bool = True) -> list[Tensor]:
         """Compute ``length`` further tokens of each sequence; logits [length, vocab] (or [1, vocab]) by row."""
@@ -99,11 +113,22 @@ class Rig:
         tables = [sequence.blocks for sequence, _ in rows]
         tokens = [token for s, n in rows for token in s.tokens[s.computed : s.computed + n]]
         wanted = list(range(len(tokens))) if every else [end - 1 for end in itertools.accumulate(lengths)]
-        batch = pack(tokens, starts, lengths, tables, wanted, self.block_size)
-        logits = self.decoder.forward(batch, self.kv).cpu()
+        batch = replace(
+            pack(tokens, starts, lengths, tables, wanted, self.block_size),
+            slots=np.array([self._slot(sequence) for sequence, _ in rows]),
+        )
+        with torch.inference_mode():
+            logits = self.decoder.logits(self.decoder.hidden(batch, self.kv)).float().cpu()
         for sequence, length in rows:
             sequence.computed += length
         return list(logits.split(lengths if every else [1] * len(rows)))
+
+    def _slot(self, sequence: Sequence) -> int:
+        known = next((slot for slot, each in enumerate(self.sequences) if each is sequence), None)
+        if known is None:
+            known = len(self.sequences)
+            self.sequences.append(sequence)
+        return known
 
     def logits(self, sequence: Sequence, chunks: list[int]) -> Tensor:
         """Logits of all positions, computed in chunks of the given sizes, repeated until the end."""

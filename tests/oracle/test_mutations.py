@@ -63,7 +63,10 @@ def _others(field: str, value: Any) -> list[Any]:
     if field == "rope_parameters":
         if "rope_type" in value:
             return [value | change for change in _ROPES]
-        return [{key: each | _ROPES[0] for key, each in value.items()}, {"rope_type": "linear", "factor": 2.0}]
+        return [
+            {key: each | _ROPES[0] for key, each in value.items()},
+            {"rope_type": "linear", "factor": 2.0},
+        ]
     if field in _VARIANTS:
         return _VARIANTS[field]
     if isinstance(value, bool):
@@ -116,8 +119,7 @@ def test_a_changed_field_is_computed_or_refused(kind: str, tmp_path: Path) -> No
             continue
         try:
             ours = Rig(folder, LENGTH).logits(Sequence(list(range(1, LENGTH + 1))), [13, 2, 1, 3])
-        except ModelError as error:
-            assert "\n" not in str(error)
+        except ModelError:
             continue
         computed += 1
         if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):

@@ -1,15 +1,17 @@
-"""Loads a decoder: device, dtype, kernels and weights; or rank 0's part of one, and starts the other ranks."""
+"""Loads a decoder: finds the model, chooses device, dtype and kernels, and reads the weights."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from headrace.build.loading.ranks import open_others, ranks_here, size_option
+from headrace.build.loading.adopted import find_adopted
+from headrace.build.loading.found import Choices, FoundModel
+from headrace.build.loading.native import NativeModel
+from headrace.build.loading.ranks import ranks_here, size_option
 from headrace.compute.device import (
     DeviceFacts,
     DtypeChoice,
@@ -19,23 +21,19 @@ from headrace.compute.device import (
     resident_bytes,
     resolve_device,
     resolve_dtype,
-    return_freed_memory,
 )
 from headrace.compute.drafting.loading import Beside
+from headrace.compute.gguf.file import is_gguf
 from headrace.compute.kernels import Kernels, check_fp8, select
 from headrace.compute.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.memory_plan import ModelSize, check_room
-from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.decoder import ModelDecoder
+from headrace.compute.model.families import UnknownArchitecture
 from headrace.compute.model.shape import ModelShape
-from headrace.compute.model.sharding import Place, check_sizes, shard_of
-from headrace.compute.model.spec import DecoderSpec
-from headrace.compute.model.weights import DecoderWeights, kv_fingerprint, read_spec
-from headrace.compute.parallel import ONE_PROCESS
+from headrace.compute.model.sharding import Place
+from headrace.compute.model.weights import read_spec
 from headrace.config import ConfigError, ModelOptions
 from headrace.fleet.leader import Leader
-from headrace.fleet.others import RankFailed
-from headrace.fleet.setup import ModelSetup, dtype_name, identity
-from headrace.fleet.worker import load_part
 
 
 class Computing(NamedTuple):
@@ -53,8 +51,8 @@ class Computing(NamedTuple):
     choice: DtypeChoice
     kv_dtype: torch.dtype
     kernels: Kernels
-    decoder: Decoder
-    embedding: torch.Tensor
+    decoder: ModelDecoder
+    embedding: torch.Tensor | None
     quantization: str
     notes: tuple[str, ...]
     fingerprint: str
@@ -72,6 +70,7 @@ class Computing(NamedTuple):
             intermediate_size=part.intermediate_size,
             vocab_size=part.vocab_size,
             itemsize=self.choice.dtype.itemsize,
+            state_bytes=part.state_bytes,
         )
 
     def beside(self) -> Beside:
@@ -86,15 +85,23 @@ class Computing(NamedTuple):
         return replace(facts, free_bytes=facts.free_bytes // ranks) if shared else facts
 
 
-class _Choices(NamedTuple):
-    """The choices that are made before weights are read."""
+def find_model(model: ModelOptions, folder: Path) -> FoundModel:
+    """The model in a folder or GGUF file by ``--model-impl``: of a native family, or as transformers defines it.
 
-    spec: DecoderSpec
-    max_model_len: int
-    device: torch.device
-    facts: DeviceFacts
-    dtype: DtypeChoice
-    kernels: Kernels
+    Raises:
+        ConfigError: transformers is not installed, or cannot read the model, which is a GGUF file.
+        ModelError: the implementation does not support the model, or a file is broken.
+    """
+    if model.model_impl == "transformers" and is_gguf(folder):
+        raise ConfigError("--model-impl transformers: only native families read GGUF files; leave the option out")
+    if model.model_impl == "transformers":
+        return find_adopted(folder, "as --model-impl says")
+    try:
+        return NativeModel(folder, read_spec(folder))
+    except UnknownArchitecture as error:
+        if model.model_impl == "native":
+            raise
+        return find_adopted(folder, f"because no native family has {error.architecture}")
 
 
 def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool) -> Computing:
@@ -105,62 +112,33 @@ def load_computing(model: ModelOptions, folder: Path, *, with_fingerprint: bool)
         ModelError: the model cannot be loaded.
     """
     place = Place(0, model.tensor_parallel_size, model.pipeline_parallel_size)
-    chosen = _choose(model, folder, place)
-    spec, length, device, facts, choice, kernels = chosen
-    process_bytes = resident_bytes() if device.type == "cpu" else 0
-    setup = _setup(model, folder, place, chosen, with_fingerprint=with_fingerprint)
-    leader = None
-    try:
-        if place.size > 1:
-            leader = Leader(open_others(model), setup, spec.vocab_size, device)
-            leader.connect()
-        shard = shard_of(spec, place)
-        weights = load_part(setup, shard, device, fp8=kernels.fp8 and place.size == 1)
-        fingerprint = kv_fingerprint(weights, spec, length) if with_fingerprint else ""
-        decoder = Decoder(shard, weights, kernels, length, leader or ONE_PROCESS)
-        return_freed_memory()
-        if leader is not None:
-            leader.loaded()
-            if with_fingerprint:
-                parts = " ".join([fingerprint, *leader.fingerprints])
-                fingerprint = hashlib.sha256(parts.encode()).hexdigest()
-    except BaseException as error:
-        if leader is not None:
-            leader.close()
-        if isinstance(error, RankFailed):
-            raise ConfigError(f"{size_option(place)}: {error}") from error
-        raise
+    found = find_model(model, folder)
+    chosen, facts = _choose(model, found, place)
+    process_bytes = resident_bytes() if chosen.device.type == "cpu" else 0
+    opened = found.open(model, chosen, with_fingerprint=with_fingerprint)
     return Computing(
-        shape=spec.shape,
-        max_model_len=length,
-        device=device,
+        shape=opened.shape,
+        max_model_len=chosen.max_model_len,
+        device=chosen.device,
         facts=facts,
-        choice=choice,
-        kv_dtype=KV_DTYPES.get(model.kv_cache_dtype, choice.dtype),
-        kernels=kernels,
-        decoder=decoder,
-        embedding=weights.embedding,
-        quantization=weights.quantization,
-        notes=(choice.reason, _stored_note(spec, weights)),
-        fingerprint=fingerprint,
+        choice=chosen.dtype,
+        kv_dtype=chosen.kv_dtype,
+        kernels=chosen.kernels,
+        decoder=opened.decoder,
+        embedding=opened.embedding,
+        quantization=opened.quantization,
+        notes=(chosen.dtype.reason, *opened.notes),
+        fingerprint=opened.fingerprint,
         process_bytes=process_bytes,
         place=place,
-        leader=leader,
+        leader=opened.leader,
     )
 
 
-def _stored_note(spec: DecoderSpec, weights: DecoderWeights) -> str:
-    """A note on weights that are stored in fewer bits than they are computed with; empty: none."""
-    if spec.stored is None or weights.quantization:
-        return ""
-    return f"{spec.stored.name}: weights are stored in fewer bits than are used for computing"
-
-
-def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
+def _choose(model: ModelOptions, found: FoundModel, place: Place) -> tuple[Choices, DeviceFacts]:
     """Choose device, dtype and kernels; refuses impossible options before anything is loaded."""
-    spec = read_spec(folder)
-    check_sizes(spec, place.tensor_size, place.pipeline_size)
-    shape = spec.shape
+    found.check(model)
+    shape = found.shape
     length = _max_model_len(model, shape)
     device = resolve_device(model.device)
     here = ranks_here(place)
@@ -172,7 +150,7 @@ def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
     torch.set_num_threads(max(1, limit_threads() // here))
     keep_freed_memory()
     facts = device_facts(device)
-    quantized = bool(spec.stored or model.quantization)
+    quantized = bool(found.stored_quantized or model.quantization)
     choice = resolve_dtype(model.dtype, shape.dtype, facts, quantized=quantized)
     each = 0.5 if quantized else choice.dtype.itemsize  # four bits are the smallest format
     parts = here if device.type == "cpu" else 1
@@ -181,30 +159,8 @@ def _choose(model: ModelOptions, folder: Path, place: Place) -> _Choices:
     kernels = select(model.kernels, device, isa, dtype=choice.dtype, heads=shape.heads)
     check_fp8(kernels, "quantization", model.quantization)
     check_fp8(kernels, "kv-cache-dtype", model.kv_cache_dtype)
-    return _Choices(spec, length, device, facts, choice, kernels)
-
-
-def _setup(
-    model: ModelOptions, folder: Path, place: Place, chosen: _Choices, *, with_fingerprint: bool
-) -> ModelSetup:
-    return ModelSetup(
-        place=place,
-        local_rank=0,
-        host="",
-        port=0,
-        address="127.0.0.1",
-        folder=str(folder),
-        identity=identity(folder) if place.size > 1 else "",
-        dtype=dtype_name(chosen.dtype.dtype),
-        device=chosen.device.type,
-        kernels=chosen.kernels.name,
-        cpu_isa=None if model.cpu_isa == "auto" else model.cpu_isa,
-        quantization=model.quantization,
-        dummy_seed=model.seed if model.load_format == "dummy" else None,
-        max_model_len=chosen.max_model_len,
-        threads=torch.get_num_threads(),
-        with_fingerprint=with_fingerprint,
-    )
+    kv_dtype = KV_DTYPES.get(model.kv_cache_dtype, choice.dtype)
+    return Choices(length, device, choice, kv_dtype, kernels), facts
 
 
 def _max_model_len(model: ModelOptions, shape: ModelShape) -> int:

@@ -96,6 +96,7 @@ def open_memory(
         graphs=graphs.spec,
         followers=computing.leader,
         pipelined=knobs.turns > 1,
+        with_slots=shape.state_bytes > 0,
     )
     weight = draft.nbytes / computing.decoder.nbytes if draft else 0.0
     drafts = ModelDrafts(proposer, weight) if proposer else None

@@ -12,9 +12,10 @@ from headrace.compute.encoder.folder import Sentence, read_sentence
 from headrace.compute.encoder.models import BATCH_TOKENS, EmbeddingModel
 from headrace.compute.encoder.texts import TextTokenizer
 from headrace.compute.kernels import select
-from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.decoder import Decoder, ModelDecoder
 from headrace.compute.model.families import FAMILIES, parse_config
 from headrace.compute.model.hub import read_config
+from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import load_weights
 from headrace.config import ModelOptions
 
@@ -40,12 +41,14 @@ def read_causal_model(name: str, folder: Path, options: ModelOptions) -> Embeddi
     return share_decoder(name, folder, decoder, most)
 
 
-def share_decoder(name: str, folder: Path, decoder: Decoder, max_model_len: int) -> EmbeddingModel:
+def share_decoder(name: str, folder: Path, decoder: ModelDecoder, max_model_len: int) -> EmbeddingModel:
     """An embedding model over a loaded decoder, for inputs of at most ``max_model_len`` tokens.
 
     Raises:
         ModelError: the model is not supported.
     """
+    if decoder.shape.state_bytes:
+        raise ModelError(f"{decoder.shape.architecture} keeps recurrent states of running sequences only")
     sentence = read_sentence(folder, pooling="last")
     most = _max_tokens(sentence, max_model_len)
     batch = max(BATCH_TOKENS[decoder.device.type], -(-most // BLOCK_SIZE) * BLOCK_SIZE)

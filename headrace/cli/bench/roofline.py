@@ -129,6 +129,7 @@ def _load(given: Options, rows: int) -> Loaded:
     """
     from headrace.build.model import load
     from headrace.compute.kernels.cpp import CppKernels
+    from headrace.compute.model.decoder import Decoder
 
     if (given.model.tensor_parallel_size, given.model.pipeline_parallel_size) != (1, 1):
         raise ConfigError("bench roofline measures one process: omit the options of parallelism")
@@ -139,6 +140,10 @@ def _load(given: Options, rows: int) -> Loaded:
     if not isinstance(loaded.decoder.kernels, CppKernels):
         raise ConfigError(
             f"bench roofline measures the cpp kernels only; this machine uses '{loaded.kernels}'"
+        )
+    if not isinstance(loaded.decoder, Decoder):
+        raise ConfigError(
+            f"bench roofline measures native families only; {loaded.shape.architecture} is computed by transformers"
         )
     return loaded
 

@@ -188,15 +188,15 @@ def _engine_target(name: str, given: Options) -> Target:
 
 def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
     """Padded batches with the same weights, device and data type as the engine."""
+    from headrace.build.loading.computing import find_model
     from headrace.compute.device import device_facts, resolve_device, resolve_dtype
-    from headrace.compute.model.families import parse_config
-    from headrace.compute.model.hub import read_config, resolve_folder
+    from headrace.compute.model.hub import resolve_folder
     from headrace.compute.model.spec import ModelError
     from headrace.lab.bench.padded import TransformersStatic
 
     try:
         folder = resolve_folder(model.model, model.revision)
-        declared = parse_config(read_config(folder)).dtype
+        declared = find_model(model, folder).shape.dtype
     except ModelError as error:
         raise ConfigError(str(error)) from error
     device = resolve_device(model.device)

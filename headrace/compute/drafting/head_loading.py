@@ -99,6 +99,11 @@ def load_head(config: SpeculativeConfig, target: Beside, dummy_seed: int | None 
         ConfigError: there is no such head, or it does not fit the target.
     """
     assert config.model is not None
+    if target.embedding is None:
+        raise ConfigError(
+            f"--speculative-config: method eagle3 reads states inside the model, which {target.shape.architecture}"
+            " of transformers does not give; use another method"
+        )
     try:
         folder = resolve_folder(config.model, config.revision, with_weights=dummy_seed is None)
         spec = read_spec(read_config(folder), target.shape)
@@ -126,7 +131,8 @@ def read_spec(config: Mapping[str, Any], target: ModelShape) -> HeadSpec:
         )
     if target.residual_scale != 1.0:
         raise ModelError(
-            f"{target.architecture} with a residual_multiplier: a head would read scaled hidden states; use another method"
+            f"{target.architecture} with a residual_multiplier: heads would read scaled hidden states; use another "
+            "method"
         )
     layer = parse_config({**config, "architectures": ["LlamaForCausalLM"]})
     read = ConfigReader(ARCHITECTURES[0], config, {})

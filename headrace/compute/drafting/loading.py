@@ -35,7 +35,7 @@ class Beside(NamedTuple):
     dtype: torch.dtype
     kv_dtype: torch.dtype
     kernels: Kernels
-    embedding: torch.Tensor
+    embedding: torch.Tensor | None
     head: Any  # as the kernels prepared it
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.encoder.packed import Packed
 from headrace.compute.kv import PagedKV
-from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.decoder import ModelDecoder
 from headrace.core.capacity import blocks_needed
 
 BLOCK_SIZE = 16
@@ -29,8 +29,8 @@ class CausalEncoder:
     A batch has at most ``batch_tokens`` tokens, where each row counts as a multiple of `BLOCK_SIZE`.
     """
 
-    def __init__(self, decoder: Decoder, batch_tokens: int) -> None:
-        self.spec = decoder.spec
+    def __init__(self, decoder: ModelDecoder, batch_tokens: int) -> None:
+        self.spec = decoder.shape
         self.device = decoder.device
         self.batch_tokens = batch_tokens
         self._decoder = decoder

@@ -8,7 +8,7 @@ from headrace.compute.graphs.body import Ending
 from headrace.compute.graphs.recorder import CudaRecorder
 from headrace.compute.graphs.sizes import MOST_LINES, MOST_TOKENS, few_sizes, graph_sizes, prompt_sizes
 from headrace.compute.graphs.steps import Captured, GraphSpec
-from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.decoder import ModelDecoder
 from headrace.core.capacity import activation_bytes
 
 GRAPHED_KERNELS = frozenset({"triton"})
@@ -28,14 +28,14 @@ class Graphs(NamedTuple):
     bytes: int = 0
 
 
-def plan_graphs(decoder: Decoder, rows: int, drafts: int | None, tokens: int) -> Graphs:
+def plan_graphs(decoder: ModelDecoder, rows: int, drafts: int | None, tokens: int) -> Graphs:
     """The graphs for steps of at most ``rows`` rows and ``tokens`` tokens; none on a CPU, or with kernels that cannot
     be recorded.
 
     ``drafts`` is the maximum number of drafts of a row in a step; None: no drafter.
     """
-    recordable = decoder.device.type == "cuda" and decoder.kernels.name in GRAPHED_KERNELS
-    if not recordable:
+    on_device = decoder.device.type == "cuda" and decoder.kernels.name in GRAPHED_KERNELS
+    if not (decoder.graphed and on_device):
         return Graphs(None)
     lines, drafting = min(MOST_LINES, rows * (1 + (drafts or 0))), drafts is not None
     most = max(1, TILE_LINES // (decoder.shape.heads.heads // decoder.shape.heads.kv_heads))
@@ -53,7 +53,7 @@ def plan_graphs(decoder: Decoder, rows: int, drafts: int | None, tokens: int) ->
     return Graphs(spec, _graph_bytes(decoder, spec) + counts)
 
 
-def _graph_bytes(decoder: Decoder, spec: GraphSpec) -> int:
+def _graph_bytes(decoder: ModelDecoder, spec: GraphSpec) -> int:
     """Memory to reserve for graphs: that of the largest step, which all graphs share, and the overhead of each."""
     sizes, few = graph_sizes(spec.lines), prompt_sizes(max(spec.tokens, spec.lines))
     graphs = (len(sizes) + len(few_sizes(sizes))) * (2 * len(Ending) if spec.drafts else len(Ending) + 1)

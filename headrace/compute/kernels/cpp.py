@@ -36,8 +36,8 @@ from headrace.compute.kernels.cpp_checks import (
     row_lines,
     shown,
 )
-from headrace.compute.kernels.native_calls import StackCall, run_drafts, stack_call
-from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, native
+from headrace.compute.kernels.native_calls import Rotation, StackCall, layers_call, run_drafts, stack_call
+from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, Room, native
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
@@ -87,6 +87,7 @@ class CppKernels:
         self._level = supported[self.isa]
         self._panel: int = self._cpu.panel(self._level)
         self._memory = WeightMemory()
+        self._room = Room()
 
     @property
     def threads(self) -> int:
@@ -331,6 +332,21 @@ class CppKernels:
             return apply(self, stack, batch, pages)
         with stack.lock:
             call = self._stack_call(stack, batch, pages, seconds)
+            if not self._cpu.run_stack(self._level, *call.arguments):
+                raise StepInterrupted
+        return call.out
+
+    def prepare_layers(self, stack: Stack) -> NativeStack | None:
+        """A stack for `run_layers`; None if this backend cannot run it in one call."""
+        return native(stack, self._room)
+
+    def run_layers(
+        self, layers: NativeStack, states: Tensor, rotation: Rotation, batch: Batch, pages: Sequence[Pages]
+    ) -> Tensor:
+        """States [T, hidden] after layers, of those before; ``rotation`` of each token, ``pages`` of each layer."""
+        with layers.lock:
+            self._check_panel(layers.panel)
+            call = layers_call(self._cpu, layers, states, rotation, batch, pages)
             if not self._cpu.run_stack(self._level, *call.arguments):
                 raise StepInterrupted
         return call.out

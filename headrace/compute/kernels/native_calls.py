@@ -119,6 +119,98 @@ def stack_call(
     return StackCall(arguments, out)
 
 
+class Rotation:
+    """Rotations float32 [T, 2, N] of a step's tokens, and their words in a table."""
+
+    def __init__(self, table: Tensor) -> None:
+        check_cpu(table)
+        self.table = table.contiguous()
+        if table.dtype != torch.float32 or table.dim() != 3 or table.shape[1] != 2 or table.shape[2] % 2:
+            raise ValueError(f"rotations {table.dtype} {list(table.shape)}")
+        self._words = np.array([self.table.data_ptr(), table.shape[2]], dtype=np.int64)
+        self.address = self._words.ctypes.data
+
+
+class StepWords(NamedTuple):
+    """The arguments that all calls of layers in a step share; ``alive`` owns their memory."""
+
+    rows: tuple[int, ...]
+    lines: tuple[int, ...]
+    width: tuple[int, ...]
+    alive: tuple[Tensor, ...]
+
+
+def step_words(batch: Batch) -> StepWords:
+    """The arguments of a batch for `layers_call`: each token is its own row of states and rotations."""
+    found: StepWords | None = batch.kept.get(StepWords)
+    if found is None:
+        slots, tokens = batch.slot_mapping.contiguous(), len(batch.tokens)
+        of_rows = row_lines(batch)
+        rows, width = of_rows[2].shape
+        places = torch.arange(tokens)
+        ids = places.int()
+        if slots.dtype != torch.int64 or len(slots) != tokens or not slots.is_cpu:
+            raise ValueError(f"slots {slots.dtype} {list(slots.shape)} for {tokens} tokens")
+        starts = tuple([line.data_ptr() for line in of_rows])
+        lines = (ids.data_ptr(), *starts, places.data_ptr(), slots.data_ptr(), places.data_ptr())
+        found = StepWords((*starts, rows, width), lines, (rows, width), (ids, places, slots, *of_rows))
+        batch.kept[StepWords] = found
+    return found
+
+
+def layers_call(
+    extension: Any,
+    stack: NativeStack,
+    states: Tensor,
+    rotation: Rotation,
+    batch: Batch,
+    pages: Sequence[Pages],
+) -> StackCall:
+    """The call of a stack on ``states`` [T, hidden], all with one rotation; ``out`` gets the states after its layers.
+
+    The states stand in the place of the embedding, and each token's rotation in that of a table of positions.
+    """
+    layers, dtype, tokens = stack.stack, stack.stack.dtype, len(batch.tokens)
+    check_cpu(states)
+    if states.shape != (tokens, stack.hidden) or states.dtype != dtype or not states.is_contiguous():
+        raise ValueError(f"states {states.dtype} {list(states.shape)} for {dtype} [{tokens}, {stack.hidden}]")
+    if rotation.table.shape[2] > layers.heads.head_dim or len(rotation.table) != tokens or any(stack.turned):
+        raise ValueError(f"rotations {list(rotation.table.shape)} of {tokens} tokens, heads {layers.heads}")
+    words = step_words(batch)
+    table = stack.pages_table(pages, page_words)
+    num_blocks, block_size = pages[0].keys.shape[:2]
+    for window in stack.windows:
+        seen = ALL_KEYS if window is None else window
+        read = extension.check_rows(*words.rows, block_size, seen, tokens)
+        check_blocks(read, batch.block_size, num_blocks, block_size)
+    out, normed = states.new_empty((2, tokens, stack.hidden))  # in one memory, which lives as long as `out`
+    count = len(stack.table)
+    arguments = (
+        *stack.room(tokens),
+        normed.data_ptr(),
+        0,
+        0 if batch.bell is None else batch.bell.address,
+        *(out.data_ptr(), stack.after.data_ptr(), 1),
+        *(
+            states.data_ptr(),
+            stack.table.data_ptr(),
+            table.data_ptr(),
+            rotation.address,
+            stack.input_norm,
+            count,
+        ),
+        *words.lines,
+        *words.width,
+        *(tokens, tokens, tokens, tokens, num_blocks * block_size),
+        *(stack.hidden, dtype.itemsize),
+        *layers.heads,
+        DTYPES[dtype],
+        layers.activation != "silu",
+        *(layers.eps, layers.scale, layers.softcap or 0.0, 1.0),
+    )
+    return StackCall(arguments, out)
+
+
 def _tap_words(taps: Taps, tokens: int, hidden: int, dtype: torch.dtype) -> tuple[int, int, int]:
     states, layers = taps
     check_cpu(states)

@@ -27,22 +27,42 @@ ALL_KEYS = 2**62
 """The window of a layer whose tokens attend to all keys."""
 
 
+class Room:
+    """The working memory of passes, one at a time: a thread holds ``lock`` from `take` to the end of the pass.
+
+    An embedding may be computed beside a step that runs on the runner's thread.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._parts: list[Tensor] = []
+        self._words: tuple[int, ...] = ()
+
+    def take(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The addresses of parts of at least as many bytes, kept from pass to pass, as large as the largest need."""
+        if len(self._parts) != len(sizes) or any(
+            len(part) < size for part, size in zip(self._parts, sizes, strict=True)
+        ):
+            old = [len(part) for part in self._parts] or [0] * len(sizes)
+            self._parts = [huge_memory(max(pair)) for pair in zip(sizes, old, strict=True)]
+            self._words = tuple([part.data_ptr() for part in self._parts])
+        return self._words
+
+
 class NativeStack:
     """``stack``, its ``table`` int64 [layers, words] and ``ropes`` int64 [ropes, 2], with weights in panels of
     ``panel``.
 
-    `pages_table` caches the table of the last keys and values, `room` the working memory. ``turns`` positions have
-    rotations. Per token, ``hidden`` elements pass between layers, ``attended`` come from attention, and at most
+    `pages_table` caches the table of the last keys and values. Stacks that run one after another share a ``room``.
+    ``turns`` positions have rotations, and ``turned`` is the rotation of each layer. ``after`` int64 [1] is the number
+    of layers. Per token, ``hidden`` elements pass between layers, ``attended`` come from attention, and at most
     ``wide`` and ``narrow`` exist before and after the rotation or the gates' product.
-
-    Its working memory serves one pass at a time: a thread holds ``lock`` from the call of `room` to the end of the
-    pass. An embedding may be computed beside a step that runs on the runner's thread.
 
     Raises:
         ValueError: a weight does not fit the others.
     """
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, room: Room | None = None) -> None:
         heads, kv_heads, head_dim = stack.heads
         if heads % kv_heads or not stack.scale > 0:
             raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
@@ -51,7 +71,8 @@ class NativeStack:
             raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
         (self.panel,) = panels
         self.stack = stack
-        self.lock = threading.Lock()
+        self._room = room or Room()
+        self.lock = self._room.lock
         self.hidden = stack.layers[0].qkv.weight.inputs
         self.attended = heads * head_dim
         qkv = self.attended + 2 * kv_heads * head_dim
@@ -60,6 +81,8 @@ class NativeStack:
         )
         self.embedding = self._address(stack.embedding, stack.dtype, len(stack.embedding) * self.hidden)
         self.input_norm = self._address(stack.input_norm, torch.float32, self.hidden)
+        self.turned = [layer.rope for layer in stack.layers]
+        self.after = torch.tensor([len(stack.layers)])
         self.turns = min(len(table) for table in stack.ropes)
         self.ropes = torch.tensor([self._rope(table, head_dim) for table in stack.ropes], dtype=torch.int64)
         for layer in stack.layers:
@@ -71,9 +94,9 @@ class NativeStack:
         self._pages: Sequence[Pages] = ()
         self._pages_table = torch.empty(0, dtype=torch.int64)
         self._head: tuple[Weight | None, Words] = None, np.zeros(0, dtype=np.int64)
-        self._room: list[Tensor] = []
-        self._room_words: tuple[int, ...] = ()
-        self._room_tokens = 0
+        either = max(self.hidden, self.attended)
+        widths = (self.hidden, either, either, self.wide, self.narrow)
+        self._token_bytes = [width * stack.dtype.itemsize for width in widths]
 
     def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
         """``words`` of each layer's pages, int64 [layers, words]; computed once for pages that stay the same."""
@@ -90,18 +113,9 @@ class NativeStack:
     def room(self, tokens: int) -> tuple[int, ...]:
         """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow.
 
-        It is kept from step to step, as large as the largest need: a stack runs one step at a time.
+        The caller holds ``lock`` until the step's end.
         """
-        if tokens > self._room_tokens or not self._room:
-            either = max(self.hidden, self.attended)
-            widths = (self.hidden, either, either, self.wide, self.narrow)
-            self._room = [
-                huge_memory(max(tokens, 1) * width * self.stack.dtype.itemsize).view(self.stack.dtype)
-                for width in widths
-            ]
-            self._room_tokens = tokens
-            self._room_words = tuple([part.data_ptr() for part in self._room])
-        return self._room_words
+        return self._room.take([max(tokens, 1) * size for size in self._token_bytes])
 
     def _rope(self, table: Tensor, head_dim: int) -> tuple[int, int]:
         rotary = table.shape[-1]
@@ -156,8 +170,11 @@ class NativeStack:
         return tensor.data_ptr()
 
 
-def native(stack: Stack) -> NativeStack | None:
-    """``stack`` for the extension, or None if a linear layer is not packed for it or other ranks have a part of it."""
+def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
+    """``stack`` for the extension, in the working memory ``room`` or its own.
+
+    None if a linear layer is not packed for it, or other ranks have a part of it.
+    """
     if stack.embedding.dtype != stack.dtype or not stack.whole:
         return None
     for layer in stack.layers:
@@ -167,4 +184,4 @@ def native(stack: Stack) -> NativeStack | None:
                 return None
             if isinstance(weight, PackedWeight) and weight.dtype != stack.dtype:
                 return None
-    return NativeStack(stack)
+    return NativeStack(stack, room)

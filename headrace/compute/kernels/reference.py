@@ -117,12 +117,16 @@ class TorchKernels:
         plan: AttentionPlan,
         scale: float,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        """See `Kernels.paged_attention`. ``sinks`` [H] are logits of each head that take weight from all keys
+        (arXiv:2309.17453).
+        """
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         for group in plan.groups:
-            self._decode(queries, pages, group, scale, softcap, out)
+            self._decode(queries, pages, group, scale, softcap, sinks, out)
         for tile in plan.tiles:
-            self._prefill(queries, pages, tile, scale, softcap, out)
+            self._prefill(queries, pages, tile, scale, softcap, sinks, out)
         return out.flatten(1)
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -146,6 +150,7 @@ class TorchKernels:
         group: DecodeGroup,
         scale: float,
         softcap: float | None,
+        sinks: Tensor | None,
         out: Tensor,
     ) -> None:
         """Rows of one token: the query heads that share a key head are the "queries" of one small matrix."""
@@ -161,7 +166,8 @@ class TorchKernels:
         if group.padding is not None:
             k.flatten(0, 1).index_fill_(0, group.padding, 0)
             v.flatten(0, 1).index_fill_(0, group.padding, 0)
-        y = _attend(q, k.transpose(1, 2), v.transpose(1, 2), group.mask, False, scale, softcap)
+        own = None if sinks is None else sinks.view(kv_heads, -1, 1)
+        y = _attend(q, k.transpose(1, 2), v.transpose(1, 2), group.mask, False, scale, softcap, own)
         if rows is None:
             out[:size] = y.reshape(size, -1, head_dim)
         else:
@@ -174,6 +180,7 @@ class TorchKernels:
         tile: PrefillTile,
         scale: float,
         softcap: float | None,
+        sinks: Tensor | None,
         out: Tensor,
     ) -> None:
         kv_heads, head_dim = pages.keys.shape[2:]
@@ -186,7 +193,8 @@ class TorchKernels:
         k = keys.flatten(0, 1)[first:end].transpose(0, 1)[:, None]
         v = values.flatten(0, 1)[first:end].transpose(0, 1)[:, None]
         k, v = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
-        y = _attend(q, k, v, tile.mask, tile.mask is None, scale, softcap)
+        own = None if sinks is None else sinks.view(kv_heads, -1, 1, 1)
+        y = _attend(q, k, v, tile.mask, tile.mask is None, scale, softcap, own)
         out[tile.begin : tile.end] = y.permute(2, 0, 1, 3).flatten(1, 2)
 
     def _read(self, pages: Pages, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -216,7 +224,7 @@ class TorchKernels:
 
 def _kinds(packed: Tensor, heads: int, dim: int) -> tuple[Tensor, ...]:
     """Queries and keys apart."""
-    return packed.split([heads, packed.shape[dim] - heads], dim)
+    return packed.narrow(dim, 0, heads), packed.narrow(dim, heads, packed.shape[dim] - heads)
 
 
 def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
@@ -246,15 +254,29 @@ def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of [B, H, Q, D] over [B, H, L, D]; ``causal`` is the lower triangle of a square."""
-    if softcap is None:
+    """Attention of [B, H, Q, D] over [B, H, L, D]; ``causal`` is the lower triangle of a square. ``sinks`` broadcast to
+    [B, H, Q, 1].
+    """
+    if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
-    scores: Tensor = (q @ k.transpose(-1, -2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
+    scores: Tensor = (q @ k.transpose(-1, -2)).float().mul_(scale)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
     if mask is not None:
         scores += mask
     elif causal:
         scores.masked_fill_(torch.ones_like(scores[0, 0], dtype=torch.bool).triu_(1), float("-inf"))
-    attended: Tensor = scores.softmax(-1).to(q.dtype) @ v
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1).to(q.dtype)
+    attended: Tensor = (weights if sinks is None else weights[..., :-1]) @ v
     return attended

@@ -5,6 +5,9 @@ The kernels run the layers; `kernels.stack` defines a layer.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,7 @@ from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.rope import rope_table
+from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights
@@ -22,7 +26,59 @@ from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.penalties import Penalty
 
 
-class Decoder:
+class ModelDecoder(ABC):
+    """A loaded model on one device, as steps, sampling and drafting use it.
+
+    ``shape`` is that of this rank's part, ``nbytes`` the bytes of its weights, and ``head`` the head as the kernels
+    prepared it, which a head for drafts may share (None: it cannot). ``graphed``: its steps may be recorded as graphs.
+    """
+
+    shape: ModelShape
+    device: torch.device
+    dtype: torch.dtype
+    nbytes: int
+    head: Any = None
+    graphed = False
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    @abstractmethod
+    def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
+        """Write the batch's keys and values to ``kv``; the last states [S, hidden] of the wanted positions, after the
+        final norm.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [S, vocab] of hidden states [S, hidden]."""
+
+    def draft(self, batch: Batch, kv: PagedKV, most: Counts, least: float) -> Drafted | None:
+        """See `Kernels.draft`; None: not in one call."""
+        return None
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """See `Kernels.likeliest`."""
+        return self.kernels.likeliest(logits)
+
+    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
+        """See `Kernels.restrict`."""
+        return self.kernels.restrict(logits, allowed)
+
+    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+        """See `Kernels.choose`."""
+        return self.kernels.choose(logits, choice)
+
+    def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
+        """See `Kernels.penalize`."""
+        self.kernels.penalize(logits, counts, penalty)
+
+    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
+        """See `Kernels.accept`."""
+        return self.kernels.accept(drawn, drafts, first, offsets)
+
+
+class Decoder(ModelDecoder):
     """A model that is ready to run on one device.
 
     Args:
@@ -32,6 +88,8 @@ class Decoder:
         max_model_len: the longest sequence; sizes the rotary tables.
         parallel: connects this rank to those with the other parts.
     """
+
+    graphed = True
 
     def __init__(
         self,
@@ -44,7 +102,7 @@ class Decoder:
         shard = spec if isinstance(spec, Shard) else shard_of(spec)
         self.spec = spec = shard.spec
         self.shape = spec.shape
-        self.kernels = kernels
+        super().__init__(kernels)
         self._parallel = parallel
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
@@ -69,7 +127,6 @@ class Decoder:
         )
         self._stack = kernels.prepare_stack(stack)
         self.head = kernels.prepare_linear(weights.head) if shard.place.last else weights.embedding
-        """The head as the kernels prepared it: a head for drafts may share it."""
         self.nbytes = weights.nbytes
         if weights.head is weights.embedding and self.head is not weights.embedding:
             self.nbytes += weights.embedding.nbytes  # the head has a second copy, in the kernels' layout
@@ -111,26 +168,6 @@ class Decoder:
         """The logits [S, N] of the N tokens that this rank's part of the head has."""
         logits: Tensor = self.kernels.linear(hidden, self.head)
         return logits
-
-    def likeliest(self, logits: Tensor) -> Tensor:
-        """See `Kernels.likeliest`."""
-        return self.kernels.likeliest(logits)
-
-    def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:
-        """See `Kernels.restrict`."""
-        return self.kernels.restrict(logits, allowed)
-
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
-        """See `Kernels.choose`."""
-        return self.kernels.choose(logits, choice)
-
-    def penalize(self, logits: Tensor, counts: Tensor, penalty: Penalty) -> None:
-        """See `Kernels.penalize`."""
-        self.kernels.penalize(logits, counts, penalty)
-
-    def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
-        """See `Kernels.accept`."""
-        return self.kernels.accept(drawn, drafts, first, offsets)
 
     def hidden(self, batch: Batch, kv: PagedKV) -> Tensor:
         """Like `forward`, but returns the last hidden states [S, hidden], after the final norm."""

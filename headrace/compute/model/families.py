@@ -13,8 +13,8 @@ from typing import Any
 
 from headrace.compute.kernels import Activation, HeadNorm
 from headrace.compute.model.config_reader import ConfigReader
-from headrace.compute.model.rope_config import RopeReading, ropes_of
-from headrace.compute.model.spec import DecoderSpec, LayerSpec, ModelError, Norms, RopeSpec
+from headrace.compute.model.rope_config import PLAIN_ROPE, RopeReading, ropes_of
+from headrace.compute.model.spec import NORMS_BEFORE, DecoderSpec, LayerSpec, ModelError, Norms, RopeSpec
 from headrace.compute.quantization.formats import read_format
 from headrace.compute.quantization.stored import StoredFormat
 
@@ -37,6 +37,14 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn")
 """Dtypes of stored weights; those that are not computed in are converted."""
 
 
+class UnknownArchitecture(ModelError):
+    """A config of no native family; ``architecture`` is what it names."""
+
+    def __init__(self, architecture: str, message: str) -> None:
+        super().__init__(message)
+        self.architecture = architecture
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Differences from a Llama.
@@ -45,7 +53,9 @@ class Family:
     window if the config does not list them (``layer_types``); without ``lists_layers`` its code does not read that
     list. ``rotates(config, layer, slides)`` says which layers have a rotary embedding, and ``rope`` how it is read.
     ``qkv_bias``, ``output_bias`` and ``mlp_bias`` are whether there is one, or the field of the config that says so.
-    ``activation`` is the field that names the activation, ``activations`` its names. ``scaled_embedding``: embeddings are multiplied by the square root of the hidden size.
+    ``activation`` is the field that names the activation, ``activations`` its names. ``scaled_embedding``: embeddings
+    are multiplied by the square root of the hidden size. ``multiplied_logits``: its ``logits_scaling`` is a factor,
+    not a divisor.
 
     ``heeds`` are the fields of `_MEANINGS` that it computes, ``ignores`` those that its code does not read although
     its configs have them. ``post_norm_flag`` is the field that says whether the norms after attention and MLP exist.
@@ -55,7 +65,7 @@ class Family:
     slides: Slides = lambda config, layer: False
     lists_layers: bool = False
     rotates: Callable[[ConfigReader, int, bool], bool] = lambda config, layer, slides: True
-    rope: RopeReading = RopeReading()
+    rope: RopeReading = PLAIN_ROPE
     interleaved_rope: bool = False
     activation: str = "hidden_act"
     activations: Mapping[str, Activation] = field(default_factory=lambda: _ACTIVATIONS)
@@ -63,7 +73,7 @@ class Family:
     output_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = "mlp_bias"
     qk_norm: HeadNorm | None = None
-    norms: Norms = Norms()
+    norms: Norms = NORMS_BEFORE
     post_norm_flag: str | None = None
     norm_offset: float = 0.0
     merged_qkv: bool = False
@@ -400,9 +410,7 @@ _QWEN2_VL = TextType(
 )
 
 TEXT_TYPES: dict[str, TextType] = {
-    "exaone4": TextType(
-        FAMILIES["Exaone4ForCausalLM"], _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)
-    ),
+    "exaone4": TextType(FAMILIES["Exaone4ForCausalLM"], _sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)),
     "gemma3_text": TextType(FAMILIES["Gemma3ForCausalLM"]),
     "granite_docling_text": TextType(
         replace(
@@ -437,6 +445,7 @@ TEXT_TYPES: dict[str, TextType] = {
     ),
 }
 """By the ``model_type`` of a ``text_config``. Sizes are those of transformers' configs of the type."""
+
 
 @dataclass(frozen=True, slots=True)
 class Composite:
@@ -564,7 +573,7 @@ def _described(config: Mapping[str, Any]) -> _Described:
             return _composite(name, config)
     supported = ", ".join((*FAMILIES, *COMPOSITES))
     said = ", ".join(names) or "no architecture at all"
-    raise ModelError(f"the config names {said}; supported architectures are: {supported}")
+    raise UnknownArchitecture(said, f"the config names {said}; supported architectures are: {supported}")
 
 
 def _composite(name: str, config: Mapping[str, Any]) -> _Described:
@@ -575,8 +584,9 @@ def _composite(name: str, config: Mapping[str, Any]) -> _Described:
         raise ModelError(f"{name}: the config has no text_config")
     kind = composite.text if inner is config else inner.get("model_type", composite.text)
     if not isinstance(kind, str) or kind not in TEXT_TYPES:
-        raise ModelError(
-            f"{name}: text_config has the model_type {kind!r}; supported are: {', '.join(TEXT_TYPES)}"
+        raise UnknownArchitecture(
+            name,
+            f"{name}: text_config has the model_type {kind!r}; supported are: {', '.join(TEXT_TYPES)}",
         )
     text = TEXT_TYPES[kind]
     defaults = {**text.family.defaults, **text.sizes, "tie_word_embeddings": composite.tied}
@@ -674,12 +684,12 @@ def _sliding(read: ConfigReader, family: Family) -> list[bool]:
     if len(kinds) != count:
         raise ModelError(f"layer_types has {len(kinds)} entries for {count} layers (num_hidden_layers)")
     sliding = [kind == "sliding_attention" for kind in kinds]
-    if not family.lists_layers and read.get("sliding_window") is not None:
-        if sliding != [family.slides(read, layer) for layer in range(count)]:
-            raise ModelError(
-                f"{read.architecture}: layer_types differs from the windows of this family, which does not read it; "
-                "remove the field"
-            )
+    listed = family.lists_layers or read.get("sliding_window") is None
+    if not listed and sliding != [family.slides(read, layer) for layer in range(count)]:
+        raise ModelError(
+            f"{read.architecture}: layer_types differs from the windows of this family, which does not read it; remove "
+            "the field"
+        )
     return sliding
 
 

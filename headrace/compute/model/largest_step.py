@@ -13,7 +13,7 @@ import torch
 
 from headrace.compute.batch import Batch
 from headrace.compute.kv import PagedKV
-from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.sampling.choice import Choice
 
 
@@ -51,7 +51,7 @@ class CudaMeter:
 
 @torch.inference_mode()
 def largest_step_bytes(
-    decoder: Decoder,
+    decoder: ModelDecoder,
     meter: Meter,
     *,
     block_size: int,

@@ -47,6 +47,10 @@ class RopeReading(NamedTuple):
     longrope: tuple[str, ...] = ()
 
 
+PLAIN_ROPE = RopeReading()
+"""A rope that rotates whole heads, the same in all layers."""
+
+
 def ropes_of(read: ConfigReader, head_dim: int, reading: RopeReading) -> tuple[RopeSpec, ...]:
     """The model's ropes: one, or with ``reading.local`` one for full layers and one for sliding layers."""
     scaling = read.object("rope_scaling")

@@ -26,7 +26,9 @@ class ModelShape:
     inner product of a token. ``max_positions`` is the context of the config and ``reach`` the longest one that its
     rotations are stretched to; ``position_bytes`` is the memory of their tables per position. ``num_parameters`` counts
     the weights of matrices and norms; a token is multiplied with ``token_parameters`` of them, which are fewer if it
-    takes some of many experts. ``dtype`` is the dtype of the stored weights.
+    takes some of many experts. ``dtype`` is the dtype of the stored weights. ``state_bytes`` are those of recurrent
+    states, for each sequence that runs; such a model can compute no position twice. ``residual_scale``: the hidden
+    states between layers are this many times those of the published model, which a draft head was trained on.
     """
 
     architecture: str
@@ -41,6 +43,8 @@ class ModelShape:
     token_parameters: int
     tied_embeddings: bool
     dtype: str
+    state_bytes: int = 0
+    residual_scale: float = 1.0
 
     @property
     def num_layers(self) -> int:

@@ -165,8 +165,8 @@ def check_sizes(spec: DecoderSpec, tensor_size: int, pipeline_size: int) -> None
     """Raise ModelError, naming the option and what would work, if a model cannot be divided so."""
     if tensor_size > 1 and spec.qk_norm == "projection":
         raise ModelError(
-            f"{TENSOR} {tensor_size}: {spec.architecture} normalizes the queries of all heads together, so they cannot be "
-            f"divided; use {PIPELINE}"
+            f"{TENSOR} {tensor_size}: {spec.architecture} normalizes the queries of all heads together, so they "
+            f"cannot be divided; use {PIPELINE}"
         )
     counts = (
         (spec.num_heads, "attention heads"),

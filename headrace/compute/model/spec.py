@@ -80,6 +80,10 @@ class Norms(NamedTuple):
     post_mlp_norm: str | None = None
 
 
+NORMS_BEFORE = Norms()
+"""The norms of a Llama's layer."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """The shape and options of the generic decoder; sizes in elements.
@@ -117,7 +121,7 @@ class DecoderSpec:
     mlp_bias: bool = False
     qk_norm: HeadNorm | None = None
     norm_offset: float = 0.0
-    norms: Norms = Norms()
+    norms: Norms = NORMS_BEFORE
     interleaved_rope: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -167,4 +171,5 @@ class DecoderSpec:
             token_parameters=parameters,
             tied_embeddings=self.tied_embeddings,
             dtype=self.dtype,
+            residual_scale=self.residual_scale,
         )

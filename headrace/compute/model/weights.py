@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -133,13 +133,7 @@ class DecoderWeights:
 
     def fingerprint(self) -> str:
         """A digest of every tensor's shape and of elements spread over it, which differs for other weights."""
-        digest = hashlib.sha256(self.quantization.encode())
-        for tensor in self.tensors():
-            flat = tensor.detach().reshape(-1)
-            sample = flat[:: max(1, flat.numel() // _SAMPLED)].cpu().contiguous()
-            digest.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
-            digest.update(sample.view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return digest(self.quantization, self.tensors())
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once; for a quantized weight, its parts."""
@@ -452,6 +446,17 @@ def plain_name(name: str) -> str:
         if name.startswith(nested):
             return plain + name.removeprefix(nested)
     return name
+
+
+def digest(kind: str, tensors: Iterable[Tensor]) -> str:
+    """A digest of a kind of weights, and of every tensor's shape and elements spread over it."""
+    found = hashlib.sha256(kind.encode())
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // _SAMPLED)].cpu().contiguous()
+        found.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
+        found.update(sample.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _tensors(part: Weight | None) -> tuple[Tensor, ...]:

@@ -120,7 +120,7 @@ def test_phi3_longrope() -> None:
     (rope,) = spec.ropes
     assert (rope.kind, rope.rotary_dim, rope.original_positions) == ("longrope", 6, 32)
     assert rope.attention_factor == pytest.approx((1 + 2 / 5) ** 0.5)
-    assert spec.merged_qkv and spec.merged_gate_up
+    assert (spec.merged_qkv, spec.merged_gate_up) == (True, True)
 
 
 def test_an_unknown_architecture_is_refused_with_the_list() -> None:
@@ -313,7 +313,9 @@ def test_partial_rotation_is_computed_or_refused(architecture: str, kind: str) -
     if architecture in HEEDING:
         assert parse(architecture, **fields).ropes[0].rotary_dim == 8
     else:
-        with pytest.raises(ModelError, match=r"partial_rotary_factor is 0\.5, .* rotates whole heads; remove"):
+        with pytest.raises(
+            ModelError, match=r"partial_rotary_factor is 0\.5, .* rotates whole heads; remove"
+        ):
             parse(architecture, **fields)
     whole = rope | {"partial_rotary_factor": 1.0}
     assert parse(architecture, **fields | {"rope_parameters": whole}).ropes[0].rotary_dim == 16
@@ -322,7 +324,10 @@ def test_partial_rotation_is_computed_or_refused(architecture: str, kind: str) -
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"residual_multiplier": 0.5}, r"LlamaForCausalLM: residual_multiplier is 0\.5, which this family does not"),
+        (
+            {"residual_multiplier": 0.5},
+            r"LlamaForCausalLM: residual_multiplier is 0\.5, which this family does not",
+        ),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"query_pre_attn_scalar": 64}, "query_pre_attn_scalar"),
         ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
@@ -349,7 +354,12 @@ def test_fields_that_mean_something_elsewhere_are_refused(fields: dict[str, Any]
 
 
 def test_fields_that_change_nothing_are_accepted() -> None:
-    same = {"residual_multiplier": 1.0, "final_logit_softcapping": None, "num_local_experts": 1, "alibi": False}
+    same = {
+        "residual_multiplier": 1.0,
+        "final_logit_softcapping": None,
+        "num_local_experts": 1,
+        "alibi": False,
+    }
     assert parse(**same) == parse()
     assert parse(torch_dtype="torch.bfloat16").dtype == "bfloat16"
     kinds = ["sliding_attention"] * 2
@@ -358,7 +368,11 @@ def test_fields_that_change_nothing_are_accepted() -> None:
 
 def test_the_text_part_of_a_larger_model() -> None:
     text = {name: value for name, value in LLAMA.items() if name != "architectures"}
-    outer = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text, "torch_dtype": "float16"}
+    outer = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": text,
+        "torch_dtype": "float16",
+    }
     spec = parse_config(outer)
     assert (spec.architecture, spec.nested_checkpoint, spec.tied_embeddings) == (
         "LlavaForConditionalGeneration",

@@ -271,7 +271,11 @@ def test_neighbours_that_rotate_together_are_taken_apart(tmp_path: Path, quantiz
     layer = load_weights(tmp_path, spec, torch.float32, "cpu", quantize).layers[0]
     order = torch.tensor([0, 2, 1, 3, 4, 5, 6, 7])
     step = 0.0 if quantize is None else 0.05 if quantize == "int8" else 0.5
-    for name, begin, heads, order_ in (("q", 0, 4, order), ("k", 32, 2, order), ("v", 48, 2, torch.arange(8))):
+    for name, begin, heads, order_ in (
+        ("q", 0, 4, order),
+        ("k", 32, 2, order),
+        ("v", 48, 2, torch.arange(8)),
+    ):
         for kind, loaded in (("weight", dequantized(layer.qkv)), ("bias", layer.qkv_bias)):
             assert loaded is not None
             stored = tensors[f"model.layers.0.self_attn.{name}_proj.{kind}"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.kernels import HeadShape, Kernels, Pages
+from headrace.compute.kernels import HeadNorm, HeadShape, Kernels, Pages
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kernels.triton.quantized import MOST_FP8_ROWS, MOST_INTEGER_ROWS, MOST_ROWS
@@ -160,15 +160,16 @@ def _rows(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
     x, residual, weight = draw.numbers(9, _WIDTH), draw.numbers(9, _WIDTH), draw.numbers(_WIDTH).float()
     yield "norm", lambda kernels: [kernels.rms_norm(x, weight, 1e-5)]
     yield "norm of a sum", lambda kernels: kernels.add_rms_norm(x, residual.clone(), weight, 1e-5)
+    yield "sum without a norm", lambda kernels: kernels.add_rms_norm(x, residual.clone(), None, 1e-5)
     each, kv_heads, head_dim = heads
     qkv = draw.numbers(9, (each + 2 * kv_heads) * head_dim)
     rotation, norms = draw.numbers(9, 2, head_dim).float(), draw.numbers(each + kv_heads, head_dim).float()
     slots = torch.arange(9, device=draw.device) * 3
 
-    def rotate(integers: bool) -> Call:
+    def rotate(integers: bool, head_norm: HeadNorm = "head") -> Call:
         def call(kernels: Kernels) -> Sequence[Tensor]:
             pages = _empty_pages(draw.device, qkv.dtype, heads, integers)
-            queries = kernels.rope_write_kv(qkv.clone(), heads, rotation, norms, 1e-5, slots, pages)
+            queries = kernels.rope_write_kv(qkv.clone(), heads, rotation, norms, 1e-5, slots, pages, head_norm)
             if pages.key_scales is None or pages.value_scales is None:
                 return queries, pages.keys, pages.values
             scales = (pages.key_scales, pages.value_scales)
@@ -182,6 +183,8 @@ def _rows(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
 
     yield "rotation", rotate(False)
     yield "rotation with int8 keys", rotate(True)
+    yield "rotation after a norm of all heads", rotate(False, "projection")
+    yield "rotation before a norm", rotate(False, "rotated")
     gate_up = draw.numbers(9, 2 * _WIDTH)
     yield (
         "activation",

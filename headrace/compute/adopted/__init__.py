@@ -1,0 +1,11 @@
+"""Models that transformers defines, on the kernels and pages of this project; imported only for such a model.
+
+- `loading`: finds the class, reads the weights, and refuses what would be computed wrongly.
+- `attention`: attention and masks of their layers over paged memory.
+- `decoder`: such a model as a decoder.
+- `agreement`: the check at start that it computes the same as transformers alone.
+- `modules`: the kernels inside their modules, recognised by what they compute.
+- `layers`: whole decoder layers in one call of the kernels.
+- `experts`: the same for experts with three-dimensional weights.
+- `samples`: inputs for the comparison of two modules.
+"""

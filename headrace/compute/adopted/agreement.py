@@ -1,0 +1,122 @@
+"""The check at start that a transformers model computes the same over paged memory as it does alone.
+
+It finds what the structure of a model does not show: a state or a cache of its own, a mask that vanished, layers that
+share keys. Two rows are packed into each step and computed in chunks, so that later tokens read earlier ones from the
+pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.compute.adopted.decoder import AdoptedDecoder
+from headrace.compute.batch import Batch
+from headrace.compute.kv import PagedKV
+from headrace.compute.model.spec import ModelError
+
+LONG, SHORT = 40, 23
+"""Tokens of the two rows, or fewer if the model has a shorter context."""
+
+_BLOCK = 8
+_CHUNKS = ((13, 9), (2, 1), (1, 1), (7, 8), (1, 1), (16, 3))
+"""Tokens that each step computes of the two rows."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest error of the logits of a token, as a part of their spread; in 16 bits of the median token."""
+
+
+class Rows(NamedTuple):
+    """Two rows of tokens, and the model's own logits float32 [T, vocab] for each."""
+
+    tokens: tuple[Tensor, Tensor]
+    logits: tuple[Tensor, Tensor]
+
+
+def sample_rows(vocab_size: int, longest: int, excluded: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Two rows of tokens that are not ``excluded``, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    allowed = torch.tensor(sorted({*range(vocab_size)} - {*excluded}))
+    drawn = allowed[torch.randint(len(allowed), (LONG + SHORT,), generator=generator)]
+    return drawn[: min(LONG, longest)], drawn[LONG : LONG + min(SHORT, longest)]
+
+
+@torch.inference_mode()
+def check_agreement(decoder: AdoptedDecoder, expected: Rows) -> None:
+    """Compute the rows in chunks, and compare the logits with the model's own.
+
+    Raises:
+        ModelError: they differ by more than rounding does.
+    """
+    ours = chunked_logits(decoder, expected.tokens)
+    for mine, theirs in zip(ours, expected.logits, strict=True):
+        if mine.shape != theirs.shape:
+            raise ModelError(f"its logits have shape {list(mine.shape)} instead of {list(theirs.shape)}")
+        error = (mine - theirs).abs().amax(-1) / theirs.std().clamp_min(1e-6)
+        exact = decoder.dtype == torch.float32
+        worst = float(error.max() if exact else error.median())
+        if not worst <= TOLERANCE[decoder.dtype]:
+            raise ModelError(
+                f"its logits differ from transformers' own by {worst:.2g} of their spread when prompts are computed in"
+                " chunks"
+            )
+
+
+def chunked_logits(decoder: AdoptedDecoder, tokens: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The logits float32 [T, vocab] of two rows of tokens, computed in chunks over pages."""
+    kv = PagedKV(decoder.shape, 2 * -(-LONG // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
+    done = [0, 0]
+    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for chunks in _CHUNKS:
+        lengths = [min(chunk, len(row) - at) for chunk, row, at in zip(chunks, tokens, done, strict=True)]
+        order = sorted((row for row in range(2) if lengths[row]), key=lambda row: lengths[row] != 1)
+        if not order:
+            break
+        batch = _batch(
+            [tokens[row] for row in order], [(done[row], lengths[row]) for row in order], order, kv
+        )
+        logits = decoder.logits(decoder.hidden(batch, kv)).float()
+        for row, part in zip(order, torch.split(logits, [lengths[row] for row in order]), strict=True):
+            parts[row].append(part)
+            done[row] += lengths[row]
+    return tuple(torch.cat(row) for row in parts)
+
+
+def first_step(tokens: Sequence[Tensor], decoder: AdoptedDecoder) -> tuple[Batch, PagedKV]:
+    """A step of both rows from their first token on, and pages for it."""
+    kv = PagedKV(decoder.shape, 2 * -(-LONG // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
+    return _batch(tokens, [(0, len(row)) for row in tokens], range(len(tokens)), kv), kv
+
+
+def _batch(
+    rows: Sequence[Tensor], spans: Sequence[tuple[int, int]], places: Sequence[int], kv: PagedKV
+) -> Batch:
+    """Tokens [start, start + length) of rows whose blocks are odd or even, by their place, in descending order."""
+    device, last = kv.device, kv.num_blocks - 1
+    tables = torch.stack([last - place - 2 * torch.arange(kv.num_blocks // 2) for place in places])
+    positions = [torch.arange(start, start + length) for start, length in spans]
+    slots = [
+        table[at // kv.block_size] * kv.block_size + at % kv.block_size
+        for table, at in zip(tables, positions, strict=True)
+    ]
+    lengths = [length for _, length in spans]
+    contexts = [start + length for start, length in spans]
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    return Batch(
+        tokens=torch.cat([row[at] for row, at in zip(rows, positions, strict=True)]).int().to(device),
+        positions=torch.cat(positions).to(device),
+        slot_mapping=torch.cat(slots).to(device),
+        query_starts=ends.int().to(device),
+        context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+        block_tables=tables.int().to(device),
+        logits_indices=torch.arange(int(ends[-1]), device=device),
+        lengths=tuple(lengths),
+        contexts=tuple(contexts),
+        decode_rows=sum(length == 1 for length in lengths),
+        block_size=kv.block_size,
+        slots=np.array(places),
+    )

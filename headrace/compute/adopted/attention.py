@@ -1,0 +1,301 @@
+"""Attention and masks of transformers' models, by the kernels and over the pages of this project.
+
+transformers calls `attend` for every layer of a model whose ``attn_implementation`` is `NAME`, and `Mask` where a model
+creates a mask. A mask here is its predicate: `window_of` reads from it which keys a token attends to. What kernels do
+not compute is refused when the calls of a model are recorded, before it serves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import HeadShape, Kernels, Pages
+from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.model.shape import LayerShape
+from headrace.compute.model.spec import ModelError
+from headrace.compute.step_interrupt import StepInterrupted
+
+if TYPE_CHECKING:
+    from headrace.compute.adopted.states import Mixing, SequenceStates
+
+NAME = "headrace"
+
+Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Whether a token at a position may attend to a key: of batch, head, query and key indices, which broadcast."""
+
+
+class Mask:
+    """A mask of a model as its predicate; takes the place of a tensor."""
+
+    ndim = 4
+
+    def __init__(self, predicate: Predicate) -> None:
+        self.predicate = predicate
+        self.shape = (1, 1, 1, 1)
+
+
+class Attended(NamedTuple):
+    """One call of attention: queries [T, H, D], keys [T, G, D], values [T, G, E], and its numbers."""
+
+    module: torch.nn.Module
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    mask: object
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+
+
+class Listener(Protocol):
+    """Receives the calls of one forward pass."""
+
+    def attend(self, call: Attended) -> Tensor:
+        """The attended values [T, H, E]."""
+        ...
+
+    def mix(self, call: Mixing) -> Tensor:
+        """The output [1, T, hidden] of a mixer with a recurrent state."""
+        ...
+
+
+class _Running(threading.local):
+    listener: Listener | None = None
+
+
+_running = _Running()
+
+
+def listener() -> Listener | None:
+    """The listener of the forward pass of this thread."""
+    return _running.listener
+
+
+@contextmanager
+def heard_by(heard: Listener) -> Iterator[None]:
+    """Let ``heard`` compute the attention of forward passes of this thread."""
+    before, _running.listener = _running.listener, heard
+    try:
+        yield
+    finally:
+        _running.listener = before
+
+
+def register() -> None:
+    """Make attention and masks of this project known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, make_mask)
+
+
+def make_mask(*, mask_function: Predicate, **_: Any) -> Mask:
+    """What transformers calls where a model creates a mask."""
+    return Mask(mask_function)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object = None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls for each layer: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D]."""
+    heard = _running.listener
+    if heard is None:
+        raise RuntimeError("attention outside of a step")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not causal:
+        raise ModelError("its attention looks ahead (is_causal is False)")
+    if len(query) != 1 or query.shape[2] != key.shape[2]:
+        raise ModelError(f"its attention has {query.shape[2]} queries for {key.shape[2]} new keys")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    out = heard.attend(Attended(module, q, k, v, attention_mask, scale, softcap, s_aux))
+    return out.contiguous()[None], None
+
+
+class Layer(NamedTuple):
+    """One call of attention as recorded: the pages that it needs, and the features of its values."""
+
+    module: torch.nn.Module
+    shape: LayerShape
+    value_dim: int
+    sinks: bool
+
+
+class Recording:
+    """Records the calls of a forward pass over one row that begins at position 0; ``longest`` is the maximum context.
+
+    It computes causal attention without a window, whatever the layer has.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.layers: list[Layer] = []
+        self._longest = longest
+        self._windows: dict[int, tuple[object, int | None]] = {}
+
+    def attend(self, call: Attended) -> Tensor:
+        """Record the layer."""
+        heads, kv_heads = call.queries.shape[1], call.keys.shape[1]
+        key_dim, value_dim = call.keys.shape[-1], call.values.shape[-1]
+        if call.queries.shape[-1] != key_dim or heads % kv_heads or call.values.shape[1] != kv_heads:
+            raise ModelError(
+                f"attention of {heads} heads of {call.queries.shape[-1]} over {kv_heads} of {key_dim}"
+            )
+        if call.scale <= 0:
+            raise ModelError(f"attention is scaled by {call.scale}")
+        widest = max(key_dim, value_dim)
+        shape = LayerShape(HeadShape(heads, kv_heads, widest + widest % 2), self._window(call.mask))
+        self.layers.append(Layer(call.module, shape, value_dim, call.sinks is not None))
+        q, k, v = (part.transpose(0, 1) for part in (call.queries, call.keys, call.values))
+        k, v = (part.repeat_interleave(heads // kv_heads, 0) for part in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=call.scale).transpose(0, 1)
+
+    def mix(self, call: Mixing) -> Tensor:
+        """The mixer as it is: the row begins at position 0."""
+        return call.run(call.arguments.arguments["hidden_states"], None)
+
+    def _window(self, mask: object) -> int | None:
+        if id(mask) not in self._windows:
+            self._windows[id(mask)] = mask, window_of(mask, self._longest)
+        return self._windows[id(mask)][1]
+
+
+def window_of(mask: object, longest: int) -> int | None:
+    """The number of keys that tokens attend to under a mask, themselves included; None: all before them.
+
+    It reads the predicate for all keys of many positions below ``longest``. No mask at all is causal.
+
+    Raises:
+        ModelError: the mask is neither causal nor a window.
+    """
+    if mask is None:
+        return None
+    if not isinstance(mask, Mask):
+        raise ModelError(f"it makes a mask of its own ({type(mask).__name__})")
+    last = longest - 1
+    seen = _keys(mask, last, longest)
+    window = len(seen) if len(seen) < longest else None
+    step = max(1, longest // 32)
+    near = () if window is None else (window - 1, window, window + 1, 2 * window)
+    for position in sorted({*range(0, longest, step), *range(min(longest, 4)), *near, last}):
+        if position > last:
+            continue
+        first = 0 if window is None else max(0, position + 1 - window)
+        if _keys(mask, position, longest) != range(first, position + 1):
+            raise ModelError("a mask of it is neither causal nor a sliding window")
+    return window
+
+
+def _keys(mask: Mask, position: int, longest: int) -> range:
+    """The keys that a token at a position attends to, which must be adjacent."""
+    zero = torch.zeros((1,), dtype=torch.int64)
+    keys = torch.arange(min(longest, position + 4097))
+    try:
+        allowed = mask.predicate(zero, zero, zero + position, keys)
+        found = allowed.expand(len(keys)).nonzero().flatten()
+    except (RuntimeError, IndexError, TypeError, AttributeError) as error:
+        raise ModelError(f"a mask of it cannot be read: {str(error).partition(chr(10))[0][:120]}") from error
+    if not len(found):
+        return range(0)
+    first, end = int(found[0]), int(found[-1]) + 1
+    if end - first != len(found):
+        raise ModelError("a mask of it has gaps")
+    return range(first, end)
+
+
+class PagedStep:
+    """The attention of one step: writes keys and values of its rows to their pages, and attends to all before.
+
+    Calls must come in the order of ``layers``. With ``states`` a step cannot be interrupted, because they advance with
+    each layer.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        layers: Sequence[Layer],
+        batch: Batch,
+        pages: Sequence[Pages],
+        states: SequenceStates | None,
+    ) -> None:
+        self.batch = batch if states is None else replace(batch, bell=None)
+        self.kept: dict[object, Any] = {}  # what layers share in this step
+        self._kernels = kernels
+        self._layers = layers
+        self._pages = pages
+        self._plans: dict[tuple[object, int | None], Any] = {}
+        self._next = 0
+        self._states = states
+        if states is not None:
+            states.begin(batch)
+        # A rotation of two features by nothing: transformers has rotated already.
+        still = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]], device=batch.tokens.device)
+        self._rotation = still.expand(len(batch.tokens), 2, 2).contiguous()
+
+    def attend(self, call: Attended) -> Tensor:
+        """The next layer."""
+        layer, pages = self.take(call.module)
+        shape, window = layer.shape
+        parts = [_widened(part, shape.head_dim) for part in (call.queries, call.keys, call.values)]
+        packed = torch.cat(parts, 1).flatten(1)
+        kernels: Any = _WITH_SINKS if layer.sinks else self._kernels
+        slots, plan = self.batch.slot_mapping, self._plan(kernels, window, packed.dtype)
+        queries = kernels.rope_write_kv(packed, shape, self._rotation, None, 1e-6, slots, pages)
+        sinks = {"sinks": call.sinks} if layer.sinks else {}
+        out: Tensor = kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, **sinks)
+        return out.view(-1, shape.heads, shape.head_dim)[..., : layer.value_dim]
+
+    def take(self, module: torch.nn.Module) -> tuple[Layer, Pages]:
+        """The next layer and its pages, which must be that of ``module``."""
+        if self.batch.bell is not None and self.batch.bell.is_set():
+            raise StepInterrupted
+        if self._next == len(self._layers) or self._layers[self._next].module is not module:
+            raise RuntimeError("layers call attention in another order than at start")
+        layer, pages = self._layers[self._next], self._pages[self._next]
+        self._next += 1
+        return layer, pages
+
+    def mix(self, call: Mixing) -> Tensor:
+        """The output of a mixer for all rows."""
+        if self._states is None:
+            raise RuntimeError("a mixer without states")
+        return self._states.mix(call)
+
+    def end(self) -> None:
+        """Raise RuntimeError if layers are missing."""
+        if self._next != len(self._layers):
+            raise RuntimeError(f"{self._next} of {len(self._layers)} layers called attention")
+        if self._states is not None:
+            self._states.end()
+
+    def _plan(self, kernels: Any, window: int | None, dtype: torch.dtype) -> Any:
+        key = kernels.name, window
+        if key not in self._plans:
+            self._plans[key] = kernels.plan_attention(self.batch, window, dtype)
+        return self._plans[key]
+
+
+_WITH_SINKS = TorchKernels()
+"""Attention sinks are computed by the reference alone."""
+
+
+def _widened(part: Tensor, width: int) -> Tensor:
+    """Heads [T, H, D] with zeros behind their features."""
+    return part if part.shape[-1] == width else F.pad(part, (0, width - part.shape[-1]))

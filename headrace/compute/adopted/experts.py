@@ -1,0 +1,179 @@
+"""Experts of another library's models: its three-dimensional weights as a loop over prepared linears.
+
+The library's `ExpertsInterface` describes such a module by its attributes: ``has_gate``, ``has_bias``,
+``is_transposed``, ``has_post_expert_norm``, and the method ``_apply_gate``, which may interleave gate and factor,
+clamp them or add to them. This file takes the description and not the implementations, of which one copies the
+weights of each token's experts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headrace.compute.adopted.samples import agree, nothing_like, result, sample
+from headrace.compute.kernels import Activation, Kernels
+from headrace.compute.model.spec import ModelError
+from headrace.compute.quantization.scheme import Scheme, round_to_nearest
+
+_DESCRIBED = (
+    "has_gate",
+    "has_bias",
+    "is_transposed",
+    "has_post_expert_norm",
+    "_apply_gate",
+    "down_proj",
+)
+
+
+class _Expert(NamedTuple):
+    """Weights as `Kernels.prepare_linear` made them, [2 * I or I, hidden] and [hidden, I], and their biases."""
+
+    first: Any
+    first_bias: Tensor | None
+    second: Any
+    second_bias: Tensor | None
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether a module is described as experts with three-dimensional weights, and not replaced yet."""
+    if not all(hasattr(module, name) for name in _DESCRIBED) or "prepared" in vars(module):
+        return False
+    weights = [getattr(module, name, None) for name in _weights(module)]
+    return all(isinstance(weight, Tensor) and weight.dim() == 3 for weight in weights)
+
+
+def replace_experts(module: Any, kernels: Kernels, scheme: Scheme | None, path: str) -> bool:
+    """Let prepared linears compute the experts of a module, and free its weights; False if it computes otherwise.
+
+    Raises:
+        ModelError: they cannot be quantized so, or the kernels give another result.
+    """
+    inputs = _samples(module)
+    plain, act = _Experts(module, lambda weight: weight, F.linear), _activation(module, kernels)
+    eager = inspect.unwrap(type(module).forward)  # the interface would choose an implementation
+    theirs = result(lambda x: eager(module, x, *inputs[1:]), inputs[0])
+    if not agree(plain(*inputs), theirs):
+        return False
+
+    def prepared(weight: Tensor) -> Any:
+        if scheme is None:
+            return kernels.prepare_linear(weight)
+        try:
+            quantized = round_to_nearest(weight.contiguous(), scheme)
+        except ValueError as error:
+            raise ModelError(f"--quantization: {path}: {error}") from error
+        weight.copy_(quantized.dequantized(weight.dtype))  # so that both can be compared
+        return kernels.prepare_linear(quantized)
+
+    experts = _Experts(module, prepared, kernels.linear, act)
+    rough = scheme is not None and scheme.activation_bits == 8
+    if not agree(experts(*inputs), plain(*inputs), rough=rough):
+        raise ModelError(
+            f"kernels '{kernels.name}' give another result than {type(module).__name__} at {path};"
+            " use other --kernels"
+        )
+    for name in _weights(module):
+        setattr(module, name, nothing_like(getattr(module, name)))
+    module.forward = experts
+    module.prepared = tuple(experts.each)
+    return True
+
+
+class _Experts:
+    """The experts of ``module``, whose weights ``prepare`` makes ready for ``linear``.
+
+    ``act`` computes gate and factor, or the activation, of [rows, 2 * I] or [rows, I]; None: the module does.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        prepare: Callable[[Tensor], Any],
+        linear: Callable[[Tensor, Any, Tensor | None], Tensor],
+        act: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self._linear = linear
+        self._act = act or (module._apply_gate if module.has_gate else module.act_fn)
+        self._after = module.post_expert_norm if module.has_post_expert_norm else None
+        first, second = (getattr(module, name).detach() for name in _weights(module))
+        biases = [getattr(module, f"{name}_bias", None) for name in _weights(module)]
+        if not module.has_bias:
+            biases = [None, None]
+
+        def ready(weight: Tensor) -> Any:
+            return prepare(weight.T if module.is_transposed else weight)
+
+        self.each = [
+            _Expert(
+                ready(first[e]),
+                None if biases[0] is None else biases[0][e].detach(),
+                ready(second[e]),
+                None if biases[1] is None else biases[1][e].detach(),
+            )
+            for e in range(len(first))
+        ]
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """[T, hidden] of [T, hidden] and each token's experts int64 [T, K] with their weights [T, K].
+
+        An index beyond the experts counts for nothing: the library marks absent experts so. The weighted results
+        are added in float32.
+        """
+        tokens, chosen = top_k_index.shape
+        ids = top_k_index.reshape(-1)
+        order = ids.argsort(stable=True)
+        rows = hidden_states.index_select(0, order // chosen)
+        counts = ids.bincount(minlength=len(self.each)).tolist()
+        parts: list[Tensor] = []
+        begin = 0
+        for expert, count in zip(self.each, counts, strict=False):
+            if count:
+                parts.append(self._one(rows[begin : begin + count], expert))
+                begin += count
+        if begin < len(rows):
+            parts.append(torch.zeros_like(rows[begin:]))
+        weighted = torch.cat(parts).float() * top_k_weights.reshape(-1, 1).index_select(0, order).float()
+        restored = torch.empty_like(weighted).index_copy_(0, order, weighted)
+        return restored.view(tokens, chosen, -1).sum(1).to(hidden_states.dtype)
+
+    def _one(self, rows: Tensor, expert: _Expert) -> Tensor:
+        inner = self._act(self._linear(rows, expert.first, expert.first_bias))
+        out = self._linear(inner, expert.second, expert.second_bias)
+        return out if self._after is None else self._after(out)
+
+
+def _weights(module: Any) -> tuple[str, str]:
+    return ("gate_up_proj" if module.has_gate else "up_proj"), "down_proj"
+
+
+def _samples(module: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs [T, hidden], experts [T, 2] and their weights for a comparison."""
+    down = module.down_proj
+    hidden = down.shape[2 if module.is_transposed else 1]
+    x = sample(hidden, down).flatten(0, 1)
+    index = torch.arange(2 * len(x), device=down.device).view(-1, 2) % len(down)
+    weights = torch.linspace(0.2, 0.8, 2 * len(x), device=down.device).view(-1, 2).to(x.dtype)
+    return x, index, weights
+
+
+def _activation(module: Any, kernels: Kernels) -> Callable[[Tensor], Tensor] | None:
+    """The kernels' gated activation if the module computes the same with float32, else None."""
+    if not module.has_gate:
+        return None
+    x = sample(64, torch.empty(0)).flatten(0, 1)
+    theirs = result(module._apply_gate, x)
+    if not isinstance(theirs, Tensor):
+        return None
+    gate, up = x.chunk(2, -1)
+    known: dict[Activation, Tensor] = {"silu": F.silu(gate), "gelu_tanh": F.gelu(gate, approximate="tanh")}
+    for name, active in known.items():
+        if theirs.shape == up.shape and torch.allclose(active * up, theirs, rtol=1e-5, atol=1e-6):
+            return partial(kernels.gated_activation, activation=name)
+    return None

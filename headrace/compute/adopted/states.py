@@ -1,0 +1,174 @@
+"""Recurrent states of transformers' models: of each sequence by its slot, beside the pages.
+
+Mixers with a state (Mamba-2, gated delta nets, short convolutions) take a batch of rows of one length, and a cache that
+holds the batch's states. Here the rows of a step that have the same length are such a batch: all decode rows are
+one call. States are gathered from tensors [slots, ...] before it and written back behind it, in their own dtype.
+
+A state belongs to the end of what its sequence has computed. So a row must begin where its slot's last row ended, or at
+position 0, and no row may be computed again: drafts, prefix hits and interrupted steps are refused elsewhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headrace.compute.adopted.attention import listener
+from headrace.compute.batch import Batch
+
+_UNKNOWN = -1
+
+
+class Mixing(NamedTuple):
+    """One call of a mixer: its own forward pass and the arguments; ``hidden`` [1, T, hidden] is one of them."""
+
+    module: Any
+    plain: Callable[..., Any]
+    arguments: inspect.BoundArguments
+
+    def run(self, hidden: Tensor, cache: Any) -> Tensor:
+        """The output [R, L, hidden] for rows [R, L, hidden] whose states are in a cache."""
+        given = self.arguments.arguments
+        given |= {"hidden_states": hidden, "cache": cache}
+        if "attention_mask" in given:
+            given["attention_mask"] = None
+        found = self.plain(*self.arguments.args, **self.arguments.kwargs)
+        out: Tensor = found[0] if isinstance(found, tuple) else found
+        return out
+
+
+class _Group(NamedTuple):
+    """Rows of one length: the places int64 [R, L] of their tokens, their slots int64 [R], and whether they begin."""
+
+    places: Tensor
+    slots: Tensor
+    fresh: bool
+
+
+class SequenceStates:
+    """The states of all slots for the mixers of one model."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache(config=config)
+        self._empty = copy.deepcopy(self._cache.layers)
+        self._used: dict[int, Any] = {}
+        self._pools: dict[tuple[int, str, int], Tensor] = {}
+        self._ends: dict[int, int] = {}
+        self._running: dict[int, int] = {}
+        self._groups: list[_Group] = []
+
+    @property
+    def sequence_bytes(self) -> int:
+        """Bytes of the states of one sequence, known after the first step."""
+        return sum(pool[0].nbytes for pool in self._pools.values())
+
+    def begin(self, batch: Batch) -> None:
+        """Take the rows of a step.
+
+        Raises:
+            RuntimeError: a row does not continue where its slot's state ends.
+        """
+        if batch.slots is None:
+            raise RuntimeError("a model with recurrent states needs the slots of its rows")
+        slots = [int(slot) for slot in batch.slots]
+        found: dict[tuple[int, bool], list[tuple[int, int]]] = {}
+        at = 0
+        self._running = {}
+        for slot, length, end in zip(slots, batch.lengths, batch.contexts, strict=True):
+            start = end - length
+            if start and self._ends.get(slot) != start:
+                raise RuntimeError(
+                    f"slot {slot} has computed {self._ends.get(slot)} tokens, a row starts at {start}"
+                )
+            found.setdefault((length, start == 0), []).append((at, slot))
+            self._ends[slot], self._running[slot] = _UNKNOWN, end
+            at += length
+        device = batch.tokens.device
+        self._groups = [
+            _Group(
+                (torch.tensor([begin for begin, _ in rows])[:, None] + torch.arange(length)).to(device),
+                torch.tensor([slot for _, slot in rows], device=device),
+                fresh,
+            )
+            for (length, fresh), rows in found.items()
+        ]
+
+    def end(self) -> None:
+        """The step is complete: its rows may be continued."""
+        self._ends |= self._running
+
+    def mix(self, call: Mixing) -> Tensor:
+        """The mixer's output [1, T, hidden] for all rows of the step."""
+        hidden: Tensor = call.arguments.arguments["hidden_states"]
+        index: int = call.module.layer_idx
+        out = torch.empty_like(hidden)
+        for group in self._groups:
+            layer = self._cache.layers[index] = self._layer(index, group)
+            out[0][group.places] = call.run(hidden[0][group.places], self._cache).to(out.dtype)
+            self._keep(index, layer, group.slots)
+        return out
+
+    def _layer(self, index: int, group: _Group) -> Any:
+        """The layer of the cache for a group, with its states unless it begins."""
+        if group.fresh:
+            return copy.deepcopy(self._empty[index])
+        layer = copy.copy(self._used[index])
+        for kind in ("conv_states", "recurrent_states"):
+            states = {
+                number: None if state is None else self._pools[index, kind, number][group.slots]
+                for number, state in getattr(layer, kind).items()
+            }
+            setattr(layer, kind, states)
+        return layer
+
+    def _keep(self, index: int, layer: Any, slots: Tensor) -> None:
+        """Write the states of a group back."""
+        self._used.setdefault(index, layer)
+        most = int(slots.max()) + 1
+        for kind in ("conv_states", "recurrent_states"):
+            for number, state in getattr(layer, kind).items():
+                if state is None:
+                    continue
+                pool = self._pools.get((index, kind, number))
+                if pool is None or len(pool) < most:
+                    grown = state.new_zeros((most, *state.shape[1:]))
+                    if pool is not None:
+                        grown[: len(pool)] = pool
+                    pool = self._pools[index, kind, number] = grown
+                pool[slots] = state
+
+
+def mixers_of(model: nn.Module) -> list[nn.Module]:
+    """The modules that keep a recurrent state in a cache which they are given."""
+    return [
+        module
+        for module in model.modules()
+        if hasattr(module, "layer_idx")
+        and {"cache", "hidden_states"} <= inspect.signature(module.forward).parameters.keys()
+        and any(isinstance(child, nn.Conv1d) for child in module.children())
+    ]
+
+
+def redirect(mixers: list[nn.Module]) -> None:
+    """Let mixers ask the listener of the running pass; without one they compute as they are."""
+    for module in mixers:
+        module.forward = _redirected(module, module.forward)
+
+
+def _redirected(module: nn.Module, plain: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(plain)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        heard = listener()
+        if heard is None:
+            return plain(*args, **kwargs)
+        return heard.mix(Mixing(module, plain, signature.bind(*args, **kwargs)))
+
+    return forward

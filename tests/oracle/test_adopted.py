@@ -1,0 +1,150 @@
+"""Models of transformers through the whole engine: texts equal those of plain transformers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from headrace.build.model import describe
+from headrace.config import ConfigError
+from headrace.core.request import SamplingParams
+from headrace.llm import LLM
+from tests.oracle.tiny import Tiny, build
+
+PLAIN = ("qwen3_moe", "gpt_oss", "cohere2", "deepseek_v3", "gpt2", "olmo2", "starcoder2", "gemma4_text")
+STATEFUL = ("qwen3_next", "lfm2_moe", "nemotron_h")
+COUNT = 20
+
+
+class Made(NamedTuple):
+    """A checkpoint, prompts with a common beginning, and what transformers continues them with."""
+
+    folder: Path
+    model: Any
+    prompts: list[list[int]]
+    texts: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    done: dict[str, Made] = {}
+
+    def make(kind: str) -> Made:
+        if kind not in done:
+            done[kind] = _make(kind, tmp_path_factory.mktemp(kind))
+        return done[kind]
+
+    return make
+
+
+def _make(kind: str, folder: Path) -> Made:
+    model = build(kind, "causal", Tiny())
+    model.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(256)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    generator = torch.Generator().manual_seed(5)
+    shared = torch.randint(3, 240, (33,), generator=generator).tolist()
+    lengths = (3, 17, 24, 1, 12)
+    prompts = [shared + torch.randint(3, 240, (size,), generator=generator).tolist() for size in lengths]
+    return Made(folder, model, prompts, [_continued(model, prompt) for prompt in prompts])
+
+
+@torch.inference_mode()
+def _continued(model: Any, prompt: list[int]) -> list[int]:
+    known = list(prompt)
+    for _ in range(COUNT):
+        known.append(int(model(input_ids=torch.tensor([known]), use_cache=False).logits[0, -1].argmax()))
+    return known[len(prompt) :]
+
+
+def open_llm(folder: Path, **given: Any) -> LLM:
+    return LLM(
+        str(folder), **{"max_model_len": 96, "kv_cache_memory_bytes": "8MiB", "block_size": 8, **given}
+    )
+
+
+def texts(llm: LLM, prompts: list[list[int]], **params: Any) -> list[list[int]]:
+    sampling = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True, **params)
+    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, sampling, progress=False)]
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_prefix_hits_chunks_preemption_and_drafts(kind: str, made: Callable[[str], Made]) -> None:
+    case = made(kind)
+    with open_llm(case.folder, max_num_batched_tokens=32, max_num_seqs=4) as llm:
+        assert texts(llm, case.prompts) == case.texts
+        again = llm.generate(case.prompts, SamplingParams(max_tokens=2, temperature=0.0), progress=False)
+        assert all(each.metrics.cached_tokens >= 32 for each in again)
+        block = llm.loaded.ledger.block_bytes
+        assert any("modelling code of transformers" in line for line in describe(llm.loaded))
+    drafts = '{"method": "ngram", "num_speculative_tokens": 3}'
+    with open_llm(case.folder, kv_cache_memory_bytes=str(14 * block), speculative_config=drafts) as llm:
+        assert texts(llm, case.prompts) == case.texts
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_recurrent_states_follow_their_sequences(kind: str, made: Callable[[str], Made]) -> None:
+    case = made(kind)
+    with open_llm(case.folder, max_num_batched_tokens=32, max_num_seqs=3) as llm:
+        for _ in range(2):
+            assert texts(llm, case.prompts) == case.texts
+        block = llm.loaded.ledger.block_bytes
+        assert llm.loaded.ledger.state_bytes > 0
+    with open_llm(case.folder, kv_cache_memory_bytes=str(14 * block)) as llm:
+        assert texts(llm, case.prompts) == case.texts
+
+
+def test_grammars_and_keys_in_8_bits(made: Callable[[str], Made]) -> None:
+    case = made("qwen3_moe")
+    with open_llm(case.folder, kv_cache_dtype="int8") as llm:
+        ours = texts(llm, case.prompts)
+        assert sum(one[:4] == other[:4] for one, other in zip(ours, case.texts, strict=True)) >= 3
+        sampling = SamplingParams(max_tokens=4, temperature=0.0, structured_outputs={"regex": "w(3|5|7)"})
+        (answer,) = llm.generate([case.prompts[0]], sampling, progress=False)
+    with torch.inference_mode():
+        logits = case.model(input_ids=torch.tensor([case.prompts[0]]), use_cache=False).logits[0, -1]
+    assert answer.outputs[0].token_ids[0] == max((3, 5, 7), key=lambda token: float(logits[token]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("qwen3_moe", {"tensor_parallel_size": 2}, "--tensor-parallel-size 2: Qwen3MoeForCausalLM"),
+        ("qwen3_moe", {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2: Qwen3MoeForCausalLM"),
+        ("qwen3_moe", {"model_impl": "native"}, "the config names Qwen3MoeForCausalLM; supported"),
+        ("qwen3_next", {"speculative_config": '{"method": "ngram"}'}, "--speculative-config: Qwen3Next"),
+        ("qwen3_next", {"kv_offload_bytes": "1MiB"}, "--kv-offload-bytes: Qwen3NextForCausalLM keeps"),
+    ],
+)
+def test_what_does_not_work_is_refused(
+    kind: str, given: dict[str, Any], message: str, made: Callable[[str], Made]
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_llm(made(kind).folder, **given)
+
+
+def test_a_native_family_can_be_computed_by_transformers(made: Callable[[str], Made]) -> None:
+    case = made("qwen3")
+    with open_llm(case.folder, model_impl="transformers") as llm:
+        assert texts(llm, case.prompts) == case.texts
+        assert type(llm.loaded.decoder).__name__ == "AdoptedDecoder"
+    with open_llm(case.folder) as llm:
+        assert texts(llm, case.prompts) == case.texts
+        assert type(llm.loaded.decoder).__name__ == "Decoder"
+
+
+def test_a_native_model_does_not_import_transformers() -> None:
+    code = (
+        "import sys; from headrace.llm import LLM\n"
+        "with LLM('builtin', max_model_len=128, kv_cache_memory_bytes='16MiB') as llm: pass\n"
+        "sys.exit('transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
