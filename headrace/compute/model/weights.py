@@ -7,6 +7,7 @@ read. So the memory peak of loading is close to the size of the model as it will
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ from headrace.compute.model.spec import DecoderSpec, ModelError, Norms
 from headrace.compute.quantization import scheme as quantization
 from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
+
+logger = logging.getLogger(__name__)
 
 W = TypeVar("W", Tensor, QuantizedWeight, Weight)
 
@@ -259,6 +262,7 @@ class _Assembly:
         self._shard, self._spec = shard, shard.whole
         self._source, self._dtype, self._device = source, dtype, device
         self._scheme = SCHEMES[quantize] if quantize else None
+        self._expands = False
 
     def weights(self) -> DecoderWeights:
         place, tied = self._shard.place, self._spec.tied_embeddings
@@ -310,8 +314,8 @@ class _Assembly:
     def _whole(self, modules: Sequence[tuple[str, Weight]], scheme: Scheme | None, cut: Cut) -> Weight:
         """The parts of modules that ``cut`` names as one weight, quantized if there is a scheme.
 
-        It is not quantized if their bits differ. Inputs are cut after quantizing, so that the values are those of
-        the whole weight.
+        Parts of different kinds take a common form (`weight.stacked`), or are expanded if there is none. Inputs are cut
+        after quantizing, so that the values are those of the whole weight.
         """
         parts: list[Weight] = []
         for (module, weight), ranges in zip(modules, cut.outputs, strict=True):
@@ -329,8 +333,14 @@ class _Assembly:
         if len(quantized) == len(parts):
             try:
                 return stacked(quantized) if len(quantized) > 1 else quantized[0]
-            except ValueError:  # of different kinds: a stacked weight cannot mix them
+            except ValueError:  # no form has the values of all
                 parts = list(quantized)
+        if quantized and not self._expands:  # once; the start-up output counts them
+            self._expands = True
+            logger.warning(
+                "%s: is computed as one with weights of another kind, so it is expanded to %s; others may be too",
+                *(modules[0][0], str(self._dtype).removeprefix("torch.")),
+            )
         return self._joined(
             [part.dequantized(self._dtype) if isinstance(part, QuantizedWeight) else part for part in parts]
         )

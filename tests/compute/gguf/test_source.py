@@ -15,6 +15,7 @@ from headrace.compute.gguf.config import ARCHITECTURES
 from headrace.compute.gguf.file import GgufFile
 from headrace.compute.kernels import select
 from headrace.compute.model.reading import Reader
+from headrace.compute.model.sharding import Place, shard_of
 from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import (
     DecoderWeights,
@@ -122,6 +123,29 @@ def test_a_tied_head_is_the_table_as_it_is_stored(tmp_path: Path) -> None:
     )
 
 
+def test_a_layer_that_is_not_quantized_in_all_parts_is_expanded_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored, checkpoint = write_pair(tmp_path, "llama", K_M | {"attn_v": "F16"})
+    weights = load(stored)
+    assert weights.quantization.startswith("2 float32, ")
+    (said,) = caplog.messages
+    assert "layers.0.self_attn.q_proj: is computed as one with weights of another kind" in said
+    assert torch.equal(dense(weights)["1.qkv"], dense(load(checkpoint))["1.qkv"])
+
+
+def test_a_tensor_parallel_part_is_that_of_the_whole(tmp_path: Path) -> None:
+    stored, checkpoint = write_pair(tmp_path, "gemma3", K_M)
+    for rank in range(2):
+        place = Place(rank, 2, 1)
+        parts = [
+            dense(load_weights(path, shard_of(read_spec(path), place), torch.float32, "cpu"))
+            for path in (stored, checkpoint)
+        ]
+        for name, weight in parts[0].items():
+            torch.testing.assert_close(weight, parts[1][name])
+
+
 def test_quantization_on_top_is_refused(tmp_path: Path) -> None:
     stored, _ = write_pair(tmp_path, "llama", K_M)
     with pytest.raises(
@@ -131,7 +155,7 @@ def test_quantization_on_top_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
-    prints = set()
+    prints: set[str] = set()
     for name in ("K_M", "Q8_0"):
         (tmp_path / name).mkdir()
         stored, _ = write_pair(tmp_path / name, "llama", MIXTURES[name])

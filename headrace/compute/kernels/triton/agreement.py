@@ -216,15 +216,17 @@ def _weight(draw: _Draw, kind: str) -> QuantizedWeight:
         values = draw.integers(-limit, limit, _WIDTH, _WIDTH, dtype=torch.int8)
     if bits == 4:
         values, points = pack_halves(values), draw.integers(-2, 3, _WIDTH, groups, dtype=torch.int8)
-    return QuantizedWeight(
+    weight = QuantizedWeight(
         values, scales, points, None, 4 if bits == 4 else 8, 8 if activation_bits == 8 else 16
     )
+    return replace(weight, zeros=None, minima=-7.5 * scales) if "minima" in kind else weight
 
 
 def _products(draw: _Draw, fp8: bool) -> Iterator[tuple[str, Call]]:
     """Each kind of quantized weight, with few rows and with more of them than the kernel takes."""
     bias = draw.numbers(_WIDTH)
     most = {"W4A16": MOST_ROWS, "W8A16": MOST_ROWS, "W4A8": MOST_ROWS, "W8A8": MOST_INTEGER_ROWS}
+    most["W4A16 with minima"] = MOST_ROWS
     for kind, rows in (most | ({"W8A8 fp8": MOST_FP8_ROWS} if fp8 else {})).items():
         weight, few, many = _weight(draw, kind), draw.numbers(3, _WIDTH), draw.numbers(rows + 1, _WIDTH)
 
