@@ -162,5 +162,7 @@ def test_what_a_file_cannot_do_is_refused(path: Path, tmp_path: Path) -> None:
         TokenizerError, match=r"unknown\.gguf: tokenizer\.ggml\.pre is 'x', which is not known"
     ):
         load_text(ModelOptions(model=str(unknown)), "auto")
+    with pytest.raises(ConfigError, match="--model-impl transformers: only native families read GGUF files"):
+        load(of(path, model_impl="transformers"))
     with pytest.raises(ConfigError, match=r"gone\.gguf does not exist"):
         load(of(tmp_path / "gone.gguf"))

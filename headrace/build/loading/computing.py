@@ -23,6 +23,7 @@ from headrace.compute.device import (
     resolve_dtype,
 )
 from headrace.compute.drafting.loading import Beside
+from headrace.compute.gguf.file import is_gguf
 from headrace.compute.kernels import Kernels, check_fp8, select
 from headrace.compute.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.memory_plan import ModelSize, check_room
@@ -85,12 +86,14 @@ class Computing(NamedTuple):
 
 
 def find_model(model: ModelOptions, folder: Path) -> FoundModel:
-    """The model in a folder by ``--model-impl``: of a native family, or as transformers defines it.
+    """The model in a folder or GGUF file by ``--model-impl``: of a native family, or as transformers defines it.
 
     Raises:
-        ConfigError: transformers is not installed.
+        ConfigError: transformers is not installed, or cannot read the model, which is a GGUF file.
         ModelError: the implementation does not support the model, or a file is broken.
     """
+    if model.model_impl == "transformers" and is_gguf(folder):
+        raise ConfigError("--model-impl transformers: only native families read GGUF files; leave the option out")
     if model.model_impl == "transformers":
         return find_adopted(folder, "as --model-impl says")
     try:
