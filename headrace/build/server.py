@@ -244,10 +244,8 @@ def _make_app(
     prompts = make_prompts(loaded, all_options, folds.page, service)
     model.prompts = prompts.policy
     history = open_history(all_options.warm)
-    verdicts = make_verdicts(all_options.semantic)
-    recall = make_recall(
-        caching, all_options.semantic, loaded, service, history, all_options.tuning, verdicts
-    )
+    semantic, verdicts = all_options.semantic, make_verdicts(all_options.semantic)
+    recall = make_recall(caching, semantic, loaded, service, history, all_options.tuning, verdicts)
 
     serving = _make_serving(options, recall, model, make_recorder(all_options.warm, history))
     notes, api = serving.notes, Api(serving)
@@ -283,9 +281,8 @@ def _make_app(
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
-    background: list[BackgroundWork] = [keys.watch, *([history] if history else []), warming.warmer]
+    background: list[BackgroundWork] = [keys.watch, *filter(None, (history, usage_file)), warming.warmer]
     background += [systemd.watch, responses.background, *batch.background, embedding.worker, *tuning.tasks]
-    background += [usage_file] if usage_file else []
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, background, options.allowed_origins, exchanges, named)
     return _Built(app, routes, recall, model, systemd)

@@ -50,13 +50,8 @@ def make_semantic(
     if options.semantic_cache == "off":
         return None
     drafter = loaded.engine.scheduler.drafter
-    if options.semantic_cache == "draft" and proposer_of(drafter, CachedAnswerProposer) is None:
-        raise ConfigError(
-            "--semantic-cache draft needs speculative decoding from cached responses: "
-            """--speculative-config '{"method": "cached"}'"""
-        )
-    if options.semantic_cache == "draft" and options.semantic_judge is not None:
-        raise ConfigError("--semantic-judge has no effect on drafts: use --semantic-cache serve or shadow")
+    if options.semantic_cache == "draft":
+        _check_drafts(options, proposes=proposer_of(drafter, CachedAnswerProposer) is not None)
     encoder, judge = _judged(options)
     try:
         from headrace.serve.cache.semantic.level import Mode, SemanticCache
@@ -91,6 +86,17 @@ def make_semantic(
         confidence=CONFIDENCE,
         seed=loaded.seed,
     )
+
+
+def _check_drafts(options: SemanticOptions, *, proposes: bool) -> None:
+    """Raise `ConfigError` if cached responses cannot be drafts: nothing ``proposes`` them, or a judge is named."""
+    if not proposes:
+        raise ConfigError(
+            "--semantic-cache draft needs speculative decoding from cached responses: "
+            """--speculative-config '{"method": "cached"}'"""
+        )
+    if options.semantic_judge is not None:
+        raise ConfigError("--semantic-judge has no effect on drafts: use --semantic-cache serve or shadow")
 
 
 def make_verdicts(options: SemanticOptions) -> Verdicts | None:

@@ -1,6 +1,6 @@
 """Questions whose intents, words and vectors are drawn, so that nothing depends on an encoder.
 
-Two questions differ in two words: texts that differ in one only are never matched.
+Two questions differ in three words: texts that differ in one or two at one place are never matched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Traffic:
         questions = []
         for row in range(rows):
             intent = draw.randrange(intents)
-            text = f"{word(row if alike else intent)} {word(1000 + row)} {word(70_000 + 7 * row)}"
+            own = f"{word(1000 + row)} {word(70_000 + 7 * row)} {word(100_000 + 9 * row)}"
+            text = f"{word(row if alike else intent)} {own}"
             vector = centres[intent] + noise * numbers.normal(size=24) / np.sqrt(24)
             self._vectors[text] = (vector / np.linalg.norm(vector)).astype(np.float32).tobytes()
             questions.append(Question(text, f"intent {intent}"))
@@ -64,7 +65,8 @@ class Likeness:
         for row in range(rows):
             cosine = draw.uniform(0.5, 1.0)
             first, second = (
-                f"{word(number)} {word(70_000 + 7 * number)} shoes" for number in (2 * row, 2 * row + 1)
+                f"{word(number)} {word(70_000 + 7 * number)} {word(100_000 + 9 * number)} shoes"
+                for number in (2 * row, 2 * row + 1)
             )
             self._vectors[first] = np.array([1.0, 0.0], np.float32).tobytes()
             self._vectors[second] = np.array([cosine, (1.0 - cosine**2) ** 0.5], np.float32).tobytes()
