@@ -79,14 +79,16 @@ def texts(llm: LLM, prompts: list[list[int]], **params: Any) -> list[list[int]]:
 @pytest.mark.parametrize("kind", PLAIN)
 def test_prefix_hits_chunks_preemption_and_drafts(kind: str, made: Callable[[str], Made]) -> None:
     case = made(kind)
-    with open_llm(case.folder, max_num_batched_tokens=32, max_num_seqs=4) as llm:
+    given = {"model_impl": "transformers"}
+    with open_llm(case.folder, max_num_batched_tokens=32, max_num_seqs=4, **given) as llm:
         assert texts(llm, case.prompts) == case.texts
         again = llm.generate(case.prompts, SamplingParams(max_tokens=2, temperature=0.0), progress=False)
         assert all(each.metrics.cached_tokens >= 32 for each in again)
         block = llm.loaded.ledger.block_bytes
         assert any("modelling code of transformers" in line for line in describe(llm.loaded))
     drafts = '{"method": "ngram", "num_speculative_tokens": 3}'
-    with open_llm(case.folder, kv_cache_memory_bytes=str(14 * block), speculative_config=drafts) as llm:
+    given |= {"kv_cache_memory_bytes": str(14 * block), "speculative_config": drafts}
+    with open_llm(case.folder, **given) as llm:
         assert texts(llm, case.prompts) == case.texts
 
 

@@ -517,7 +517,6 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
             f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})"
         )
     layers, ropes = _layers(read, family, ropes_of(read, head_dim, family.rope))
-    tied = outer.get("tie_word_embeddings") if of.nested else None
     norms, multipliers = _norms(read, family), _multipliers(read, family)
     outputs, logits_scaling = multipliers["residual_multiplier"], multipliers["logits_scaling"]
     normed = norms.post_mlp_norm is not None
@@ -552,13 +551,19 @@ def parse_config(config: Mapping[str, Any]) -> DecoderSpec:
         logits_scale=logits_scaling if family.multiplied_logits else 1 / logits_scaling,
         attention_softcap=_heeded(read, family, "attn_logit_softcapping"),
         logits_softcap=_heeded(read, family, "final_logit_softcapping"),
-        tied_embeddings=read.flag("tie_word_embeddings") if tied is None else bool(tied),
+        tied_embeddings=_tied(of, read),
         merged_qkv=family.merged_qkv,
         merged_gate_up=family.merged_gate_up,
         nested_checkpoint=of.nested,
         dtype=_dtype(of.text) or _dtype(outer) or "float32",
         stored=_stored(read, outer),
     )
+
+
+def _tied(of: _Described, read: ConfigReader) -> bool:
+    """What the whole model's config says counts."""
+    outer = ConfigReader(of.architecture, of.outer, {})
+    return (outer if outer.given("tie_word_embeddings") else read).flag("tie_word_embeddings")
 
 
 def _described(config: Mapping[str, Any]) -> _Described:

@@ -75,45 +75,10 @@ def ropes_of(read: ConfigReader, head_dim: int, reading: RopeReading) -> tuple[R
 def _rope(
     read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: int, reading: RopeReading
 ) -> RopeSpec:
-    named = given.get("rope_type") or given.get("type")
-    kind = named or "default"
-    if kind in reading.longrope:
-        kind = "longrope"
-    if kind == "mrope" and reading.sections:
-        kind = named = "default"
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(_KINDS)}")
-    if reading.sections:
-        given = {name: value for name, value in given.items() if not name.startswith("mrope_")}
-    elif given.get("mrope_section"):
-        raise ModelError("mrope_section: multimodal rotary embeddings are not supported")
-    if reading.alpha and kind == "dynamic" and given.get("alpha"):
-        alpha = ConfigReader(f"{read.architecture} rope", given, {}).number("alpha")
-        theta = ConfigReader(f"{read.architecture} rope", given, {}).optional_number("rope_theta") or theta
-        given, kind, named = (
-            {"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))},
-            "default",
-            "default",
-        )
-    if named == "default":  # tools leave fields of other types behind, which no engine reads
-        given = {name: value for name, value in given.items() if name not in _OF_OTHER_TYPES}
+    kind, given, theta = _typed(read, given, theta, head_dim, reading)
     _only(given, _FIELDS[kind] | _ALWAYS, f"rope type '{kind}'")
     scaling = ConfigReader(f"{read.architecture} rope", given, {})
-    partial = scaling.optional_number("partial_rotary_factor") or read.optional_number(
-        "partial_rotary_factor"
-    )
-    if partial is not None and partial != 1.0 and not reading.partial:
-        raise ModelError(
-            f"{read.architecture}: partial_rotary_factor is {partial}, but this family rotates whole heads; remove the "
-            "field"
-        )
-    rotary_dim = int(head_dim * (partial or 1.0))
-    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        if partial is None:
-            raise ModelError(f"rotary embeddings rotate features in pairs, but head_dim is {head_dim}")
-        raise ModelError(
-            f"partial_rotary_factor {partial} of head_dim {head_dim} does not give an even number"
-        )
+    rotary_dim = _rotary_dim(read, scaling, head_dim, reading)
     positions = read.integer("max_position_embeddings")
     original = positions
     if kind in ("llama3", "yarn", "longrope"):
@@ -142,6 +107,50 @@ def _rope(
         short_factor=_factors(given, kind, "short_factor", rotary_dim),
         long_factor=_factors(given, kind, "long_factor", rotary_dim),
     )
+
+
+def _typed(
+    read: ConfigReader, given: Mapping[str, Any], theta: float, head_dim: int, reading: RopeReading
+) -> tuple[str, Mapping[str, Any], float]:
+    """The type of a rope by its name in `_KINDS`, the fields that it has beside, and its base."""
+    named = given.get("rope_type") or given.get("type")
+    kind = named or "default"
+    if kind in reading.longrope:
+        kind = "longrope"
+    if kind == "mrope" and reading.sections:
+        kind = named = "default"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ModelError(f"rope type '{kind}' is not supported; supported are: {', '.join(_KINDS)}")
+    if reading.sections:
+        given = {name: value for name, value in given.items() if not name.startswith("mrope_")}
+    elif given.get("mrope_section"):
+        raise ModelError("mrope_section: multimodal rotary embeddings are not supported")
+    if reading.alpha and kind == "dynamic" and given.get("alpha") and head_dim > 2:
+        scaling = ConfigReader(f"{read.architecture} rope", given, {})
+        theta = scaling.optional_number("rope_theta") or theta
+        return "default", {}, theta * scaling.number("alpha") ** (head_dim / (head_dim - 2))
+    if named == "default":  # tools leave fields of other types behind, which no engine reads
+        given = {name: value for name, value in given.items() if name not in _OF_OTHER_TYPES}
+    return kind, given, theta
+
+
+def _rotary_dim(read: ConfigReader, scaling: ConfigReader, head_dim: int, reading: RopeReading) -> int:
+    partial = scaling.optional_number("partial_rotary_factor") or read.optional_number(
+        "partial_rotary_factor"
+    )
+    if partial is not None and partial != 1.0 and not reading.partial:
+        raise ModelError(
+            f"{read.architecture}: partial_rotary_factor is {partial}, but this family rotates whole heads; remove the "
+            "field"
+        )
+    rotary_dim = int(head_dim * (partial or 1.0))
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        if partial is None:
+            raise ModelError(f"rotary embeddings rotate features in pairs, but head_dim is {head_dim}")
+        raise ModelError(
+            f"partial_rotary_factor {partial} of head_dim {head_dim} does not give an even number"
+        )
+    return rotary_dim
 
 
 def _only(given: Mapping[str, Any], known: set[str], where: str) -> None:

@@ -169,7 +169,9 @@ def _rows(draw: _Draw, heads: HeadShape) -> Iterator[tuple[str, Call]]:
     def rotate(integers: bool, head_norm: HeadNorm = "head") -> Call:
         def call(kernels: Kernels) -> Sequence[Tensor]:
             pages = _empty_pages(draw.device, qkv.dtype, heads, integers)
-            queries = kernels.rope_write_kv(qkv.clone(), heads, rotation, norms, 1e-5, slots, pages, head_norm)
+            queries = kernels.rope_write_kv(
+                qkv.clone(), heads, rotation, norms, 1e-5, slots, pages, head_norm
+            )
             if pages.key_scales is None or pages.value_scales is None:
                 return queries, pages.keys, pages.values
             scales = (pages.key_scales, pages.value_scales)

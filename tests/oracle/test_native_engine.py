@@ -1,0 +1,61 @@
+"""Native families through the whole engine: texts equal those of plain transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from headrace.build.model import describe
+from headrace.core.request import SamplingParams
+from headrace.llm import LLM
+from tests.oracle.families import CASES
+
+COUNT, VOCAB = 12, 96
+NAMES = ("granite", "olmo3", "glm4", "smollm3", "hunyuan", "exaone4", "ernie4_5", "hyperclovax")
+
+
+@torch.inference_mode()
+def continued(model: Any, prompt: list[int]) -> list[int]:
+    known = list(prompt)
+    for _ in range(COUNT):
+        known.append(int(model(input_ids=torch.tensor([known]), use_cache=False).logits[0, -1].argmax()))
+    return known[len(prompt) :]
+
+
+def open_llm(folder: Path, **given: Any) -> LLM:
+    return LLM(
+        str(folder), **{"max_model_len": 64, "kv_cache_memory_bytes": "1MiB", "block_size": 8, **given}
+    )
+
+
+def texts(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    sampling = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True)
+    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, sampling, progress=False)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prefix_hits_chunks_few_blocks_and_drafts(name: str, tmp_path: Path) -> None:
+    model = CASES[name].build(tmp_path)
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    generator = torch.Generator().manual_seed(5)
+    shared = torch.randint(3, VOCAB, (25,), generator=generator).tolist()
+    prompts = [shared + torch.randint(3, VOCAB, (size,), generator=generator).tolist() for size in (3, 17, 1)]
+    expected = [continued(model, prompt) for prompt in prompts]
+    with open_llm(tmp_path, max_num_batched_tokens=32, max_num_seqs=4) as llm:
+        assert not any("transformers" in line for line in describe(llm.loaded))
+        assert texts(llm, prompts) == expected
+        again = llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0.0), progress=False)
+        assert all(each.metrics.cached_tokens >= 24 for each in again)
+        block = llm.loaded.ledger.block_bytes
+    drafts = '{"method": "ngram", "num_speculative_tokens": 3}'
+    with open_llm(tmp_path, kv_cache_memory_bytes=str(9 * block), speculative_config=drafts) as llm:
+        assert texts(llm, prompts) == expected
+    with open_llm(tmp_path, kv_cache_dtype="int8") as llm:
+        ours = texts(llm, prompts)
+        assert sum(one[:2] == other[:2] for one, other in zip(ours, expected, strict=True)) >= 2
