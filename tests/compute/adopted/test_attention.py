@@ -27,7 +27,14 @@ def chunk(size: int) -> Any:
 
 @pytest.mark.parametrize(
     ("predicate", "expected"),
-    [(causal, None), (window(1), 1), (window(16), 16), (window(299), 299), (window(LONGEST), None), (chunk(512), None)],
+    [
+        (causal, None),
+        (window(1), 1),
+        (window(16), 16),
+        (window(299), 299),
+        (window(LONGEST), None),
+        (chunk(512), None),
+    ],
 )
 def test_causal_masks_and_windows(predicate: Any, expected: int | None) -> None:
     assert window_of(Mask(predicate), LONGEST) == expected
@@ -43,7 +50,9 @@ def test_causal_masks_and_windows(predicate: Any, expected: int | None) -> None:
         lambda batch, head, query, key: (key <= query) & ((key > query - 8) | (key < 4)),  # sinks
         lambda batch, head, query, key: (key <= query) & ((query - key) % 2 == 0),  # dilated
         lambda batch, head, query, key: key < query,  # not itself
-        lambda batch, head, query, key: torch.zeros(40, dtype=torch.bool)[key] | (key <= query),  # of one length only
+        lambda batch, head, query, key: (
+            torch.zeros(40, dtype=torch.bool)[key] | (key <= query)
+        ),  # of one length only
         lambda batch, head, query, key: (key <= query) & (torch.where(query < 200, query, 16) > query - key),
     ],
 )

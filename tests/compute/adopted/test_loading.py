@@ -73,12 +73,17 @@ def test_pickles_are_not_read(copied: Path) -> None:
         ({"model_type": "new", "auto_map": {"AutoConfig": "code.New"}}, "code of its own"),
         ({"model_type": "new"}, "transformers does not support this model"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "its weights are quantized"),
-        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "encoder-decoder|generates text"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"},
+            "encoder-decoder|generates text",
+        ),
         ({"architectures": ["ViTModel"], "model_type": "vit"}, "architecture ViTModel"),
         ({"hidden_size": "wide"}, "transformers does not support|cannot be used"),
     ],
 )
-def test_configs_are_refused_before_weights_are_read(copied: Path, fields: dict[str, Any], message: str) -> None:
+def test_configs_are_refused_before_weights_are_read(
+    copied: Path, fields: dict[str, Any], message: str
+) -> None:
     (copied / "code.py").write_text("raise SystemExit('code of a checkpoint was run')")
     (copied / "model.safetensors").unlink()
     config(copied, **fields)
