@@ -8,6 +8,7 @@ pages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -87,10 +88,17 @@ def chunked_logits(decoder: AdoptedDecoder, tokens: Sequence[Tensor]) -> tuple[T
     return tuple(torch.cat(row) for row in parts)
 
 
-def first_step(tokens: Sequence[Tensor], decoder: AdoptedDecoder) -> tuple[Batch, PagedKV]:
-    """A step of both rows from their first token on, and pages for it."""
+def first_step(tokens: Sequence[Tensor], decoder: AdoptedDecoder, longest: int) -> tuple[Batch, PagedKV]:
+    """A step of both rows from their first token on, and pages for it.
+
+    Positions of the last row are those before ``longest``: some models scale queries far from the beginning.
+    """
     kv = PagedKV(decoder.shape, 2 * -(-LONG // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
-    return _batch(tokens, [(0, len(row)) for row in tokens], range(len(tokens)), kv), kv
+    batch = _batch(tokens, [(0, len(row)) for row in tokens], range(len(tokens)), kv)
+    last = len(tokens[-1])
+    positions = batch.positions.clone()
+    positions[-last:] += longest - last
+    return replace(batch, positions=positions), kv
 
 
 def _batch(
