@@ -1,103 +1,82 @@
-"""Checkpoints that transformers' path refuses, and what depends on the weights."""
+"""Checkpoints of every format, loaded as models of transformers with the weights written out."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from headrace.compute.adopted.loading import Adopted, load_adopted, read_adoptable
+from headrace.compute.adopted.agreement import first_step
+from headrace.compute.adopted.loading import load_adopted, read_adoptable
 from headrace.compute.kernels import select
 from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import SCHEMES
-from tests.oracle.tiny import build
+from tests.compute.adopted.models import tiny
+from tests.oracle.test_quantized import FORMATS
 
 CPU = torch.device("cpu")
+KERNELS = select("auto", CPU)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("olmo2")
-    build("olmo2", "causal").save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def copied(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "model"))
-
-
-def load(folder: Path, dtype: torch.dtype = torch.float32, seed: int | None = None, **given: Any) -> Adopted:
-    return load_adopted(read_adoptable(folder), select("cpp", CPU), dtype, CPU, 64, seed, **given)
-
-
-def config(folder: Path, **fields: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def _write(folder: Path, kind: str, name: str) -> Any:
+    """A checkpoint whose linears in layers are stored so; the model with the weights that they are."""
+    config, written = FORMATS[name]
+    model = tiny(kind, tie_word_embeddings=False)
+    model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for seed, (path, module) in enumerate(model.named_modules()):
+        if isinstance(module, nn.Linear) and path != "lm_head":
+            parts, dense = written((module.out_features, module.in_features), seed)
+            with torch.no_grad():
+                module.weight.copy_(dense)
+            del tensors[f"{path}.weight"]
+            tensors |= {f"{path}.{suffix}": part for suffix, part in parts.items()}
+    save_file(tensors, folder / "model.safetensors")
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
+    return model
 
 
-def test_tensors_must_match(copied: Path) -> None:
-    name = "model.layers.1.mlp.down_proj.weight"
-    weights(copied, lambda tensors: tensors.update({"model.layers.0.extra": torch.ones(3)}))
-    with pytest.raises(ModelError, match=r"does not use: model\.layers\.0\.extra"):
-        load(copied)
-    weights(copied, lambda tensors: (tensors.pop("model.layers.0.extra"), tensors.pop(name))[0])
-    with pytest.raises(ModelError, match=rf"lacks {name}"):
-        load(copied)
-    weights(copied, lambda tensors: tensors.update({name: torch.ones(3, 5)}))
-    with pytest.raises(ModelError, match="Olmo2ForCausalLM on --model-impl transformers"):
-        load(copied)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_checkpoint_of_this_format_gives_the_logits_of_its_weights(tmp_path: Path, name: str) -> None:
+    _compare(tmp_path, _write(tmp_path, "olmo2", name))
 
 
-def test_pickles_are_not_read(copied: Path) -> None:
-    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="only as pickles"):
-        load(copied)
+@pytest.mark.parametrize("kind", ["llama", "starcoder2", "granite", "qwen2"])
+def test_models_of_several_types(tmp_path: Path, kind: str) -> None:
+    _compare(tmp_path, _write(tmp_path, kind, "packed"))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model_type": "new", "auto_map": {"AutoConfig": "code.New"}}, "code of its own"),
-        ({"model_type": "new"}, "transformers does not support this model"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method 'bitsandbytes'"),
-        (
-            {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"},
-            "encoder-decoder|generates text",
-        ),
-        ({"architectures": ["ViTModel"], "model_type": "vit"}, "architecture ViTModel"),
-        ({"hidden_size": "wide"}, "transformers does not support|cannot be used"),
-    ],
-)
-def test_configs_are_refused_before_weights_are_read(
-    copied: Path, fields: dict[str, Any], message: str
-) -> None:
-    (copied / "code.py").write_text("raise SystemExit('code of a checkpoint was run')")
-    (copied / "model.safetensors").unlink()
-    config(copied, **fields)
-    with pytest.raises(ModelError, match=message):
-        read_adoptable(copied)
+def _compare(folder: Path, model: Any) -> None:
+    found = read_adoptable(folder)
+    decoder = load_adopted(found, KERNELS, torch.float32, CPU, 128).decoder
+    rows = [torch.arange(3, 43)]
+    batch, kv = first_step(rows[:1], decoder, 40)
+    got = decoder.logits(decoder.hidden(batch, kv))
+    with torch.inference_mode():
+        expected = model(input_ids=rows[0][None], use_cache=False).logits[0]
+    assert float((got - expected).abs().max() / expected.std()) < 1e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dummy_weights_depend_on_the_seed(saved: Path, dtype: torch.dtype) -> None:
-    one, same, other = (load(saved, dtype, seed, with_digest=True) for seed in (1, 1, 2))
-    assert one.digest == same.digest != other.digest
-    assert one.decoder.dtype == dtype
-
-
-def test_linears_are_quantized(saved: Path) -> None:
-    plain, quantized = load(saved), load(saved, scheme=SCHEMES["int8"])
-    assert quantized.decoder.nbytes < 0.8 * plain.decoder.nbytes
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    _write(tmp_path, "olmo2", "gptq")
+    found = read_adoptable(tmp_path)
+    with pytest.raises(ModelError, match="--quantization: the checkpoint is already quantized"):
+        load_adopted(found, KERNELS, torch.float32, CPU, 128, scheme=SCHEMES["int8"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.scales"
+    save_file({key: each for key, each in tensors.items() if key != name}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ModelError, match=r"is stored as gptq, and lacks model\.layers\.1\.mlp\.up_proj\.scales"
+    ):
+        load_adopted(found, KERNELS, torch.float32, CPU, 128)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="quant_method 'bitsandbytes' is not supported"):
+        read_adoptable(tmp_path)
