@@ -112,6 +112,8 @@ def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loa
         with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
         computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)
     try:
+        if computing.shape.state_bytes:
+            options = with_states(options, computing.shape.architecture)
         with timed(seconds, "weights"):
             draft = load_drafting(options, computing.beside())
         loaded = _build(options, seconds, tell, _Parts(text, computing, draft))
@@ -134,10 +136,7 @@ class _Parts(NamedTuple):
 
 def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts: _Parts) -> Loaded:
     """Size the memory of a loaded model, and build the engine."""
-    text, computing, draft = parts
-    if computing.shape.state_bytes:
-        options = with_states(options, computing.shape.architecture)
-    model, cache, plans = options.model, options.cache, options.scheduler
+    (text, computing, draft), model, cache, plans = parts, options.model, options.cache, options.scheduler
     tenants, classes = read_tenants(plans.tenants)
     shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
     with timed(seconds, "memory"):

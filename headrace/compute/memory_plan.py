@@ -194,10 +194,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide the free memory of the device, with weights already loaded, and size the lower tiers of the cache.
 
-    ``host_free_bytes`` is the memory available to the host tier; None if the device is the host. ``process_bytes`` is
-    what the process used of the device before the weights were loaded. The KV cache of a ``draft`` model is a part of
-    the KV cache that the options set. ``step_bytes`` are the measured activations of the largest step (None: they are
-    estimated), and ``graph_bytes`` is kept for CUDA graphs.
+    ``host_free_bytes`` is the memory available to the host tier (None: the device is the host), ``process_bytes`` what
+    the process used before the weights were loaded. A ``draft`` model's KV cache is a part of the KV cache of the
+    options. ``step_bytes`` are the measured activations (None: estimated), ``graph_bytes`` those of CUDA graphs.
 
     Raises:
         ConfigError: the host tier, or a sequence of ``max_model_len``, does not fit; it names the longest that does.
@@ -206,8 +205,7 @@ def plan_memory(
     host_bytes = host_blocks * model.block_bytes
     _check_host_tier(host_bytes, facts.free_bytes if host_free_bytes is None else host_free_bytes)
     activations = _activations(facts, model, draft, max_num_seqs, max_num_batched_tokens, step_bytes)
-    states = model.state_bytes * max_num_seqs
-    reserved = activations + graph_bytes + states
+    reserved = activations + graph_bytes + model.state_bytes * max_num_seqs
     most = facts.free_bytes - reserved - (host_bytes if host_free_bytes is None else 0)
     longest = blocks_needed(max_model_len, options.block_size)
     needed = longest * (model.block_bytes + (draft.block_bytes if draft else 0))
@@ -238,7 +236,7 @@ def plan_memory(
         draft_blocks=draft_blocks,
         graph_bytes=graph_bytes,
         activations_measured=step_bytes is not None,
-        state_bytes=states,
+        state_bytes=model.state_bytes * max_num_seqs,
     )
 
 

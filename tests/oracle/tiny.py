@@ -122,7 +122,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
-    **dict.fromkeys(_ENCODERS, {"is_decoder": True}),
+    **{kind: {"is_decoder": True} for kind in _ENCODERS},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "deepseek_v2": {**_MLA, **_ROUTED},
     "dots1": _ROUTED,

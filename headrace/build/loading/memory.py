@@ -98,8 +98,7 @@ def open_memory(
         pipelined=knobs.turns > 1,
         with_slots=shape.state_bytes > 0,
     )
-    weight = draft.nbytes / computing.decoder.nbytes if draft else 0.0
-    drafts = ModelDrafts(proposer, weight) if proposer else None
+    drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
     captured = runner.capture()
     if captured is not None:
         ledger = replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))

@@ -28,8 +28,8 @@ _CHUNKS = ((13, 9), (2, 1), (1, 1), (7, 8), (1, 1), (16, 3))
 """Tokens that each step computes of the two rows."""
 
 TOLERANCE = {torch.float32: 3e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}
-"""Most that logits may differ, as a part of their spread: in float32 any of them, in 16 bits the root mean square of the
-median token, because rounding may change which experts a token takes."""
+"""Most that logits may differ, as a part of their spread: in float32 any of them, in 16 bits the root mean square of
+the median token, because rounding may change which experts a token takes."""
 
 
 class Rows(NamedTuple):
