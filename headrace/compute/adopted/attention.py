@@ -42,6 +42,9 @@ class Mask:
         self.predicate = predicate
         self.shape = (1, 1, 1, 1)
 
+    def __getitem__(self, _: object) -> Mask:
+        raise ModelError("it selects elements of its masks, as sparse attention does")
+
 
 class Attended(NamedTuple):
     """One call of attention: queries [T, H, D], keys [T, G, D], values [T, G, E], and its numbers.
