@@ -14,6 +14,7 @@ import functools
 import inspect
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from headrace.compute.model.checkpoint import Checkpoint, listed
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import digest
-from headrace.compute.quantization.scheme import Scheme
+from headrace.compute.quantization.scheme import HEAD, Scheme
 from headrace.compute.quantization.stored import StoredFormat
 from headrace.compute.quantization.weight import QuantizedWeight
 
@@ -135,7 +136,10 @@ def load_adopted(
         if rounded:
             check_agreement(decoder, expected)
         on_device = {path: weight.to(device) for path, weight in stored.items()}
-        replaced = replace_modules(model, kernels, scheme=scheme, stored=on_device)
+        replaced = Counter[str]()
+        if scheme is not None:
+            replaced += replace_modules(model.get_output_embeddings(), kernels, scheme=HEAD, name="the head")
+        replaced += replace_modules(model, kernels, scheme=scheme, stored=on_device)
         decoder.nbytes = held_bytes(model)
         if states is None:
             batch, kv = first_step(tokens, decoder, max_model_len)

@@ -101,3 +101,9 @@ def test_dummy_weights_depend_on_the_seed(saved: Path, dtype: torch.dtype) -> No
 def test_linears_are_quantized(saved: Path) -> None:
     plain, quantized = load(saved), load(saved, scheme=SCHEMES["int8"])
     assert quantized.decoder.nbytes < 0.8 * plain.decoder.nbytes
+
+
+def test_the_head_is_quantized_to_8_bits_in_every_scheme(saved: Path) -> None:
+    model = load(saved, scheme=SCHEMES["int4"]).decoder._model.model
+    assert model.lm_head.prepared.product.weight.bits == 8
+    assert model.model.layers[0].self_attn.o_proj.prepared.product.weight.bits == 4
