@@ -1,4 +1,4 @@
-"""The weights of a GGUF file for `model.weights`: its tensors by the names of a checkpoint, quantized as they are stored.
+"""The weights of a GGUF file for `model.weights`: tensors by the names of a checkpoint, quantized as they are stored.
 
 What llama.cpp's conversion changes is said in the specification (`as_stored`): heads of Llama-like models rotate pairs
 of neighbours, norms contain Gemma's 1, and a model without a head of its own uses its embedding.
