@@ -278,8 +278,7 @@ async def open_call(
     ``reports_begin``, `Call.advance` returns at the first token too, also without a stream.
 
     Raises:
-        ApiError: the server rejects the call, the model does not have a token of a prompt, or ``only-if-cached`` finds
-            nothing.
+        ApiError: the server rejects the call or a token of it, or ``only-if-cached`` finds nothing.
         InvalidParameter: the request id is in use.
     """
     call_id = f"{id_prefix}{body.request_id or secrets.token_hex(12)}"
