@@ -28,15 +28,10 @@ def _inputs(tokens: int, experts: int = 8) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 17])
-@pytest.mark.parametrize(
-    "kind", ["qwen3_moe", "gpt_oss", "mixtral", "granitemoe", "nemotron_h", "dbrx", "aria_text"]
-)
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "mixtral", "granitemoe", "nemotron_h", "aria_text"])
 def test_experts_compute_the_same(kind: str, tokens: int) -> None:
     """gpt_oss: interleaved, clamped and biased gates, transposed weights; nemotron_h: no gate."""
-    try:
-        module = _experts(kind)
-    except (StopIteration, AttributeError, TypeError, ValueError):
-        pytest.skip(f"this transformers has no experts of {kind} in these sizes")
+    module = _experts(kind)
     module.config._experts_implementation = "eager"
     x, index, weights = _inputs(tokens, len(module.down_proj))
     with torch.inference_mode():
