@@ -354,8 +354,9 @@ def models_page() -> str:
         "",
         "## Native families",
         "",
-        "Every family is tested against `transformers` with small random weights: logits, greedy text, chunked prefill.",
-        "Larger sizes in the last column were run in benchmarks, with random weights unless they are the built-in model.",
+        "Every family is tested against `transformers` with small random weights: logits, greedy text, chunked",
+        "prefill. Larger sizes in the last column were run in benchmarks, with random weights unless they are the",
+        "built-in model.",
         "",
         "| `architectures` | models | tested with |",
         "|---|---|---|",
@@ -388,9 +389,9 @@ def _types_of_transformers() -> list[str]:
         "## Model types of transformers",
         "",
         f"A tiny random checkpoint of each type of transformers {record['transformers']} was loaded with",
-        "`--model-impl auto` in float32. `equal`: logits of a row as a whole and in chunks differ by less than 0.001 from",
-        "those of `transformers`, and greedy texts of three rows in one batch agree. Types for images are judged with text",
-        "input. `python scripts/model_coverage.py` repeats it.",
+        "`--model-impl auto` in float32. A result that names the implementation means: logits of a row as a whole and",
+        "in chunks differ by less than 0.001 from those of `transformers`, and greedy texts of three rows in one batch",
+        "agree. Types for images are judged with text input. `python scripts/model_coverage.py` repeats it.",
         "",
         "| types | equal, native | equal, transformers | rejected at start | wrong | no tiny checkpoint |",
         "|---|---:|---:|---:|---:|---:|",
@@ -406,9 +407,8 @@ def _types_of_transformers() -> list[str]:
     lines += ["", "| model type | `architectures` | for | result |", "|---|---|---|---|"]
     for each in types:
         why = each.get("why", "").partition(": ")[2] if each["verdict"] == "refused" else ""
-        result = {"equal": each.get("by", ""), "refused": f"rejected: {_cell(why)}"}.get(
-            each["verdict"], each["verdict"]
-        )
+        named = {"equal": each.get("by", ""), "refused": f"rejected: {_cell(why)}"}
+        result = named.get(each["verdict"], each["verdict"])
         lines.append(f"| `{each['kind']}` | `{each.get('architecture', '')}` | {each['use']} | {result} |")
     return [line.replace("| `` |", "|  |") for line in lines]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.build.model import describe
 from headrace.config import ConfigError
@@ -18,9 +18,9 @@ from headrace.core.request import SamplingParams
 from headrace.llm import LLM
 from tests.oracle.tiny import Tiny, build
 
-PLAIN = ("qwen3_moe", "gpt_oss", "cohere2", "deepseek_v3", "gpt2", "olmo2", "starcoder2", "gemma4_text")
-STATEFUL = ("qwen3_next", "lfm2_moe", "nemotron_h")
-COUNT = 20
+PLAIN = ("qwen3_moe", "gpt_oss", "deepseek_v3", "gpt2", "gemma4_text")
+STATEFUL = ("qwen3_next", "lfm2_moe")
+COUNT = 12
 
 
 class Made(NamedTuple):
@@ -46,9 +46,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
 def _make(kind: str, folder: Path) -> Made:
     model = build(kind, "causal", Tiny())
+    model.config.eos_token_id = 2
     model.save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(256)}, unk_token="w0"))
+    names = {chr(index) if 33 <= index < 127 else f"w{index}": index for index in range(256)}
+    words = Tokenizer(models.WordLevel(names, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.decoder = decoders.ByteLevel()
     words.save(str(folder / "tokenizer.json"))
     generator = torch.Generator().manual_seed(5)
     shared = torch.randint(3, 240, (33,), generator=generator).tolist()
@@ -109,11 +112,11 @@ def test_grammars_and_keys_in_8_bits(made: Callable[[str], Made]) -> None:
     with open_llm(case.folder, kv_cache_dtype="int8") as llm:
         ours = texts(llm, case.prompts)
         assert sum(one[:4] == other[:4] for one, other in zip(ours, case.texts, strict=True)) >= 3
-        sampling = SamplingParams(max_tokens=4, temperature=0.0, structured_outputs={"regex": "w(3|5|7)"})
+        sampling = SamplingParams(max_tokens=4, temperature=0.0, structured_outputs={"regex": "[ACE]"})  # type: ignore[arg-type]
         (answer,) = llm.generate([case.prompts[0]], sampling, progress=False)
     with torch.inference_mode():
         logits = case.model(input_ids=torch.tensor([case.prompts[0]]), use_cache=False).logits[0, -1]
-    assert answer.outputs[0].token_ids[0] == max((3, 5, 7), key=lambda token: float(logits[token]))
+    assert answer.outputs[0].token_ids[0] == max((65, 67, 69), key=lambda token: float(logits[token]))
 
 
 @pytest.mark.parametrize(

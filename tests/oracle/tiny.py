@@ -74,6 +74,31 @@ _LISTS = re.compile(
 _IDS = re.compile(r"(image|video|audio|vision_start|vision_end|boi|eoi|eoa|boa)_token_(id|index)")
 _MIXED = ["mamba", "attention", "mamba", "attention"]
 _MLA = {"head_dim": 8, "qk_head_dim": 24}
+_ENCODERS = (
+    *(
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "megatron-bert",
+        "rembert",
+    ),
+    *(
+        "reformer",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ),
+)
+"""Types that generate text only if their config says that they decode."""
+
 _ROUTED = {
     "n_group": 1,
     "topk_group": 1,
@@ -92,9 +117,12 @@ _IN_TEXT = {"text_config": _sections(2, 3, 3)}
 _OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": _MIXED, "layers_block_type": _MIXED},
+    "zaya": {"num_experts_per_tok": 1},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    **{kind: {"is_decoder": True} for kind in _ENCODERS},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "deepseek_v2": {**_MLA, **_ROUTED},
     "dots1": _ROUTED,

@@ -34,8 +34,8 @@ class AdoptedModel:
 
     @property
     def stored_quantized(self) -> bool:
-        """Quantized checkpoints are refused."""
-        return False
+        """Whether linear layers are stored quantized."""
+        return self.found.stored is not None
 
     def check(self, model: ModelOptions) -> None:
         """Raise ConfigError for options that need a native family."""
@@ -75,7 +75,9 @@ class AdoptedModel:
         note = (
             f"modelling code of transformers {version('transformers')}, {self.why}; by the kernels: {kernels}"
         )
-        quantization = f"linear layers in {scheme}" if scheme else ""
+        stored = self.found.stored
+        held = stored.name if stored else scheme
+        quantization = f"linear layers in {held}" if held else ""
         return Opened(decoder.shape, decoder, None, quantization, fingerprint, (note,))
 
 

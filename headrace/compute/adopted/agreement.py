@@ -8,6 +8,7 @@ pages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,9 @@ _BLOCK = 8
 _CHUNKS = ((13, 9), (2, 1), (1, 1), (7, 8), (1, 1), (16, 3))
 """Tokens that each step computes of the two rows."""
 
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest error of the logits of a token, as a part of their spread; in 16 bits of the median token."""
+TOLERANCE = {torch.float32: 3e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}
+"""Most that logits may differ, as a part of their spread: in float32 any of them, in 16 bits the root mean square of
+the median token, because rounding may change which experts a token takes."""
 
 
 class Rows(NamedTuple):
@@ -56,9 +58,9 @@ def check_agreement(decoder: AdoptedDecoder, expected: Rows) -> None:
     for mine, theirs in zip(ours, expected.logits, strict=True):
         if mine.shape != theirs.shape:
             raise ModelError(f"its logits have shape {list(mine.shape)} instead of {list(theirs.shape)}")
-        error = (mine - theirs).abs().amax(-1) / theirs.std().clamp_min(1e-6)
+        error = (mine - theirs) / theirs.std().clamp_min(1e-6)
         exact = decoder.dtype == torch.float32
-        worst = float(error.max() if exact else error.median())
+        worst = float(error.abs().max() if exact else error.square().mean(-1).sqrt().median())
         if not worst <= TOLERANCE[decoder.dtype]:
             raise ModelError(
                 f"its logits differ from transformers' own by {worst:.2g} of their spread when prompts are computed in"
@@ -86,10 +88,17 @@ def chunked_logits(decoder: AdoptedDecoder, tokens: Sequence[Tensor]) -> tuple[T
     return tuple(torch.cat(row) for row in parts)
 
 
-def first_step(tokens: Sequence[Tensor], decoder: AdoptedDecoder) -> tuple[Batch, PagedKV]:
-    """A step of both rows from their first token on, and pages for it."""
+def first_step(tokens: Sequence[Tensor], decoder: AdoptedDecoder, longest: int) -> tuple[Batch, PagedKV]:
+    """A step of both rows from their first token on, and pages for it.
+
+    Positions of the last row are those before ``longest``: some models scale queries far from the beginning.
+    """
     kv = PagedKV(decoder.shape, 2 * -(-LONG // _BLOCK), _BLOCK, decoder.dtype, decoder.device)
-    return _batch(tokens, [(0, len(row)) for row in tokens], range(len(tokens)), kv), kv
+    batch = _batch(tokens, [(0, len(row)) for row in tokens], range(len(tokens)), kv)
+    last = len(tokens[-1])
+    positions = batch.positions.clone()
+    positions[-last:] += longest - last
+    return replace(batch, positions=positions), kv
 
 
 def _batch(

@@ -42,15 +42,22 @@ class Mask:
         self.predicate = predicate
         self.shape = (1, 1, 1, 1)
 
+    def __getitem__(self, _: object) -> Mask:
+        raise ModelError("it selects elements of its masks, as sparse attention does")
+
 
 class Attended(NamedTuple):
-    """One call of attention: queries [T, H, D], keys [T, G, D], values [T, G, E], and its numbers."""
+    """One call of attention: queries [T, H, D], keys [T, G, D], values [T, G, E], and its numbers.
+
+    ``window`` is what the layer says of its window; its ``mask`` decides.
+    """
 
     module: torch.nn.Module
     queries: Tensor
     keys: Tensor
     values: Tensor
     mask: object
+    window: int | None
     scale: float
     softcap: float | None
     sinks: Tensor | None
@@ -110,6 +117,7 @@ def attend(
     value: Tensor,
     attention_mask: object = None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
@@ -126,7 +134,7 @@ def attend(
         raise ModelError(f"its attention has {query.shape[2]} queries for {key.shape[2]} new keys")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    out = heard.attend(Attended(module, q, k, v, attention_mask, scale, softcap, s_aux))
+    out = heard.attend(Attended(module, q, k, v, attention_mask, sliding_window, scale, softcap, s_aux))
     return out.contiguous()[None], None
 
 
@@ -158,6 +166,8 @@ class Recording:
             raise ModelError(
                 f"attention of {heads} heads of {call.queries.shape[-1]} over {kv_heads} of {key_dim}"
             )
+        if call.mask is None and call.window is not None:
+            raise ModelError("a layer has a window, and no mask that shows it")
         if call.scale <= 0:
             raise ModelError(f"attention is scaled by {call.scale}")
         widest = max(key_dim, value_dim)

@@ -93,7 +93,7 @@ def fuse(
         model: its modules are replaced: see `modules`.
         kernels: only those of the CPU in C++ compute a layer in one call.
         layers: the model's calls of attention, in order.
-        batch: a step of several tokens in rows that begin at position 0.
+        batch: a step of several tokens in rows without earlier keys, some at the last positions.
         pages: of each layer, to write to.
         run: computes the step with the model.
     """
@@ -325,7 +325,14 @@ def _same_heads(
     )
     ours = (queries, pages.keys.flatten(0, 1)[slots], pages.values.flatten(0, 1)[slots])
     theirs = (attended.queries, attended.keys, attended.values)
-    return all(agree(one, other) for one, other in zip(ours, theirs, strict=True))
+    return all(agree(one, other) and _same_size(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def _same_size(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether each token's heads are as large: a factor near 1 would be lost in the rounding of single features."""
+    product = (ours.float() * theirs.float()).flatten(1).sum(1)
+    square = theirs.float().square().flatten(1).sum(1)
+    return bool(((product - square).abs() <= TOLERANCES[ours.dtype] / 8 * square).all())
 
 
 def _same_change(states: Tensor, ours: Tensor, theirs: Tensor) -> bool:
@@ -340,8 +347,7 @@ def _forwards(
     kernels: CppKernels, native: NativeStack, attentions: Sequence[nn.Module], *, rotates: bool
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """The forwards of the first and of the other layers; what depends on the step comes from the step that listens."""
-    held: list[Pages] = []
-    pages: tuple[Pages, ...] = ()
+    held: tuple[Pages, ...] = ()
 
     def step_of(thread: object) -> PagedStep:
         if not isinstance(thread, PagedStep):
@@ -349,11 +355,11 @@ def _forwards(
         return thread
 
     def first(hidden_states: Tensor, **arguments: Any) -> Tensor:
-        nonlocal held, pages
+        nonlocal held
         step = step_of(listener())
-        taken = [step.take(attention)[1] for attention in attentions]
-        if len(held) != len(taken) or any(one is not other for one, other in zip(held, taken, strict=True)):
-            held, pages = taken, tuple(taken)
+        pages, taken = held, tuple(step.take(attention)[1] for attention in attentions)
+        if len(pages) != len(taken) or any(one is not other for one, other in zip(pages, taken, strict=True)):
+            held = pages = taken  # the same tuple in each step: the kernels keep its addresses
         turns = arguments[_TURNS] if rotates else None
         key = None if turns is None else id(turns[0])
         found = step.kept.get(key)
@@ -364,7 +370,8 @@ def _forwards(
         return after
 
     def passed(hidden_states: Tensor, **_: Any) -> Tensor:
-        if step_of(listener()).kept.get(native) is not hidden_states:
+        after: object = step_of(listener()).kept.get(native)
+        if after is not hidden_states:
             raise RuntimeError("the states changed between two layers, unlike at start")
         return hidden_states
 

@@ -29,12 +29,15 @@ from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.adopted.modules import replace as replace_modules
 from headrace.compute.adopted.states import SequenceStates, mixers_of, redirect
+from headrace.compute.adopted.stored import StoredLinears, read_stored, take_format
 from headrace.compute.kernels import HeadShape, Kernels
 from headrace.compute.model.checkpoint import Checkpoint, listed
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import digest
 from headrace.compute.quantization.scheme import Scheme
+from headrace.compute.quantization.stored import StoredFormat
+from headrace.compute.quantization.weight import QuantizedWeight
 
 _EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k", "top_k_experts")
 _POSITIONS = (
@@ -51,12 +54,16 @@ _HARMLESS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias", ".att
 
 @dataclass(frozen=True, slots=True)
 class Adoptable:
-    """A model whose config and class are known; ``shape`` has an estimate of its layers until it is loaded."""
+    """A model whose config and class are known; ``shape`` has an estimate of its layers until it is loaded.
+
+    ``stored`` is the format of linear layers that are stored quantized.
+    """
 
     folder: Path
     config: Any
     kind: Any
     shape: ModelShape
+    stored: StoredFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +87,11 @@ def read_adoptable(folder: Path) -> Adoptable:
     kind = _kind(config)
     if getattr(config, "is_encoder_decoder", False):
         raise _refused(kind.__name__, "encoder-decoder models are not supported")
-    if getattr(config.get_text_config(), "quantization_config", None) or getattr(
-        config, "quantization_config", None
-    ):
-        raise _refused(kind.__name__, "its weights are quantized; use a checkpoint in bfloat16 or float16")
+    stored = take_format(config)
     with _quiet(), _named(kind.__name__, "its config cannot be used"), torch.device("meta"):
         empty = kind(config).eval()
     _check_structure(empty)
-    return Adoptable(folder, config, kind, _shape(empty, config))
+    return Adoptable(folder, config, kind, _shape(empty, config), stored)
 
 
 def load_adopted(
@@ -106,9 +110,12 @@ def load_adopted(
     Raises:
         ModelError: tensors are missing or unexpected, or the results differ.
     """
+    if scheme is not None and found.stored is not None:
+        raise ModelError("--quantization: the checkpoint is already quantized; omit this option")
     register()
     with _quiet(), _named(found.kind.__name__, "it cannot be loaded"):
-        model = _weights(found, dtype, dummy_seed).to(device)
+        model, stored = _weights(found, dtype, dummy_seed)
+        model = model.to(device)
     vocab_size = found.shape.vocab_size
     tokens = sample_rows(vocab_size, max_model_len, _special(found.config))
     with _named(found.kind.__name__, "transformers cannot compute it"), torch.inference_mode():
@@ -123,15 +130,18 @@ def load_adopted(
         shape = replace(found.shape, layers=tuple(layer.shape for layer in layers))
         weights = digest("", model.parameters()) if with_digest else ""
         decoder = AdoptedDecoder(computed, shape, layers, kernels, states)
-        if scheme is not None:  # its rounding is not an error
+        eight = any(weight.activation_bits == 8 for weight in stored.values())
+        rounded = scheme is not None or eight  # which is not an error
+        if rounded:
             check_agreement(decoder, expected)
-        replaced = replace_modules(model, kernels, scheme=scheme)
+        on_device = {path: weight.to(device) for path, weight in stored.items()}
+        replaced = replace_modules(model, kernels, scheme=scheme, stored=on_device)
         decoder.nbytes = held_bytes(model)
         if states is None:
-            batch, kv = first_step(tokens, decoder)
+            batch, kv = first_step(tokens, decoder, max_model_len)
             run = functools.partial(computed.states, batch.tokens.long(), batch.positions)
             replaced["layer in a call"] = fuse(model, kernels, layers, batch, kv.layers, run)
-        if scheme is None:
+        if not rounded:
             check_agreement(decoder, expected)
         if states is not None:
             decoder.shape = replace(decoder.shape, state_bytes=states.sequence_bytes)
@@ -232,8 +242,10 @@ def _share(parameter: Tensor, text: Any) -> float:
     return min(1.0, most / len(parameter)) if parameter.ndim == 3 and isinstance(most, int) else 1.0
 
 
-def _weights(found: Adoptable, dtype: torch.dtype, dummy_seed: int | None) -> Any:
-    """The model with its weights in a dtype, and eager attention.
+def _weights(
+    found: Adoptable, dtype: torch.dtype, dummy_seed: int | None
+) -> tuple[Any, Mapping[str, QuantizedWeight]]:
+    """The model with its weights in a dtype, and eager attention; and those that are stored quantized, by path.
 
     Raises:
         ModelError: tensors are missing, unexpected or of another shape.
@@ -241,7 +253,7 @@ def _weights(found: Adoptable, dtype: torch.dtype, dummy_seed: int | None) -> An
     if dummy_seed is not None:
         with torch.random.fork_rng():
             torch.manual_seed(dummy_seed)
-            return found.kind._from_config(found.config, dtype=dtype, attn_implementation="eager").eval()
+            return found.kind._from_config(found.config, dtype=dtype, attn_implementation="eager").eval(), {}
     with Checkpoint(found.folder, str):
         pass  # it refuses pickles and broken files
     model, info = found.kind.from_pretrained(
@@ -255,12 +267,15 @@ def _weights(found: Adoptable, dtype: torch.dtype, dummy_seed: int | None) -> An
         output_loading_info=True,
     )
     name = found.kind.__name__
-    if missing := {*info["missing_keys"]}:
+    weights, names = StoredLinears({}, frozenset())
+    if found.stored is not None:
+        weights, names = read_stored(found.folder, model, found.stored)
+    if missing := {*info["missing_keys"]} - names:
         raise ModelError(f"{found.folder} lacks {listed(missing)}")
-    unexpected = {each for each in info["unexpected_keys"] if not each.endswith(_HARMLESS)}
+    unexpected = {each for each in info["unexpected_keys"] if not each.endswith(_HARMLESS)} - names
     if unexpected:
         raise ModelError(f"{found.folder} has tensors that {name} does not use: {listed(unexpected)}")
-    return model.eval()
+    return model.eval(), weights
 
 
 def _plain_logits(model: Any, tokens: Tensor) -> Tensor:

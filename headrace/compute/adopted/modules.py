@@ -192,25 +192,26 @@ class _Product:
     """Linears with one input, computed as one product when the first of them is called.
 
     The others find their part by the identity of the input, so a linear that is called with another input is right
-    as well, only slower. A model with such linears runs one pass at a time.
+    as well, only slower. So are passes of two threads.
     """
 
     def __init__(self, multiply: Forward, sizes: Sequence[int]) -> None:
         self._multiply, self._sizes = multiply, list(sizes)
-        self._x: Tensor | None = None
-        self._parts: list[Tensor | None] = [None] * len(sizes)
+        self._held: tuple[Tensor | None, list[Tensor | None]] = None, []
 
     def part(self, index: int) -> Forward:
         """The forward of one of the linears."""
 
         def forward(x: Tensor) -> Tensor:
-            found = self._parts[index] if self._x is x else None
+            held, parts = self._held  # both at once: another thread may replace them
+            found = parts[index] if held is x else None
             if found is None:
-                parts = [part.contiguous() for part in torch.split(self._multiply(x), self._sizes, -1)]
-                self._x, self._parts, found = x, [*parts], parts[index]
-            self._parts[index] = None
-            if all(part is None for part in self._parts):
-                self._x = None
+                products = [part.contiguous() for part in torch.split(self._multiply(x), self._sizes, -1)]
+                found, parts = products[index], [*products]
+                self._held = x, parts
+            parts[index] = None
+            if all(part is None for part in parts):
+                self._held = None, []
             return found
 
         return forward

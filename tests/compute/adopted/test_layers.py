@@ -44,7 +44,7 @@ def _adopt(model: Any) -> tuple[AdoptedDecoder, Any]:
 
 def _fuse(decoder: AdoptedDecoder, computed: Any) -> int:
     rows = [torch.arange(3, 43), torch.arange(50, 73)]
-    batch, kv = first_step(rows, decoder)
+    batch, kv = first_step(rows, decoder, 256)
     run = partial(computed.states, batch.tokens.long(), batch.positions)
     return fuse(computed.model, KERNELS, decoder._layers, batch, kv.layers, run)
 
@@ -136,6 +136,19 @@ def test_a_layer_whose_heads_differ_stays() -> None:
     assert float((got - expected).abs().max() / expected.std()) < 1e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_that_scales_queries_far_from_the_beginning_stays(dtype: torch.dtype) -> None:
+    model = tiny("ministral3", dtype, **_far_scaling())
+    decoder, computed = _adopt(model)
+    assert _fuse(decoder, computed) == 0
+
+
+def _far_scaling() -> dict[str, Any]:
+    """Queries from position 128 on are multiplied by a little more than 1."""
+    parameters = {"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.03}
+    return {"rope_parameters": parameters | {"original_max_position_embeddings": 128}}
+
+
 def test_states_that_change_between_layers_are_noticed() -> None:
     model = tiny("llama")
     decoder, computed = _adopt(model)
@@ -149,7 +162,7 @@ def test_a_step_is_interrupted_between_layers() -> None:
     model = tiny("llama")
     decoder, computed = _adopt(model)
     _fuse(decoder, computed)
-    batch, kv = first_step([torch.arange(3, 13)], decoder)
+    batch, kv = first_step([torch.arange(3, 13)], decoder, 256)
     bell = StepInterrupt()
     bell.set()
     with pytest.raises(StepInterrupted):

@@ -21,7 +21,9 @@ def decoder(device: str = "cuda", kernels: str = "triton") -> Any:
     heads = HeadShape(32, 8, 64)
     shape = SimpleNamespace(hidden_size=64, intermediate_size=128, vocab_size=1000, heads=heads)
     names = SimpleNamespace(name=kernels)
-    return SimpleNamespace(device=torch.device(device), graphed=True, kernels=names, shape=shape, dtype=torch.bfloat16)
+    return SimpleNamespace(
+        device=torch.device(device), graphed=True, kernels=names, shape=shape, dtype=torch.bfloat16
+    )
 
 
 @pytest.fixture(autouse=True)

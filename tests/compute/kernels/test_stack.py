@@ -16,6 +16,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch, Taps
 from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.native_calls import Rotation
 from headrace.compute.kernels.native_stack import NativeStack
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack, apply
@@ -399,3 +400,61 @@ def test_states_that_a_pass_cannot_return_are_refused(batch: Batch, reason: str)
     stack = kernels.prepare_stack(make(kernels, torch.float32))
     with pytest.raises((IndexError, ValueError), match=reason):
         kernels.run_stack(stack, batch, pages_for(torch.float32))
+
+
+def _of_one_rotation(stack: Stack) -> Stack:
+    return replace(stack, layers=tuple(replace(layer, rope=0) for layer in stack.layers))
+
+
+@pytest.mark.parametrize("page_dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_layers_between_states_are_those_of_the_stack(page_dtype: torch.dtype) -> None:
+    """Three layers, in one call and as one and two, which share their working memory."""
+    kernels, dtype, last = CppKernels(), torch.bfloat16, len(make(CppKernels(), torch.bfloat16).layers)
+    stack = _of_one_rotation(make(kernels, dtype, rich=True))
+    whole = tapping([0, 1, last], dtype)
+    pages = [pages_for(page_dtype) for _ in range(3)]
+    kernels.run_stack(kernels.prepare_stack(stack), whole, pages[0])
+    embedded, first, after = (part.contiguous() for part in torch.split(states_of(whole), HIDDEN, 1))
+    rotation = Rotation(stack.ropes[0][MIXED.positions])
+
+    def part(begin: int, end: int) -> NativeStack:
+        norm = stack.layers[begin - 1].following_norm if begin else stack.input_norm
+        prepared = kernels.prepare_layers(replace(stack, layers=stack.layers[begin:end], input_norm=norm))
+        assert prepared is not None
+        return prepared
+
+    assert torch.equal(kernels.run_layers(part(0, 3), embedded, rotation, MIXED, pages[1]), after)
+    one, rest = part(0, 1), part(1, 3)
+    assert torch.equal(kernels.run_layers(one, embedded, rotation, MIXED, pages[2][:1]), first)
+    assert torch.equal(kernels.run_layers(rest, first, rotation, MIXED, pages[2][1:]), after)
+    for other in pages[1:]:
+        for mine, theirs in zip(pages[0], other, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None)
+
+
+def test_layers_that_do_not_fit_are_refused() -> None:
+    kernels = CppKernels()
+    stack = make(kernels, torch.float32)
+    several = kernels.prepare_layers(make(kernels, torch.float32, rich=True))
+    prepared = kernels.prepare_layers(_of_one_rotation(stack))
+    assert prepared is not None
+    assert several is not None
+    states, turned = torch.zeros(8, HIDDEN), stack.ropes[0][MIXED.positions]
+    pages, rotation = pages_for(torch.float32), Rotation(turned)
+    with pytest.raises(ValueError, match="rotations"):
+        kernels.run_layers(several, states, rotation, MIXED, pages)
+    with pytest.raises(ValueError, match="rotations"):
+        kernels.run_layers(prepared, states, Rotation(turned[:7]), MIXED, pages)
+    with pytest.raises(ValueError, match="rotations"):
+        Rotation(turned.double())
+    for wrong in (states[:7], states.bfloat16(), states[:, :40]):
+        with pytest.raises(ValueError, match="states"):
+            kernels.run_layers(prepared, wrong, rotation, MIXED, pages)
+    with pytest.raises(ValueError, match="pages"):
+        kernels.run_layers(prepared, states, rotation, MIXED, pages[:2])
+    with pytest.raises(IndexError):
+        kernels.run_layers(prepared, states, rotation, MIXED, pages_for(torch.float32, blocks=5))
+    bell = StepInterrupt()
+    bell.set()
+    with pytest.raises(StepInterrupted):
+        kernels.run_layers(prepared, states, rotation, replace(MIXED, bell=bell), pages)

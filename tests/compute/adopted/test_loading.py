@@ -1,0 +1,103 @@
+"""Checkpoints that transformers' path refuses, and what depends on the weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headrace.compute.adopted.loading import Adopted, load_adopted, read_adoptable
+from headrace.compute.kernels import select
+from headrace.compute.model.spec import ModelError
+from headrace.compute.quantization.scheme import SCHEMES
+from tests.oracle.tiny import build
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("olmo2")
+    build("olmo2", "causal").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, seed: int | None = None, **given: Any) -> Adopted:
+    return load_adopted(read_adoptable(folder), select("cpp", CPU), dtype, CPU, 64, seed, **given)
+
+
+def config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_tensors_must_match(copied: Path) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    weights(copied, lambda tensors: tensors.update({"model.layers.0.extra": torch.ones(3)}))
+    with pytest.raises(ModelError, match=r"does not use: model\.layers\.0\.extra"):
+        load(copied)
+    weights(copied, lambda tensors: (tensors.pop("model.layers.0.extra"), tensors.pop(name))[0])
+    with pytest.raises(ModelError, match=rf"lacks {name}"):
+        load(copied)
+    weights(copied, lambda tensors: tensors.update({name: torch.ones(3, 5)}))
+    with pytest.raises(ModelError, match="Olmo2ForCausalLM on --model-impl transformers"):
+        load(copied)
+
+
+def test_pickles_are_not_read(copied: Path) -> None:
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="only as pickles"):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "new", "auto_map": {"AutoConfig": "code.New"}}, "code of its own"),
+        ({"model_type": "new"}, "transformers does not support this model"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method 'bitsandbytes'"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"},
+            "encoder-decoder|generates text",
+        ),
+        ({"architectures": ["ViTModel"], "model_type": "vit"}, "architecture ViTModel"),
+        ({"hidden_size": "wide"}, "transformers does not support|cannot be used"),
+    ],
+)
+def test_configs_are_refused_before_weights_are_read(
+    copied: Path, fields: dict[str, Any], message: str
+) -> None:
+    (copied / "code.py").write_text("raise SystemExit('code of a checkpoint was run')")
+    (copied / "model.safetensors").unlink()
+    config(copied, **fields)
+    with pytest.raises(ModelError, match=message):
+        read_adoptable(copied)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dummy_weights_depend_on_the_seed(saved: Path, dtype: torch.dtype) -> None:
+    one, same, other = (load(saved, dtype, seed, with_digest=True) for seed in (1, 1, 2))
+    assert one.digest == same.digest != other.digest
+    assert one.decoder.dtype == dtype
+
+
+def test_linears_are_quantized(saved: Path) -> None:
+    plain, quantized = load(saved), load(saved, scheme=SCHEMES["int8"])
+    assert quantized.decoder.nbytes < 0.8 * plain.decoder.nbytes
