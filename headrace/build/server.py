@@ -262,8 +262,7 @@ def _make_app(
     usage_file, focus = open_usage_file(all_options, folds), partial(focus_csv, folds.cost)
     accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus, usage_file)
     abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    responses = open_responses(options, serving)
-    messages = Messages(serving)
+    responses, messages = open_responses(options, serving), Messages(serving)
     lines = (*_lines(serving, embedding), ResponsesLines(responses), MessagesLines(messages))
     batch = open_batches(all_options.batch, options, service, lines, model.name)
     tuning = make_tuning(all_options, loaded.engine, recall, machine_of(loaded), folds.lives)
@@ -281,7 +280,8 @@ def _make_app(
         Docs(__version__),
     )
     routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
-    background: list[BackgroundWork] = [keys.watch, *filter(None, (history, usage_file)), warming.warmer]
+    files: list[BackgroundWork | None] = [history, usage_file]
+    background = [keys.watch, *(file for file in files if file is not None), warming.warmer]
     background += [systemd.watch, responses.background, *batch.background, embedding.worker, *tuning.tasks]
     exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
     app = create_app(recall, routes, keys.keys, background, options.allowed_origins, exchanges, named)

@@ -114,19 +114,6 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str]) -> Sequence[bytes | None]: ...
 
 
-class PairScorer(Protocol):
-    """Scores of pairs of texts, larger for pairs that mean the same; None for a pair that is too long.
-
-    Scores of scorers with equal ``name`` are comparable. From ``boundary`` on, the model itself calls a pair the same.
-    It serves one thread at a time.
-    """
-
-    name: str
-    boundary: float
-
-    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float | None]: ...
-
-
 class Level(Protocol):
     """A further cache level, looked up after the exact cache has missed; `start` runs on the event loop."""
 

@@ -155,7 +155,9 @@ def test_a_loaded_file_is_told_apart_from_others(path: Path, tmp_path: Path) -> 
 
 
 def test_what_a_file_cannot_do_is_refused(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--embedding-model: .* is a GGUF file; embeddings and scores need"):
+    with pytest.raises(
+        ConfigError, match=r"--embedding-model: .* is a GGUF file; embeddings and scores need"
+    ):
         load_pooling(of("builtin", embedding_model=str(path)))
     unknown = write(tmp_path / "unknown.gguf", values(**{"tokenizer.ggml.pre": "x"}), tensors()[:1])
     with pytest.raises(

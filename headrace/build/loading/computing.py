@@ -93,7 +93,9 @@ def find_model(model: ModelOptions, folder: Path) -> FoundModel:
         ModelError: the implementation does not support the model, or a file is broken.
     """
     if model.model_impl == "transformers" and is_gguf(folder):
-        raise ConfigError("--model-impl transformers: only native families read GGUF files; leave the option out")
+        raise ConfigError(
+            "--model-impl transformers: only native families read GGUF files; leave the option out"
+        )
     if model.model_impl == "transformers":
         return find_adopted(folder, "as --model-impl says")
     try:

@@ -314,7 +314,7 @@ def _same_heads(
 ) -> bool:
     """Whether queries, keys and values are those that the model's attention received."""
     layer, (_, kv_heads, size) = stack.layers[0], stack.heads
-    if rotation.table.shape[-1] > size:
+    if rotation.table.shape[-1] > size or stack.input_norm is None:
         return False
     qkv = kernels.linear(kernels.rms_norm(states, stack.input_norm, stack.eps), *layer.qkv)
     blocks = int(batch.block_tables.max()) + 1

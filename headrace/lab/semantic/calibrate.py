@@ -18,8 +18,8 @@ import numpy as np
 
 from headrace.core.cache.semantic.bounds import Tally
 from headrace.core.cache.semantic.calibration import Calibration, Stratum, Unsupported
+from headrace.core.cache.semantic.judge import PairScorer
 from headrace.core.cache.semantic.score import Evidence, Score
-from headrace.core.ports import PairScorer
 from headrace.lab.semantic.decisions import (
     PAIR_EVIDENCE,
     Agrees,

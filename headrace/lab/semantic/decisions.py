@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.cache.semantic.guards import traits
-from headrace.core.cache.semantic.judge import NEIGHBOURS, Candidate, Neighbour, weigh
+from headrace.core.cache.semantic.judge import NEIGHBOURS, Candidate, Neighbour, PairScorer, weigh
 from headrace.core.cache.semantic.score import Evidence
-from headrace.core.ports import PairScorer
 from headrace.lab.semantic.rows import Pairs, Stream
 
 Vectors = NDArray[np.float32]

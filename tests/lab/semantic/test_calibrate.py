@@ -64,7 +64,7 @@ def test_the_promise_of_pairs_holds_on_others(seed):
 
 
 class Knowing:
-    """A `core.ports.PairScorer` that knows the labels of most pairs."""
+    """A `core.cache.semantic.judge.PairScorer` that knows the labels of most pairs."""
 
     name, boundary = "knowing@1", 0.5
 

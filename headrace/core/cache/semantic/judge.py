@@ -12,11 +12,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.core.cache.semantic.guards import Veto, compare, traits, veto
 from headrace.core.cache.semantic.score import NO_NEIGHBOUR, Evidence, Score
-from headrace.core.ports import PairScorer
 
 NEIGHBOURS = 32
 """The number of nearest entries examined."""
@@ -27,6 +26,19 @@ _MAX_TRIED = 8
 _TEMPERATURE = 0.05
 """Temperature of the cosines when they are weighted as votes."""
 _ODDS_CAP = 1e-3
+
+
+class PairScorer(Protocol):
+    """Scores of pairs of texts, larger for pairs that mean the same; None for a pair that is too long.
+
+    Scores of scorers with equal ``name`` are comparable. From ``boundary`` on, the model itself calls a pair the same.
+    It serves one thread at a time.
+    """
+
+    name: str
+    boundary: float
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> Sequence[float | None]: ...
 
 
 class Neighbour(NamedTuple):

@@ -94,7 +94,7 @@ def test_each_size_of_a_partition_has_its_own_rule():
 
 
 class Second:
-    """A `core.ports.PairScorer` with one score; None: the pair is too long."""
+    """A `core.cache.semantic.judge.PairScorer` with one score; None: the pair is too long."""
 
     name, boundary = "second@1", 0.5
 
