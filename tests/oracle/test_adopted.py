@@ -16,11 +16,11 @@ from headrace.build.model import describe
 from headrace.config import ConfigError
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
+from tests.oracle.greedy import continued, texts
 from tests.oracle.tiny import Tiny, build
 
 PLAIN = ("qwen3_moe", "gpt_oss", "deepseek_v3", "gpt2", "gemma4_text")
 STATEFUL = ("qwen3_next", "lfm2_moe")
-COUNT = 12
 
 
 class Made(NamedTuple):
@@ -57,26 +57,13 @@ def _make(kind: str, folder: Path) -> Made:
     shared = torch.randint(3, 240, (33,), generator=generator).tolist()
     lengths = (3, 17, 24, 1, 12)
     prompts = [shared + torch.randint(3, 240, (size,), generator=generator).tolist() for size in lengths]
-    return Made(folder, model, prompts, [_continued(model, prompt) for prompt in prompts])
-
-
-@torch.inference_mode()
-def _continued(model: Any, prompt: list[int]) -> list[int]:
-    known = list(prompt)
-    for _ in range(COUNT):
-        known.append(int(model(input_ids=torch.tensor([known]), use_cache=False).logits[0, -1].argmax()))
-    return known[len(prompt) :]
+    return Made(folder, model, prompts, [continued(model, prompt) for prompt in prompts])
 
 
 def open_llm(folder: Path, **given: Any) -> LLM:
     return LLM(
         str(folder), **{"max_model_len": 96, "kv_cache_memory_bytes": "8MiB", "block_size": 8, **given}
     )
-
-
-def texts(llm: LLM, prompts: list[list[int]], **params: Any) -> list[list[int]]:
-    sampling = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True, **params)
-    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, sampling, progress=False)]
 
 
 @pytest.mark.parametrize("kind", PLAIN)

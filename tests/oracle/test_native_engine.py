@@ -13,28 +13,16 @@ from headrace.build.model import describe
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
 from tests.oracle.families import CASES
+from tests.oracle.greedy import continued, texts
 
-COUNT, VOCAB = 12, 96
+VOCAB = 96
 NAMES = ("granite", "olmo3", "glm4", "smollm3", "hunyuan", "exaone4", "ernie4_5", "hyperclovax")
-
-
-@torch.inference_mode()
-def continued(model: Any, prompt: list[int]) -> list[int]:
-    known = list(prompt)
-    for _ in range(COUNT):
-        known.append(int(model(input_ids=torch.tensor([known]), use_cache=False).logits[0, -1].argmax()))
-    return known[len(prompt) :]
 
 
 def open_llm(folder: Path, **given: Any) -> LLM:
     return LLM(
         str(folder), **{"max_model_len": 64, "kv_cache_memory_bytes": "1MiB", "block_size": 8, **given}
     )
-
-
-def texts(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    sampling = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True)
-    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, sampling, progress=False)]
 
 
 @pytest.mark.parametrize("name", NAMES)
