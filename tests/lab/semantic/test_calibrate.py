@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ class Knowing:
         self._same = {(row.first, row.second): row.same for row in rows}
 
     def score(self, pairs):
-        return [0.4 + 0.3 * self._same[pair] if index % 50 else 0.55 for index, pair in enumerate(pairs)]
+        return [0.4 + 0.3 * self._same[pair] if crc32(pair[0].encode()) % 50 else 0.55 for pair in pairs]
 
 
 def test_a_second_judge_is_certified_together_with_the_score():
