@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,13 @@ class Mask:
     def __init__(self, predicate: Predicate) -> None:
         self.predicate = predicate
         self.shape = (1, 1, 1, 1)
+
+    def _computed_with(self, *_: object) -> NoReturn:
+        raise ModelError("it changes its masks by code of its own, which the kernels cannot follow")
+
+    __add__ = __radd__ = __mul__ = __rmul__ = _computed_with
+    __and__ = __rand__ = __or__ = __ror__ = _computed_with
+    dtype = property(_computed_with)
 
     def __getitem__(self, _: object) -> Mask:
         raise ModelError("it selects elements of its masks, as sparse attention does")

@@ -64,3 +64,16 @@ def test_other_masks_are_refused(predicate: Any) -> None:
 def test_a_tensor_as_a_mask_is_refused() -> None:
     with pytest.raises(ModelError, match="a mask of its own"):
         window_of(torch.zeros(1), LONGEST)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda mask: torch.zeros(3) + mask,
+        lambda mask: mask & torch.ones(3, dtype=torch.bool),
+        lambda mask: mask.dtype,
+    ],
+)
+def test_masks_that_a_model_changes_itself_are_refused(use: Any) -> None:
+    with pytest.raises(ModelError, match="changes its masks by code of its own"):
+        use(Mask(causal))
