@@ -69,11 +69,12 @@ def test_a_tensor_as_a_mask_is_refused() -> None:
 @pytest.mark.parametrize(
     "use",
     [
+        lambda mask: mask[:, :, :3],
         lambda mask: torch.zeros(3) + mask,
         lambda mask: mask & torch.ones(3, dtype=torch.bool),
         lambda mask: mask.dtype,
     ],
 )
 def test_masks_that_a_model_changes_itself_are_refused(use: Any) -> None:
-    with pytest.raises(ModelError, match="changes its masks by code of its own"):
+    with pytest.raises(ModelError, match="changes its masks by code of its own|selects elements of its masks"):
         use(Mask(causal))
