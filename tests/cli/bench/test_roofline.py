@@ -73,7 +73,7 @@ def test_attention_of_a_layer_with_a_window_needs_no_more_than_that(kind: str, c
     kernels = TimedKernels(TorchKernels(), 0)
     kernels.numbers |= {"linear": {}, "head": {}}
     machine = Machine({1: 1.0}, {"float32": {"own": 1.0}})
-    step = _step(times, 3, 100, 16, spec, "float32", kernels, 8.0, machine)
+    step = _step(times, 3, 100, 16, spec.shape, "float32", kernels, 8.0, machine)
     (attention,) = (part for part in step.parts if part.name == "attention")
     # A query multiplies each key and value with all heads; a layer's share of a token's 8 bytes are 4.
     each = 4 * spec.num_heads * spec.head_dim
