@@ -206,6 +206,7 @@ def layers_call(
         *layers.heads,
         DTYPES[dtype],
         layers.activation != "silu",
+        HEAD_NORMS[layers.head_norm],
         *(layers.eps, layers.scale, layers.softcap or 0.0, 1.0),
     )
     return StackCall(arguments, out)
