@@ -103,15 +103,23 @@ def rope(pages: str, largest: int) -> Case:
     return Case(elementwise.rope_write, types, constants, {"num_warps": 4})
 
 
-def multiply(bits: int, in_bytes: bool, rows: int, *, whole: bool = False, fp8: bool = False) -> Case:
-    """A product with a quantized weight, in groups of 128 with 4 bits."""
+def multiply(
+    bits: int, in_bytes: bool, rows: int, *, whole: bool = False, fp8: bool = False, minima: int = 0
+) -> Case:
+    """A product with a quantized weight, in groups of 128 with 4 bits; or in groups of ``minima`` that have them."""
     stored = "fp8e4nv" if fp8 else "u8" if bits == 4 else "i8"
     given, integers = stored if in_bytes and fp8 else "i8" if in_bytes else "bf16", in_bytes and not fp8
-    constants = {"BITS": bits, "INTEGERS": integers, "ZEROS": bits == 4, "GROUP": 128 if bits == 4 else 4096}
-    constants |= {"ROWS": rows, "COLUMNS": 64, "KEYS": 128, "DOT": tl.int8 if integers else tl.bfloat16}
+    group, zeros = minima or (128 if bits == 4 else 4096), bits == 4 and not minima
+    constants = {"BITS": bits, "INTEGERS": integers, "ZEROS": zeros, "MINIMA": minima > 0, "GROUP": group}
+    constants |= {
+        "ROWS": rows,
+        "COLUMNS": 64,
+        "KEYS": minima or 128,
+        "DOT": tl.int8 if integers else tl.bfloat16,
+    }
     constants |= {"WHOLE": whole, "SCALED": in_bytes, "BIAS": True}
     types = {"x": f"*{given}", "values": f"*{stored}", "scales": "*fp32", "bias": "*bf16"}
-    types |= {"zeros": "*i8" if bits == 4 else "*fp32", "row_scales": "*fp32"}
+    types |= {"zeros": "*i8" if zeros else "*fp32", "row_scales": "*fp32"}
     types["out"] = "*bf16" if whole else "*fp32"
     return Case(linear.multiply, types, constants, {"num_warps": 4, "num_stages": 3})
 
@@ -138,6 +146,7 @@ def cases(shared: int) -> dict[str, Case]:
     penalized |= dict.fromkeys(("repetition", "presence", "frequency"), "*fp64")
     accepted = dict.fromkeys(("drawn", "drafts", "first", "offsets"), "*i64") | {"out": "*i1"}
     expanded = {"values": "*u8", "scales": "*fp32", "zeros": "*i8", "out": "*bf16"}
+    whole = {"BITS": 4, "BLOCK": 1024}
     return {
         "attend, decode": attend("decode", shared),
         "attend, decode, split": attend("decode", shared, split=True),
@@ -180,6 +189,8 @@ def cases(shared: int) -> dict[str, Case]:
         "multiply, W4A16, 64 rows": multiply(4, False, 64),
         "multiply, W4A16, whole": multiply(4, False, 16, whole=True),
         "multiply, W4A8": multiply(4, True, 16),
+        "multiply, W4A16, minima": multiply(4, False, 16, minima=32),
+        "multiply, W8A16, minima": multiply(8, False, 16, minima=16),
         "multiply, W8A8": multiply(8, True, 16),
         "multiply, W8A8, 64 rows": multiply(8, True, 64),
         "multiply, W8A16": multiply(8, False, 16),
@@ -187,7 +198,13 @@ def cases(shared: int) -> dict[str, Case]:
         "multiply, fp8 W8A16, 64 rows": multiply(8, False, 64, fp8=True),
         "add_parts": Case(linear.add_parts, added, {"SCALED": True, "BIAS": True, "BLOCK": 1024}, {}),
         "scale_sums": Case(linear.scale_sums, added, {"BIAS": True, "BLOCK": 1024}, {}),
-        "expand": Case(linear.expand, expanded, {"BITS": 4, "ZEROS": True, "GROUP": 128, "BLOCK": 1024}, {}),
+        "expand": Case(linear.expand, expanded, whole | {"ZEROS": True, "MINIMA": False, "GROUP": 128}, {}),
+        "expand, minima": Case(
+            linear.expand,
+            expanded | {"zeros": "*fp32"},
+            whole | {"ZEROS": False, "MINIMA": True, "GROUP": 32},
+            {},
+        ),
     }
 
 

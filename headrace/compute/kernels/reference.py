@@ -230,7 +230,10 @@ def _kinds(packed: Tensor, heads: int, dim: int) -> tuple[Tensor, ...]:
 def _write(pages: Tensor, scales: Tensor | None, slots: Tensor, heads: Tensor) -> None:
     """Write heads [T, G, D] to their slots of keys or values."""
     if scales is None:
-        pages[slots // pages.shape[1], slots % pages.shape[1]] = heads.to(pages.dtype)
+        if pages.stride(0) == pages.shape[1] * pages.stride(1):
+            pages.flatten(0, 1).index_copy_(0, slots, heads.to(pages.dtype))
+        else:  # a layer with fewer features than the widest one, whose blocks have a gap behind them
+            pages[slots // pages.shape[1], slots % pages.shape[1]] = heads.to(pages.dtype)
         return
     largest = heads.float().abs().amax(-1)
     inverse = torch.where(largest > SMALLEST, 127 / largest, 0)
