@@ -19,7 +19,10 @@ from headrace.llm import LLM
 from tests.oracle.greedy import continued, texts
 from tests.oracle.tiny import Tiny, build
 
-PLAIN = ("qwen3_moe", "gpt_oss", "deepseek_v3", "gpt2", "gemma4_text")
+PLAIN = (
+    *("qwen3_moe", "gpt_oss", "deepseek_v3", "gpt2", "gemma4_text", "starcoder2"),
+    *("cohere2", "mixtral", "minimax_m2", "gpt_neox", "opt", "glm4_moe"),
+)
 STATEFUL = ("qwen3_next", "lfm2_moe")
 
 
