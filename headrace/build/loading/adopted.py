@@ -71,7 +71,7 @@ class AdoptedModel:
             described = "transformers", version("transformers"), scheme, loaded.digest, config
             fingerprint = hashlib.sha256(repr(described).encode()).hexdigest()
         decoder = loaded.decoder
-        kernels = ", ".join(["attention", *(f"{count} {kind}" for kind, count in loaded.replaced.items())])
+        kernels = ", ".join(["attention", *(f"{kind} ({count})" for kind, count in loaded.replaced.items())])
         note = (
             f"modelling code of transformers {version('transformers')}, {self.why}; by the kernels: {kernels}"
         )

@@ -144,12 +144,12 @@ def load_adopted(
         if states is None:
             batch, kv = first_step(tokens, decoder, max_model_len)
             run = functools.partial(computed.states, batch.tokens.long(), batch.positions)
-            replaced["layer in a call"] = fuse(model, kernels, layers, batch, kv.layers, run)
+            replaced["layers in one call"] = fuse(model, kernels, layers, batch, kv.layers, run)
         if not rounded:
             check_agreement(decoder, expected)
         if states is not None:
             decoder.shape = replace(decoder.shape, state_bytes=states.sequence_bytes)
-    return Adopted(decoder, dict(replaced), weights)
+    return Adopted(decoder, +replaced, weights)
 
 
 def _config(folder: Path) -> Any:

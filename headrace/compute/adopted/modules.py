@@ -251,7 +251,7 @@ class _Replacement:
         elif is_experts(module):
             self._counts["experts"] += replace_experts(module, self._kernels, self._scheme, self._path(path))
         elif (norm := _norm(module, self._kernels)) is not None:
-            self._shadow("norm", module, norm_forward(self._kernels, norm), norm)
+            self._shadow("norms", module, norm_forward(self._kernels, norm), norm)
         elif not self._gated(module, path):
             done = self._together(module, path)
             routes = any(is_experts(child) or isinstance(child, nn.ModuleList) for child in module.children())
@@ -284,7 +284,7 @@ class _Replacement:
         forward = self._multiply(linear, matrix.outputs)
         self._check(matrix.module, matrix.path, forward(x), theirs, [weight])
         matrix.free()
-        self._shadow("linear", matrix.module, forward, Part(linear, 0, matrix.outputs))
+        self._shadow("linear layers", matrix.module, forward, Part(linear, 0, matrix.outputs))
 
     def _gated(self, module: nn.Module, path: str) -> bool:
         """Replace a gated MLP; False if the module is none."""
@@ -314,7 +314,7 @@ class _Replacement:
         self._check(module, path, forward(x), theirs, [merged, down])
         for matrix in found:
             matrix.free()
-        self._shadow("gated MLP", module, forward, mlp)
+        self._shadow("gated MLPs", module, forward, mlp)
         return True
 
     def _compute(self, mlp: GatedMlp, outputs: int) -> Forward:
@@ -357,7 +357,7 @@ class _Replacement:
             forward, begin = product.part(index), sum(sizes[:index])
             self._check(matrix.module, matrix.path, forward(x), expected, weights)
             matrix.free()
-            self._shadow("linear", matrix.module, forward, Part(linear, begin, begin + sizes[index]))
+            self._shadow("linear layers", matrix.module, forward, Part(linear, begin, begin + sizes[index]))
         return True
 
     def _prepared(self, weight: Weight, bias: Tensor | None) -> Linear:

@@ -18,20 +18,20 @@ CPU = torch.device("cpu")
 KERNELS = select("auto", CPU)
 
 COUNTS = {
-    "llama": {"linear": 9, "gated MLP": 2, "norm": 5},
-    "gemma": {"linear": 9, "gated MLP": 2, "norm": 5},
-    "gemma3_text": {"linear": 9, "gated MLP": 2, "norm": 13},
-    "olmo2": {"linear": 9, "gated MLP": 2, "norm": 9},
-    "granite": {"linear": 9, "gated MLP": 2, "norm": 5},
-    "phi3": {"linear": 5, "gated MLP": 2, "norm": 5},
-    "glm4": {"linear": 9, "gated MLP": 2, "norm": 9},
-    "phi": {"linear": 13},
-    "starcoder2": {"linear": 13},
-    "gpt2": {"linear": 9},
-    "bloom": {"linear": 5},
-    "qwen3_moe": {"linear": 9, "experts": 2, "norm": 9},
-    "gpt_oss": {"linear": 9, "experts": 2, "norm": 5},
-    "mixtral": {"linear": 9, "experts": 2, "norm": 5},
+    "llama": {"linear layers": 9, "gated MLPs": 2, "norms": 5},
+    "gemma": {"linear layers": 9, "gated MLPs": 2, "norms": 5},
+    "gemma3_text": {"linear layers": 9, "gated MLPs": 2, "norms": 13},
+    "olmo2": {"linear layers": 9, "gated MLPs": 2, "norms": 9},
+    "granite": {"linear layers": 9, "gated MLPs": 2, "norms": 5},
+    "phi3": {"linear layers": 5, "gated MLPs": 2, "norms": 5},
+    "glm4": {"linear layers": 9, "gated MLPs": 2, "norms": 9},
+    "phi": {"linear layers": 13},
+    "starcoder2": {"linear layers": 13},
+    "gpt2": {"linear layers": 9},
+    "bloom": {"linear layers": 5},
+    "qwen3_moe": {"linear layers": 9, "experts": 2, "norms": 9},
+    "gpt_oss": {"linear layers": 9, "experts": 2, "norms": 5},
+    "mixtral": {"linear layers": 9, "experts": 2, "norms": 5},
 }
 
 
@@ -71,7 +71,7 @@ def test_a_norm_is_recognised_by_its_values(offset: float, late: bool, dtype: to
             return (offset + self.weight) * wide.to(x.dtype)
 
     module = AnyName()
-    assert replace(module, KERNELS) == {"norm": 1}
+    assert replace(module, KERNELS) == {"norms": 1}
     norm: Norm = module.prepared  # type: ignore[assignment]
     assert norm.eps == 1e-5
     assert torch.equal(norm.weight, module.weight.float() + offset)
@@ -116,7 +116,7 @@ class _Mlp(nn.Module):
 def test_a_gated_mlp_is_recognised_by_its_values(act: nn.Module, swapped: bool, bias: bool) -> None:
     mlp, x = _Mlp(act, swapped=swapped, bias=bias), torch.randn(2, 5, 32)
     expected = mlp(x)
-    assert replace(mlp, KERNELS) == {"gated MLP": 1}
+    assert replace(mlp, KERNELS) == {"gated MLPs": 1}
     assert mlp.prepared.activation == ("silu" if isinstance(act, nn.SiLU) else "gelu_tanh")
     torch.testing.assert_close(mlp(x), expected, rtol=1e-4, atol=1e-5)
 
@@ -125,7 +125,7 @@ def test_an_mlp_with_another_activation_keeps_it() -> None:
     for act in (nn.GELU(), nn.ReLU(), nn.Mish()):
         mlp, x = _Mlp(act, swapped=False, bias=True), torch.randn(3, 32)
         expected = mlp(x)
-        assert replace(mlp, KERNELS) == {"linear": 3}
+        assert replace(mlp, KERNELS) == {"linear layers": 3}
         torch.testing.assert_close(mlp(x), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -134,7 +134,7 @@ def test_a_clamped_mlp_is_no_gated_mlp() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.c(F.silu(self.a(x).clamp(max=7)) * self.b(x).clamp(-7, 7))
 
-    assert replace(Clamped(nn.SiLU(), swapped=False, bias=False), KERNELS) == {"linear": 3}
+    assert replace(Clamped(nn.SiLU(), swapped=False, bias=False), KERNELS) == {"linear layers": 3}
 
 
 @pytest.mark.parametrize("gate_first", [True, False])
@@ -150,7 +150,7 @@ def test_a_merged_projection_of_gate_and_factor(gate_first: bool) -> None:
 
     mlp, x = Merged(), torch.randn(3, 32)
     expected = mlp(x)
-    assert replace(mlp, KERNELS) == {"gated MLP": 1}
+    assert replace(mlp, KERNELS) == {"gated MLPs": 1}
     assert isinstance(mlp.prepared, GatedMlp)
     torch.testing.assert_close(mlp(x), expected, rtol=1e-4, atol=1e-5)
 
@@ -168,7 +168,7 @@ class _Attention(nn.Module):
 def test_projections_of_one_input_are_one_product_and_right_for_others() -> None:
     module, x, y = _Attention(), torch.randn(1, 4, 32), torch.randn(1, 4, 32)
     expected = module(x, x), module(x, y)
-    assert replace(module, KERNELS) == {"linear": 3}
+    assert replace(module, KERNELS) == {"linear layers": 3}
     assert module.q_proj.prepared.product is module.v_proj.prepared.product
     torch.testing.assert_close(module(x, x), expected[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(module(x, y), expected[1], rtol=1e-4, atol=1e-5)
@@ -190,7 +190,7 @@ def test_a_linear_that_does_more_or_whose_weight_is_read_stays() -> None:
     assert not replace(Clipped(8, 8), KERNELS)
     module, x = Reading(), torch.randn(2, 8)
     expected = module(x)
-    assert replace(module, KERNELS) == {"linear": 1}
+    assert replace(module, KERNELS) == {"linear layers": 1}
     torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -294,7 +294,7 @@ def test_a_router_beside_experts_is_not_quantized() -> None:
 
     block, x = Block(), torch.randn(3, 32)
     expected = block.gate(x)
-    assert replace(block, KERNELS, scheme=SCHEMES["int4"]) == {"gated MLP": 4, "linear": 1}
+    assert replace(block, KERNELS, scheme=SCHEMES["int4"]) == {"gated MLPs": 4, "linear layers": 1}
     torch.testing.assert_close(block.gate(x), expected, rtol=1e-4, atol=1e-5)
 
 
