@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.build import engine
-from headrace.build.loading import computing
+from headrace.build.loading import native
 from headrace.build.model import Loaded, close
 from headrace.compute.blockfile import BLOCKS_FILE
 from headrace.config import ConfigError
@@ -28,7 +28,7 @@ from tests.oracle.test_quantized import FORMATS, write
 
 @pytest.fixture(autouse=True)
 def ranks_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computing, "open_others", ThreadRanks.of)
+    monkeypatch.setattr(native, "open_others", ThreadRanks.of)
 
 
 FAMILIES = (
@@ -253,13 +253,13 @@ def test_what_cannot_work_is_refused_before_loading(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     CASES["llama"].build(tmp_path)
-    monkeypatch.setattr(computing, "open_others", None)  # would be called
+    monkeypatch.setattr(native, "open_others", None)  # would be called
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, *sizes, **more)
 
 
 def test_a_rank_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["llama"].build(tmp_path)
-    monkeypatch.setattr(computing, "identity", lambda folder: "those of rank 0")
+    monkeypatch.setattr(native, "identity", lambda folder: "those of rank 0")
     with pytest.raises(ConfigError, match="has other weights here than on rank 0"):
         load(tmp_path, 2)

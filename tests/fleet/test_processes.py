@@ -13,7 +13,7 @@ import pytest
 
 from headrace.build import engine as engine_module
 from headrace.build import model
-from headrace.build.loading import computing
+from headrace.build.loading import native
 from headrace.config import ModelOptions
 from headrace.core.events import Emitted, Finished
 from headrace.core.memory.restore import AlwaysRestore
@@ -56,7 +56,7 @@ def loaded(
         return started[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(computing, "open_others", start)
+        patch.setattr(native, "open_others", start)
         patch.setattr(engine_module, "RestoreIfFaster", lambda *args: AlwaysRestore())
         loaded = load(folder, 2, **more)
     yield loaded
