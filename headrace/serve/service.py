@@ -116,9 +116,8 @@ class Service:
         self._entered = 0  # open calls that are computed between steps
         self._admissions = AdmissionRate()
         self._continues = False  # whether `_continue` is scheduled
-        self._unfolded: deque[tuple[Sequence[Event], float]] = (
-            deque()
-        )  # not sent to watchers yet, with their time
+        # Not sent to watchers yet, with their time.
+        self._unfolded: deque[tuple[Sequence[Event], float]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -41,25 +41,26 @@ def load_text(model: ModelOptions, tool_parser: str) -> ModelText:
     """
     path = resolve_model(model.model, model.revision, with_weights=model.load_format != "dummy")
     source = resolve_model(model.tokenizer, with_weights=False) if model.tokenizer else path
-    tokenizer, templates = read_text(source)
+    file = GgufFile.open(path) if is_gguf(path) else None
+    tokenizer, templates = _read_text(source, file if source == path else None)
     if model.chat_template:
         templates = {"default": given_template(model.chat_template)}
     added = AddedTokens() if model.allow_special_tokens_in_content else tokenizer.added
     template = with_tools(ChatTemplate(templates, tokenizer.special_tokens, added), tool_parser)
     overrides = json.loads(model.override_generation_config or "{}")
-    own = generation_of(GgufFile.open(path)) if is_gguf(path) else None
+    own = None if file is None else generation_of(file)
     return ModelText(path, tokenizer, template, read_defaults(path, model.generation_config, overrides, own))
 
 
-def read_text(path: Path) -> tuple[Tokenizer, Mapping[str, str]]:
-    """The tokenizer and the chat templates of a folder or GGUF file.
+def _read_text(path: Path, file: GgufFile | None) -> tuple[Tokenizer, Mapping[str, str]]:
+    """The tokenizer and the chat templates of a folder or GGUF file; ``file`` is that if it is open already.
 
     Raises:
         ModelError, TokenizerError, TemplateError: a file is missing or malformed.
     """
     if not is_gguf(path):
         return Tokenizer.from_folder(path), load_templates(path)
-    metadata: Mapping[str, Any] = GgufFile.open(path).metadata
+    metadata: Mapping[str, Any] = (file or GgufFile.open(path)).metadata
     try:
         return gguf.read_tokenizer(metadata), gguf.read_templates(metadata)
     except TokenizerError as error:

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headrace.compute.adopted.samples import agree, nothing_like, result, sample
-from headrace.compute.kernels import Activation, Kernels
+from headrace.compute.kernels import Kernels
+from headrace.compute.kernels.reference import ACTIVATIONS
 from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
 
@@ -172,8 +173,7 @@ def _activation(module: Any, kernels: Kernels) -> Callable[[Tensor], Tensor] | N
     if not isinstance(theirs, Tensor):
         return None
     gate, up = x.chunk(2, -1)
-    known: dict[Activation, Tensor] = {"silu": F.silu(gate), "gelu_tanh": F.gelu(gate, approximate="tanh")}
-    for name, active in known.items():
-        if theirs.shape == up.shape and torch.allclose(active * up, theirs, rtol=1e-5, atol=1e-6):
+    for name, activation in ACTIVATIONS.items():
+        if theirs.shape == up.shape and torch.allclose(activation(gate) * up, theirs, rtol=1e-5, atol=1e-6):
             return partial(kernels.gated_activation, activation=name)
     return None

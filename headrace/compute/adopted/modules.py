@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from headrace.compute.adopted.experts import is_experts, replace_experts
 from headrace.compute.adopted.samples import agree, nothing_like, result, sample
 from headrace.compute.kernels import Activation, Kernels
+from headrace.compute.kernels.reference import ACTIVATIONS
 from headrace.compute.kernels.stack import Linear
 from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
@@ -129,8 +130,7 @@ class _Gated(NamedTuple):
         """What it computes, in torch."""
         factors = [part.plain(x) for part in self.parts]
         gate, up = factors if len(factors) == 2 else self.ordered(list(factors[0].chunk(2, -1)))
-        active = F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")
-        return self.down.plain(active * up)
+        return self.down.plain(ACTIVATIONS[self.activation](gate) * up)
 
     def ordered(self, halves: list[Any]) -> list[Any]:
         """The gate's half first."""
@@ -473,7 +473,7 @@ def _activations(module: nn.Module) -> list[Activation]:
     functions = [each for each in (*children, *vars(module).values()) if callable(each)]
     results = [result(function, x) for function in functions]
     given = [each for each in results if isinstance(each, Tensor) and each.shape == x.shape]
-    known: dict[Activation, Tensor] = {"silu": F.silu(x), "gelu_tanh": F.gelu(x, approximate="tanh")}
+    known = {name: activation(x) for name, activation in ACTIVATIONS.items()}
     same = [name for name, y in known.items() if any(torch.allclose(y, each, atol=1e-6) for each in given)]
     return same or ["silu"]
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from headrace.compute.model.checkpoint import Checkpoint, listed
+from headrace.compute.model.sources import parts_of, read_linear
 from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.formats import read_format
 from headrace.compute.quantization.stored import StoredFormat
@@ -57,20 +58,11 @@ def read_stored(folder: Path, model: nn.Module, stored: StoredFormat) -> StoredL
             layout = stored.layout_of(path) if isinstance(module, nn.Linear) else None
             if layout is None or not isinstance(module, nn.Linear):
                 continue
-            missing = [
-                f"{path}.{each}" for each in layout.required if f"{path}.{each}" not in checkpoint.names
-            ]
+            found = parts_of(checkpoint, layout, path)
+            missing = [f"{path}.{each}" for each in layout.required if each not in found]
             if missing:
                 raise ModelError(f"{folder} is stored as {stored.name}, and lacks {listed(missing)}")
-            parts = [*layout.required, *layout.optional]
-            found = {each: f"{path}.{each}" for each in parts if f"{path}.{each}" in checkpoint.names}
-            try:
-                weight = layout.read(
-                    {each: checkpoint.read(name) for each, name in found.items()},
-                    (module.out_features, module.in_features),
-                )
-            except ValueError as error:
-                raise ModelError(f"{folder}: {path}: {error}") from error
+            weight = read_linear(checkpoint, layout, path, (module.out_features, module.in_features))
             names.update(found.values(), {f"{path}.weight"})
             if module.bias is None and f"{path}.bias" in checkpoint.names:
                 if checkpoint.read(f"{path}.bias").any():

@@ -200,17 +200,11 @@ def read_pair_classifier(name: str, folder: Path, device: torch.device) -> Cross
         ModelError: as `read_cross_encoder`, or it is not clear which label means the same.
     """
     config, spec = _classifier(folder)
-    of = (
-        same_label(config)
-        if spec.num_labels == 2
-        else activation_of(config)
-        if spec.num_labels == 1
-        else None
-    )
-    if of is None:
+    if spec.num_labels not in (1, 2):
         raise ModelError(
             f"{folder} has {spec.num_labels} labels; a judge of pairs has one score, or two labels"
         )
+    of = same_label(config) if spec.num_labels == 2 else activation_of(config)
     return _read_classifier(name, folder, device, spec, of)
 
 

@@ -50,7 +50,7 @@ class KeptCall(NamedTuple):
 
 def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptCall:
     """The shared arguments, after checking the tensors of ``batch``."""
-    layers, dtype = stack.stack, stack.stack.dtype
+    layers = stack.stack
     tokens, kept = len(batch.tokens), len(batch.logits_indices)
     ids, lines = batch_lines(batch)
     of_rows = row_lines(batch)
@@ -70,21 +70,8 @@ def kept_call(stack: NativeStack, batch: Batch, pages: Sequence[Pages]) -> KeptC
         *row_words[:3],
         *(line.data_ptr() for line in lines),
         *row_words[3:],
-        tokens,
-        kept,
-        len(layers.embedding),
-        stack.turns,
-        num_blocks * block_size,
-        stack.hidden,
-        dtype.itemsize,
-        *layers.heads,
-        DTYPES[dtype],
-        layers.activation != "silu",
-        HEAD_NORMS[layers.head_norm],
-        layers.eps,
-        layers.scale,
-        layers.softcap or 0.0,
-        layers.embedding_scale,
+        *(tokens, kept, len(layers.embedding), stack.turns, num_blocks * block_size),
+        *_numbers(stack, layers.embedding_scale),
     )
     windows = [ALL_KEYS if window is None else window for window in stack.windows]
     checks = tuple((*row_words, block_size, window, tokens) for window in windows)
@@ -202,14 +189,26 @@ def layers_call(
         *words.lines,
         *words.width,
         *(tokens, tokens, tokens, tokens, num_blocks * block_size),
-        *(stack.hidden, dtype.itemsize),
+        *_numbers(stack, 1.0),
+    )
+    return StackCall(arguments, out)
+
+
+def _numbers(stack: NativeStack, embedding_scale: float) -> tuple[int | float, ...]:
+    """The arguments at the end of every call of a stack, whatever its batch."""
+    layers, dtype = stack.stack, stack.stack.dtype
+    return (
+        stack.hidden,
+        dtype.itemsize,
         *layers.heads,
         DTYPES[dtype],
         layers.activation != "silu",
         HEAD_NORMS[layers.head_norm],
-        *(layers.eps, layers.scale, layers.softcap or 0.0, 1.0),
+        layers.eps,
+        layers.scale,
+        layers.softcap or 0.0,
+        embedding_scale,
     )
-    return StackCall(arguments, out)
 
 
 def _tap_words(taps: Taps, tokens: int, hidden: int, dtype: torch.dtype) -> tuple[int, int, int]:

@@ -6,7 +6,8 @@ context, and no call waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,12 @@ from headrace.compute.sampling.choice import Choice, choose
 from headrace.compute.sampling.draw import likeliest
 from headrace.compute.sampling.lines import counting_of
 from headrace.compute.sampling.penalties import penalize
+
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+"""The activations by their names."""
 
 
 class TorchKernels:
@@ -131,8 +138,7 @@ class TorchKernels:
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
-        active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-        return active.mul_(up)
+        return ACTIVATIONS[activation](gate).mul_(up)
 
     def likeliest(self, logits: Tensor) -> Tensor:
         return likeliest(logits.float())

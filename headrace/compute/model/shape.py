@@ -1,4 +1,4 @@
-"""The shape of a model: what memory plan, KV cache, cost and reports need to know of it, whoever computes it.
+"""The shape of a model: what memory plan, KV cache, cost and reports need to know of it, however it is computed.
 
 A recipe yields it: that of a native family is `spec.DecoderSpec`.
 """

@@ -11,6 +11,7 @@ from torch import Tensor
 from headrace.compute.model.checkpoint import Checkpoint
 from headrace.compute.model.layout import EMBEDDING
 from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.quantization.stored import LinearLayout
 from headrace.compute.quantization.weight import QuantizedWeight
 
 Weight: TypeAlias = Tensor | QuantizedWeight
@@ -42,20 +43,31 @@ class StoredSource:
         layout = self._format.layout_of(module) if self._format else None
         if layout is None:
             return self.tensor(f"{module}.weight", shape)
-        suffixes = (*layout.required, *layout.optional)
-        names = {suffix: f"{module}.{suffix}" for suffix in suffixes}
-        present = {suffix: name for suffix, name in names.items() if name in self._checkpoint.names}
-        try:
-            weight = layout.read(
-                {suffix: self._checkpoint.read(name) for suffix, name in present.items()}, shape
-            )
-        except ValueError as error:
-            raise ModelError(f"{self._checkpoint.folder}: {module}: {error}") from error
+        weight = read_linear(self._checkpoint, layout, module, shape)
         expanded = isinstance(weight, QuantizedWeight) and weight.in_fp8 and not self._fp8
         return weight.dequantized() if isinstance(weight, QuantizedWeight) and expanded else weight
 
     def embedding(self, shape: tuple[int, int]) -> Tensor:
         return self.tensor(f"{EMBEDDING}.weight", shape)
+
+
+def parts_of(checkpoint: Checkpoint, layout: LinearLayout, module: str) -> dict[str, str]:
+    """The names of the tensors in which a checkpoint stores a linear layer, by their suffixes."""
+    names = {suffix: f"{module}.{suffix}" for suffix in (*layout.required, *layout.optional)}
+    return {suffix: name for suffix, name in names.items() if name in checkpoint.names}
+
+
+def read_linear(checkpoint: Checkpoint, layout: LinearLayout, module: str, shape: tuple[int, int]) -> Weight:
+    """The weight [out, in] of a linear layer that is stored quantized.
+
+    Raises:
+        ModelError: its tensors do not fit the layout.
+    """
+    parts = parts_of(checkpoint, layout, module)
+    try:
+        return layout.read({suffix: checkpoint.read(name) for suffix, name in parts.items()}, shape)
+    except ValueError as error:
+        raise ModelError(f"{checkpoint.folder}: {module}: {error}") from error
 
 
 class RandomSource:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.gguf import source as gguf
+from headrace.compute.gguf.config import config_of
 from headrace.compute.gguf.file import GgufFile, is_gguf
 from headrace.compute.gguf.source import GgufSource
 from headrace.compute.model.checkpoint import Checkpoint, has_weights, listed
@@ -200,9 +201,10 @@ def read_spec(folder: Path) -> DecoderSpec:
     Raises:
         ModelError: the config is not supported, or a file is broken.
     """
-    spec = parse_config(read_config(folder))
     if is_gguf(folder):
-        return gguf.as_stored(GgufFile.open(folder), spec)
+        file = GgufFile.open(folder)
+        return gguf.as_stored(file, parse_config(config_of(file)))
+    spec = parse_config(read_config(folder))
     if not spec.tied_embeddings or not has_weights(folder):
         return spec
     with Checkpoint(folder, plain_name) as checkpoint:

@@ -116,15 +116,15 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 WITH_SCHEMAS = frozenset(
     (
-        *(
-            "functions",
-            "guided_json",
-            "output_config",
-            "output_format",
-            "response_format",
-            "structured_outputs",
-        ),
-        *("requests", "text", "tools"),
+        "functions",
+        "guided_json",
+        "output_config",
+        "output_format",
+        "requests",
+        "response_format",
+        "structured_outputs",
+        "text",
+        "tools",
     )
 )
 """Fields of bodies that contain JSON schemas, whose numbers are enforced with all their digits."""

@@ -182,9 +182,8 @@ class ResponseStore:
     def _put(self, record: Record) -> bool:
         try:
             return self._write(record)
-        except (
-            sqlite3.Error
-        ) as error:  # the disk may be full: the transaction was undone, and so must be the counts
+        except sqlite3.Error as error:
+            # The disk may be full: the transaction was undone, and so must be the counts.
             logger.error("response not stored: %s", error)
             self._measure()
             return False
