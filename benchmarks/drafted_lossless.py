@@ -25,10 +25,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from benchmarks.stage import arguments, say
-from headrace.build.model import Loaded, close, load
 from headrace.config import options
 from headrace.core.events import Verified
 from headrace.core.request import Request, SamplingParams
+from headrace.wiring.model import Loaded, close, load
 from tests.compute.drafting.heads import write_head
 from tests.compute.fakes import entry
 from tests.compute.sampling.test_sampler import naive_probabilities

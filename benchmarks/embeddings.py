@@ -29,9 +29,9 @@ from headrace.core.embedding import InputQueue, TokenRow
 from headrace.core.events import Emitted, Event
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
-from headrace.serve.embedding.job import EmbeddingJob
-from headrace.serve.embedding.worker import EmbeddingWorker
-from headrace.serve.service import Service
+from headrace.service.embedding.job import EmbeddingJob
+from headrace.service.embedding.worker import EmbeddingWorker
+from headrace.service.service import Service
 
 VOCABULARY, HIDDEN, INNER, LAYERS, HEADS = 30522, 384, 1536, 6, 12
 PADDED_ROWS, PACKED_TOKENS = 32, 1024
@@ -208,9 +208,9 @@ async def measure(service: Service, worker: EmbeddingWorker, model: Any, rounds:
 
 def latency(rounds: int, size: int, ratio: float) -> None:
     """Measure the engine of a server, and its embedding worker, in this process."""
-    from headrace.build.model import load, warm_up
-    from headrace.build.pooling.models import load_pooling
     from headrace.config import options
+    from headrace.wiring.model import load, warm_up
+    from headrace.wiring.pooling.models import load_pooling
 
     given = options(
         {"model": "builtin", "embedding_model": "all-MiniLM-L6-v2", "kv_cache_memory_bytes": 256 << 20}

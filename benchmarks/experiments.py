@@ -27,15 +27,15 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from headrace.build.server import build_app
 from headrace.config import options
 from headrace.core.engine import Engine
 from headrace.core.events import Event
-from headrace.observe.experiments.experiment import LATENCY, Experiment
-from headrace.observe.experiments.run import Status
-from headrace.observe.experiments.spec import Spec
-from headrace.observe.experiments.unit_experiment import UnitExperiment
-from headrace.observe.experiments.units import Unit
+from headrace.tuning.experiments.experiment import LATENCY, Experiment
+from headrace.tuning.experiments.run import Status
+from headrace.tuning.experiments.spec import Spec
+from headrace.tuning.experiments.unit_experiment import UnitExperiment
+from headrace.tuning.experiments.units import Unit
+from headrace.wiring.server import build_app
 
 PAIRS, WINDOW, BURN_IN = 120, 30.0, 5.0
 UNITS_PER_SECOND = 10

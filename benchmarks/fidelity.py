@@ -45,7 +45,6 @@ from rich.table import Table
 
 from benchmarks.peers.quiet import FOREIGN, Watched
 from benchmarks.stage import Server, arguments, publish, say, server
-from headrace.build.simulation import calibrated_machine, make_fleet
 from headrace.cli.bench.calibrate import EACH_TOKEN, Measuring, describe, measuring
 from headrace.cli.bench.targets import make_server_target
 from headrace.compute.model.hub import resolve_folder
@@ -68,6 +67,7 @@ from headrace.lab.workload.population import parse
 from headrace.lab.workload.synthesis import Synthesis, replayed
 from headrace.lab.workload.tokens import VOCABULARY
 from headrace.lab.workload.traces import read_trace
+from headrace.wiring.simulation import calibrated_machine, make_fleet
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],

@@ -34,7 +34,6 @@ from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.weights import write_config
 from benchmarks.stage import arguments, say
 from headrace import LLM, SamplingParams
-from headrace.build.drafting import proposer_of
 from headrace.compute.drafting.draft_model import DraftModel
 from headrace.config.objects.speculation import QUANTIZATIONS
 from headrace.core.drafting.acceptance import Acceptance
@@ -44,6 +43,7 @@ from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal
 from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance, expected_tokens
+from headrace.wiring.drafting import proposer_of
 
 PROMPT_TOKENS = 32
 SHARE = 0.3

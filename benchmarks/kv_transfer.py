@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from headrace.build.model import Loaded, close, load
 from headrace.config import options
 from headrace.core.events import Emitted, Finished
 from headrace.core.memory.restore import AlwaysRestore
@@ -44,6 +43,7 @@ from headrace.fleet.kv_transfer.exporter import Exporter
 from headrace.fleet.kv_transfer.link import Link
 from headrace.fleet.kv_transfer.published import Published
 from headrace.fleet.kv_transfer.shared_memory import SharedMemory
+from headrace.wiring.model import Loaded, close, load
 
 SECRET = b"benchmark"
 CONNECTOR = "SharedMemoryConnector"

@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.build import model
-from headrace.build.loading import computing
 from headrace.config import options
 from headrace.core.events import Emitted, Event, Finished, Moved
 from headrace.core.memory.restore import AlwaysRestore
@@ -28,6 +26,8 @@ from headrace.core.plan import Tier
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet.processes import Processes
+from headrace.wiring import model
+from headrace.wiring.loading import computing
 
 PROMPT_TOKENS = 900
 """Length of the prompts whose computation is measured, and of those whose blocks go to the disk."""

@@ -18,14 +18,14 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
-from headrace.build.engine import make_engine, make_knobs, resolve_overlap
-from headrace.build.simulation import Machine, lower_tiers, roofline_machine, shape_of
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.events import Event, Finished, Moved, MoveReason, Preempted, Stepped
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.lab.plan.devices import device
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.simulate.runner import EOS_IDS, SimulatedRunner
+from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap
+from headrace.wiring.simulation import Machine, lower_tiers, roofline_machine, shape_of
 
 HOST_BYTES = 64 << 30
 SLOW_BYTES_PER_SECOND = 1e8

@@ -12,8 +12,8 @@ import statistics
 import time
 from pathlib import Path
 
-from headrace.core.cache.partial.continuation_index import BYTES_PER_TOKEN, ContinuationIndex
-from headrace.serve.text.tokenizer import Tokenizer
+from headrace.core.drafting.continuation_index import BYTES_PER_TOKEN, ContinuationIndex
+from headrace.text.tokenizer import Tokenizer
 
 MOST = 8
 TEXTS = 300

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.build.engine import TierSizes, make_engine, make_knobs
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Slo
@@ -39,6 +38,7 @@ from headrace.lab.workload.call import Call
 from headrace.lab.workload.reshape import speedup
 from headrace.lab.workload.synthesis import Synthesis
 from headrace.lab.workload.traces import read_trace
+from headrace.wiring.engine import TierSizes, make_engine, make_knobs
 
 AZURE = "azure_llm_2023_conv_first_half.csv"
 MOONCAKE = "mooncake_conversation_first_half.jsonl"

@@ -17,7 +17,7 @@ import torch
 
 from headrace.compute.runner import LocalRunner
 from headrace.core.plan import Entry
-from headrace.serve.text.tokenizer import Tokenizer
+from headrace.text.tokenizer import Tokenizer
 
 TEXTS = Path(__file__).parents[1] / "docs" / "guide"
 TOOLS = ("read_file", "list_files", "search", "run_tests", "edit_file")

@@ -26,13 +26,20 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.compute.encoder.sentences import PACKAGED, Sentences
-from headrace.core.cache.semantic.bounds import CONFIDENCE, upper_error
-from headrace.core.cache.semantic.calibration import Calibration, Unsupported
-from headrace.core.cache.semantic.judge import Judge
-from headrace.lab.semantic.calibrate import calibrate
-from headrace.lab.semantic.decisions import Decision, Embed, PlayedStream, Rule, decide_pairs, embed_stream
-from headrace.lab.semantic.rows import BadRows, Pairs, Stream, read_rows
-from headrace.lab.semantic.rules import FixedCosine, Outcome, PerEntry, pick, play_rule
+from headrace.response_cache.calibration.calibrate import calibrate
+from headrace.response_cache.calibration.decisions import (
+    Decision,
+    Embed,
+    PlayedStream,
+    Rule,
+    decide_pairs,
+    embed_stream,
+)
+from headrace.response_cache.calibration.rows import BadRows, Pairs, Stream, read_rows
+from headrace.response_cache.calibration.rules import FixedCosine, Outcome, PerEntry, pick, play_rule
+from headrace.response_cache.rules.semantic.bounds import CONFIDENCE, upper_error
+from headrace.response_cache.rules.semantic.calibration import Calibration, Unsupported
+from headrace.response_cache.rules.semantic.judge import Judge
 
 COSINES = [step / 100 for step in range(60, 100)] + [0.995, 0.999]
 DELTAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)

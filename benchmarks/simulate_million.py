@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.stage import say
-from headrace.build.simulation import make_fleet, roofline_machine
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.lab.bench import report
 from headrace.lab.plan.devices import H100
@@ -31,6 +30,7 @@ from headrace.lab.workload.call import Call
 from headrace.lab.workload.reshape import resampled, speedup
 from headrace.lab.workload.synthesis import Synthesis
 from headrace.lab.workload.traces import read_trace
+from headrace.wiring.simulation import make_fleet, roofline_machine
 
 PROMPT_MEAN, ANSWER_MEAN, SIGMA = 1155.0, 211.0, 1.0
 

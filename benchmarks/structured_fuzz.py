@@ -28,7 +28,7 @@ from benchmarks.posted_schemas import posted
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.model.hub import resolve_folder
 from headrace.core.constraint import Constraint, UnusableConstraint, json_constraint
-from headrace.serve.text.tokenizer import Tokenizer
+from headrace.text.tokenizer import Tokenizer
 
 say = Console(soft_wrap=True, highlight=False).print
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -34,7 +34,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.build.simulation import make_fleet, roofline_machine
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.events import Event
@@ -48,11 +47,12 @@ from headrace.lab.workload.call import Call
 from headrace.lab.workload.reshape import speedup
 from headrace.lab.workload.synthesis import Synthesis
 from headrace.lab.workload.traces import read_trace
-from headrace.observe.experiments.conductor import Change
-from headrace.observe.steering.engine import Steering
-from headrace.observe.steering.settings import live_settings
-from headrace.observe.tuner.rehearsal import in_parts
-from headrace.observe.tuner.tuner import Mode
+from headrace.tuning.experiments.conductor import Change
+from headrace.tuning.steering.engine import Steering
+from headrace.tuning.steering.settings import live_settings
+from headrace.tuning.tuner.rehearsal import in_parts
+from headrace.tuning.tuner.tuner import Mode
+from headrace.wiring.simulation import make_fleet, roofline_machine
 
 RATE = 3.0
 """Requests per second in the mean; about three quarters of what the device sustains."""

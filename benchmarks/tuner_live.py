@@ -27,12 +27,12 @@ from unittest.mock import patch
 
 import httpx
 
-from headrace.build.server import build_app
 from headrace.config import options
 from headrace.core.engine import Engine
 from headrace.core.knobs import Knobs
-from headrace.observe.experiments.conductor import Change
-from headrace.observe.tuner.tuner import Tuner
+from headrace.tuning.experiments.conductor import Change
+from headrace.tuning.tuner.tuner import Tuner
+from headrace.wiring.server import build_app
 
 Settings = dict[str, Any]
 """Values by the names of the options."""

@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.build.server import build_app
     from headrace.core.request import SamplingParams
     from headrace.llm import (
         LLM,
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
         RequestOutput,
         ScoreOutput,
     )
+    from headrace.wiring.server import build_app
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 
 _MODULES = dict.fromkeys(__all__, "headrace.llm") | {
     "SamplingParams": "headrace.core.request",
-    "build_app": "headrace.build.server",
+    "build_app": "headrace.wiring.server",
 }
 
 

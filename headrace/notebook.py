@@ -17,18 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.build.plugins import by_name
-from headrace.build.simulation import (
-    Machine,
-    calibrated_machine,
-    make_fleet,
-    read_calibration,
-    roofline_machine,
-    shape_of,
-)
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, options
 from headrace.core.request import Slo
-from headrace.lab.bench.plot import NoPlots
 from headrace.lab.plan.devices import UnknownDevice
 from headrace.lab.plan.devices import device as device_spec
 from headrace.lab.plan.roofline import BFLOAT16, Replica
@@ -40,6 +30,16 @@ from headrace.lab.workload.population import calls, parse
 from headrace.lab.workload.reshape import speedup as faster
 from headrace.lab.workload.synthesis import Synthesis
 from headrace.lab.workload.traces import BadTrace, read_trace
+from headrace.plots import NoPlots
+from headrace.wiring.plugins import by_name
+from headrace.wiring.simulation import (
+    Machine,
+    calibrated_machine,
+    make_fleet,
+    read_calibration,
+    roofline_machine,
+    shape_of,
+)
 
 Row = dict[str, Any]
 Settings = Mapping[str, Any]

@@ -14,11 +14,19 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import headrace
-from headrace.build.operations.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
+from headrace.api.anthropic.refusals import MESSAGES
+from headrace.api.anthropic.wire import MessagesBody
+from headrace.api.generation.unsupported import CHAT, COMPLETIONS
+from headrace.api.openai.chat_wire import ChatBody
+from headrace.api.openai.completions_wire import CompletionBody
+from headrace.api.openapi import OPERATIONS
+from headrace.api.responses.refusals import RESPONSES
+from headrace.api.responses.wire import ResponsesBody
+from headrace.api.wire import Wire
 from headrace.compute.model.families import COMPOSITES, FAMILIES, TEXT_TYPES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
-from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.core.plan import TokenLogprob
+from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.request import InvalidParameter
 from headrace.lab.plan.devices import H100
 from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
@@ -37,15 +45,7 @@ from headrace.observe.resources.meter import ResourceMeter
 from headrace.observe.resources.traffic import Traffic
 from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
 from headrace.observe.vllm_names import ALIASES
-from headrace.serve.http.anthropic.refusals import MESSAGES
-from headrace.serve.http.anthropic.wire import MessagesBody
-from headrace.serve.http.generation.unsupported import CHAT, COMPLETIONS
-from headrace.serve.http.openai.chat_wire import ChatBody
-from headrace.serve.http.openai.completions_wire import CompletionBody
-from headrace.serve.http.openapi import OPERATIONS
-from headrace.serve.http.responses.refusals import RESPONSES
-from headrace.serve.http.responses.wire import ResponsesBody
-from headrace.serve.http.wire import Wire
+from headrace.wiring.operations.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.build.drafting import PROPOSERS, make_drafter
 from headrace.config import ConfigError, SchedulerOptions, options
 from headrace.config.objects.speculation import LOADED, METHODS, SpeculativeConfig, read_speculation
+from headrace.wiring.drafting import PROPOSERS, make_drafter
 
 
 def test_defaults() -> None:

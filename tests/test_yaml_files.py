@@ -2,9 +2,9 @@
 
 import pytest
 
-from headrace.build.tenants import read_tenants
 from headrace.cli.experiment import read_experiment
 from headrace.config import ConfigError, options, read_mapping
+from headrace.wiring.tenants import read_tenants
 
 
 @pytest.fixture

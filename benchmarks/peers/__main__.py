@@ -15,6 +15,7 @@ from benchmarks.peers.places import HOME, Places
 from benchmarks.peers.server import exit_on_signals
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.workloads import NAMES, workload
+from headrace.plots import NoPlots
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -82,7 +83,6 @@ def main() -> None:
         return
     if args.command == "picture":
         from benchmarks.peers.picture import draw, read
-        from headrace.lab.bench.plot import NoPlots
 
         try:
             draw([read(path) for path in args.race], args.output)
@@ -90,7 +90,6 @@ def main() -> None:
             parser.error(str(error))
         return
     from benchmarks.peers.race import Race, run
-    from headrace.lab.bench.plot import NoPlots
 
     contenders = args.contenders or list(MEANING[args.precision])
     if unknown := set(contenders) - set(MEANING[args.precision]):

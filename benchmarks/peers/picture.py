@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.peers.figures import FIGURES
-from headrace.lab.bench.plot import load_pyplot
+from headrace.plots import load_pyplot
 
 COLORS = {
     "headrace": "#4e79a7",

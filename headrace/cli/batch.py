@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import httpx
     from rich.progress import Progress
 
-    from headrace.serve.batch.results import Results
-    from headrace.serve.batch.run import Outcome
+    from headrace.api.batch.results import Results
+    from headrace.api.batch.run import Outcome
 
 EXIT_FAILED_LINES = 1
 EXIT_STOPPED = 130
@@ -70,8 +70,8 @@ def run_batch(
 
     If it is interrupted, run the same command again: it continues and neither loses nor repeats a line.
     """
-    from headrace.serve.batch.lines import DuplicateId, check_ids, read_lines
-    from headrace.serve.batch.results import Results, ResultsError
+    from headrace.api.batch.lines import DuplicateId, check_ids, read_lines
+    from headrace.api.batch.results import Results, ResultsError
 
     try:
         if url:
@@ -171,8 +171,8 @@ async def _in_process(model: str | None, config: Path | None) -> AsyncIterator[R
     """The engine in this process, behind the same ASGI application as `serve`."""
     import httpx
 
-    from headrace.build.server import build_app
     from headrace.config import BatchOptions, options
+    from headrace.wiring.server import build_app
 
     given = replace(options({"model": model} if model else {}, config), batch=BatchOptions())
     # The file may be a server's configuration with API keys, which are not needed within this process.
@@ -196,8 +196,8 @@ async def _run(
     concurrency: int,
     tally: Tally,
 ) -> None:
-    from headrace.serve.batch.lines import read_lines
-    from headrace.serve.batch.run import run_batch
+    from headrace.api.batch.lines import read_lines
+    from headrace.api.batch.run import run_batch
 
     async with reaching as reached:
         tally.began = time.monotonic()  # loading the model does not count towards the rate

@@ -32,7 +32,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Show the hardware and software of this machine, and which of it Headrace would use."""
-    from headrace.build.tenants import describe_tenants, read_tenants
+    from headrace.wiring.tenants import describe_tenants, read_tenants
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in (*_machine(), *_kernels(), *_extras(), *_profiles()):

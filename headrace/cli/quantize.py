@@ -14,7 +14,7 @@ from headrace.cli.progress import progress
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.build.quantizing import Line
+    from headrace.wiring.quantizing import Line
 
 HEADER = f"{'':<22} {'weights':>10}  {'perplexity':>10} {'change':>8}  {'divergence':>10}  {'agreement':>9}"
 
@@ -74,9 +74,9 @@ def quantize(
     perplexity grows by more than 5 %, if it diverges from the original by more than 0.1 nats per token, or if
     that fifth is less than 1,000 tokens.
     """
-    from headrace.build.quantizing import Quantizing, check_output
-    from headrace.build.quantizing import quantize as write
     from headrace.compute.quantization.writing import Method
+    from headrace.wiring.quantizing import Quantizing, check_output
+    from headrace.wiring.quantizing import quantize as write
 
     if output is None and not report:
         raise ConfigError("give --output FOLDER, or --report, or both")

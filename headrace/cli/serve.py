@@ -47,7 +47,7 @@ def serve(given: Options) -> None:
     with ExitStack() as loading:
         loading.enter_context(progress(f"loading {given.model.model}"))
         gc.disable()  # garbage collection takes a fifth of the import time and finds nothing
-        from headrace.build.server import serve as run
+        from headrace.wiring.server import serve as run
 
         gc.enable()
         run(given, began=began, when_loaded=loading.close)

@@ -20,7 +20,6 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 from headrace.files import replace_text
 
 if TYPE_CHECKING:
-    from headrace.build.workbench import Workbench
     from headrace.lab.bench.record import Record
     from headrace.lab.tune.goal import Goal
     from headrace.lab.tune.judge import Verdict
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.lab.tune.space import Settings
     from headrace.lab.tune.windows import Parts
     from headrace.lab.workload.call import Call
+    from headrace.wiring.workbench import Workbench
 
 SEARCH_REQUESTS = 400
 """Requests of one simulated trial."""
@@ -168,8 +168,8 @@ def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
 
 def _simulated(given: Options, place: where.Place) -> Workbench:
     """The simulator for the search: of the flags' device, or of this machine, which is measured first."""
-    from headrace.build.workbench import calibrated_workbench, refuse_speculation
     from headrace.cli.bench.calibrate import measure
+    from headrace.wiring.workbench import calibrated_workbench, refuse_speculation
 
     refuse_speculation(given.scheduler)  # before anything is measured
     if place.simulated:

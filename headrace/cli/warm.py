@@ -68,7 +68,7 @@ def warm(
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    from headrace.serve.batch.lines import BadLine, read_lines
+    from headrace.api.batch.lines import BadLine, read_lines
 
     lines = []
     try:

@@ -13,6 +13,6 @@ Read in this order:
 - `peers`: other servers that hold blocks, and what happened with them.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: which request is next. `memory`: paged KV memory.
-- `prediction`: step times and output lengths. `cache`: decisions of the response caches.
+- `prediction`: step times and output lengths. `prefix`: departures from cached prefixes, and sessions.
 - `drafting`: which tokens speculative decoding proposes, and how many of them it verifies.
 """

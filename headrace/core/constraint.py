@@ -1,6 +1,6 @@
 """Constraints of structured output, as frozen values: a JSON schema, a regular expression, a choice or a grammar.
 
-The core only uses a constraint's kind, source text and hash. `compute.grammar` compiles the source; `serve.structured`
+The core only uses a constraint's kind, source text and hash. `compute.grammar` compiles the source; `api`
 converts fields of the API to constraints.
 """
 

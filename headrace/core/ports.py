@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from headrace.core.cache.partial.unfinished_answers import UnfinishedAnswer
-from headrace.core.cache.response.entry import Entry, Hit, Miss, Served, StoreFacts
-from headrace.core.cache.response.query import CacheQuery
 from headrace.core.constraint import Constraint
-from headrace.core.events import Event, Layer
+from headrace.core.events import Event
 from headrace.core.plan import StepOutput, StepPlan
 
 LOST_PREFIX = "a part of the model was lost: "
@@ -73,6 +70,14 @@ class ValueTooLarge(Exception):
         super().__init__(f"a response of {nbytes:,} bytes is not stored: the limit is {limit:,}")
 
 
+class StoreFacts(NamedTuple):
+    """The size of a store; None where it is unknown. ``evictions`` counts entries dropped for lack of room."""
+
+    entries: int | None
+    nbytes: int | None
+    evictions: int
+
+
 class Store(Protocol):
     """A response store: bytes under 32-byte keys, for a limited time and as long as there is room.
 
@@ -112,33 +117,3 @@ class Embedder(Protocol):
     dimensions: int
 
     def embed(self, texts: Sequence[str]) -> Sequence[bytes | None]: ...
-
-
-class Level(Protocol):
-    """A further cache level, looked up after the exact cache has missed; `start` runs on the event loop."""
-
-    layer: Layer
-
-    def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    async def find(self, ask: CacheQuery) -> Hit | Miss: ...
-
-    def facts(self) -> Mapping[str, StoreFacts]: ...
-
-
-class CacheListener(Protocol):
-    """Listens to the response caches; every method must return at once.
-
-    ``kept``: a complete response was stored. ``broken_off``: a response ended before it was complete. ``cleared``:
-    all entries with a tag were invalidated. ``barred``: a response was reported as wrong.
-    """
-
-    def kept(self, ask: CacheQuery, entry: Entry) -> None: ...
-
-    def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None: ...
-
-    def cleared(self, tag: str) -> None: ...
-
-    def barred(self, served: Served) -> None: ...

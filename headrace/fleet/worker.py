@@ -42,7 +42,7 @@ from headrace.core.plan import StepPlan
 from headrace.fleet.collectives import STORE_SECONDS, connect
 from headrace.fleet.messages import Kind, Words, step_of, unpacked
 from headrace.fleet.setup import MemorySetup, ModelSetup, disk_folder, identity, torch_dtype
-from headrace.serve.takeover import when_free
+from headrace.service.takeover import when_free
 
 UNLOCK_SECONDS = 5.0
 """Timeout for the lock of a block file that a lost rank still holds."""

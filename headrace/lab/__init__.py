@@ -11,7 +11,6 @@
 | `tune` | a search of settings, and its judgement on a held-out part of the workload |
 | `replay` | a recorded scheduler trace, replayed exactly or with other settings |
 | `steps` | small simulated runs and recordings, step by step |
-| `semantic` | calibration of the semantic cache |
 | `forced_acceptance` | drafts that are accepted with a given probability |
 | `export` | requests as rows of a CSV or Parquet file |
 """

@@ -6,7 +6,7 @@ from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.ports import Grammars
 from headrace.core.request import FinishReason, Request
 from headrace.llm.outputs import CompletionDelta, RequestOutput
-from headrace.serve.text.stream import TextStream, TextStreams
+from headrace.text.stream import TextStream, TextStreams
 
 
 class PendingAnswer:

@@ -10,9 +10,6 @@ from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
-from headrace.build.engine import make_ledger, make_pricing
-from headrace.build.model import Loaded, close, load
-from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.config import ConfigError
 from headrace.core.events import Admitted, Event, Finished
 from headrace.core.request import FinishReason, SamplingParams
@@ -22,10 +19,13 @@ from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.llm.settings import engine_options
-from headrace.serve.embedding.job import EmbeddingJob
-from headrace.serve.embedding.worker import EmbeddingWorker
-from headrace.serve.service import Service
-from headrace.serve.text.stream import TextStreams
+from headrace.service.embedding.job import EmbeddingJob
+from headrace.service.embedding.worker import EmbeddingWorker
+from headrace.service.service import Service
+from headrace.text.stream import TextStreams
+from headrace.wiring.engine import make_ledger, make_pricing
+from headrace.wiring.model import Loaded, close, load
+from headrace.wiring.pooling.models import load_pooling, runs_pooling, with_served
 
 ALL_MAY_WAIT = Limits(1 << 62, 1 << 62)
 

@@ -15,9 +15,9 @@ from headrace.core.embedding import InputQueue, TokenRow
 from headrace.core.request import InvalidParameter
 from headrace.llm.job import items
 from headrace.llm.outputs import EmbeddingOutput, ScoreOutput
-from headrace.serve.embedding.inputs import check_truncation, pair_rows, prompt_of, side_rows, text_rows
-from headrace.serve.embedding.models import PoolingModel, PoolingModels, Values
-from headrace.serve.embedding.vectors import cosine, finish
+from headrace.service.embedding.inputs import check_truncation, pair_rows, prompt_of, side_rows, text_rows
+from headrace.service.embedding.models import PoolingModel, PoolingModels, Values
+from headrace.service.embedding.vectors import cosine, finish
 
 OutputT = TypeVar("OutputT")
 

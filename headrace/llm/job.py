@@ -10,7 +10,6 @@ from dataclasses import replace
 from operator import index
 from typing import Any, SupportsIndex, cast
 
-from headrace.build.model import Loaded
 from headrace.core.capacity import why_unservable
 from headrace.core.constraint import UnusableConstraint
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
@@ -20,8 +19,9 @@ from headrace.core.request import FinishReason, InvalidParameter, Request, Sampl
 from headrace.llm.answer import PendingAnswer
 from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
 from headrace.observe.cost.account import Cost
-from headrace.serve.text.stream import TextStreams
-from headrace.serve.text.tokenizer import TokenizerError
+from headrace.text.stream import TextStreams
+from headrace.text.tokenizer import TokenizerError
+from headrace.wiring.model import Loaded
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""

@@ -7,9 +7,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, Unpack
 
-from headrace.build.engine import make_ledger, make_pricing
-from headrace.build.model import Loaded, close, load
-from headrace.build.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.core.request import SamplingParams
 from headrace.llm.embedding import compute, embedding_task, pairs_of, score_task
 from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
@@ -19,8 +16,11 @@ from headrace.llm.settings import engine_options
 from headrace.llm.shared import SharedEngine
 from headrace.llm.terminal import interrupts_between_steps, progress_bar
 from headrace.llm.turns import Turns
-from headrace.serve.text.stream import TextStreams
-from headrace.serve.text.tokenizer import Tokenizer
+from headrace.text.stream import TextStreams
+from headrace.text.tokenizer import Tokenizer
+from headrace.wiring.engine import make_ledger, make_pricing
+from headrace.wiring.model import Loaded, close, load
+from headrace.wiring.pooling.models import load_pooling, runs_pooling, with_served
 
 
 class LLM:

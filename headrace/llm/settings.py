@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from headrace.build.plugins import by_name
 from headrace.config import PARTS, ConfigError, Options, options
+from headrace.wiring.plugins import by_name
 
 ENGINE_PARTS = ("model", "cache", "scheduler", "cost", "embedding")
 """The parts of the configuration that apply without a server."""

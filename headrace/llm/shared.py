@@ -14,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from headrace.build.model import Loaded
 from headrace.core.events import Admitted, Emitted, Event, Finished, PromptScored
 from headrace.core.request import FinishReason, Request
 from headrace.llm.job import Job
 from headrace.llm.turns import Turns
 from headrace.observe.cost.ledger import CostLedger
+from headrace.wiring.model import Loaded
 
 
 class SharedEngine:

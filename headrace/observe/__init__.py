@@ -11,7 +11,7 @@
 - `cost`: the cost of requests. `resources`: threads, device, energy, work and traffic as metrics.
 - `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.
 - `drafts`: speculative decoding.
-- `steering`: settings that may change while serving. `experiments`: experiments on them. `tuner`: bounded tuning.
+- `sketch`: a quantile sketch.
 - `dashboard`: snapshots of all of these for the dashboard.
 - `log`: log format and writer. `tracing`: OpenTelemetry spans. `recording`: scheduler traces that can be replayed.
 """

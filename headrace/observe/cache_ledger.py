@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import Audited, Evicted, EvictReason, Layer, LookedUp, Lookup, Spared, StoreFaulted
+from headrace.core.ports import StoreFacts
 from headrace.observe.cost.prices import NO_PRICES, TokenPrices
 from headrace.observe.metrics_page import MetricsPage
 

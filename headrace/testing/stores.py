@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from headrace.core.cache.response.tags import EVERYTHING
 from headrace.core.ports import Store
+from headrace.response_cache.rules.response.tags import EVERYTHING
 
 MakeStore = Callable[[], Store]
 

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.api.conftest import serving
+from tests.api.tool_scenes import TOOL_TEMPLATE
 from tests.doubles.grammars import Compiled
 from tests.doubles.scripted_model import scripted_server
-from tests.serve.http.tool_scenes import TOOL_TEMPLATE
+from tests.server.conftest import serving
 
 HERE = Path(__file__).parent
 CASES = ("chat", "stream", "structured", "tool")

@@ -1,126 +1,365 @@
-"""Real server processes: `headrace serve` on the built-in model, one for most tests."""
-
 from __future__ import annotations
 
-import os
-import queue
-import resource
-import subprocess
-import sys
+import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
-import httpx
 import pytest
+from starlette.routing import Route
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 
-START_SECONDS = 60.0
-SMALL = ["--kv-cache-memory-bytes", str(64 * 2**20)]
+from headrace.api.anthropic.routes import Messages
+from headrace.api.app import BackgroundWork, create_app
+from headrace.api.auth.api_keys import Grant, Keys
+from headrace.api.batch.batches import Batches, Bounds
+from headrace.api.batch.files import Files
+from headrace.api.batch.line_endpoints import (
+    GeneratedLines,
+    MessagesLines,
+    PooledLines,
+    ResponsesLines,
+)
+from headrace.api.batch.line_runner import LineRunner
+from headrace.api.batch.routes import BatchRoutes
+from headrace.api.batch.store import Limits as TenantLimits
+from headrace.api.cache.routes import CacheApi
+from headrace.api.cache.warm import Computing, Warm
+from headrace.api.embedding.calls import PoolingCalls
+from headrace.api.embedding.routes import EmbeddingApi
+from headrace.api.exchange import Hooks
+from headrace.api.generation.call_notes import CallNotes
+from headrace.api.generation.scheduling_fields import Rules
+from headrace.api.generation.serving import Serving
+from headrace.api.model import ServedModel
+from headrace.api.openai.routes import Api
+from headrace.api.openapi import Docs
+from headrace.api.operations.abort import Abort
+from headrace.api.operations.access_log import AccessLog
+from headrace.api.operations.pause import Pause
+from headrace.api.operations.status import Status
+from headrace.api.operations.usage_report import UsageReport
+from headrace.api.pages.broadcast import Broadcast
+from headrace.api.pages.routes import Pages
+from headrace.api.prompts.markers import chosen
+from headrace.api.prompts.policy import PromptPolicy
+from headrace.api.prompts.routes import SessionsApi
+from headrace.api.rate_limit_headers import rate_headers
+from headrace.api.replies import StreamedAnswer
+from headrace.api.responses.background import BackgroundResponses
+from headrace.api.responses.routes import ResponsesApi
+from headrace.api.responses.store import ResponseStore
+from headrace.config import Options
+from headrace.core.engine import Engine
+from headrace.core.events import Event
+from headrace.core.knobs import Knobs
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.eviction import LeastRecentlyUsed
+from headrace.core.plan import StepOutput, StepPlan
+from headrace.core.prediction.memory_peak import AlwaysFits
+from headrace.core.prediction.step_cost import TOKENS_ONLY
+from headrace.core.prefix.prompt_memory import PromptMemory
+from headrace.core.prefix.sessions import SessionBook
+from headrace.core.queueing.fair_queue import single_queue
+from headrace.core.queueing.order import FirstComeFirstServed
+from headrace.core.request import FinishReason
+from headrace.core.scheduler.admission import Continuous
+from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.scheduler.victims import LastRanked
+from headrace.core.tenancy.gate import Limits
+from headrace.observe.cost.focus import focus_csv
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.prices import Pricing
+from headrace.observe.cost.report import CostReport
+from headrace.observe.http_requests import HttpRequests
+from headrace.observe.metrics import Metrics
+from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.prefixes.book import PrefixBook
+from headrace.observe.requests import RequestBook
+from headrace.observe.steps.timelines import Timelines
+from headrace.observe.tenant_savings import TenantSavings
+from headrace.observe.usage import UsageBook
+from headrace.response_cache.background_request import BackgroundRequests
+from headrace.response_cache.lookup import CacheLookup
+from headrace.response_cache.rules.warming.idle_detector import IdleDetector
+from headrace.response_cache.warmer import Warmer
+from headrace.service.answer import Answer
+from headrace.service.embedding.models import PoolingModels
+from headrace.service.embedding.worker import EmbeddingWorker
+from headrace.service.quota_meter import QuotaMeter
+from headrace.service.sampling_defaults import NO_DEFAULTS
+from headrace.service.service import Service
+from headrace.service.sessions import Sessions
+from headrace.text.template import ChatTemplate
+from headrace.wiring.operations.dry_runs import Machine
+from headrace.wiring.operations.observability import costs
+from headrace.wiring.operations.stepping import make_stepping
+from headrace.wiring.operations.tuning import make_tuning
+from tests.doubles.scripted_runner import ScriptedRunner
+from tests.doubles.topics import Topics
+from tests.text.vocabularies import byte_level
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content == 'explode' %}"
+    "{{ raise_exception('no explosives') }}{% endif %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+ANSWER = "The naïve fox 😀 jumps over 日本語. END of it"
 
 
 @dataclass
-class Server:
-    """A running server process."""
+class House:
+    """A whole server in one process, over a scripted runner."""
 
-    process: subprocess.Popen[str]
-    url: str
-    lines: list[str]
-    reader: threading.Thread
-    """Appends what the process says to ``lines``."""
+    client: TestClient
+    routes: list[Route]
+    engine: Engine
+    runner: ScriptedRunner
+    service: Service
+    model: ServedModel
+    seen: list[Event]
+    recall: CacheLookup | None = None
 
-    def stop(self) -> int:
-        """Send SIGTERM and wait for the `end`."""
-        self.process.terminate()
-        return self.end()
-
-    def end(self) -> int:
-        """The exit status, once the process has ended and all its lines are read."""
-        status = self.process.wait(60)
-        self.reader.join(60)
-        return status
-
-    def get(self, path: str, **more) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, verify=False, **more)
-
-    def post(self, path: str, body=None, **more) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, verify=False, **more)
-
-    def wait_until(self, condition: Callable[[dict], bool], seconds: float = 60.0) -> dict:
-        """Wait for ``/server_info`` to fulfil a condition."""
-        until = time.monotonic() + seconds
-        while True:
-            info = self.get("/server_info").json()
-            if condition(info):
-                return info
-            assert time.monotonic() < until, info
-            time.sleep(0.02)
-
-    def metric(self, name: str) -> float:
-        lines = [
-            line for line in self.get("/metrics").text.splitlines() if line.startswith(f"headrace:{name}{{")
-        ]
-        return sum(float(line.split()[-1]) for line in lines)
+    def fold(self, event: Event, now: float) -> None:
+        self.seen.append(event)
 
 
-@contextmanager
-def serving(*flags: str, open_files: int = 0) -> Iterator[Server]:
-    """A server on a free port, up when the block is entered and gone when it is left.
+def at_the_fourth_step(house: House, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Call ``act`` on the engine's thread before its fourth step, once a stream has been written to."""
+    launch, write = house.runner.launch, StreamedAnswer._write
+    written, steps = threading.Event(), itertools.count(1)
 
-    ``open_files`` limits its open files (0: as this process).
-    """
+    async def noted(self: StreamedAnswer, data: bytes, more: bool = True) -> None:
+        await write(self, data, more)
+        written.set()
 
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+    def held(plan: StepPlan, now: float) -> None:
+        if next(steps) == 4:
+            assert written.wait(60)
+            act()
+        launch(plan, now)
 
-    command = [sys.executable, "-m", "headrace", "serve", "--port", "0", *SMALL, *flags]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=limited if open_files else None,
+    monkeypatch.setattr(StreamedAnswer, "_write", noted)
+    monkeypatch.setattr(house.runner, "launch", held)
+
+
+def time_runs_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a call ends in the middle of its stream, however slow the machine is."""
+    timers: list[Callable[[], None]] = []
+
+    def end_in_time(answer: Answer, close: Callable[[Answer, FinishReason], None]) -> None:
+        timers.append(lambda: close(answer, FinishReason.TIMEOUT))
+
+    def act() -> None:
+        house.runner.gate.clear()
+        house.service._running_loop().call_soon_threadsafe(timers[0])
+
+    monkeypatch.setattr(house.service, "end_in_time", end_in_time)
+    at_the_fourth_step(house, monkeypatch, act)
+
+
+def in_step(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step ends after the event loop has sent what the step before it drew, so that each is a chunk of its own."""
+    collect = house.runner.collect
+
+    async def turns() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def collected() -> StepOutput:
+        asyncio.run_coroutine_threadsafe(turns(), house.service._running_loop()).result(60)
+        return collect()
+
+    monkeypatch.setattr(house.runner, "collect", collected)
+
+
+@pytest.fixture
+def options() -> dict:
+    """What a test may change before its `house` is built."""
+    return {}
+
+
+@pytest.fixture
+def house(options: dict) -> Iterator[House]:
+    house, app = build_house(options)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        house.client = client
+        yield house
+        house.runner.gate.set()
+
+
+def build_house(options: dict) -> tuple[House, ASGIApp]:
+    """A house without a client, and its application."""
+    tokenizer = options.get("tokenizer") or byte_level()
+    max_num_seqs = options.get("max_num_seqs", 8)
+    answer = tokenizer.encode(options.get("answer", ANSWER), add_special_tokens=False)
+
+    def plain_reply(prompt: tuple[int, ...], seed: int) -> list[int]:
+        return answer[seed % 3 :] if options.get("seeded") else answer
+
+    reply = options.get("reply", plain_reply)
+
+    assert tokenizer.eos_token_id is not None
+    runner = ScriptedRunner(max_num_seqs, reply, tokenizer.eos_token_id, options.get("step_seconds", 0.0))
+    events: list[Event] = []
+    num_blocks, block_size, max_model_len = (
+        options.get("num_blocks", 256),
+        4,
+        options.get("max_model_len", 256),
     )
-    said: queue.Queue[str | None] = queue.Queue()
-    lines: list[str] = []
-
-    def listen() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            said.put(line)
-        said.put(None)
-
-    reader = threading.Thread(target=listen, daemon=True)
-    reader.start()
-    try:
-        url = ""
-        until = time.monotonic() + START_SECONDS
-        while not url:
-            line = said.get(timeout=max(0.1, until - time.monotonic()))
-            assert line is not None, "the server ended:\n" + "".join(lines)
-            url = next(
-                (word for word in line.split() if word.startswith(("http", "unix:")) and "ready" in line), ""
-            )
-        yield Server(process, url, lines, reader)
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """The server that most tests share; they leave it idle."""
-    with serving("--trust-request-chat-template") as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def strict_server() -> Iterator[Server]:
-    """A server with narrow bounds: two keys, one slot, two places in the queue, two seconds."""
-    flags = ["--api-key", "alpha", "--api-key", "beta", "--max-num-seqs", "1", "--max-num-queued-reqs", "2"]
-    flags += ["--request-timeout", "2", "--max-body-bytes", "20000"]
-    with serving(*flags) as running:
-        yield running
+    scheduler = Scheduler(
+        BlockPool(num_blocks, block_size, LeastRecentlyUsed(), events.append),
+        single_queue(),
+        FirstComeFirstServed(),
+        Continuous(),
+        LastRanked(),
+        AlwaysFits(),
+        events,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        drafter=options.get("drafter"),
+    )
+    engine = Engine(scheduler, runner, events, Knobs(), overlap=options.get("overlap", 1))
+    book, usage, savings, sheet = (
+        RequestBook(),
+        UsageBook(),
+        TenantSavings(),
+        MetricsPage(constant={"model_name": ""}),
+    )
+    metrics, lives = Metrics(sheet), Timelines()
+    pricing = options.get("pricing", Pricing())
+    cost = CostReport(CostLedger(pricing, began=time.monotonic()), "fox")
+    seen: list[Event] = []
+    rules = options.get("rules", Rules())
+    limits = Limits(options.get("queued_requests", 64), options.get("queued_tokens", 10_000))
+    model = ServedModel(
+        "fox",
+        tokenizer,
+        ChatTemplate({"default": options.get("template", TEMPLATE)}, added=tokenizer.added),
+        max_model_len,
+        tokenizer.vocab_size,
+        rules=rules,
+        stream_interval=options.get("stream_interval", 1),
+        grammars=options.get("grammars"),
+        trust_request_chat_template=options.get("trust_request_chat_template", False),
+        defaults=options.get("defaults", NO_DEFAULTS),
+    )
+    house = House(None, [], engine, runner, None, model, seen)  # type: ignore[arg-type]
+    service = Service(
+        engine,
+        limits,
+        [cost.ledger, book, usage, savings, metrics, lives, house],
+        QuotaMeter(rules.tenants, "fox"),
+        options.get("request_timeout", 30.0),
+        stall_seconds=options.get("stall_seconds", 60.0),
+    )
+    model.cost = costs(service, cost) if pricing.given else None
+    recall = house.recall = options.get("recall", CacheLookup)(service)
+    notes = CallNotes()
+    serving = Serving(
+        recall,
+        model,
+        notes,
+        options.get("max_body_bytes", 100_000),
+        options.get("request_timeout", 30.0),
+        lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
+    )
+    api = Api(serving)
+    store = ResponseStore(options.get("response_store"), options.get("response_store_bytes", 1 << 20))
+    background = BackgroundResponses(store)
+    responses = ResponsesApi(serving, store, background)
+    messages = Messages(serving)
+    prefixes = PrefixBook(PromptMemory(1 << 20), block_size, sheet, show_text=options.get("show_text", False))
+    sessions = Sessions(
+        SessionBook(num_blocks // 2),
+        block_size,
+        lambda keys, priority: service.thread.call(lambda: engine.retain(keys, priority)),
+    )
+    model.prompts = PromptPolicy(chosen(options.get("normalize", ())), prefixes.enter, sessions)
+    for watcher in (prefixes, sessions):
+        service.watch(watcher, tokens=False)
+    status = Status(
+        service,
+        model,
+        notes,
+        explain=book.explain,
+        metrics=sheet.render,
+        info=lambda: {"device": "none"},
+        reset=engine.reset_prefix_cache,
+        version="0",
+        prefix=prefixes.explain,
+        predict_start=options.get("predict_start", lambda request_id, now: None),
+    )
+    grants = dict.fromkeys(options.get("keys", ()), Grant()) | options.get("grants", {})
+    tuning = make_tuning(Options(), engine, recall, Machine("fox", "cpu", 1 << 12, 64, TOKENS_ONLY), lives)
+    caches = CacheApi(recall, metrics.caches.stats, savings.stats, max_body_bytes=100_000)
+    accounts = UsageReport(
+        service,
+        usage.tenants,
+        lambda tenant: {**usage.account(tenant), **cost.tenant(tenant)},
+        cost.device,
+        partial(focus_csv, cost),
+    )
+    computing = Computing(BackgroundRequests(recall), service, model, 30.0)
+    warmer = Warmer(
+        computing.compute,
+        lambda: service.awaited,
+        IdleDetector(
+            options.get("warm_below_rate", 1e-6), 0.0, 0.0
+        ),  # the first call ends the quiet for good
+        time.monotonic,
+        time.time,
+        batch=4,
+        seconds_per_hour=3600.0,
+        horizon_seconds=3600.0,
+    )
+    service.watch(warmer)
+    warm = Warm(warmer, computing, model, max_body_bytes=100_000)
+    parts = (
+        api,
+        responses,
+        messages,
+        Abort(notes, max_body_bytes=1000),
+        status,
+        Pause(service),
+        caches,
+        accounts,
+        warm,
+        *tuning.endpoints,
+        *make_stepping(engine, service, notes, lives, book.explain, {"block_size": block_size}),
+        SessionsApi(model),
+        Pages(Broadcast(service, Topics(), options.get("snapshot_seconds", 0.01))),
+        Docs("0"),
+    )
+    worker = EmbeddingWorker(service, limits, 0.2)
+    models = options.get("embedding_models", PoolingModels())
+    bounds_of = {"max_body_bytes": 100_000, "request_timeout": options.get("request_timeout", 30.0)}
+    calls = PoolingCalls(worker, models, service.now, model.cost)
+    embedding = EmbeddingApi(calls, **bounds_of)
+    routes = [route for part in (*parts, embedding) for route in part.routes()]
+    beside: list[BackgroundWork] = [warmer, background, worker, *tuning.tasks]
+    if "batch_path" in options:
+        lines = GeneratedLines(recall, model, notes, request_timeout=30.0)
+        others = PooledLines(calls, request_timeout=30.0), ResponsesLines(responses), MessagesLines(messages)
+        runner = LineRunner(service, (lines, *others))
+        bounds, of_tenant = Bounds(100_000, 100_000, 100, 4), TenantLimits(100, 1_000_000, 10)
+        batches = Batches(options["batch_path"], runner, of_tenant, bounds, time.time)
+        routes += [*Files(batches).routes(), *BatchRoutes(batches, "fox", runner.endpoints).routes()]
+        beside.append(batches)
+    house.routes += routes
+    requests, log = HttpRequests(sheet), AccessLog()
+    hooks = Hooks(
+        opened=(notes.name,),
+        ended=(
+            log.add,
+            lambda exchange: log.flush(),  # records are asserted right after the response
+            lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
+        ),
+    )
+    app = create_app(recall, routes, Keys(grants), beside, options.get("origins", ()), hooks)
+    house.service = service
+    return house, app

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.api_bodies import Sent
 from benchmarks.api_fuzz import names_of, wrong_refusal, wrong_stream
-from headrace.serve.http.openapi import describe
+from headrace.api.openapi import describe
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 GOOD = {

@@ -91,7 +91,7 @@ def test_what_is_no_address_or_key_is_one_line(tmp_path: Path, flags: list[str])
 
 
 def test_a_missing_server_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.serve.batch.run.FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.api.batch.run.FIRST_WAIT_SECONDS", 0.0)
     write_input(tmp_path / "in", 2)
     flags = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--url", "http://127.0.0.1:9"]
     result = CliRunner().invoke(app, flags)
@@ -114,7 +114,7 @@ def test_without_a_url_the_lines_run_in_this_process(tmp_path: Path, monkeypatch
         assert (options.server.api_key, options.server.api_key_file) == ((), None)
         return fake.app, engine()
 
-    monkeypatch.setitem(sys.modules, "headrace.build.server", SimpleNamespace(build_app=build_app))
+    monkeypatch.setitem(sys.modules, "headrace.wiring.server", SimpleNamespace(build_app=build_app))
     write_input(tmp_path / "in", 3)
     servers_own = tmp_path / "serve.yaml"
     servers_own.write_text("api-key: [secret]\napi-key-file: keys.txt\n")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headrace.build import quantizing
 from headrace.cli import app
 from headrace.compute.quantization import quality
 from headrace.config import ConfigError
+from headrace.wiring import quantizing
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from headrace.serve.cache.stores.memcached import MemcachedStore
-from headrace.serve.cache.stores.memory import MemoryStore
-from headrace.serve.cache.stores.redis import RedisStore
-from headrace.serve.cache.stores.sqlite import SQLiteStore
+from headrace.response_cache.stores.memcached import MemcachedStore
+from headrace.response_cache.stores.memory import MemoryStore
+from headrace.response_cache.stores.redis import RedisStore
+from headrace.response_cache.stores.sqlite import SQLiteStore
 from headrace.testing import STORE_CHECKS, StoreTraits
 from tests.doubles.shared_stores import patience
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.core.cache.prefix.prompt_memory import PromptMemory
+from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.meter import CostMeter
 from headrace.observe.cost.prices import Pricing

@@ -15,8 +15,8 @@ import yaml
 
 from headrace.config import PARTS, options
 from headrace.config.objects.kv_events import read_kv_events
-from tests.api.conftest import serving
 from tests.deploy.files import DEPLOY, module, read_yaml, version
+from tests.server.conftest import serving
 
 KUBERNETES = "1.37"
 NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"}

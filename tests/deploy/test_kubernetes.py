@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from headrace.config import PARTS, ServerOptions, options
-from tests.api.conftest import serving
 from tests.deploy.files import DEPLOY, METRIC, ROOT, module, read_yaml, version
 from tests.deploy.test_metric_names import unknown
+from tests.server.conftest import serving
 
 CHART = DEPLOY / "helm" / "headrace"
 PLAIN = DEPLOY / "kubernetes" / "headrace.yaml"

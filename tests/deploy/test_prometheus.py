@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.conftest import serving
 from tests.deploy.files import METRIC, alert_rules, dashboard_queries
 from tests.deploy.load import TENANTS_FILE, send
 from tests.deploy.prometheus import Prometheus, scraping, wait_for
+from tests.server.conftest import serving
 
 WINDOW = "10m"
 """Stands in for Grafana's ``$__rate_interval`` and for the windows of the alerts: the load is in it."""

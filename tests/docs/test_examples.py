@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from headrace import LLM, SamplingParams
-from tests.api.conftest import Server, serving
 from tests.doubles.shared_stores import free_port
+from tests.server.conftest import Server, serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -238,7 +238,9 @@ def check_ray_ranks(*arguments: str) -> None:
 
 def test_every_example_is_listed_and_run_in_a_test():
     page = (EXAMPLES / "README.md").read_text()
-    here = "".join(path.read_text() for path in (Path(__file__), ROOT / "tests/api/test_prefill_decode.py"))
+    here = "".join(
+        path.read_text() for path in (Path(__file__), ROOT / "tests/server/test_prefill_decode.py")
+    )
     for file in EXAMPLES.iterdir():
         if file.suffix in (".py", ".jsonl"):
             assert f"({file.name})" in page

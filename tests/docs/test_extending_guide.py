@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.build.caching.cache import STORE
-from headrace.build.policies import ADMISSION, EVICTION, ORDER, VICTIM
-from tests.api.conftest import serving
+from headrace.wiring.caching.cache import STORE
+from headrace.wiring.policies import ADMISSION, EVICTION, ORDER, VICTIM
+from tests.server.conftest import serving
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide" / "extending.md").read_text()

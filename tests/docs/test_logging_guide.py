@@ -7,10 +7,10 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+from headrace.api.operations.access_log import FIELDS
 from headrace.config import ObservabilityOptions
 from headrace.observe.tracing import spans
 from headrace.observe.tracing.attributes import NAMES, span_attributes
-from headrace.serve.http.operations.access_log import FIELDS
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "logging.md").read_text(encoding="utf-8")
 

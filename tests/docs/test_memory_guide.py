@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from tests.api.conftest import serving
+from tests.server.conftest import serving
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "memory.md").read_text()
 

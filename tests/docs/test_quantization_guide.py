@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.build import quantizing
 from headrace.cli.quantize import quantize
 from headrace.compute.quantization import formats, quality
 from headrace.compute.quantization.scheme import WRITTEN
+from headrace.wiring import quantizing
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "quantization.md").read_text()
 TEXT = " ".join(GUIDE.split())

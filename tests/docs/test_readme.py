@@ -22,7 +22,7 @@ import pytest
 import typer.main
 import yaml
 
-from headrace.build.tenants import read_tenants
+from headrace.api.openapi import OPERATIONS
 from headrace.cli import app
 from headrace.cli.bench.targets import read_spec
 from headrace.cli.experiment import read_experiment
@@ -30,10 +30,10 @@ from headrace.config import ENVIRONMENT_PREFIX, PARTS, options
 from headrace.core.knobs import Knobs
 from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.tenants import EQUALS
-from headrace.observe.experiments.spec import read_spec as read_spec_of_experiment
-from headrace.observe.steering.settings import live_settings, request_settings, values
-from headrace.serve.http.openapi import OPERATIONS
-from tests.api.conftest import Server, serving
+from headrace.tuning.experiments.spec import read_spec as read_spec_of_experiment
+from headrace.tuning.steering.settings import live_settings, request_settings, values
+from headrace.wiring.tenants import read_tenants
+from tests.server.conftest import Server, serving
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.api.openapi import OPERATIONS
 from headrace.config import PROFILES
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
-from headrace.serve.http.openapi import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 

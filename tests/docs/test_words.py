@@ -16,12 +16,12 @@ from xml.etree import ElementTree
 import pytest
 import typer.main
 
+from headrace.api.openapi import OPERATIONS
 from headrace.cli import app
 from headrace.config import PARTS
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
-from headrace.serve.http.openapi import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "headrace"
@@ -92,7 +92,7 @@ PAGES = sorted(
 
 DRAWINGS = sorted((ROOT / "docs").rglob("*.svg"))
 
-ENGLISH = {"core/cache/semantic/opposites.py"}
+ENGLISH = {"response_cache/rules/semantic/opposites.py"}
 """Word lists of the semantic cache's guards: English that is compared, not shown."""
 
 MODULES = sorted(

@@ -18,9 +18,9 @@ from typing import Any
 import tokenizers
 import uvicorn
 
-from headrace.serve.text.tokenizer import Tokenizer
+from headrace.text.tokenizer import Tokenizer
 from tests.doubles.grammars import Compiled
-from tests.serve.text.vocabularies import SPECIAL_TOKENS, byte_level
+from tests.text.vocabularies import SPECIAL_TOKENS, byte_level
 
 
 def with_special_tokens(texts: Sequence[str]) -> Tokenizer:
@@ -63,7 +63,7 @@ class ScriptedServer:
 @contextmanager
 def scripted_server(texts: Sequence[str] | Callable[[str], str], **options: Any) -> Iterator[ScriptedServer]:
     """A server whose model says ``texts``; ``options`` as those of the tests' `house`."""
-    from tests.serve.http.conftest import build_house
+    from tests.api.conftest import build_house
 
     tokenizer = options.setdefault("tokenizer", byte_level())
     options.setdefault("grammars", Compiled())

@@ -25,7 +25,7 @@ def patience() -> Iterator[None]:
     """Stores wait for a minute: on a slow machine a write would be given up, and what it kept a miss."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("tier.WRITE", "sqlite.BUSY", "redis.CONNECT", "memcached.SOCKET"):
-            patch.setattr(f"headrace.serve.cache.stores.{name}_SECONDS", 60.0)
+            patch.setattr(f"headrace.response_cache.stores.{name}_SECONDS", 60.0)
         yield
 
 

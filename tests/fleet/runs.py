@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from headrace.build import model
 from headrace.config import options
 from headrace.core.events import Emitted, Finished
 from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.wiring import model
 from tests.doubles.scores import Score
 from tests.oracle.families import VOCAB
 

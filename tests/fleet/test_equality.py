@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from headrace.build import engine
-from headrace.build.loading import native
-from headrace.build.model import Loaded, close
 from headrace.compute.blockfile import BLOCKS_FILE
 from headrace.config import ConfigError
 from headrace.core.events import Event, Finished, Moved
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import StepPlan, Tier
 from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.wiring import engine
+from headrace.wiring.loading import native
+from headrace.wiring.model import Loaded, close
 from tests.fleet.runs import answers, answers_of, load
 from tests.fleet.thread_ranks import ThreadRanks
 from tests.oracle.families import CASES, Case

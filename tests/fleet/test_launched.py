@@ -17,8 +17,6 @@ from threading import Thread
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from headrace.build import model, server
-from headrace.build.loading import ranks
 from headrace.config import ConfigError, Launch, options, read_launch
 from headrace.core.events import Finished
 from headrace.core.ports import LOST_PREFIX
@@ -29,6 +27,8 @@ from headrace.fleet.launched import Launched, meeting_point
 from headrace.fleet.launched_rank import run_rank
 from headrace.fleet.others import RankFailed
 from headrace.fleet.setup import versions
+from headrace.wiring import model, server
+from headrace.wiring.loading import ranks
 from tests.doubles.shared_stores import free_port
 from tests.fleet.runs import answers, answers_of, load, requests
 from tests.oracle.families import CASES

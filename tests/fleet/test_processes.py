@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-from headrace.build import engine as engine_module
-from headrace.build import model
-from headrace.build.loading import native
 from headrace.config import ModelOptions
 from headrace.core.events import Emitted, Finished
 from headrace.core.memory.restore import AlwaysRestore
@@ -21,6 +18,9 @@ from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.fleet import others, processes
 from headrace.fleet.processes import Processes
+from headrace.wiring import engine as engine_module
+from headrace.wiring import model
+from headrace.wiring.loading import native
 from tests.fleet.runs import answers, answers_of, load
 from tests.oracle.families import CASES
 

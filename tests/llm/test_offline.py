@@ -22,8 +22,8 @@ from headrace.compute.batch import Batch
 from headrace.compute.kv import PagedKV
 from headrace.config import ConfigError
 from headrace.core.request import InvalidParameter
-from headrace.serve.text.stream import TextStreams
-from tests.serve.text.vocabularies import metaspace
+from headrace.text.stream import TextStreams
+from tests.text.vocabularies import metaspace
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 

@@ -1,6 +1,5 @@
 import pytest
 
-from headrace.core.cache.response.entry import StoreFacts
 from headrace.core.events import (
     AdmitReason,
     Admitted,
@@ -16,6 +15,7 @@ from headrace.core.events import (
     Spared,
     StoreFaulted,
 )
+from headrace.core.ports import StoreFacts
 from headrace.observe.cost.prices import TokenPrices
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage

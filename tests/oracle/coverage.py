@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from headrace.build.loading.computing import find_model
-from headrace.build.loading.found import Choices
 from headrace.compute.device import DtypeChoice
 from headrace.compute.kernels import select
 from headrace.compute.model.spec import ModelError
 from headrace.config import ModelOptions
+from headrace.wiring.loading.computing import find_model
+from headrace.wiring.loading.found import Choices
 from tests.oracle.harness import DEVICE, Rig, Sequence
 from tests.oracle.tiny import DEFAULT, Tiny, build
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from headrace.build.model import describe
 from headrace.config import ConfigError
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
+from headrace.wiring.model import describe
 from tests.oracle.greedy import continued, texts
 from tests.oracle.tiny import Tiny, build
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
-from headrace.build.pooling.causal import read_causal_model
 from headrace.compute.encoder import causal
 from headrace.compute.encoder.models import run
 from headrace.config import ModelOptions
 from headrace.core.embedding import TokenRow
+from headrace.wiring.pooling.causal import read_causal_model
 from tests.doubles.tiny_encoder import tokenizer
 
 SIZES = {

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from headrace.build.model import describe
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
+from headrace.wiring.model import describe
 from tests.oracle.families import CASES
 from tests.oracle.greedy import continued, texts
 

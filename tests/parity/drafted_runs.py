@@ -33,7 +33,7 @@ from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
 from headrace.testing.drafters import LyingDrafter
-from tests.serve.text.vocabularies import byte_level
+from tests.text.vocabularies import byte_level
 
 DEVICE = torch.device("cpu")
 BLOCK, MAX_LEN, SEQS = 4, 96, 6

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.serve.batch import batches as module
-from headrace.serve.batch import runs
-from headrace.serve.batch.records import BatchRecord
-from headrace.serve.batch.store import BatchStore
-from tests.serve.batch.server import (
+from headrace.api.batch import batches as module
+from headrace.api.batch import runs
+from headrace.api.batch.records import BatchRecord
+from headrace.api.batch.store import BatchStore
+from tests.api.batch.server import (
     LIMITS,
     Clock,
     FakePort,

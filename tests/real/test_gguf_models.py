@@ -10,7 +10,7 @@ import httpx
 
 from headrace.core.request import SamplingParams
 from headrace.llm.offline import LLM
-from tests.api.conftest import Server
+from tests.server.conftest import Server
 
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48)

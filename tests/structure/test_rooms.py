@@ -29,7 +29,7 @@ CORE_FLOORS = (
     },
     {"tenancy"},
     {"sequence"},
-    {"prediction", "cache"},
+    {"prediction", "prefix"},
     {"drafting"},
     {"queueing"},
     {"memory"},

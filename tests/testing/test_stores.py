@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.serve.cache.stores.memory import MemoryStore
+from headrace.response_cache.stores.memory import MemoryStore
 from headrace.testing import StoreTraits, check_store, stores
 
 ALONE = StoreTraits(shared=False)

@@ -7,7 +7,7 @@ import { defineConfig, type Plugin } from "vite";
 import { digest, sourcesDigest } from "./sources";
 
 const root = fileURLToPath(new URL(".", import.meta.url));
-const outDir = join(root, "../../headrace/serve/http/pages/static");
+const outDir = join(root, "../../headrace/api/pages/static");
 
 /** Writes manifest.json: the digest of the sources, and of each built file. */
 function manifest(): Plugin {

@@ -18,11 +18,11 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from headrace.build.model import Loaded
     from headrace.lab.calibration.fit import Measured
     from headrace.lab.calibration.measure import FrontMeasure
     from headrace.lab.calibration.values import Calibration
     from headrace.lab.workload import Prompt
+    from headrace.wiring.model import Loaded
 
 
 EACH_TOKEN = '{"return_token_ids": true}'
@@ -72,8 +72,8 @@ def measure(given: Options, base_url: str = "", api_key: str = "", seed: int = 0
 @contextmanager
 def measuring(given: Options, base_url: str = "", api_key: str = "", seed: int = 0) -> Iterator[Measuring]:
     """A measurement in several turns; other work may run between them. Raises the errors of `measure`."""
-    from headrace.build.model import close, load, warm_up
     from headrace.lab.calibration.values import BadCalibration
+    from headrace.wiring.model import close, load, warm_up
 
     with progress(f"loading {given.model.model}"):
         loaded = load(given)
@@ -122,11 +122,11 @@ class Measuring:
 
     def calibration(self) -> Calibration:
         """The calibration from all turns so far."""
-        from headrace.build.model import decoder_cost
         from headrace.lab.bench.machine import machine_facts
         from headrace.lab.calibration.fit import fit
         from headrace.lab.calibration.measure import FrontSeconds
         from headrace.lab.calibration.values import Calibration
+        from headrace.wiring.model import decoder_cost
 
         loaded, found = self._loaded, fit(self._steps)
         front = FrontSeconds() if self._front is None else self._front.seconds(found)

@@ -118,11 +118,11 @@ def latency(
     output: Output = None,
 ) -> None:
     """Measure the time of each part of a step, with one batch of a fixed shape."""
-    from headrace.build.model import load
     from headrace.core.request import Request, SamplingParams
     from headrace.lab.bench import report
     from headrace.lab.bench.latency import Stopwatch, latency_table
     from headrace.lab.workload.dataset import Dataset
+    from headrace.wiring.model import load
 
     with progress(f"loading {given.model.model}"):
         loaded = load(dataclasses.replace(given, scheduler=side_by_side(given.scheduler, batch_size)))

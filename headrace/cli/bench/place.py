@@ -12,7 +12,7 @@ from headrace.cli.progress import progress
 from headrace.config import ConfigError, Options
 
 if TYPE_CHECKING:
-    from headrace.build.workbench import Workbench
+    from headrace.wiring.workbench import Workbench
 
 PANEL = "Machine"
 
@@ -58,11 +58,11 @@ def simulated_workbench(given: Options, place: Place) -> Workbench:
     Raises:
         ConfigError: an unknown device, model or data type, a calibration that cannot be read, or both flags.
     """
-    from headrace.build import workbench
-    from headrace.build.simulation import read_calibration, shape_of
     from headrace.lab.plan.devices import UnknownDevice
     from headrace.lab.plan.devices import device as device_spec
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+    from headrace.wiring import workbench
+    from headrace.wiring.simulation import read_calibration, shape_of
 
     length = given.model.max_model_len
     if place.calibration is not None:
@@ -92,7 +92,7 @@ def open_workbench(
     """
     if place.simulated:
         return simulated_workbench(given, place)
-    from headrace.build.workbench import loaded_workbench
+    from headrace.wiring.workbench import loaded_workbench
 
     with progress(f"loading {given.model.model}"):
         return loaded_workbench(given, max_num_seqs, max_num_batched_tokens)

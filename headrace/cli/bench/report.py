@@ -36,6 +36,7 @@ def report_runs(
 ) -> None:
     """Prints a table of the runs ``shown``; writes ``every`` run as JSON and as a plot, and requests to ``rows``."""
     from headrace.lab.bench import plot, report
+    from headrace.plots import NoPlots
 
     runs = every or shown
     ratios = (more or {}).get("ratios")
@@ -51,7 +52,7 @@ def report_runs(
         write(path, report.document(runs, plain(settings), more))
         try:
             plot.plot(runs, path.with_suffix(".png"), f"{', '.join(run.target for run in shown)}: {load}")
-        except plot.NoPlots as missing:
+        except NoPlots as missing:
             show(str(missing))
     written(path)
     export(rows, report.rows(runs))

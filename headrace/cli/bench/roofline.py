@@ -18,11 +18,11 @@ from headrace.cli.progress import Meter, progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
-    from headrace.build.model import Loaded
     from headrace.compute.kernels.timed import TimedKernels
     from headrace.compute.model.shape import ModelShape
     from headrace.lab.bench.latency import StepTimes
     from headrace.lab.bench.roofline import Machine, Step
+    from headrace.wiring.model import Loaded
 
 
 @with_options(ModelOptions, CacheOptions, SchedulerOptions)
@@ -61,9 +61,9 @@ def roofline(
     if dry_run is not None:
         _expect(given, dry_run, batch_size, input_len)
         return
-    from headrace.build.model import close, warm_up
     from headrace.lab.bench import report
     from headrace.lab.bench import roofline as lab
+    from headrace.wiring.model import close, warm_up
 
     loaded = _load(given, max(batch_size))
     check_lengths(max(input_len), output_len, loaded.ledger.max_model_len)
@@ -93,11 +93,11 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
     Raises:
         ConfigError: the device or the model is not known.
     """
-    from headrace.build.simulation import shape_of
     from headrace.lab.plan import launches
     from headrace.lab.plan.devices import UnknownDevice
     from headrace.lab.plan.devices import device as device_of
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+    from headrace.wiring.simulation import shape_of
 
     quantization = given.model.quantization
     try:
@@ -127,9 +127,9 @@ def _load(given: Options, rows: int) -> Loaded:
     Raises:
         ConfigError: the kernels are not the cpp kernels, or the options set parallelism.
     """
-    from headrace.build.model import load
     from headrace.compute.kernels.cpp import CppKernels
     from headrace.compute.model.decoder import Decoder
+    from headrace.wiring.model import load
 
     if (given.model.tensor_parallel_size, given.model.pipeline_parallel_size) != (1, 1):
         raise ConfigError("bench roofline measures one process: omit the options of parallelism")

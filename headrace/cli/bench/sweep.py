@@ -27,12 +27,12 @@ from headrace.cli.progress import progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
-    from headrace.build.workbench import Workbench
     from headrace.lab.bench.report import Run
     from headrace.lab.sweep.points import Point
     from headrace.lab.sweep.trials import Axis, Trial
     from headrace.lab.workload import Work
     from headrace.lab.workload.dataset import Dataset
+    from headrace.wiring.workbench import Workbench
 
 AXES = ("batch-size", "concurrency", "chunk-size")
 POLICIES = ("continuous", "static")
@@ -230,9 +230,9 @@ def _measure(
 
 def _tell(name: str, dataset: Any, points: Sequence[Point], settings: Mapping[str, Any], path: Path) -> None:
     from headrace.lab.bench import report as bench_report
-    from headrace.lab.bench.plot import NoPlots
     from headrace.lab.sweep import report
     from headrace.lab.sweep.plot import plot
+    from headrace.plots import NoPlots
 
     title = f"{name}; {dataset.name}, {dataset.input_len} + {dataset.output_len} tokens"
     show(*report.tables(points, title), *report.sentences(points))

@@ -160,9 +160,9 @@ def _engine_options(spec: Spec, given: Options) -> Options:
 
 
 def _engine_target(name: str, given: Options) -> Target:
-    from headrace.build.model import close, load
     from headrace.lab.bench.engine import EngineTarget
     from headrace.lab.workload.work import is_chat
+    from headrace.wiring.model import close, load
 
     loaded = load(given)
 
@@ -188,11 +188,11 @@ def _engine_target(name: str, given: Options) -> Target:
 
 def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
     """Padded batches with the same weights, device and data type as the engine."""
-    from headrace.build.loading.computing import find_model
     from headrace.compute.device import device_facts, resolve_device, resolve_dtype
     from headrace.compute.model.hub import resolve_folder
     from headrace.compute.model.spec import ModelError
     from headrace.lab.bench.padded import TransformersStatic
+    from headrace.wiring.loading.computing import find_model
 
     try:
         folder = resolve_folder(model.model, model.revision)

@@ -105,8 +105,8 @@ def draw(dataset: Dataset) -> Sequence[Work]:
 
 def _plugged_in(name: str) -> Workload | None:
     """The workload class that a dataset's name refers to (``MODULE:CLASS``); None for a built-in dataset."""
-    from headrace.build.plugins import Port, make_plugin
     from headrace.lab.workload.dataset import DATASETS, Workload
+    from headrace.wiring.plugins import Port, make_plugin
 
     port = Port("--dataset-name", "headrace.workloads", Workload, DATASETS)
     return None if name in DATASETS else cast("Workload", make_plugin(port, name))

@@ -39,7 +39,6 @@ class Wanted(NamedTuple):
 
 def confirmation(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Trial]:
     """Returns a function that simulates a fleet with the server's engine and policies on a roofline device."""
-    from headrace.build.simulation import make_fleet, roofline_machine
     from headrace.config import CacheOptions, SchedulerOptions
     from headrace.core.request import Slo as RequestSlo
     from headrace.lab.plan.report import fleet_text
@@ -49,6 +48,7 @@ def confirmation(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet]
     from headrace.lab.simulate.requests import from_calls
     from headrace.lab.workload.reshape import speedup
     from headrace.lab.workload.synthesis import Synthesis
+    from headrace.wiring.simulation import make_fleet, roofline_machine
 
     slo = wanted.slo
 

@@ -16,7 +16,7 @@ DRAFTS = "Speculative decoding"
 
 DEVICES = "A100-80G, H100-SXM, H200, MI300X or cpu"
 TRANSFER_GIGABYTES, TRANSFER_SECONDS = 25.0, 0.006
-"""Defaults of ``--transfer-bandwidth`` and ``--transfer-latency``; `headrace.build.simulation.WIRE` explains them."""
+"""Defaults of ``--transfer-bandwidth`` and ``--transfer-latency``; `headrace.wiring.simulation.WIRE` explains them."""
 LENGTHS = "a number, or a distribution such as uniform:200:400"
 
 Shape = Annotated[

@@ -159,11 +159,11 @@ def plan(
     Without a workload it prints memory, decoding, prefill and prices of one replica on each device, from rooflines.
     With --trace or --workload it also simulates fleets with the engine's own scheduler, cheapest first.
     """
-    from headrace.build.simulation import shape_of
     from headrace.cli.simulation.simulate import read_calls, wire_of
     from headrace.lab.plan.capacity import Slo
     from headrace.lab.plan.report import shape_line, sheet_table
     from headrace.lab.plan.supply import Supply
+    from headrace.wiring.simulation import shape_of
 
     shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
     speculation = read_speculation(acceptance, draft_cost)
@@ -287,9 +287,9 @@ def _search(
     shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
 ) -> tuple[Any, Verdict]:
     """The demand of a workload, and the cheapest fleet for it."""
-    from headrace.build.simulation import ROUTINGS
     from headrace.lab.plan.demand import BadDemand, demand
     from headrace.lab.plan.search import candidates, cheapest
+    from headrace.wiring.simulation import ROUTINGS
 
     one_of("--routing", wanted.routing, tuple(ROUTINGS))
     try:

@@ -148,9 +148,9 @@ def _show(
     follow: bool,
     quiet: bool,
 ) -> bool:
-    from headrace.build.operations.recording import make_engine_again
     from headrace.lab.replay.exact import Replay
     from headrace.lab.replay.show import Timeline, scene_panel
+    from headrace.wiring.operations.recording import make_engine_again
 
     life = Replay(recording, make_engine_again)
     timeline = None if request is None else Timeline(request)
@@ -189,10 +189,10 @@ def _export(
     """Write the files; returns whether the replay agrees with the recording."""
     import json
 
-    from headrace.build.films import recorded_steps, recorded_trace
-    from headrace.build.operations.recording import make_engine_again
     from headrace.lab.replay.show import divergence_text
     from headrace.lab.steps.recording import RecordedSteps
+    from headrace.wiring.films import recorded_steps, recorded_trace
+    from headrace.wiring.operations.recording import make_engine_again
 
     found = RecordedSteps(recording, make_engine_again, first, last)
     if found.divergence is not None:
@@ -227,9 +227,9 @@ def _verdict(console: Console, life: Replay, scene: Scene | None) -> bool:
 
 
 def _compare(console: Console, recording: Trace, changes: Mapping[str, str]) -> bool:
-    from headrace.build.operations.recording import make_engine_again
     from headrace.lab.replay.rerun import recorded, rerun
     from headrace.lab.replay.show import comparison, divergence_text
+    from headrace.wiring.operations.recording import make_engine_again
 
     baseline = recorded(recording, make_engine_again)
     if baseline.divergence is not None:

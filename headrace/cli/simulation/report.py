@@ -110,8 +110,8 @@ def _document(run: SimulatedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def plot_runs(runs: Sequence[SimulatedRun], folder: Path, title: str) -> None:
     """Writes the plots of all runs into a folder."""
-    from headrace.lab.bench.plot import NoPlots
     from headrace.lab.simulate.plot import plot
+    from headrace.plots import NoPlots
 
     try:
         with writing("--plot", folder), progress("plotting"):

@@ -24,11 +24,11 @@ from headrace.cli.simulation.trial import Trial
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
-    from headrace.build.simulation import Machine
     from headrace.lab.forced_acceptance import Speculation
     from headrace.lab.simulate.handover import Wire
     from headrace.lab.simulate.outcome import Outcome
     from headrace.lab.workload.call import Call
+    from headrace.wiring.simulation import Machine
 
 COMPARED = ("scheduling_policy", "queue_order", "admission_policy", "victim_policy", "eviction_policy")
 """Options that may be repeated: each combination is simulated."""
@@ -227,12 +227,12 @@ def _simulate(
     *,
     with_rows: bool,
 ) -> tuple[SimulatedRun, list[dict[str, Any]]]:
-    from headrace.build.simulation import ROUTINGS, make_fleet
     from headrace.core.request import Slo
     from headrace.core.tenancy.gate import Limits
     from headrace.lab.simulate.outcome import outcome
     from headrace.lab.simulate.requests import from_calls
     from headrace.lab.workload.synthesis import Synthesis
+    from headrace.wiring.simulation import ROUTINGS, make_fleet
 
     calls = load.calls()
     plans = with_speculation(options.scheduler, flags.speculation)
@@ -261,10 +261,10 @@ def _simulate(
 
 def _machine(options: Options, on: MachineFlags) -> tuple[Options, Machine]:
     """The machine, and the options with the device's own default of ``max_num_seqs`` where none was chosen."""
-    from headrace.build.simulation import calibrated_machine, read_calibration, roofline_machine, shape_of
     from headrace.lab.plan.devices import UnknownDevice
     from headrace.lab.plan.devices import device as device_spec
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+    from headrace.wiring.simulation import calibrated_machine, read_calibration, roofline_machine, shape_of
 
     if on.calibration is not None:
         calibration = read_calibration(on.calibration)

@@ -9,14 +9,14 @@ from headrace.config import ConfigError, SchedulerOptions
 
 if TYPE_CHECKING:
     from headrace.core.engine import Engine
-    from headrace.observe.steering.engine import Steering
+    from headrace.tuning.steering.engine import Steering
 
 
 class Trial:
     """An experiment that is run in virtual time, on each replica."""
 
     def __init__(self, body: dict[str, Any]) -> None:
-        from headrace.build.dry_run import Trial
+        from headrace.wiring.dry_run import Trial
 
         self._trial = Trial(body)
 

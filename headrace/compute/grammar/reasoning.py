@@ -4,7 +4,7 @@
  before --begin marker--> inside, counted --limit--> the end marker's tokens, one by one --> before, or over
                               `-- end marker, written by the model itself --------------------^
 ```
-Markers are found in the text, as in `serve.parsing`, so the model's tokenization of markers does not matter. A forced
+Markers are found in the text, as in `text.parsing`, so the model's tokenization of markers does not matter. A forced
 marker uses the tokenizer's tokens.
 """
 

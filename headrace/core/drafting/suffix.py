@@ -4,7 +4,7 @@
  ended ──► pending outputs ──► index of the scope (tenant, salt, adapter) ──► propose
            at most CHUNK tokens at a time
 ```
-The index is `core.cache.partial.continuation_index`: past occurrences vote on each next token. A proposal ends where
+The index is `core.drafting.continuation_index`: past occurrences vote on each next token. A proposal ends where
 the probability that all of it is accepted becomes small, so a longer match makes it longer. Scopes share nothing:
 neither a proposal nor the time to find it reveals another scope's text.
 """
@@ -18,9 +18,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from headrace.core.block_keys import root_key
-from headrace.core.cache.partial.scoped_indexes import ProposalCounts, ScopedIndexes
-from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
 from headrace.core.drafting.proposal import DraftRow, Proposal
+from headrace.core.drafting.scoped_indexes import ProposalCounts, ScopedIndexes
 from headrace.core.request import Request
 
 LEAD = 8
@@ -77,12 +76,12 @@ class SuffixProposer:
         if request.indexed and output:
             self._pending.append(_PendingOutput(scope_of(request), output, request.tokens[-LEAD:]))
 
-    def forget(self, tag: str) -> None:
-        """Drop the outputs of the tenant with this cache tag, or all, before the next proposal.
+    def forget(self, tenant: str | None = None) -> None:
+        """Drop the outputs of ``tenant``, or all, before the next proposal.
 
         It may be called from another thread.
         """
-        self._forgotten.append(b"" if tag == EVERYTHING else _digest(tag))
+        self._forgotten.append(b"" if tenant is None else _digest(tenant))
 
     def _index_pending(self) -> None:
         while self._forgotten:
@@ -114,8 +113,8 @@ def scope_of(request: Request) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _scope(tenant: str, salt: str, adapter: str) -> bytes:
-    return _digest(tenant_tag(tenant)) + root_key(salt, adapter)
+    return _digest(tenant) + root_key(salt, adapter)
 
 
-def _digest(tag: str) -> bytes:
-    return hashlib.sha256(tag.encode()).digest()
+def _digest(tenant: str) -> bytes:
+    return hashlib.sha256(tenant.encode()).digest()

@@ -21,9 +21,6 @@ from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGrou
 from dynamo.common.utils.runtime import parse_endpoint
 from dynamo.llm import ModelInput
 
-from headrace.build.model import Loaded, close, describe, load, served_names, warm_up
-from headrace.build.operations.kv_events import open_kv_events
-from headrace.build.operations.observability import add_build_info
 from headrace.cli.help import CONTEXT, Command
 from headrace.cli.options import with_options
 from headrace.compute.model.hub import BUILTIN, resolve_folder
@@ -40,8 +37,11 @@ from headrace.fleet.dynamo.answering import Answering
 from headrace.fleet.dynamo.backend import HeadraceBackend, Parts
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
-from headrace.serve.quota_meter import QuotaMeter
-from headrace.serve.service import Service
+from headrace.service.quota_meter import QuotaMeter
+from headrace.service.service import Service
+from headrace.wiring.model import Loaded, close, describe, load, served_names, warm_up
+from headrace.wiring.operations.kv_events import open_kv_events
+from headrace.wiring.operations.observability import add_build_info
 
 logger = logging.getLogger("headrace.startup")
 
@@ -122,7 +122,7 @@ def open_parts(options: Options) -> Parts:
     """Load the model and build its service; the worker runs it on its event loop.
 
     Raises:
-        ConfigError: see `headrace.build.model.load`.
+        ConfigError: see `headrace.wiring.model.load`.
     """
     began = time.perf_counter()
     observability = options.observability

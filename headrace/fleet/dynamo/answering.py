@@ -23,9 +23,9 @@ from headrace.fleet.dynamo.wire import (
     read_request,
     token_chunk,
 )
-from headrace.serve.answer import Answer
-from headrace.serve.service import Service
-from headrace.serve.text.tokenizer import Tokenizer
+from headrace.service.answer import Answer
+from headrace.service.service import Service
+from headrace.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("headrace.fleet")
 

@@ -26,7 +26,7 @@ from headrace.core.constraint import UnusableConstraint
 from headrace.core.events import AdmitReason, Admitted, Event, Stepped
 from headrace.core.request import InvalidParameter
 from headrace.fleet.dynamo.answering import Answering, RequestFailed
-from headrace.serve.service import Refused
+from headrace.service.service import Refused
 
 logger = logging.getLogger("headrace.fleet")
 

@@ -9,26 +9,7 @@ from typing import Any
 
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import median
-
-
-class NoPlots(RuntimeError):
-    """matplotlib is not installed; the message says what to install."""
-
-
-def load_pyplot() -> Any:
-    """matplotlib's pyplot with a backend that writes files only.
-
-    Raises:
-        NoPlots: matplotlib is missing.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise NoPlots('no plot without matplotlib: pip install "headrace[bench]"') from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+from headrace.plots import load_pyplot
 
 
 def plot(runs: Sequence[Run], path: Path, title: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.core.tenancy.fairness_index import jain
 from headrace.lab.bench.stats import Spread, Summary, spread
 from headrace.lab.simulate.tally import Group, Tally
-from headrace.observe.experiments.sketch import Sketch
+from headrace.observe.sketch import Sketch
 
 SLO_NAMES = ("ttft", "tpot", "e2e")
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.lab.bench.plot import curve, label_latency, legend_below, load_pyplot, set_title
+from headrace.lab.bench.plot import curve, label_latency, legend_below, set_title
 from headrace.lab.simulate.outcome import Outcome
+from headrace.plots import load_pyplot
 
 LATENCY_INCHES = (11, 4.6)
 """Width and height of the plot of latencies."""

@@ -15,7 +15,7 @@ from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished
 from headrace.core.request import FinishReason, Request
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.timeline import Timeline
-from headrace.observe.experiments.sketch import Sketch
+from headrace.observe.sketch import Sketch
 
 MOST_TENANTS = 1000
 """Maximum number of tenants with separate figures; further ones are counted together as ``other``."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.lab.bench.plot import legend_below, load_pyplot, set_title
+from headrace.lab.bench.plot import legend_below, set_title
 from headrace.lab.sweep.points import Point, lines
 from headrace.lab.sweep.report import LATENCY, knees, latency
 from headrace.lab.sweep.trials import Axis
+from headrace.plots import load_pyplot
 
 
 def plot(points: Sequence[Point], path: Path, title: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 FIELDS = "fields"
 """The attribute of a record that holds its structured fields."""
 
-WITHHOLDING = ("headrace.serve.http", "headrace.serve.text", "headrace.serve.cache", "uvicorn", "asyncio")
+WITHHOLDING = ("headrace.api", "headrace.text", "headrace.response_cache", "uvicorn", "asyncio")
 """Loggers of code that handles prompts: only type and location of an exception are logged, not its message."""
 
 ACCESS = "headrace.access"

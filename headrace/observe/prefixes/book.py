@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from headrace.core.cache.prefix.departure import (
+from headrace.core.events import AdmitReason, Admitted, Event, Finished, Spared
+from headrace.core.prefix.departure import (
     EXPLANATIONS,
     NOWHERE,
     Departure,
@@ -22,8 +23,7 @@ from headrace.core.cache.prefix.departure import (
     PrefixCause,
     departure,
 )
-from headrace.core.cache.prefix.prompt_memory import PromptMemory, Scope, fingerprint
-from headrace.core.events import AdmitReason, Admitted, Event, Finished, Spared
+from headrace.core.prefix.prompt_memory import PromptMemory, Scope, fingerprint
 from headrace.core.request import Request
 from headrace.observe.metrics_page import MetricsPage
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.config import ConfigError
-from tests.api.conftest import serving
 from tests.lab.calibration.test_values import CALIBRATION
+from tests.server.conftest import serving
 
 
 def run(*words: object) -> str:

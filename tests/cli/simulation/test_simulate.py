@@ -7,11 +7,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from headrace.build.simulation import WIRE
 from headrace.cli import app
 from headrace.cli.simulation import flags
 from headrace.config import ConfigError
 from headrace.lab.simulate.handover import Wire
+from headrace.wiring.simulation import WIRE
 from tests.lab.calibration.test_values import CALIBRATION
 
 TRACE = "req_time_s,client,prompt_len,output_len\n" + "".join(

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
-from tests.serve.text.vocabularies import byte_level
+from tests.text.vocabularies import byte_level
 
 TOKENIZER = byte_level()
 (END,) = TOKENIZER.eos_token_ids

@@ -10,13 +10,13 @@ import jsonschema
 import numpy as np
 import pytest
 
+from headrace.api.tools.constraint import constraint_for_tools
+from headrace.api.tools.wire import Tool, call_rule
 from headrace.compute.grammar.compiler import Compiler
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
-from headrace.serve.http.tools.constraint import constraint_for_tools
-from headrace.serve.http.tools.wire import Tool, call_rule
-from headrace.serve.parsing.machine import Machine
+from headrace.text.parsing.machine import Machine
 from tests.doubles.scripted_model import with_special_tokens
-from tests.serve.parsing.corpus_files import TOOLS, read
+from tests.text.parsing.corpus_files import TOOLS, read
 
 NAMES = sorted(
     name for name, each in TOOLS.items() if each.written and (each.written.python or each.written.quote)

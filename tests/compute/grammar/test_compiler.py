@@ -13,7 +13,7 @@ import pytest
 from headrace.compute.grammar import compiler as module
 from headrace.compute.grammar.compiler import Compiler
 from headrace.core.constraint import UnusableConstraint, as_constraint
-from tests.serve.text.vocabularies import byte_level
+from tests.text.vocabularies import byte_level
 
 TOKENIZER = byte_level()
 R = range(12)

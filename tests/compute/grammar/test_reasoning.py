@@ -16,7 +16,7 @@ from headrace.compute.grammar.reasoning import ReasoningCount, spelt
 from headrace.core.constraint import ANY_TEXT, Constraint, ReasoningLimit, as_constraint
 from tests.compute.fakes import entry
 from tests.doubles.scripted_model import with_special_tokens
-from tests.serve.text.vocabularies import byte_level
+from tests.text.vocabularies import byte_level
 
 PLAIN = byte_level()
 MARKED = with_special_tokens(["<think>", "</think>"])

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.build.loading.memory import _graphs
 from headrace.compute.graphs import plan
 from headrace.compute.graphs.plan import describe_graphs, plan_graphs
 from headrace.compute.graphs.sizes import MOST_TOKENS, graph_sizes
 from headrace.compute.graphs.steps import Captured
 from headrace.compute.kernels import HeadShape
 from headrace.config import ModelOptions, Options
+from headrace.wiring.loading.memory import _graphs
 
 
 def decoder(device: str = "cuda", kernels: str = "triton") -> Any:

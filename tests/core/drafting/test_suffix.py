@@ -1,6 +1,5 @@
 import pytest
 
-from headrace.core.cache.response.tags import EVERYTHING, tenant_tag
 from headrace.core.drafting import suffix
 from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.drafting.suffix import CHUNK, SuffixProposer, scope_of
@@ -58,10 +57,10 @@ def test_a_tenant_or_all_can_be_forgotten() -> None:
     proposer = SuffixProposer(8)
     for tenant in ("a", "b"):
         proposer.ended(request(tenant=tenant), [1, 2, 3, *OUTPUT])
-    proposer.forget(tenant_tag("a"))  # before they were indexed
+    proposer.forget("a")  # before they were indexed
     assert propose(proposer, request(tenant="a"), OUTPUT[:10]) is None
     assert propose(proposer, request(tenant="b"), OUTPUT[:10]) is not None
-    proposer.forget(EVERYTHING)  # afterwards
+    proposer.forget()  # afterwards
     assert propose(proposer, request(tenant="b"), OUTPUT[:10]) is None
     assert proposer.nbytes == 0
 

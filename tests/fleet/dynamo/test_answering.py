@@ -9,10 +9,10 @@ import pytest
 
 from headrace.core.request import FinishReason, InvalidParameter
 from headrace.fleet.dynamo.answering import RequestFailed
-from headrace.serve.service import Refused
+from headrace.service.service import Refused
 from headrace.testing.hashing_runner import expected_tokens
 from tests.fleet.dynamo.workers import answering, body, collected
-from tests.serve.test_service import Leash
+from tests.service.test_service import Leash
 
 SOON = 60.0
 

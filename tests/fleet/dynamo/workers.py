@@ -9,10 +9,10 @@ from typing import Any
 from headrace.compute.model.hub import resolve_folder
 from headrace.core.tenancy.gate import Limits
 from headrace.fleet.dynamo.answering import Answering
-from headrace.serve.service import Service
-from headrace.serve.text.tokenizer import Tokenizer
+from headrace.service.service import Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import HashingRunner
+from headrace.text.tokenizer import Tokenizer
 
 BLOCK_SIZE = 4
 

@@ -6,8 +6,6 @@ import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from headrace.build.drafting import ModelDrafts
-from headrace.build.engine import TierSizes, make_engine
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.knobs import Knobs
@@ -25,6 +23,8 @@ from headrace.lab.simulate.tally import Tally
 from headrace.lab.simulate.work import StepWork
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.synthesis import Synthesis
+from headrace.wiring.drafting import ModelDrafts
+from headrace.wiring.engine import TierSizes, make_engine
 
 OPEN_DOOR = Limits(1 << 30, 1 << 60)
 

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from headrace.build.simulation import Machine, make_fleet
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.prediction.step_cost import TOKENS_ONLY
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.handover import Wire
 from headrace.lab.workload.call import Call, Span
+from headrace.wiring.simulation import Machine, make_fleet
 from tests.lab.simulate.scenes import Fixed, run
 
 FREE = Wire(0.0, 1e30)

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.tenancy.gate import Limits
-from headrace.lab.bench.plot import NoPlots
 from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.plot import plot
 from headrace.lab.simulate.requests import from_work
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.work import Work
+from headrace.plots import NoPlots
 from tests.lab.simulate.scenes import Fixed, fleet, run
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from headrace.build.simulation import make_replica, roofline_machine
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.lab.plan.devices import H100
 from headrace.lab.plan.roofline import Replica
 from headrace.lab.plan.shapes import SHAPES
 from headrace.lab.simulate.target import OneAnswer, simulated_target
 from headrace.lab.workload.tokens import fixed_lengths
+from headrace.wiring.simulation import make_replica, roofline_machine
 
 
 def target(concurrency=None, **plans):

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from headrace.build.films import simulated_steps, tour
 from headrace.lab.steps.scenario import Asked, BadScenario, Scenario, name
 from headrace.lab.steps.tour import STOPS
+from headrace.wiring.films import simulated_steps, tour
 from tests.observe.steps.trace_events import check_order, check_trace
 
 FILMS: dict[tuple[str, int], dict] = {}

@@ -6,7 +6,6 @@ from itertools import islice
 
 import pytest
 
-from headrace.build.simulation import make_fleet, roofline_machine
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.lab.plan.capacity import Settings, Slo, best_steady
 from headrace.lab.plan.demand import Demand, demand
@@ -18,6 +17,7 @@ from headrace.lab.workload.population import calls, parse
 from headrace.lab.workload.synthesis import Synthesis
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
+from headrace.wiring.simulation import make_fleet, roofline_machine
 
 REPLICA = Replica(SHAPES["llama-3.1-8b"], device("H100-SXM"))
 SETTINGS = Settings(max_num_seqs=64, max_num_batched_tokens=2048)

@@ -68,15 +68,13 @@ def test_no_value_can_forge_a_line_or_a_field(evil: str) -> None:
 
 
 def test_an_exception_is_shown_with_its_cause_where_no_prompt_can_be() -> None:
-    made = record("step failed", name="headrace.serve.thread", exc_info=raised("block 7"))
+    made = record("step failed", name="headrace.service.thread", exc_info=raised("block 7"))
     assert "KeyError: 'block 7'" in text_line(made)
     assert "ValueError: bad: block 7" in json.loads(json_line(made))["exception"]
 
 
 @pytest.mark.parametrize("line", [text_line, json_line])
-@pytest.mark.parametrize(
-    "name", ["headrace.serve.http.edge", "headrace.serve.text.template", "uvicorn.error"]
-)
+@pytest.mark.parametrize("name", ["headrace.api.edge", "headrace.text.template", "uvicorn.error"])
 def test_an_exception_where_a_request_is_processed_has_its_place_but_no_message(name: str, line) -> None:
     shown = line(record("request failed", name=name, exc_info=raised("my secret prompt")))
     assert "secret" not in shown
@@ -94,5 +92,5 @@ def test_what_asyncio_says_of_a_lost_exception_has_no_message_of_it(line) -> Non
 
 
 def test_components_are_short() -> None:
-    assert component("headrace.serve.http.edge") == "edge"
+    assert component("headrace.api.edge") == "edge"
     assert component("uvicorn.error") == "uvicorn"

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from headrace.core.cache.prefix.departure import NOWHERE, Place
-from headrace.core.cache.prefix.prompt_memory import PromptMemory
 from headrace.core.events import AdmitReason, Admitted, Finished, Layer, Spared
+from headrace.core.prefix.departure import NOWHERE, Place
+from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes import book as module

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.api.operations.access_log import FIELDS
 from headrace.observe.tracing.attributes import NAMES, span_attributes, span_name
-from headrace.serve.http.operations.access_log import FIELDS
 
 FIELDS_OF_A_CALL = {
     "method": "POST",

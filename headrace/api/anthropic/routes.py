@@ -1,0 +1,95 @@
+"""The routes of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.api.anthropic.conversation import chat_body, counted, tool_places
+from headrace.api.anthropic.refusals import refuse
+from headrace.api.anthropic.wire import CountBody, MessagesBody
+from headrace.api.anthropic.writer import MessageWriter
+from headrace.api.auth.api_keys import tenant
+from headrace.api.body import read_body
+from headrace.api.edge import CALLER
+from headrace.api.generation.call import Call
+from headrace.api.generation.caller import Caller
+from headrace.api.generation.names import named
+from headrace.api.generation.serving import Serving
+from headrace.api.openai.chat import open_chat, render
+from headrace.api.prompts.normalize import normalized
+from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
+from headrace.api.wire import beside, json_object, valid
+
+NAMES = {
+    "response_format": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+}
+"""The fields of a chat request that have other names in this API."""
+
+
+class Messages:
+    """The endpoints."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._recall, self._model = serving.recall, serving.model
+
+    def routes(self) -> list[Route]:
+        """The routes to mount."""
+        return [
+            Route("/v1/messages", self.create, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/messages``."""
+        self._recall.service.expect()
+        raw = await read_body(request, self._serving.max_body_bytes)
+        call, writer, body = await self.open(raw, request.scope[CALLER])
+        headers = self._serving.headers(call.tenant)
+        return (
+            StreamedAnswer(call, writer, headers, writer.ping)
+            if body.stream
+            else WholeAnswer(call, writer, headers)
+        )
+
+    async def open(self, raw: bytes, caller: Caller) -> tuple[Call, MessageWriter, MessagesBody]:
+        """Submit a request for a message.
+
+        Raises:
+            ApiError: the request is invalid, or the server rejects it.
+        """
+        body = await beside(raw, lambda: valid(MessagesBody, refuse(json_object(raw))))
+        self._model.check_name(body.model)
+        chat = chat_body(self._model.dialect, body)
+        if self._serving.recorder is not None:
+            caller = self._serving.recorder.note_chat(chat, caller)
+        with named(NAMES, tool_places):
+            call = await open_chat(
+                self._recall,
+                self._model,
+                chat,
+                caller,
+                self._serving.request_timeout,
+                id_prefix="msg_",
+                shorten=True,
+            )
+        writer = writer_of(call, lambda: MessageWriter(call, body))
+        self._serving.notes.put(call, None)
+        return call, writer, body
+
+    async def count_tokens(self, request: Request) -> Response:
+        """``POST /v1/messages/count_tokens``: the tokens of a request's prompt."""
+        raw = await read_body(request, self._serving.max_body_bytes)
+        body = await beside(raw, lambda: valid(CountBody, refuse(json_object(raw))))
+        self._model.check_name(body.model)
+        caller: Caller = request.scope[CALLER]
+        tenant_name = tenant(caller.key_id, caller.tenant_header, None)
+        markers = self._model.prompts.markers(self._model.rules.tenants, tenant_name)
+        conversation, _ = normalized(counted(self._model.dialect, body), markers)
+        tokens = await self._model.encode_prompt(await render(self._model, conversation, tenant_name))
+        return JSONResponse({"input_tokens": len(tokens)})

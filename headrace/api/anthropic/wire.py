@@ -1,0 +1,336 @@
+"""The bodies of ``POST /v1/messages`` and ``POST /v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, SkipValidation, Tag
+
+from headrace.api.cache.wire import CacheDirectiveFields
+from headrace.api.generation.fields import MAX_STOP_CHARACTERS, MAX_STOPS
+from headrace.api.generation.scheduling_fields import (
+    MAX_MS,
+    MAX_RETENTIONS,
+    RetentionBody,
+    SessionFields,
+    SloBody,
+)
+from headrace.api.openai.chat_wire import CacheMark
+from headrace.api.tools.wire import MAX_TOOLS, check_parameters
+from headrace.api.wire import FORM_MARK, Answered, Replayed, Wire, wrong_type, wrong_value
+
+MIN_BUDGET = 1024
+"""The smallest budget of thinking tokens that Anthropic's API accepts."""
+
+_TOOL_NAME = re.compile("[a-zA-Z0-9_-]{1,128}")
+
+
+def _form(value: Any) -> str | None:
+    """The form of a field that is text or a list of blocks."""
+    if isinstance(value, str):
+        return FORM_MARK + "text"
+    return FORM_MARK + "blocks" if isinstance(value, list) else None
+
+
+def _kind(*kinds: str) -> Discriminator:
+    """Distinguishes blocks by their ``type``."""
+
+    def kind(value: Any) -> str | None:
+        found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return FORM_MARK + found if isinstance(found, str) and found in kinds else None
+
+    return Discriminator(
+        kind,
+        custom_error_type="block_type",
+        custom_error_message=f"must be an object whose type is {' or '.join(kinds)}",
+    )
+
+
+_TEXT_OR_BLOCKS = Discriminator(
+    _form,
+    custom_error_type="content_type",
+    custom_error_message="must be a string or a list of content blocks",
+)
+
+
+class TextBlock(Replayed):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheMark | None = None
+    citations: list[Any] | None = Field(
+        default=None, max_length=0, description="Not supported: null or empty."
+    )
+
+
+Texts = Annotated[
+    Annotated[str, Tag(FORM_MARK + "text")] | Annotated[list[TextBlock], Tag(FORM_MARK + "blocks")],
+    _TEXT_OR_BLOCKS,
+]
+
+
+class ThinkingBlock(Answered):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = Field("", description="Accepted and not checked.")
+
+
+class DirectCaller(Answered):
+    """Marks a tool call that the model itself made."""
+
+    type: Literal["direct"]
+
+
+class ToolUseBlock(Answered):
+    """A call in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    input: dict[str, Any]
+    caller: DirectCaller | None = None
+    cache_control: CacheMark | None = None
+
+
+class ToolResultBlock(Replayed):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
+    content: Texts | None = None
+    is_error: bool | None = Field(None, description="true: the model sees the result as an error.")
+    cache_control: CacheMark | None = None
+
+
+class AnswerBlock(Answered, TextBlock):
+    """Text of an earlier answer."""
+
+
+class RedactedThinkingBlock(Answered):
+    """Encrypted reasoning of an earlier answer, which only the server that made it can read. No effect."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+_CALLS_AND_RESULTS = (
+    Annotated[ThinkingBlock, Tag(FORM_MARK + "thinking")]
+    | Annotated[RedactedThinkingBlock, Tag(FORM_MARK + "redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag(FORM_MARK + "tool_use")]
+    | Annotated[ToolResultBlock, Tag(FORM_MARK + "tool_result")]
+)
+Block = Annotated[Annotated[TextBlock, Tag(FORM_MARK + "text")] | _CALLS_AND_RESULTS, _kind(*_KINDS)]
+BlockOfAnswer = Annotated[
+    Annotated[AnswerBlock, Tag(FORM_MARK + "text")] | _CALLS_AND_RESULTS, _kind(*_KINDS)
+]
+
+
+class InputMessage(Replayed):
+    """One turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[str, Tag(FORM_MARK + "text")] | Annotated[Sequence[Block], Tag(FORM_MARK + "blocks")],
+        _TEXT_OR_BLOCKS,
+    ]
+
+
+class AnswerTurn(Answered, InputMessage):
+    """An earlier answer."""
+
+    role: Literal["assistant"]
+    content: Annotated[
+        Annotated[str, Tag(FORM_MARK + "text")]
+        | Annotated[Sequence[BlockOfAnswer], Tag(FORM_MARK + "blocks")],
+        _TEXT_OR_BLOCKS,
+    ]
+
+
+def _turn(value: Any) -> str:
+    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
+    return FORM_MARK + ("answer" if role == "assistant" else "message")
+
+
+Turn = Annotated[
+    Annotated[AnswerTurn, Tag(FORM_MARK + "answer")] | Annotated[InputMessage, Tag(FORM_MARK + "message")],
+    Discriminator(_turn),
+]
+
+
+def _tool_name(value: str) -> str:
+    if not _TOOL_NAME.fullmatch(value):
+        raise wrong_value("must be 1 to 128 letters, digits, underscores or hyphens")
+    return value
+
+
+def _schema(value: Any) -> Any:
+    if value is None:
+        raise wrong_type("a JSON schema of type object")
+    return check_parameters(value)
+
+
+class ToolBody(Wire):
+    """A tool that the model may call."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, AfterValidator(_tool_name)]
+    description: str | None = None
+    input_schema: Annotated[SkipValidation[dict[str, Any]], BeforeValidator(_schema)] = Field(
+        description="A JSON schema of type object."
+    )
+    strict: bool | None = Field(None, description="The input must follow the schema.")
+    cache_control: CacheMark | None = None
+    eager_input_streaming: bool | None = Field(None, description="Inputs are always streamed as they come.")
+
+
+class AnyChoice(Wire):
+    """The model decides (``auto``), must call some tool (``any``), or must not call one (``none``)."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = Field(None, description="true: at most one call.")
+
+
+class NamedToolChoice(Wire):
+    """The model must call this tool."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+def _choice(value: Any) -> str | None:
+    found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if found in ("auto", "any", "none"):
+        return FORM_MARK + "mode"
+    return FORM_MARK + "tool" if found == "tool" else None
+
+
+Choice = Annotated[
+    Annotated[AnyChoice, Tag(FORM_MARK + "mode")] | Annotated[NamedToolChoice, Tag(FORM_MARK + "tool")],
+    Discriminator(
+        _choice,
+        custom_error_type="choice_type",
+        custom_error_message="must be an object whose type is auto, any, tool or none",
+    ),
+]
+
+
+class Thinking(Wire):
+    """Whether the model reasons before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(
+        None,
+        description=f"Maximum tokens of reasoning, then its end is forced: at least {MIN_BUDGET}, below max_tokens.",
+    )
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="omitted: the response has no thinking blocks."
+    )
+
+
+class JsonOutput(Wire):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Wire):
+    """The format of the output, and the effort of reasoning."""
+
+    format: JsonOutput | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="Passed to chat templates that have the variable `reasoning_effort`."
+    )
+
+
+class Metadata(Wire):
+    """Describes the request."""
+
+    user_id: str | None = Field(None, max_length=512, description="Same as OpenAI's `user`.")
+
+
+def _not_empty(messages: list[InputMessage]) -> list[InputMessage]:
+    if not messages:
+        raise wrong_value("must not be empty")
+    return messages
+
+
+def _different(tools: list[ToolBody]) -> list[ToolBody]:
+    names = [tool.name for tool in tools]
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if twice is not None:
+        raise wrong_value(f"has two tools with the name {twice!r}")
+    return tools
+
+
+class CountBody(Wire):
+    """A conversation whose tokens are counted."""
+
+    model: str | None = Field(None, description="Name of the model. Default: the served model.")
+    messages: Annotated[list[Turn], AfterValidator(_not_empty)]
+    system: Texts | None = Field(None, description="Instructions before the conversation.")
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS), AfterValidator(_different)] | None = Field(
+        None, description=f"Tools that the model may call; at most {MAX_TOOLS}."
+    )
+    tool_choice: Choice | None = Field(None, description="Default auto.")
+    thinking: Thinking | None = Field(
+        None, description="Sets the chat template's switch for reasoning. Default disabled."
+    )
+    output_config: OutputConfig | None = None
+    cache_control: CacheMark | None = Field(
+        None, description="Retain the whole computed prompt for `ttl`; blocks and tools may have it too."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template.")
+
+
+def _range(low: float, high: float) -> AfterValidator:
+    def check(value: float) -> float:
+        if not low <= value <= high:
+            raise wrong_value(f"must be between {low:g} and {high:g}, got {value:g}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _stop(value: str) -> str:
+    if not value:
+        raise wrong_value("must not be empty")
+    return value
+
+
+StopSequence = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS), AfterValidator(_stop)]
+
+
+class MessagesBody(CountBody, SessionFields):
+    """A request for the next turn of a conversation."""
+
+    max_tokens: int = Field(ge=1, description="Reduced to what the context leaves after the prompt.")
+    stream: bool | None = None
+    stop_sequences: list[StopSequence] | None = Field(None, max_length=MAX_STOPS)
+    temperature: Annotated[float, _range(0, 1)] | None = Field(None, description="From 0 to 1. Default 1.")
+    top_p: Annotated[float, _range(0, 1)] | None = None
+    top_k: int | None = Field(None, ge=0, lt=2**31, description="0: no limit.")
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only", "default", "flex", "priority"] | None = Field(
+        None, description="standard_only means default; the others are this server's classes."
+    )
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=512, description="Only requests with the same salt share prefixes."
+    )
+    response_cache: CacheDirectiveFields | None = Field(
+        None, description="Directives for the response cache."
+    )
+    prompt_cache_key: str | None = Field(None, max_length=512)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    slo: SloBody | None = None
+    deadline_ms: int | None = Field(None, ge=1, le=MAX_MS)
+    retention: list[RetentionBody] | None = Field(None, max_length=MAX_RETENTIONS)
+    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")

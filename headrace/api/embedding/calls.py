@@ -1,0 +1,214 @@
+"""Converts bodies of embeddings, reranking and scores (HTTP requests or lines of batches) to calls of their models."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from headrace.api.auth.api_keys import tenant
+from headrace.api.embedding import documents
+from headrace.api.embedding.wire import (
+    EMBEDDINGS,
+    RERANK,
+    SCORE,
+    EmbeddingBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
+from headrace.api.errors import ApiError, invalid
+from headrace.api.generation.caller import COST_HEADER, Caller
+from headrace.api.wire import parse_beside
+from headrace.core.embedding import TokenRow
+from headrace.service.embedding.inputs import (
+    InputTooLong,
+    check_truncation,
+    pair_rows,
+    prompt_of,
+    side_rows,
+    text_rows,
+)
+from headrace.service.embedding.job import EmbeddingJob
+from headrace.service.embedding.models import PoolingModel, PoolingModels, Values, VectorModel
+from headrace.service.embedding.vectors import cosine, finish
+from headrace.service.embedding.worker import EmbeddingWorker
+
+CostOf = Callable[[Iterable[str]], Mapping[str, Any]]
+"""``cost`` and ``cost_details`` of calls, by their ids."""
+
+Pairs = Sequence[tuple[str, str]]
+
+
+class PoolingCall(NamedTuple):
+    """A call that has not been submitted. ``document`` converts its results to the response; ``cost`` returns its cost
+    so far, if the client asked for it.
+    """
+
+    job: EmbeddingJob
+    document: Callable[[Values], Awaitable[bytes]]
+    cost: Callable[[], Mapping[str, Any]]
+
+
+class PoolingCalls:
+    """The calls to ``models``; the error for a missing model names the option that loads it.
+
+    ``cost`` returns the cost of calls; None: the server has no prices.
+    """
+
+    def __init__(
+        self,
+        worker: EmbeddingWorker,
+        models: PoolingModels,
+        now: Callable[[], float],
+        cost: CostOf | None = None,
+    ) -> None:
+        self.worker = worker
+        self._models = models
+        self._now = now
+        self._cost = cost
+        self.open: Mapping[str, Callable[[bytes, Caller], Awaitable[PoolingCall]]] = {
+            "/v1/embeddings": self._embeddings,
+            "/v1/rerank": self._rerank,
+            "/v1/score": self._score,
+        }
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The endpoints that have a model."""
+        names = tuple(self.open)
+        return names if self._models.embedding is not None else names[1:] if self._models.all() else ()
+
+    async def prepare(self, path: str, raw: bytes, caller: Caller) -> PoolingCall:
+        """The call of a body that was sent to ``path``, one of `open`.
+
+        Raises:
+            ApiError: it cannot be computed.
+            InvalidParameter: an input or a parameter is invalid.
+        """
+        try:
+            return await self.open[path](raw, caller)
+        except InputTooLong as error:
+            raise invalid(f"{error}.", error.param, "context_length_exceeded") from None
+
+    async def _embeddings(self, raw: bytes, caller: Caller) -> PoolingCall:
+        body = await parse_beside(raw, EmbeddingBody, EMBEDDINGS)
+        model = self._vector_model(body.model)
+        if body.dimensions is not None and body.dimensions > model.dimensions:
+            raise invalid(
+                f"dimensions must be at most {model.dimensions}, the length of the vectors of {model.name}",
+                "dimensions",
+            )
+        limit = check_truncation(model, body.truncate_prompt_tokens)
+        prompt = prompt_of(model, body.prompt_name)
+        rows = await asyncio.to_thread(
+            text_rows, model, body.input, param="input", prompt=prompt, limit=limit
+        )
+        normalize = model.normalize if body.normalize is None else body.normalize
+        job, cost = self._job(body, caller, model, "embed", rows)
+
+        async def document(vectors: Values) -> bytes:
+            shown = finish(vectors, body.dimensions, normalize)
+            return await asyncio.to_thread(documents.embeddings, job, shown, body.encoding_format, cost())
+
+        return PoolingCall(job, document, cost)
+
+    async def _rerank(self, raw: bytes, caller: Caller) -> PoolingCall:
+        body = await parse_beside(raw, RerankBody, RERANK)
+        pairs = [(body.query, each) for each in body.documents]
+        texts = body.documents if body.return_documents else None
+        return await self._scored(
+            body,
+            caller,
+            "rerank",
+            pairs,
+            "documents",
+            lambda job, scores, cost: documents.ranking(job, scores, texts, body.top_n or 0, cost),
+            body.max_tokens_per_doc,
+        )
+
+    async def _score(self, raw: bytes, caller: Caller) -> PoolingCall:
+        body = await parse_beside(raw, ScoreBody, SCORE)
+        param = "documents" if body.text_2 is None else "text_2"
+        return await self._scored(body, caller, "score", body.pairs(), param, documents.scored)
+
+    async def _scored(
+        self,
+        body: PoolingBody,
+        caller: Caller,
+        task: str,
+        pairs: Pairs,
+        param: str,
+        shown: Callable[[EmbeddingJob, list[float], Mapping[str, Any]], bytes],
+        second_limit: int | None = None,
+    ) -> PoolingCall:
+        """The score of each pair: the cross-encoder's, or else the cosine similarity of the embeddings."""
+        cross, vectors = self._models.rerank, self._models.embedding
+        asked = self._models.name_of(body.model)
+        scores: Callable[[Values], list[float]]
+        model: PoolingModel
+        if cross is not None and not (vectors is not None and asked == vectors.name):
+            _check_name(cross, asked)
+            limit = check_truncation(cross, body.truncate_prompt_tokens)
+            rows = await asyncio.to_thread(
+                pair_rows, cross, pairs, param=param, limit=limit, second_limit=second_limit
+            )
+            model, scores = cross, _first_numbers
+        elif vectors is None:
+            raise _absent("a cross-encoder", "--rerank-model, or an embedding model with --embedding-model")
+        else:
+            _check_name(vectors, asked)
+            limits = check_truncation(vectors, body.truncate_prompt_tokens), second_limit
+            rows, at = await asyncio.to_thread(side_rows, vectors, pairs, param, *limits)
+            model, scores = vectors, partial(_similarities, at)
+        job, cost = self._job(body, caller, model, task, rows)
+
+        async def document(values: Values) -> bytes:
+            return shown(job, scores(values), cost())
+
+        return PoolingCall(job, document, cost)
+
+    def _vector_model(self, asked: str | None) -> VectorModel:
+        model = self._models.embedding
+        if model is None:
+            raise _absent("an embedding model", "--embedding-model")
+        _check_name(model, self._models.name_of(asked))
+        return model
+
+    def _job(
+        self, body: PoolingBody, caller: Caller, model: PoolingModel, task: str, rows: Sequence[TokenRow]
+    ) -> tuple[EmbeddingJob, Callable[[], Mapping[str, Any]]]:
+        """The job of a call, and its cost."""
+        tenant_name = tenant(caller.key_id, caller.tenant_header, body.user)
+        job = EmbeddingJob(f"{task}-{secrets.token_hex(12)}", tenant_name, task, model, rows, self._now())
+        if not body.include_cost and not caller.asks_cost:
+            return job, dict
+        price = self._cost
+        if price is None:
+            field = "include_cost" if body.include_cost else COST_HEADER
+            raise invalid(
+                f"{field}: this server has no prices; it needs --device-price or prices of tokens", field
+            )
+        return job, lambda: price([job.id])
+
+
+def _first_numbers(values: Values) -> list[float]:
+    return [float(value) for value in values[:, 0]]
+
+
+def _similarities(at: Sequence[tuple[int, int]], values: Values) -> list[float]:
+    return cosine(values[[one for one, _ in at]], values[[other for _, other in at]])
+
+
+def _check_name(model: PoolingModel, asked: str | None) -> None:
+    if asked is not None and asked != model.name:
+        message = f"The model {asked!r} is not available on this route; it has {model.name!r}."
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def _absent(what: str, option: str) -> ApiError:
+    return ApiError(
+        404, f"This server has no such model: start it with {what}, {option}.", code="model_not_found"
+    )

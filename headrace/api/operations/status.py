@@ -1,0 +1,189 @@
+"""Endpoints that report: health, served model, metrics, and the explanation of one request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.api.anthropic.errors import SPEAKS
+from headrace.api.anthropic.models import card, listing
+from headrace.api.edge import CALLER
+from headrace.api.generation.call_notes import CallNotes
+from headrace.api.operations.owned_requests import Explain, owned
+from headrace.service.service import Health, Service
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+PREDICT_SECONDS = 2.0
+"""Maximum time that an explanation waits for the end of the current step."""
+
+ExplainPrefix = Callable[[str, bool], Mapping[str, Any] | None]
+"""Explains where a request's prompt stopped matching the prefix cache. The flag: the client may see all tenants."""
+
+
+class ListedModel(Protocol):
+    """A model in ``/v1/models``: `api.model.ServedModel`, or `embedding.cards.PoolingCard`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def created(self) -> int: ...
+
+    @property
+    def card(self) -> dict[str, Any]: ...
+
+    def check_name(self, asked: str | None) -> None: ...
+
+
+class Status:
+    """The endpoints. ``others`` are models for embeddings and reranking.
+
+    ``explain`` and ``metrics`` come from `observe`. ``/server_info`` returns ``info``. ``reset`` empties the prefix
+    cache. ``predict_start`` returns the queue position and the predicted start of a waiting request; it must be called
+    between two steps. ``prefix`` returns where the prompt stopped matching the prefix cache. ``not_yet`` names the work
+    that must end before the server is ready.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        model: ListedModel,
+        notes: CallNotes,
+        *,
+        explain: Explain,
+        metrics: Callable[[], bytes],
+        info: Callable[[], Mapping[str, Any]],
+        reset: Callable[[], object],
+        version: str,
+        predict_start: Explain = lambda request_id, now: None,
+        prefix: ExplainPrefix = lambda request_id, all_tenants: None,
+        not_yet: Callable[[], str] = str,
+        others: Sequence[ListedModel] = (),
+    ) -> None:
+        self._service = service
+        self._model = model
+        self._notes = notes
+        self._explain = explain
+        self._metrics = metrics
+        self._info = info
+        self._reset = reset
+        self._version = version
+        self._predict_start = predict_start
+        self._prefix = prefix
+        self._not_yet = not_yet
+        self._others = [each for each in others if each.name != model.name]
+
+    def routes(self) -> list[Route]:
+        """The routes of these endpoints."""
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.retrieve_model),
+            Route("/v1/requests/{id}", self.explain),
+            Route("/health", self.health),
+            Route("/livez", self.health),
+            Route("/healthz", self.health),
+            Route("/health/ready", self.ready),
+            Route("/readyz", self.ready),
+            Route("/ping", self.health, methods=["GET", "POST"]),
+            Route("/version", self.version),
+            Route("/server_info", self.server_info),
+            Route("/metrics", self.metrics),
+            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        if SPEAKS in request.headers:
+            return JSONResponse(listing(self._model))
+        cards = [each.card | {"id": name} for each in (self._model, *self._others) for name in each.names]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def retrieve_model(self, request: Request) -> Response:
+        """``GET /v1/models/{model}``."""
+        asked = request.path_params["model"]
+        model = next((each for each in self._others if asked in each.names), self._model)
+        model.check_name(asked)
+        name = asked if asked in model.names else model.name
+        return JSONResponse(card(model, name) if SPEAKS in request.headers else model.card | {"id": name})
+
+    async def explain(self, request: Request) -> Response:
+        """``GET /v1/requests/{id}``: explains a request, by its id or its ``X-Request-Id``.
+
+        A call with several choices shows each of them. With API keys, a request is shown only to its tenant.
+        """
+        call = owned(request, self._service, self._notes, self._explain)
+        all_tenants = request.scope[CALLER].key_id is None
+        for each in call.sequences:
+            if (prefix := self._prefix(each["id"], all_tenants)) is not None:
+                each["prefix"] = prefix
+            if each["state"] == "waiting":
+                each |= await self._predicted(each["id"])
+        return JSONResponse(call.shown(call.sequences) | {"metadata": call.metadata})
+
+    async def _predicted(self, request_id: str) -> Mapping[str, Any]:
+        ask = self._service.between_steps(lambda: self._predict_start(request_id, self._service.now()))
+        try:
+            return await asyncio.wait_for(ask, PREDICT_SECONDS) or {}
+        except TimeoutError:  # the engine is stalled: explain the request without it
+            return {}
+
+    async def health(self, request: Request) -> Response:
+        """``GET /health``: 200 while steps make progress; 503 with the reason if requests wait and no step finishes."""
+        health = self._service.health()
+        return JSONResponse(_health(health), 200 if health.well else 503)
+
+    async def ready(self, request: Request) -> Response:
+        """``GET /health/ready``: 200 while the server accepts requests and has warmed its caches as configured."""
+        health = self._service.health()
+        not_yet = self._not_yet()
+        shown = _health(health) | ({"status": not_yet} if health.ready and not_yet else {})
+        return JSONResponse(shown, 200 if health.ready and not not_yet else 503)
+
+    async def version(self, request: Request) -> Response:
+        """``GET /version``."""
+        return JSONResponse({"version": self._version})
+
+    async def server_info(self, request: Request) -> Response:
+        """``GET /server_info``: model, settings, and the current load."""
+        load = self._service.load()
+        counts = {
+            "open_requests": self._service.open_requests(),
+            "queued_requests": load.queued_requests,
+            "queued_tokens": load.queued_tokens,
+            "draining": load.draining,
+            "steps": self._service.thread.progress().steps,
+        }
+        model = {"model": self._model.name, "max_model_len": self._model.max_model_len}
+        return JSONResponse({"version": self._version} | model | counts | dict(self._info()))
+
+    async def metrics(self, request: Request) -> Response:
+        """``GET /metrics``: metrics in Prometheus' text format."""
+        self._service.count()
+        return Response(self._metrics(), media_type=METRICS_TYPE)
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """``POST /reset_prefix_cache``: empty the prefix cache between two steps."""
+        await self._service.between_steps(self._reset)
+        return JSONResponse({"reset": True})
+
+
+def _health(health: Health) -> dict[str, Any]:
+    progress = health.progress
+    return {
+        "status": health.why or "ok",
+        "steps": progress.steps,
+        "open_requests": progress.open_requests,
+        "stalled_seconds": round(progress.stalled_seconds, 3),
+    }

@@ -1,0 +1,137 @@
+"""Endpoints for the engine's steps, row by row: of this server, of a small simulation, and of the guided tour."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.api.body import read_body
+from headrace.api.errors import ApiError, invalid
+from headrace.api.operations.timeline import download, read_format
+from headrace.api.wire import Wire, parse_beside
+
+MOST_STEPS = 1000
+"""Maximum steps in one response."""
+
+MAX_BODY_BYTES = 1 << 16
+
+MOST_SIMULATIONS = 4
+"""Maximum simulations that run (one) or wait at a time."""
+
+
+class ScenarioRequest(Wire):
+    """A request of a simulation. Its tokens are random."""
+
+    prompt_tokens: int = Field(description="Tokens of the prompt.")
+    output_tokens: int = Field(description="Tokens of the output.")
+    arrival: float | int = Field(0.0, description="Seconds after the begin.")
+    shared_tokens: int = Field(0, description="First tokens of the prompt that are the same in all requests.")
+    quotes: bool = Field(
+        False, description="Whether the output repeats the prompt, so that drafts are accepted."
+    )
+
+
+class SimulationBody(Wire):
+    """A small workload, and settings with the names of the server's options."""
+
+    requests: list[ScenarioRequest] = Field(description="Requests of the workload.")
+    scheduling_policy: Literal["fair", "fcfs", "priority", "static"] = Field(
+        "fair", description="Scheduling policy."
+    )
+    max_num_seqs: int = Field(4, description="Maximum number of sequences that run at once.")
+    max_num_batched_tokens: int = Field(512, description="Maximum number of tokens in one step.")
+    num_blocks: int = Field(256, description="Blocks of the KV cache, of 16 tokens each.")
+    enable_chunked_prefill: bool = Field(True, description="Compute long prompts in several steps.")
+    enable_prefix_caching: bool = Field(True, description="Share KV blocks of equal prefixes.")
+    num_speculative_tokens: int = Field(0, description="Tokens drafted from the prompt in each step.")
+
+
+Film = Mapping[str, Any]
+
+
+class StepRoutes:
+    """The endpoints.
+
+    ``live(after, limit, format, request)`` returns at most ``limit`` steps of this server with numbers above ``after``,
+    and the block table of a request (empty: none). ``simulate`` runs a simulation on another thread; if a field is out
+    of bounds, it raises ValueError with the attribute ``field``. ``tour`` lists the stops.
+    """
+
+    def __init__(
+        self,
+        live: Callable[[int, int, str, str], Awaitable[Film]],
+        simulate: Callable[[Mapping[str, Any], str], Film],
+        tour: Callable[[], Sequence[Mapping[str, Any]]],
+    ) -> None:
+        self._live = live
+        self._simulate = simulate
+        self._tour = tour
+        self._simulating = asyncio.Lock()
+        self._asked = 0  # simulations that run or wait
+
+    def routes(self) -> list[Route]:
+        """The routes to mount."""
+        return [
+            Route("/v1/steps", self.steps),
+            Route("/v1/simulations", self.simulate, methods=["POST"]),
+            Route("/v1/tour", self.tour),
+        ]
+
+    async def steps(self, request: Request) -> Response:
+        """``GET /v1/steps``: the last steps. ``?after=`` selects those with a higher number.
+
+        ``?request=`` adds the block table of a running request to the state of the blocks.
+        Steps are recorded from the first read on, until 15 seconds after the last one.
+        """
+        form = read_format(request)
+        after = _number(request, "after", -1, -1, 1 << 62)
+        limit = _number(request, "limit", 200, 1, MOST_STEPS)
+        film = await self._live(after, limit, form, request.query_params.get("request", ""))
+        return await asyncio.to_thread(_shown, film, form, "steps")
+
+    async def simulate(self, request: Request) -> Response:
+        """``POST /v1/simulations``: simulate a small workload, and return all of its steps. One runs at a time."""
+        form = read_format(request)
+        body = await parse_beside(await read_body(request, MAX_BODY_BYTES), SimulationBody, {})
+        if self._asked >= MOST_SIMULATIONS:
+            why = f"{MOST_SIMULATIONS} simulations run or wait already; try again."
+            raise ApiError(429, why, code="too_many_simulations", retry_after=1)
+        self._asked += 1
+        try:
+            async with self._simulating:
+                return await asyncio.to_thread(self._simulated, body, form)
+        except ValueError as error:
+            raise invalid(str(error), getattr(error, "field", None)) from None
+        finally:
+            self._asked -= 1
+
+    def _simulated(self, body: SimulationBody, form: str) -> Response:
+        return _shown(self._simulate(body.model_dump(), form), form, "simulation")
+
+    async def tour(self, request: Request) -> Response:
+        """``GET /v1/tour``: the stops of the guided tour, with the bodies of their simulations."""
+        return JSONResponse({"object": "list", "data": list(self._tour())})
+
+
+def _shown(film: Film, form: str, name: str) -> Response:
+    """The response. Call it on a worker thread: it may have megabytes."""
+    return download(film, name) if form == "perfetto" else JSONResponse(film)
+
+
+def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value <= most:
+        raise invalid(f"{name} must be an integer from {least} to {most}, got {text[:40]!r}", name)
+    return value

@@ -1,0 +1,207 @@
+"""Responses to an API call: one JSON document, or server-sent events while it is generated.
+
+Both cancel the call if the client disconnects, and both end the call in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.api.edge import SEND
+from headrace.api.errors import ApiError, failed, respond
+from headrace.api.exchange import DISCONNECTED, record_error
+from headrace.api.generation.call import Call
+from headrace.api.generation.caller import COST_HEADER
+from headrace.api.generation.writing import PING, AnswerWriter, WholeWriter
+
+WriterT = TypeVar("WriterT", bound=WholeWriter)
+
+logger = logging.getLogger(__name__)
+
+PING_SECONDS = 5.0
+"""Longest silence of a stream; shorter than the idle timeouts of common proxies."""
+
+SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers of every stream: proxies must pass each event on at once."""
+
+
+CACHE_HEADER = "X-Headrace-Cache"
+
+
+def _call_headers(call: Call) -> dict[str, str]:
+    noted = {CACHE_HEADER: call.cache_note} if call.cache_note else {}
+    return noted | dict(call.prompt_headers)
+
+
+def _cost_header(call: Call) -> dict[str, str]:
+    return cost_header(call.cost() if call.shows_cost else {})
+
+
+def cost_header(cost: Mapping[str, Any]) -> dict[str, str]:
+    """The header of a response with this ``cost`` and ``cost_details``; no header if it is empty."""
+    return {COST_HEADER: f"{cost['cost']:.12f} {cost['cost_details']['currency']}"} if cost else {}
+
+
+async def hung_up(receive: Receive) -> None:
+    """Return when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def writer_of(call: Call, make: Callable[[], WriterT]) -> WriterT:
+    """The writer that ``make`` makes for a call; if it raises, the call is closed."""
+    try:
+        return make()
+    except BaseException:
+        call.close()
+        raise
+
+
+class WholeAnswer(Response):
+    """The response as one JSON document, sent when the call is complete."""
+
+    def __init__(self, call: Call, writer: WholeWriter, headers: Mapping[str, str]) -> None:
+        self._more_headers = headers
+        self._call = call
+        self._writer = writer
+        self._gone = False
+        self._error = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A call that is already complete does not wait, so there is no disconnect to watch for.
+        watch = None if self._call.settled else asyncio.create_task(self._watch(receive))
+        try:
+            response = await self._answer(scope)
+        finally:
+            if watch is not None:
+                watch.cancel()
+            self._call.close()
+        if self._gone:
+            record_error(scope, DISCONNECTED)
+        else:
+            if self._error:
+                record_error(scope, self._error)
+            await response(scope, receive, send)
+
+    async def _answer(self, scope: Scope) -> Response:
+        try:
+            while not self._call.done:
+                await self._call.advance()
+            headers = {**self._more_headers, **_call_headers(self._call), **_cost_header(self._call)}
+            return Response(self._writer.whole(), headers=headers, media_type="application/json")
+        except ApiError as error:
+            self._error = error.code or ""
+            return respond(error, scope)
+        except Exception:
+            logger.exception("call failed", extra={"fields": {"id": self._call.id}})
+            self._error = "server_error"
+            return respond(failed(), scope)
+
+    async def _watch(self, receive: Receive) -> None:
+        await hung_up(receive)
+        self._gone = True
+        self._call.close()
+
+
+class StreamedAnswer(Response):
+    """The response as server-sent events, one write per step.
+
+    The status is sent with the first token, so that an early error has its own status. Later errors are sent as events.
+    ``ping`` returns what is sent during silence: a comment, which clients ignore, or an event of the API.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        writer: AnswerWriter,
+        headers: Mapping[str, str],
+        ping: Callable[[], bytes] = lambda: PING,
+    ) -> None:
+        self._ping = ping
+        self._more_headers = headers
+        self._call = call
+        self._writer = writer
+        self._started = False
+        self._quiet = True
+        self._ended = False
+        self._gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        self._send_part = scope.get(SEND, send)
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            # In its own task, so that a token wakes only that task and none of the layers around it.
+            await asyncio.create_task(self._stream())
+        except ApiError as error:
+            await self._fail(error, scope, receive)
+        except Exception:
+            logger.exception("call failed", extra={"fields": {"id": self._call.id}})
+            await self._fail(failed(), scope, receive)
+        finally:
+            watch.cancel()
+            self._call.close()
+            if self._gone:
+                record_error(scope, DISCONNECTED)
+
+    async def _stream(self) -> None:
+        call, writer = self._call, self._writer
+        ended: set[int] = set()
+        opened = False
+        while not call.done:
+            events = []
+            for choice in await call.advance():
+                delta = choice.gained()
+                if delta is not None and not (delta.text or (writer.writes_tokens and delta.tokens)):
+                    delta = None
+                ends = choice.finish_reason is not None and choice.index not in ended
+                if not opened and (ends or delta is not None):
+                    events.append(writer.opening())
+                    opened = True
+                if delta is not None:
+                    events.append(writer.chunk(choice, delta))
+                if ends:
+                    ended.add(choice.index)
+                    events.append(writer.ending(choice))
+            if call.done:
+                await self._write(b"".join([*events, writer.closing()]), more=False)
+            elif events:
+                await self._write(b"".join(events))
+
+    async def _fail(self, error: ApiError, scope: Scope, receive: Receive) -> None:
+        if self._gone:
+            return
+        record_error(scope, error.code)
+        if self._started:
+            await self._write(self._writer.failure(error), more=False)
+        else:
+            await respond(error, scope)(scope, receive, self._send)
+
+    async def _write(self, data: bytes, more: bool = True) -> None:
+        self._quiet = False
+        self._ended = not more
+        if not self._started:
+            self._started = True
+            headers = {**SSE_HEADERS, **self._more_headers, **_call_headers(self._call)}
+            head = Response(media_type="text/event-stream", headers=headers)
+            del head.headers["content-length"]
+            await self._send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
+        await self._send_part({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _watch(self, receive: Receive) -> None:
+        gone = asyncio.ensure_future(hung_up(receive))
+        try:
+            while not (await asyncio.wait([gone], timeout=PING_SECONDS))[0]:
+                if self._quiet and not self._ended:
+                    await self._write(self._ping())
+                self._quiet = True
+        finally:
+            gone.cancel()
+        self._gone = True
+        self._call.close()

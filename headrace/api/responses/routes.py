@@ -1,0 +1,309 @@
+"""The endpoints: create, get, delete and cancel a response, and list its input items."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive
+
+from headrace.api.body import read_body
+from headrace.api.edge import CALLER
+from headrace.api.errors import ApiError, invalid, not_stored
+from headrace.api.generation.call import Call
+from headrace.api.generation.caller import Caller, StoredFor
+from headrace.api.generation.serving import Serving
+from headrace.api.openai.chat import count_chat, open_chat
+from headrace.api.paging import read_page
+from headrace.api.prompts.policy import stored_name
+from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
+from headrace.api.responses import resource
+from headrace.api.responses.background import BackgroundResponses
+from headrace.api.responses.context.compaction import CompactBody, summary_request
+from headrace.api.responses.context.fitting import fitted
+from headrace.api.responses.conversation import chat_body, own_names
+from headrace.api.responses.items import Stored, chat_messages, is_rule, references, stored_items
+from headrace.api.responses.kept_answer import KeptAnswer
+from headrace.api.responses.refusals import INPUT_TOKENS, RESPONSES
+from headrace.api.responses.store import MAX_AGE_SECONDS, BrokenChain, Record, ResponseStore
+from headrace.api.responses.streams.following import FollowedStream
+from headrace.api.responses.streams.log import EventLog
+from headrace.api.responses.wire import InputTokensBody, ResponsesBody
+from headrace.api.responses.writer import CompactionWriter, ResponseWriter
+from headrace.api.wire import parse_beside
+
+ID_PREFIX = "resp_"
+"""Begins the id of every response."""
+
+COMPACTED = ("prompt_cache_key", "prompt_cache_retention", "request_id", "service_tier")
+"""Fields of a compaction request that are copied to the request for its summary."""
+
+MAX_PAGE = 100
+PAGE = 20
+
+
+class Opened(NamedTuple):
+    """A response that is being computed: its call and writer, its input, and the log of its events if it has one."""
+
+    call: Call
+    writer: ResponseWriter
+    items: list[Stored]
+    log: EventLog | None
+
+
+class ResponsesApi:
+    """The endpoints and their store; ``background`` is a `api.app.BackgroundWork`."""
+
+    def __init__(self, serving: Serving, store: ResponseStore, background: BackgroundResponses) -> None:
+        self._serving = serving
+        self._recall, self._model = serving.recall, serving.model
+        self._store = store
+        self.background = background
+
+    def routes(self) -> list[Route]:
+        """The routes to mount."""
+        return [
+            Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/compact", self.compact, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
+            Route("/v1/responses/{id}", self.get, methods=["GET"]),
+            Route("/v1/responses/{id}", self.delete, methods=["DELETE"]),
+            Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """``POST /v1/responses``."""
+        self._recall.service.expect()
+        body = await parse_beside(
+            await read_body(request, self._serving.max_body_bytes), ResponsesBody, RESPONSES
+        )
+        call, writer, items, log = await self.open(body, request.scope[CALLER], request.receive)
+        headers = self._serving.headers(call.tenant)
+        if body.background:
+            response = writer.response("queued")
+            stored = self._store.put(Record(call.tenant, items, response))
+            self.background.begin(call, writer, log)
+            if not await asyncio.wrap_future(stored):
+                await self.background.cancel(call.id)
+                raise not_stored()
+            return (
+                JSONResponse(response, headers=dict(headers))
+                if log is None
+                else FollowedStream(log, 0, headers)
+            )
+        made = StreamedAnswer if body.stream else WholeAnswer
+        answer = made(call, writer, headers)
+        return KeptAnswer(answer, writer) if body.stored else answer
+
+    async def open(self, body: ResponsesBody, caller: Caller, receive: Receive) -> Opened:
+        """Submit a request for a response; ``receive`` says when its client disconnects.
+
+        Raises:
+            ApiError: the request is invalid, or the server rejects it.
+        """
+        self._model.check_name(body.model)
+        _check(body)
+        if body.stored and body.request_id is not None:
+            await self._check_new(body.request_id)
+        items = stored_items(body.input, await self._referred(caller, references(body.input)))
+        context = await self._context(caller, body.previous_response_id)
+        with own_names(body.tools or ()):
+            chat, compacted = await fitted(self._serving, body, caller, [*context, *items], receive)
+            if self._serving.recorder is not None:
+                caller = self._serving.recorder.note_chat(chat, caller)
+            if body.stored:
+                caller = caller._replace(stored=StoredFor(MAX_AGE_SECONDS, body.previous_response_id))
+            call = await open_chat(
+                self._recall,
+                self._model,
+                chat,
+                caller,
+                self._serving.request_timeout,
+                id_prefix=ID_PREFIX,
+                reports_begin=bool(body.background),
+            )
+        log = EventLog() if body.stream and body.stored else None
+        keep = partial(self._keep, call.tenant, items, log) if body.stored else None
+        writer = writer_of(call, lambda: ResponseWriter(call, body, keep, log, compacted))
+        self._serving.notes.put(call, body.metadata)
+        return Opened(call, writer, items, log)
+
+    async def written(self) -> None:
+        """Wait until all responses are stored."""
+        await self._store.written()
+
+    async def compact(self, request: Request) -> Response:
+        """``POST /v1/responses/compact``: a conversation as one item with a summary that the model writes."""
+        self._recall.service.expect()
+        body = await parse_beside(await read_body(request, self._serving.max_body_bytes), CompactBody, {})
+        self._model.check_name(body.model)
+        caller: Caller = request.scope[CALLER]
+        given = body.input or []
+        items = stored_items(given, await self._referred(caller, references(given)))
+        context = await self._context(caller, body.previous_response_id)
+        with own_names():
+            asked = {name: getattr(body, name) for name in COMPACTED}
+            chat = summary_request(chat_messages([*context, *items]), body.instructions, asked)
+            call = await open_chat(
+                self._recall,
+                self._model,
+                chat,
+                caller,
+                self._serving.request_timeout,
+                id_prefix=ID_PREFIX,
+                shorten=True,
+            )
+        writer = writer_of(call, lambda: CompactionWriter(call, [*filter(is_rule, [*context, *items])]))
+        self._serving.notes.put(call, None)
+        return WholeAnswer(call, writer, self._serving.headers(call.tenant))
+
+    async def input_tokens(self, request: Request) -> Response:
+        """``POST /v1/responses/input_tokens``: the tokens of a request's prompt."""
+        body = await parse_beside(
+            await read_body(request, self._serving.max_body_bytes), InputTokensBody, INPUT_TOKENS
+        )
+        self._model.check_name(body.model)
+        caller: Caller = request.scope[CALLER]
+        given = body.input or []
+        items = stored_items(given, await self._referred(caller, references(given)))
+        context = await self._context(caller, body.previous_response_id)
+        with own_names(body.tools or ()):
+            count = await count_chat(self._model, chat_body(body.response(), [*context, *items]), caller)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+
+    async def get(self, request: Request) -> Response:
+        """``GET /v1/responses/{id}``: the response, or with ``stream=true`` the events of its stream."""
+        query = request.query_params
+        stream, after = query.get("stream", "false"), query.get("starting_after")
+        if stream not in ("true", "false"):
+            raise invalid("stream must be true or false", "stream")
+        if after is not None and not (after.isascii() and after.isdigit() and len(after) < 10):
+            raise invalid("starting_after must be a whole number, at least 0", "starting_after")
+        if stream == "false":
+            if after is not None:
+                raise invalid("starting_after needs stream to be true", "starting_after")
+            return JSONResponse((await self._record(request)).response)
+        record = await self._record(request)
+        id = record.response["id"]
+        log = self.background.log(id)
+        if log is None and (packed := await self._store.events(id)) is not None:
+            log = EventLog.of(packed)
+        if log is None:
+            why = f"The response {id!r} has no stored stream: it was created without stream true, or did not end."
+            raise invalid(why, "stream", "no_stored_stream")
+        seen = 0 if after is None else int(after) + 1
+        return FollowedStream(log, seen, self._serving.headers(record.tenant))
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /v1/responses/{id}``; a running response is cancelled first."""
+        record = await self._record(request)
+        id = record.response["id"]
+        await self.background.cancel(id)
+        await self._store.delete(record.tenant, id)
+        if self._model.prompts.sessions is not None:
+            self._model.prompts.sessions.release(record.tenant, stored_name(id))
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        """``POST /v1/responses/{id}/cancel``: the cancelled response."""
+        record = await self._record(request)
+        if not record.response["background"]:
+            raise invalid("Only a response with background true can be cancelled.", "id")
+        if record.response["status"] in resource.ENDED:
+            return JSONResponse(record.response)
+        await self.background.cancel(record.response["id"])
+        return JSONResponse((await self._record(request)).response)
+
+    async def input_items(self, request: Request) -> Response:
+        """``GET /v1/responses/{id}/input_items``: what the request sent, without earlier responses."""
+        query = request.query_params
+        if unknown := sorted(query.keys() - {"limit", "order", "after"}):
+            raise invalid(f"Unknown parameter: {unknown[0][:64]!r}.", unknown[0][:64], "unknown_parameter")
+        limit, newest_first, after = read_page(query, PAGE, MAX_PAGE)
+        items = (await self._record(request)).input
+        if newest_first:
+            items = items[::-1]
+        if after is not None:
+            at = next((at for at, item in enumerate(items) if item["id"] == after), None)
+            if at is None:
+                raise invalid(f"after: there is no input item {after[:64]!r}", "after")
+            items = items[at + 1 :]
+        page = items[:limit]
+        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        return JSONResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+
+    async def _context(self, caller: Caller, previous: str | None) -> list[Stored]:
+        """The items of the responses that a request continues."""
+        if previous is None:
+            return []
+        try:
+            records = await self._store.chain(_owner(caller), previous)
+        except BrokenChain as broken:
+            raise _previous_not_found(previous, str(broken)) from None
+        status = records[-1].response["status"]
+        if status not in ("completed", "incomplete"):
+            raise invalid(
+                f"The response {previous!r} cannot be continued: it is {status}.", "previous_response_id"
+            )
+        return [item for record in records for item in (*record.input, *record.response["output"])]
+
+    async def _record(self, request: Request) -> Record:
+        id = request.path_params["id"]
+        record = await self._store.get(_owner(request.scope[CALLER]), id)
+        if record is None:
+            raise ApiError(404, f"There is no response {id[:256]!r}.", param="id", code="response_not_found")
+        return record
+
+    async def _referred(self, caller: Caller, ids: Mapping[str, int]) -> dict[str, Stored]:
+        """The stored items with these ids; the values of ``ids`` are their indices in the input."""
+        found = {}
+        for id, at in ids.items():
+            item = await self._store.item(_owner(caller), id)
+            if item is None:
+                message = f"There is no stored item {id!r}."
+                raise ApiError(404, message, param=f"input[{at}].id", code="item_not_found")
+            found[id] = item
+        return found
+
+    async def _check_new(self, request_id: str) -> None:
+        """Raise `ApiError` 400 if a response with this id is stored, of any tenant."""
+        if await self._store.get(None, f"{ID_PREFIX}{request_id}") is not None:
+            raise invalid(f"request_id {request_id!r} is already in use by a stored response", "request_id")
+
+    def _keep(
+        self, tenant: str, items: list[Stored], log: EventLog | None, response: dict[str, Any]
+    ) -> Future[bool]:
+        events = log.packed() if log is not None and log.ended else None
+        return self._store.put(Record(tenant, items, response, events))
+
+
+def _owner(caller: Caller) -> str | None:
+    """The tenant whose responses a request may read; None (all) without a key and without ``X-Tenant-Id``."""
+    return caller.key_id or caller.tenant_header
+
+
+def _check(body: ResponsesBody) -> None:
+    """Raise `ApiError` 400 if fields contradict each other."""
+    if body.background and not body.stored:
+        raise invalid("background needs store to be true", "background")
+    if body.background and body.context_management:
+        raise invalid("context_management cannot be used with background", "context_management")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options needs stream to be true", "stream_options")
+
+
+def _previous_not_found(asked: str, missing: str) -> ApiError:
+    why = "" if asked == missing else f", because {missing[:256]!r}, which it continues, is not stored"
+    message = (
+        f"The previous response {asked!r} cannot be continued{why}."
+        if why
+        else (f"There is no response {asked!r}.")
+    )
+    return ApiError(404, message, param="previous_response_id", code="previous_response_not_found")

@@ -1,0 +1,214 @@
+"""Writes a call as a response: one JSON document, or numbered server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from headrace.api.errors import ApiError
+from headrace.api.generation.call import Call
+from headrace.api.generation.choices import NOTHING, Choice, Delta
+from headrace.api.generation.logprobs import chat_logprobs
+from headrace.api.generation.writing import DONE, encode, encode_lines
+from headrace.api.responses.context.compaction import compaction_item, summary_of
+from headrace.api.responses.items import Stored, new_id
+from headrace.api.responses.output import Event, Output, joined, slices
+from headrace.api.responses.resource import Compacted, Response, Result, added, response_of, usage_of
+from headrace.api.responses.streams.log import EventLog
+from headrace.api.responses.tools.wire import offered
+from headrace.api.responses.wire import ResponsesBody
+from headrace.text.parsing.message import MessagePiece
+
+
+class ResponseWriter:
+    """Writes one call. ``keep`` stores the response object when its status has changed; None: it is not stored.
+
+    ``log`` receives the events of a stream, the last one before ``keep`` is called. ``compacted`` is the compaction
+    that was made for this response.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        body: ResponsesBody,
+        keep: Callable[[Response], Future[bool]] | None,
+        log: EventLog | None = None,
+        compacted: Compacted | None = None,
+    ) -> None:
+        self._call = call
+        self._compacted = compacted
+        self._body = body
+        self._keep = keep
+        self._log = log
+        self._output = Output({spelling.flat: spelling for spelling, _ in offered(body.tools or ())})
+        self._given = [] if compacted is None else self._output.put(compacted.item)
+        reading = call.prompts[0].reading
+        self._reader = None if reading is None else reading.open()
+        self._number = 0
+        self._stored: Future[bool] | None = None
+        self._final: tuple[bytes, Callable[[Response], bytes], Response] | None = None
+
+    @property
+    def writes_tokens(self) -> bool:
+        """Whether a step is written even if it adds no text."""
+        return self._reader is not None or self._body.logprobs
+
+    def response(self, status: str) -> Response:
+        """The response object of a call that has not ended."""
+        return response_of(self._call, self._body, Result(status))
+
+    def queued(self) -> None:
+        """Log that a background response is queued."""
+        response = self.response("queued")
+        self._write(
+            [{"type": name, "response": response} for name in ("response.created", "response.queued")]
+        )
+
+    def began(self) -> None:
+        """Record that a background response has begun."""
+        response = self.response("in_progress")
+        if self._log is not None:
+            self._write([{"type": "response.in_progress", "response": response}])
+        self._put(response)
+
+    def opening(self) -> bytes:
+        """The first events."""
+        response = self.response("in_progress")
+        begun = [
+            {"type": name, "response": response} for name in ("response.created", "response.in_progress")
+        ]
+        return self._write(begun + self._given)
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """The events of what a step adds."""
+        return self._write(self._read(choice, delta))
+
+    def ending(self, choice: Choice) -> bytes:
+        """The events that close the last item."""
+        return self._write(self._finish(choice))
+
+    def closing(self) -> bytes:
+        """The last event, with the whole response."""
+        return self._last(self._end()) + DONE
+
+    def failure(self, error: ApiError, status: str = "failed") -> bytes:
+        """The events of an error after the first byte."""
+        self._output.finish(status)
+        return self._last(self._failed(error, status)) + DONE
+
+    def _last(self, response: Response) -> bytes:
+        number, name = self._number, f"response.{response['status']}"
+        written = self._write([{"type": name, "response": response}])
+        if self._log is not None:
+            self._log.end()
+        self._put(response)
+        self._final = written, lambda other: _event(name, number, {"type": name, "response": other}), response
+        return written
+
+    def whole(self) -> bytes:
+        """The whole response as JSON."""
+        response = self.complete()
+        written = encode(response).encode()
+        self._final = written, lambda other: encode(other).encode(), response
+        return written
+
+    async def truly(self, body: bytes) -> bytes:
+        """The last part of a written response, corrected to ``"store": false`` if it could not be stored."""
+        if self._stored is None or await asyncio.wrap_future(self._stored) or self._final is None:
+            return body
+        written, write, response = self._final
+        return body.replace(written, write(response | {"store": False}))
+
+    def complete(self) -> Response:
+        """The whole response of a call that has ended."""
+        (choice,) = self._call.choices
+        self._read(choice, choice.gained() or NOTHING)
+        self._finish(choice)
+        response = self._end()
+        self._put(response)
+        return response
+
+    def failed(self, error: ApiError, status: str) -> Response:
+        """The response of a call that an error has ended."""
+        response = self._failed(error, status)
+        self._put(response)
+        return response
+
+    def _put(self, response: Response) -> None:
+        if self._keep is not None:
+            self._stored = self._keep(response)
+
+    def _failed(self, error: ApiError, status: str) -> Response:
+        shown = None if status == "cancelled" else error
+        return response_of(self._call, self._body, Result(status, self._output.items, None, None, shown))
+
+    def _end(self) -> Response:
+        used = usage_of(self._call)
+        if self._compacted is not None:
+            used = added(used, self._compacted.usage)
+        result = Result(self._status(), self._output.items, used, int(time.time()))
+        return response_of(self._call, self._body, result)
+
+    def _status(self) -> str:
+        return "incomplete" if self._call.choices[0].finish_reason == "length" else "completed"
+
+    def _read(self, choice: Choice, delta: Delta) -> list[Event]:
+        reader = self._reader
+        if reader is None:
+            events = self._output.add(MessagePiece(content=delta.text))
+        else:
+            events = []
+            texts = delta.texts
+            for text in slices(delta.text):
+                events += self._output.add(reader.push(text, texts))
+                texts = ()
+            events = joined(events)
+            choice.reasoning_tokens = reader.reasoning_tokens
+        if self._body.logprobs and delta.logprobs:
+            top = self._body.top_logprobs or 0
+            self._output.score(chat_logprobs(self._call.model, delta.logprobs, top)["content"], events)
+        return events
+
+    def _finish(self, choice: Choice) -> list[Event]:
+        events: list[Event] = []
+        if self._reader is not None:
+            events = self._output.add(self._reader.finish())
+            choice.reasoning_tokens = self._reader.reasoning_tokens
+        return events + self._output.finish(self._status())
+
+    def _write(self, events: list[Event]) -> bytes:
+        written = []
+        for event in events:
+            name = event["type"]
+            written.append(_event(name, self._number, event))
+            self._number += 1
+            if self._log is not None:
+                self._log.append(written[-1])
+        return b"".join(written)
+
+
+def _event(name: str, number: int, event: Event) -> bytes:
+    numbered = {"type": name, "sequence_number": number} | event
+    return f"event: {name}\ndata: {encode_lines(numbered)}\n\n".encode()
+
+
+class CompactionWriter:
+    """Writes a call that summarizes a conversation: its ``rules`` unchanged, and an item with the summary."""
+
+    def __init__(self, call: Call, rules: Sequence[Stored]) -> None:
+        self._call = call
+        self._rules = rules
+
+    def whole(self) -> bytes:
+        """The compacted conversation."""
+        item = compaction_item(summary_of(self._call), new_id("cmp"))
+        shown = {
+            "id": self._call.id,
+            "object": "response.compaction",
+            "created_at": self._call.created,
+            "output": [*self._rules, item],
+            "usage": usage_of(self._call),
+        }
+        return encode(shown).encode()

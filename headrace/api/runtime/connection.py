@@ -1,0 +1,272 @@
+"""One client connection: limits connections, the size of heads and the time of requests; reports the disconnect.
+
+The head is the request line and the headers. The parser itself accepts any size, so a client without a key could fill
+the server's memory. This class returns 414 or 431 and closes the connection. It returns 408 to a client that sends so
+slowly that it only holds the connection.
+
+A client may close its sending half after a request and wait for the response (``nc -N``, some HTTP/1.0 clients). TCP
+does not show whether it waits or has closed the whole connection, until the server sends something. So before a
+response has begun, the server sends a byte of urgent data, which no client reads: the system of a client that has
+closed replies with a reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+from http import HTTPStatus
+from typing import Any
+from weakref import WeakSet
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headrace.api.errors import (
+    ApiError,
+    headers_too_large,
+    invalid,
+    request_line_too_long,
+    too_many_connections,
+    too_slow,
+)
+from headrace.api.runtime.open_files import ConnectionRoom
+
+MAX_HEADERS = 100
+"""Maximum headers of one request."""
+
+MAX_HEADER_BYTES = 32 * 1024
+"""Maximum bytes of all headers of one request, names and values."""
+
+MAX_REQUEST_LINE_BYTES = 8 * 1024
+"""Maximum bytes of a request's path and query."""
+
+LINGER_SECONDS = 1.0
+"""How long the rest of a refused request is read and dropped. Closing a connection with unread input resets it, and the
+client would not receive the error."""
+
+
+IDLE_SECONDS = 75.0
+"""How long a new connection may send nothing."""
+
+HEAD_SECONDS = 30.0
+"""Time within which the head of a request must arrive."""
+
+BODY_SECONDS = 60.0
+MIN_BODY_RATE = 500
+"""A body must arrive within 60 seconds and as fast as 500 bytes per second: within a minute and 2 s for each 1,000
+bytes of it."""
+
+FIRST_LOOK_SECONDS = 0.05  # see docs/decisions/api.md#disconnected-and-half-closed-clients
+LAST_LOOK_SECONDS = 1.0
+"""Interval of the checks whether a client that has closed its sending half is still there; it doubles up to this."""
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that limits heads and times, and informs all its requests when the client disconnects.
+
+    uvicorn informs only the request that it read last. With HTTP pipelining, that is not the one that is running, which
+    would be computed to its end and written to a closed socket.
+    """
+
+    def __init__(self, *args: Any, room: ConnectionRoom, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._room = room
+        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # ended ones are freed
+        self._pending_bytes = (
+            0  # received since the parser last completed a head, a message or a piece of a body
+        )
+        self._header_bytes = 0
+        self._refusal: ApiError | None = None
+        self._deadline: float | None = None  # when the part of a request that is awaited is late
+        self._timer: asyncio.TimerHandle | None = None
+        self._awaited = ("head", HEAD_SECONDS)
+        self._body_began = 0.0
+        self._body_bytes = 0
+        self._half_closed = False
+        self._probes: int | None = None  # how many may still be sent; None: any number
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected; refuse it if there is no room."""
+        super().connection_made(transport)
+        if not self._room.admits(len(self.connections)):
+            self._refuse(too_many_connections())
+        self._expect("", IDLE_SECONDS)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse received bytes; refuse a head or trailer that does not end within the limit."""
+        if self._refusal is not None:
+            return
+        self._pending_bytes += len(data)
+        super().data_received(data)
+        if self._refusal is None and self._pending_bytes > MAX_REQUEST_LINE_BYTES + MAX_HEADER_BYTES:
+            self._refuse(headers_too_large(MAX_HEADERS, MAX_HEADER_BYTES))
+
+    def on_message_begin(self) -> None:
+        """A request line begins."""
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._expect("head", HEAD_SECONDS)
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request line was read."""
+        super().on_url(url)
+        if len(self.url) > MAX_REQUEST_LINE_BYTES:
+            self._reject(request_line_too_long(MAX_REQUEST_LINE_BYTES))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header was read, or a trailer behind a chunked body."""
+        super().on_header(name, value)
+        self._header_bytes += len(name) + len(value)
+        if len(self.headers) > MAX_HEADERS or self._header_bytes > MAX_HEADER_BYTES:
+            self._reject(headers_too_large(MAX_HEADERS, MAX_HEADER_BYTES))
+
+    def on_headers_complete(self) -> None:
+        """The head is complete: the request is handed to the application."""
+        super().on_headers_complete()
+        self._pending_bytes = 0
+        self._cycles.add(self.cycle)
+        self._body_began, self._body_bytes = self.loop.time(), 0
+        self._expect("body", BODY_SECONDS)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body was read."""
+        super().on_body(body)
+        self._pending_bytes = 0
+        self._body_bytes += len(body)
+        self._deadline = self._body_began + BODY_SECONDS + self._body_bytes / MIN_BODY_RATE
+
+    def on_message_complete(self) -> None:
+        """The request is complete; what follows is another one's head."""
+        super().on_message_complete()
+        self._pending_bytes = 0
+        self._deadline = None
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes an answer, uvicorn gives none
+        """The client sends no more. Returns whether the connection stays open, for the response that it waits for.
+
+        TLS has no such state: its connections close.
+        """
+        waits = self._waits() and not self.cycle.more_body and self._refusal is None
+        if not waits or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        self.cycle.keep_alive = False
+        if not self._half_closed:
+            self._half_closed = True
+            self._look(FIRST_LOOK_SECONDS)
+        return True
+
+    def _waits(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _look(self, seconds: float) -> None:
+        """Close the connection if the client has closed it too; look again after ``seconds``."""
+        if self.transport.is_closing() or not self._waits():
+            return
+        begun = any(each.response_started and not each.response_complete for each in self._cycles)
+        ask = not begun and self._probes != 0
+        if _is_reset(self.transport.get_extra_info("socket"), ask=ask):
+            self.transport.abort()
+            return
+        if ask and self._probes is not None:
+            self._probes -= 1
+        self.loop.call_later(seconds, self._look, min(2 * seconds, LAST_LOOK_SECONDS))
+
+    def on_response_complete(self) -> None:
+        """A response was sent. If others follow, the client may read it later, behind one urgent byte at most."""
+        if self.pipeline and self._probes is None:
+            self._probes = 1
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has disconnected."""
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+        for cycle in self._cycles:
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls this when the parser fails, or one of the callbacks above has raised."""
+        self._refuse(self._refusal or invalid(msg, code="invalid_http"))
+
+    def _expect(self, what: str, seconds: float) -> None:
+        """A part of a request is awaited for so long. A connection has one timer, so that a request costs none."""
+        self._awaited = what, seconds
+        self._deadline = self.loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._deadline:
+            self._set_timer(self._deadline)
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._deadline is None or self._refusal is not None:
+            return
+        what, seconds = self._awaited
+        if self.flow.read_paused:  # the server does not read, so the client is not slow
+            self._expect(what, seconds)
+            return
+        if self.loop.time() < self._deadline:
+            self._set_timer(self._deadline)
+            return
+        if not what or (what == "body" and self.cycle.response_started):
+            self.transport.close()  # there is no request to answer, or it has its answer
+            return
+        rate = f", or slower than {MIN_BODY_RATE} bytes per second" if what == "body" else ""
+        self._give_up(too_slow(what, f"{seconds:g} s{rate}"))
+
+    def _give_up(self, error: ApiError) -> None:
+        """End a request whose rest does not arrive: send ``error`` if its response has not begun, and close."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.response_started:
+            cycle.disconnected = cycle.response_complete = True
+            cycle.message_event.set()
+        self._refuse(error)
+
+    def _reject(self, error: ApiError) -> None:
+        """Stop parsing, from within a callback of the parser."""
+        self._refusal = error
+        raise error
+
+    def _refuse(self, error: ApiError) -> None:
+        """Send ``error`` and close; if an earlier request of this connection still runs, only close."""
+        self._refusal = error
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+            return
+        self.transport.write(_response(error))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def _is_reset(connection: Any, *, ask: bool) -> bool:
+    """Whether the client's system has reset a connection; with ``ask``, send the byte that makes it do so."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        poll = select.poll()
+        poll.register(same, 0)  # errors and hang-ups are always reported
+        if poll.poll(0):
+            return True
+        if ask and same.family in (socket.AF_INET, socket.AF_INET6):
+            try:
+                same.send(b"\n", socket.MSG_OOB | socket.MSG_DONTWAIT)
+            except OSError:
+                return bool(poll.poll(0))
+    return False
+
+
+def _response(error: ApiError) -> bytes:
+    body = error.body()
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+    )
+    head += "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers.items()) + "\r\n"
+    return head.encode("ascii") + body

@@ -1,0 +1,220 @@
+"""Runs the HTTP server: listens, reloads on SIGHUP, drains on SIGTERM.
+
+The first SIGTERM or SIGINT starts the drain: the server accepts no new request, running requests may finish for
+``--drain-timeout`` seconds, and then each remaining client receives an error. The second signal stops it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any, NamedTuple
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from headrace.api.runtime.connection import Connection
+from headrace.api.runtime.garbage_collection import GarbageCollection
+from headrace.api.runtime.listening import unix_socket
+from headrace.api.runtime.open_files import ConnectionRoom, open_room
+from headrace.api.runtime.tls import TlsFiles
+from headrace.config import ServerOptions
+from headrace.service.service import Service
+
+logger = logging.getLogger("headrace.shutdown")
+startup = logging.getLogger("headrace.startup")
+
+FAREWELL_SECONDS = 5
+"""How long connections may take to send their last bytes after every response has ended."""
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than common clients keep pooled connections, so that they do not write into a closing one."""
+
+
+class Apps(NamedTuple):
+    """The application of the main port, and that of the metrics port (None: there is no such port)."""
+
+    main: ASGIApp
+    metrics: ASGIApp | None = None
+
+
+def run_server(
+    apps: Apps,
+    service: Service,
+    options: ServerOptions,
+    ready: Callable[[str], None],
+    reload: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    """Serve until a signal ends it; must be called on the main thread.
+
+    Args:
+        apps, service: as `create_app` made them of each other; the main app starts the service.
+        options: addresses, TLS, and the duration of the drain.
+        ready: called once with the server's URL when it listens.
+        reload: run on the server's loop at each SIGHUP.
+    """
+    room = open_room(time.monotonic)
+    side = None
+    if apps.metrics is not None:
+        assert options.metrics_port is not None
+        side = SideServer(_config(apps.metrics, options, room, port=options.metrics_port, lifespan="off"))
+    config = _config(
+        apps.main,
+        options,
+        room,
+        port=options.port,
+        lifespan="on",
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+    )
+    config.load()
+    tls = None
+    if options.ssl_certfile is not None:
+        assert config.ssl is not None
+        tls = TlsFiles(config.ssl, options.ssl_certfile, options.ssl_keyfile)
+    server = DrainingServer(config, service, options.drain_timeout, ready, reload, side, tls)
+    try:
+        if options.uds is None:
+            server.run()
+        else:
+            with unix_socket(options.uds) as listener:
+                server.run([listener])
+    finally:
+        service.stop()
+
+
+def _config(app: ASGIApp, options: ServerOptions, room: ConnectionRoom, **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, room=room),  # type: ignore[arg-type]  # it is called as the class would be
+        host=options.host,
+        log_config=None,  # its records go to the handlers of the process
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=FAREWELL_SECONDS,
+        **more,
+    )
+
+
+class SideServer(uvicorn.Server):
+    """A second port on the loop of the first; it leaves the signals alone."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture no signals: the main server decides when both end."""
+        yield
+
+    def port(self) -> int:
+        """The port that it listens on."""
+        number: int = self.servers[0].sockets[0].getsockname()[1]
+        return number
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that keeps listening while it drains, so that clients learn why their requests are rejected."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        drain_timeout: float,
+        ready: Callable[[str], None],
+        reload: Callable[[], Coroutine[Any, Any, None]],
+        side: SideServer | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        super().__init__(config)
+        self._service = service
+        self._garbage = GarbageCollection(
+            lambda: service.awaited, lambda: self.server_state.total_requests, time.monotonic
+        )
+        self._drain_timeout = drain_timeout
+        self._ready = ready
+        self._reload = reload
+        self._side = side
+        self._tls = tls
+        self._signals = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then report the address."""
+        self._garbage.take_over()
+        await super().startup(sockets)
+        if not self.started:
+            return
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+        if self._side is not None:
+            self._begin(self._side.serve())
+            while not self._side.started:  # an address in use was found before the model was loaded
+                await asyncio.sleep(0.01)
+            startup.info("metrics port %d", self._side.port(), extra={"fields": {"port": self._side.port()}})
+        if self._tls is not None:
+            self._tls.watch.start()
+        self._ready(self._url(self.servers[0].sockets[0].getsockname()))
+
+    def _url(self, address: str | tuple[Any, ...]) -> str:
+        """The URL of the socket's ``address``, which is a path for a Unix socket."""
+        if isinstance(address, str):
+            return f"unix:{address}"
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"{'https' if self.config.is_ssl else 'http'}://{host}:{address[1]}"
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close both ports."""
+        if self._side is not None:
+            self._side.should_exit = True
+        if self._tls is not None:
+            await self._tls.watch.stop()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: the first starts the drain at the next tick, the second stops the server."""
+        self._signals += 1
+        if self._signals > 1:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # cut responses are expected now
+            self.force_exit = self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; returns whether to leave the main loop."""
+        if self._signals and self._drain is None:
+            self._drain = asyncio.create_task(self._drain_service())
+        self._garbage.tick()
+        return await super().on_tick(counter)
+
+    def _hang_up(self) -> None:
+        if self._tls is not None:
+            self._begin(asyncio.to_thread(self._tls.reload))
+        self._begin(self._reload())
+
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a background task of the server failed", exc_info=error)
+
+    async def _drain_service(self) -> None:
+        service, waiting = self._service, self._service.open_requests()
+        fields = {"open_requests": waiting, "timeout_seconds": self._drain_timeout}
+        logger.info("draining: new requests are rejected", extra={"fields": fields})
+        cancelled = 0 if await service.drain(self._drain_timeout) else service.open_requests()
+        if cancelled:
+            service.close_all()
+        level = logging.WARNING if cancelled else logging.INFO
+        fields = {"drained_requests": waiting - cancelled, "cancelled_requests": cancelled}
+        logger.log(level, "drained", extra={"fields": fields})
+        self.should_exit = True

@@ -1,0 +1,42 @@
+"""What the response caches ask of their levels and of those who listen to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from headrace.core.events import Layer
+from headrace.core.ports import StoreFacts
+from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
+from headrace.response_cache.rules.response.entry import Entry, Hit, Miss, Served
+from headrace.response_cache.rules.response.query import CacheQuery
+
+
+class Level(Protocol):
+    """A further cache level, looked up after the exact cache has missed; `start` runs on the event loop."""
+
+    layer: Layer
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def find(self, ask: CacheQuery) -> Hit | Miss: ...
+
+    def facts(self) -> Mapping[str, StoreFacts]: ...
+
+
+class CacheListener(Protocol):
+    """Listens to the response caches; every method must return at once.
+
+    ``kept``: a complete response was stored. ``broken_off``: a response ended before it was complete. ``cleared``:
+    all entries with a tag were invalidated. ``barred``: a response was reported as wrong.
+    """
+
+    def kept(self, ask: CacheQuery, entry: Entry) -> None: ...
+
+    def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None: ...
+
+    def cleared(self, tag: str) -> None: ...
+
+    def barred(self, served: Served) -> None: ...

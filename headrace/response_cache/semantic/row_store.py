@@ -1,0 +1,104 @@
+"""The SQLite file of the semantic cache's rows, from which the index is rebuilt at start.
+
+For one thread. Rows of another encoder or layout are dropped, and a damaged file is replaced, because all rows can be
+computed again. Responses always come from the exact cache; a row without its entry is removed when it is found.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from headrace.files import open_database, private_folder
+from headrace.response_cache.semantic.row import Row
+
+logger = logging.getLogger(__name__)
+
+_LAYOUT = 1
+_BUSY_SECONDS = 1.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rows (
+    key BLOB PRIMARY KEY, partition BLOB NOT NULL, question TEXT NOT NULL, vector BLOB NOT NULL,
+    answer INTEGER NOT NULL, answer_text TEXT NOT NULL, answer_vector BLOB NOT NULL,
+    tags TEXT NOT NULL, expires REAL NOT NULL
+);
+"""
+_PUT = "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class RowStore:
+    """The file ``path`` with the rows of one ``encoder``.
+
+    Raises:
+        OSError: the file cannot be created or written.
+    """
+
+    def __init__(self, path: Path, encoder: str) -> None:
+        private_folder(path.parent)
+        try:
+            self._connection = _open(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise OSError(f"{path} cannot be used: {error}") from error
+            logger.warning("%s cannot be read (%s): the semantic cache starts empty", path, error)
+            path.replace(path.with_name(f"{path.name}.damaged"))
+            self._connection = _open(path)
+        format_of_rows = json.dumps([_LAYOUT, encoder])
+        found = self._connection.execute("SELECT value FROM about WHERE name = 'whose'").fetchone()
+        with self._connection:
+            if found != (format_of_rows,):
+                self._connection.execute("DELETE FROM rows")
+            self._connection.execute("INSERT OR REPLACE INTO about VALUES ('whose', ?)", (format_of_rows,))
+
+    def load(self, now: float) -> Iterator[Row]:
+        """All rows that have not expired, oldest first."""
+        with self._connection:
+            self._connection.execute("DELETE FROM rows WHERE expires <= ?", (now,))
+        for (
+            key,
+            partition,
+            question,
+            vector,
+            answer,
+            answer_text,
+            answer_vector,
+            tags,
+            expires,
+        ) in self._connection.execute("SELECT * FROM rows ORDER BY expires"):
+            held = tuple(json.loads(tags))
+            yield Row(key, partition, question, vector, answer, answer_text, answer_vector, held, expires)
+
+    def write(self, kept: Iterable[Row], forgotten: Iterable[bytes]) -> None:
+        """Add rows and delete others, in one transaction."""
+        with self._connection:
+            self._connection.executemany(
+                _PUT,
+                [
+                    (
+                        *(row.key, row.partition, row.question, row.vector, row.answer),
+                        *(row.answer_text, row.answer_vector, json.dumps(row.tags), row.expires),
+                    )
+                    for row in kept
+                ],
+            )
+            self._connection.executemany("DELETE FROM rows WHERE key = ?", [(key,) for key in forgotten])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = open_database(path, _BUSY_SECONDS, "DEFERRED")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.executescript(_TABLES)
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,272 @@
+"""The thread of the semantic cache: embeds messages, searches the index, and decides which entry may be served.
+
+Lookups run first, in order of arrival; one whose deadline has passed is not embedded. Indexing, audits and removals run
+while no lookup waits, and for a limited share of the time, because a lookup that arrives meanwhile waits for their end.
+If the embedder raises, only the current lookup fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
+
+import faiss
+
+from headrace.core.ports import Embedder
+from headrace.response_cache.rules.semantic.answer_equality import gist, same_answer
+from headrace.response_cache.rules.semantic.guards import traits
+from headrace.response_cache.rules.semantic.judge import Decline, Doubt, Judge, Serve
+from headrace.response_cache.semantic.partitions import Partitions, cosine, vector_of
+from headrace.response_cache.semantic.row import Row
+from headrace.response_cache.semantic.row_store import RowStore
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 1024
+
+_TOGETHER = 4
+"""Maximum number of answers embedded in one call."""
+
+_TASK_SHARE = 0.25  # see docs/decisions/caches.md#lookups-in-time
+"""The share of time that indexing, audits and removals may take."""
+
+_BACKLOG = 1000
+"""Maximum number of queued tasks; further responses are not indexed."""
+
+
+class Proposal(NamedTuple):
+    """An entry that may be served, the similarity of its message to the requested one, and that message."""
+
+    key: bytes
+    similarity: float
+    question: str
+
+
+class Computed(NamedTuple):
+    """A computed response; ``spell`` returns its text, ``instead`` is the entry that would have been served."""
+
+    key: bytes
+    partition: bytes
+    question: str
+    spell: Callable[[], str]
+    tags: tuple[str, ...]
+    expires: float
+    instead: bytes | None = None
+
+
+class _Question(NamedTuple):
+    partition: bytes
+    key: bytes
+    text: str
+    until: float
+    verdict: Future[Proposal | Decline | None]
+
+
+class _Note(NamedTuple):
+    """A queued task: see `SearchThread.note`."""
+
+    computed: Computed
+    audited: Callable[[bool], None] | None
+
+
+class SearchThread:
+    """Answers `ask` from the rows that `note` has added.
+
+    Args:
+        embedder: used only by this thread.
+        judge: decides which entry may be served.
+        rows: the index in memory.
+        shelf: the file that stores the rows across restarts, if there is one.
+        wall: Unix time.
+        clock: seconds, for deadlines.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        judge: Judge,
+        rows: Partitions,
+        shelf: RowStore | None = None,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._embedder = embedder
+        self._judge = judge
+        self._rows = rows
+        self._shelf = shelf
+        self._wall = wall
+        self._clock = clock
+        self._questions: deque[_Question] = deque()
+        self._tasks: deque[_Note | Callable[[], None]] = deque()
+        self._vectors: OrderedDict[bytes, bytes] = (
+            OrderedDict()
+        )  # of recent messages, by the keys of their requests
+        self._work = threading.Condition()
+        self._ending = False
+        self._thread = threading.Thread(target=self._loop, name="headrace-semantic", daemon=True)
+        self.facts = rows.facts
+
+    def start(self) -> None:
+        """Start the thread; it first rebuilds the rows from the file."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Finish queued tasks, for at most ``timeout`` seconds, and stop."""
+        with self._work:
+            self._ending = True
+            self._work.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        if self._shelf is not None and not self._thread.is_alive():
+            self._shelf.close()
+
+    def ask(self, partition: bytes, key: bytes, text: str, until: float) -> Future[Proposal | Decline | None]:
+        """The entry that may be served for a message, or why none; None if ``until`` passes first."""
+        verdict: Future[Proposal | Decline | None] = Future()
+        with self._work:
+            self._questions.append(_Question(partition, key, text, until, verdict))
+            self._work.notify()
+        return verdict
+
+    def note(self, computed: Computed, audited: Callable[[bool], None] | None = None) -> None:
+        """Index a response. ``audited`` receives whether the entry served instead would have been equal."""
+        if len(self._tasks) < _BACKLOG:
+            self._add_task(_Note(computed, audited))
+
+    def forget(self, key: bytes) -> None:
+        """Remove an entry, so that it is not served to similar requests."""
+        self._add_task(lambda: self._drop([key] if self._rows.forget(key) else []))
+
+    def forget_tag(self, tag: str) -> None:
+        """Remove all entries with a tag."""
+        self._add_task(lambda: self._drop(self._rows.forget_tag(tag)))
+
+    def _add_task(self, task: _Note | Callable[[], None]) -> None:
+        with self._work:
+            self._tasks.append(task)
+            self._work.notify()
+
+    def _loop(self) -> None:
+        faiss.omp_set_num_threads(1)  # only for this thread
+        self._rebuild()
+        pause_ends = 0.0
+        while True:
+            question = task = None
+            with self._work:
+                while not self._questions:
+                    pause = 0.0 if self._ending else pause_ends - self._clock()
+                    if pause <= 0 and (self._tasks or self._ending):
+                        break
+                    self._work.wait(pause if self._tasks else None)
+                if self._questions:
+                    question = self._questions.popleft()
+                elif self._tasks:
+                    task = self._next_task()
+                else:
+                    return
+            if question is not None:
+                self._answer(question)
+            elif task is not None:
+                began = self._clock()
+                try:
+                    task()
+                except Exception:
+                    logger.exception("a background task of the semantic cache failed")
+                ended = self._clock()
+                pause_ends = ended + (ended - began) * (1 / _TASK_SHARE - 1)
+
+    def _next_task(self) -> Callable[[], None]:
+        """The first task; consecutive notes are combined."""
+        first = self._tasks.popleft()
+        if not isinstance(first, _Note):
+            return first
+        notes = [first]
+        while self._tasks and len(notes) < _TOGETHER and isinstance(following := self._tasks[0], _Note):
+            notes.append(following)
+            self._tasks.popleft()
+        return partial(self._note, notes)
+
+    def _rebuild(self) -> None:
+        if self._shelf is None:
+            return
+        try:
+            for row in self._shelf.load(self._wall()):
+                self._rows.keep(row)
+        except Exception:
+            logger.exception("the rows of the semantic cache cannot be read: it starts empty")
+
+    def _answer(self, question: _Question) -> None:
+        if not question.verdict.set_running_or_notify_cancel():
+            return
+        try:
+            late = question.until <= self._clock()
+            verdict = None if late else self._decide(question, self._embedder.embed([question.text])[0])
+        except Exception as error:
+            question.verdict.set_exception(error)
+        else:
+            question.verdict.set_result(verdict)
+
+    def _decide(self, question: _Question, packed: bytes | None) -> Proposal | Decline:
+        if packed is None:
+            return Decline(Doubt.TOO_LONG)
+        self._vectors[question.key] = packed
+        if len(self._vectors) > _REMEMBERED:
+            self._vectors.popitem(last=False)
+        near = self._rows.nearest(question.partition, vector_of(packed))
+        verdict = self._judge.decide(question.text, near, self._rows.size(question.partition))
+        if not isinstance(verdict, Serve):
+            return verdict
+        row = self._rows.row(verdict.neighbour.row)
+        assert row is not None  # this thread has just found it
+        self._rows.served(verdict.neighbour.row)
+        return Proposal(row.key, verdict.neighbour.cosine, row.question)
+
+    def _note(self, notes: list[_Note]) -> None:
+        answers = [gist(note.computed.spell()) for note in notes]
+        known = [self._vectors.pop(note.computed.key, None) for note in notes]
+        unknown = [n.computed.question for n, vector in zip(notes, known, strict=True) if vector is None]
+        vectors = self._embedder.embed([*answers, *unknown])
+        more = iter(vectors[len(answers) :])
+        for note, answer, vector, answered in zip(notes, answers, known, vectors, strict=False):
+            self._keep(note, vector or next(more), answer, answered or b"")
+
+    def _keep(self, note: _Note, vector: bytes | None, answer: str, answer_vector: bytes) -> None:
+        """Index one response. ``vector`` is None if its message is too long to be embedded."""
+        computed = note.computed
+        if note.audited is not None and computed.instead is not None:
+            self._audit(computed.instead, answer, answer_vector, note.audited)
+        if vector is None or traits(computed.question).timely:
+            return
+        near = self._rows.nearest(computed.partition, vector_of(vector))
+        row = Row(
+            key=computed.key,
+            partition=computed.partition,
+            question=computed.question,
+            vector=vector,
+            answer=self._rows.class_of(computed.key, near, answer, answer_vector),
+            answer_text=answer,
+            answer_vector=answer_vector,
+            tags=computed.tags,
+            expires=computed.expires,
+        )
+        self._drop(self._rows.keep(row), [row])
+
+    def _audit(self, instead: bytes, answer: str, vector: bytes, audited: Callable[[bool], None]) -> None:
+        row = self._rows.find(instead)
+        if row is None:
+            return  # it was removed meanwhile: nothing would be served
+        right = same_answer(answer, row.answer_text, cosine(vector, row.answer_vector))
+        if not right:
+            self._rows.forget(instead)
+            self._drop([instead])
+        audited(right)
+
+    def _drop(self, keys: Iterable[bytes], kept: Iterable[Row] = ()) -> None:
+        if self._shelf is not None:
+            self._shelf.write(kept, keys)

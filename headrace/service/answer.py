@@ -1,0 +1,133 @@
+"""The queue of one call's events: written at each engine step, read in batches.
+
+`serve.service` and the response caches write into an `Answer`; `api.generation.call` reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from headrace.core.events import Emitted, Finished, PromptScored, Verified
+from headrace.core.request import Request
+from headrace.core.tenancy.classes import is_awaited
+
+IndexedEvent = tuple[int, Emitted | PromptScored | Finished]
+"""An event of one call, with the index of the sequence that it belongs to."""
+
+
+class Predicted(NamedTuple):
+    """Numbers of accepted and rejected tokens of the client's prediction."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+    def plus(self, event: Verified) -> Predicted:
+        """The numbers with one more verified draft."""
+        return Predicted(self.accepted + event.accepted, self.rejected + event.drafted - event.accepted)
+
+
+class Listener(Protocol):
+    """Receives the events of ``requests``, each with the index of the request that it belongs to."""
+
+    requests: tuple[Request, ...]
+    cached_tokens: list[int]
+    predicted: list[Predicted]
+
+    @property
+    def each_step(self) -> bool:
+        """Whether the listener needs the events of every step, or only the last one."""
+        ...
+
+    def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None: ...
+
+
+class Route:
+    """The listener of one request (None after it was withdrawn); ``begun``: its first token has arrived."""
+
+    __slots__ = ("begun", "index", "listener", "prompt_tokens", "queued", "urgent")
+
+    def __init__(self, listener: Listener, index: int, request: Request) -> None:
+        self.listener: Listener | None = listener
+        self.index = index
+        self.prompt_tokens = len(request.tokens)
+        self.urgent = is_awaited(request.service_class)
+        self.queued = True
+        self.begun = False
+
+
+class Answer:
+    """The unread events of the sequences of one call.
+
+    There is one reader. It is woken after the first token of a sequence, after ``interval`` more tokens, and at the end
+    of a sequence, and then reads everything. With an interval of 0 it is woken only when the last sequence has ended.
+    ``cached_tokens`` are the prompt tokens of each sequence that were found in the prefix cache, ``predicted`` the
+    accepted and rejected tokens of the client's predictions.
+    ``timer`` ends the call at its deadline. ``note`` is the value of the ``X-Headrace-Cache`` header;
+    empty without a response cache. ``first_token_at`` is the time of the first token, on the monotonic clock.
+    """
+
+    def __init__(self, requests: Sequence[Request], interval: int) -> None:
+        self.requests = tuple(requests)
+        self.cached_tokens = [0] * len(self.requests)
+        self.predicted = [Predicted()] * len(self.requests)
+        self.timer: asyncio.TimerHandle | None = None
+        self.note = ""
+        self.each_step = interval > 0
+        self.first_token_at: float | None = None
+        self._interval = interval
+        self._open = len(self.requests)
+        # Tokens of each sequence since the last read was due; initially so many that the first token is enough.
+        self._gathered = [interval] * self._open
+        self._due = False
+        self._unread: list[IndexedEvent] = []
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every event has arrived, read or not."""
+        return not self._open
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every event has arrived and has been read."""
+        return not self._open and not self._unread
+
+    async def read(self) -> list[IndexedEvent]:
+        """Wait until a read is due; return the events since the last read, in order. Empty after the last event."""
+        await self.due()
+        self._due = False
+        unread, self._unread = self._unread, []
+        return unread
+
+    async def due(self) -> None:
+        """Wait until a read is due. Only the reader may call it."""
+        if self._open and not self._due:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+
+    def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
+        """Add one event, and wake the reader if a read is due."""
+        self._unread.append((index, event))
+        if type(event) is Finished:
+            self._open -= 1
+            self._due = self._due or self.each_step or not self._open
+        elif type(event) is Emitted:
+            if self.first_token_at is None:
+                self.first_token_at = time.monotonic()
+            if self.each_step:
+                self._gather(index, len(event.tokens))
+        if self._due and self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _gather(self, index: int, tokens: int) -> None:
+        self._gathered[index] += tokens
+        if self._gathered[index] >= self._interval:
+            self._gathered[index] = 0
+            self._gathered = [count if count >= self._interval else 0 for count in self._gathered]
+            self._due = True

@@ -1,0 +1,75 @@
+"""Watches the health of the engine: logs a stall and its end, and keeps systemd informed.
+
+It runs on the server's loop once a second. While the engine is stalled it sends no watchdog message, so that systemd
+restarts a service that has `WatchdogSec`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from headrace.service.service import Service
+from headrace.service.systemd import SystemdNotifier
+
+logger = logging.getLogger("headrace.health")
+
+CHECK_SECONDS = 1.0
+
+
+class HealthWatch:
+    """Checks ``service`` every ``seconds``.
+
+    ``watchdog`` is the interval in which systemd expects watchdog messages (None: it expects none); ``seconds`` is
+    reduced to half of it.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        notifier: SystemdNotifier,
+        watchdog: float | None = None,
+        seconds: float = CHECK_SECONDS,
+    ) -> None:
+        self._service = service
+        self._notifier = notifier
+        self._watchdog = watchdog is not None
+        self._seconds = seconds if watchdog is None else min(seconds, watchdog / 2)
+        self._well = True
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to check, on the running loop."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop checking, and inform systemd that the server stops, unless it has been informed."""
+        if self._task is not None:
+            self._task.cancel()
+        self._notify_stopping()
+
+    def check(self) -> None:
+        """Compare the engine's health with the last check."""
+        health = self._service.health()
+        if health.well != self._well:
+            self._well = health.well
+            fields = {"open_requests": health.progress.open_requests, "steps": health.progress.steps}
+            if health.well:
+                logger.warning("steps make progress again", extra={"fields": fields})
+            else:
+                logger.error("unhealthy: %s", health.why, extra={"fields": fields})
+        if self._service.draining:
+            self._notify_stopping()
+        if self._watchdog and self._well:
+            self._notifier.send("WATCHDOG=1")
+
+    def _notify_stopping(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._notifier.send("STOPPING=1")
+
+    async def _run(self) -> None:
+        while True:
+            self.check()
+            await asyncio.sleep(self._seconds)

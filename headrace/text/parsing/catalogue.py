@@ -1,0 +1,279 @@
+"""The formats of known model families. A new family is a new entry here, and a file in the tests' corpus."""
+
+# ruff: noqa: RUF001 (markers are spelled as in the models)
+
+from __future__ import annotations
+
+import re
+
+from headrace.text.parsing.formats import Arguments, Opening, ReasoningFormat, ToolFormat, Written
+
+_NAME = r"(?P<name>[\w-][\w.-]*)"
+_SEP = re.escape("<｜tool▁sep｜>")
+_XML_NAME = r"(?P<name>[^<>\s]+)"
+_HARMONY_HEADER = (
+    r"(?:functions\.)?"
+    + _NAME
+    + r"(?:<\|channel\|>commentary)?(?:\s*(?:<\|constrain\|>)?\s*\w+)?\s*<\|message\|>\s*(?=\{)"
+)
+_HARMONY_INNER = ("<|channel|>", "<|constrain|>", "<|message|>")
+_HARMONY_SILENT = (
+    "<|start|>assistant",
+    "<|channel|>final<|message|>",
+    "<|channel|>final <|constrain|>json<|message|>",
+    "<|channel|>commentary<|message|>",
+    "<|end|>",
+    "<|return|>",
+)
+
+_HERMES_CALL = Written(
+    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", trigger="<tool_call>"
+)
+_MISTRAL_CALL = Written('[TOOL_CALLS][{"name": "', '", "arguments": ', "}]", trigger="[TOOL_CALLS]")
+_PHI_CALL = Written(
+    '<|tool_call|>[{"name": "', '", "arguments": ', "}]<|/tool_call|>", trigger="<|tool_call|>"
+)
+_PLAIN_CALL = Written('{"name": "', '", "parameters": ', "}")
+_DEEPSEEK_CALL = Written(
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "\n```json\n",
+    "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    trigger="<｜tool▁calls▁begin｜>",
+)
+_KIMI_CALL = Written(
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+    ":0<|tool_call_argument_begin|>",
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    trigger="<|tool_calls_section_begin|>",
+)
+_HARMONY_CALL = Written(
+    "<|channel|>commentary to=functions.",
+    " <|constrain|>json<|message|>",
+    "",
+    trigger="<|channel|>commentary to=",
+    single=True,
+)
+
+_PYTHONIC_CALL = Written("[", "(", ")]", single=True, python=True)
+_LLAMA4_CALL = Written(
+    "<|python_start|>[", "(", ")]<|python_end|>", trigger="<|python_start|>", single=True, python=True
+)
+_OLMO3_CALL = Written(
+    "<function_calls>\n", "(", ")\n</function_calls>", trigger="<function_calls>", single=True, python=True
+)
+_GEMMA4_CALL = Written("<|tool_call>call:", "{", "}<tool_call|>", trigger="<|tool_call>", quote='<|"|>')
+_FUNCTIONGEMMA_CALL = Written(
+    "<start_function_call>call:",
+    "{",
+    "}<end_function_call>",
+    trigger="<start_function_call>",
+    quote="<escape>",
+)
+
+TOOL_FORMATS: tuple[ToolFormat, ...] = (
+    ToolFormat(
+        "harmony",
+        (
+            Opening(
+                "<|channel|>commentary to=",
+                ("<|call|>", "<|end|>"),
+                header=re.compile(_HARMONY_HEADER),
+                inner=_HARMONY_INNER,
+            ),
+            Opening(
+                "<|channel|>analysis to=",
+                ("<|call|>", "<|end|>"),
+                header=re.compile(_HARMONY_HEADER),
+                inner=_HARMONY_INNER,
+            ),
+            Opening(
+                "<|start|>assistant to=",
+                ("<|call|>", "<|end|>"),
+                header=re.compile(_HARMONY_HEADER),
+                inner=_HARMONY_INNER,
+            ),
+        ),
+        written=_HARMONY_CALL,
+        signs=(("<|channel|>", "<|message|>", "<|start|>"),),
+        silent=(
+            *_HARMONY_SILENT,
+            "<|call|>",
+        ),
+        aliases=("openai",),
+    ),
+    ToolFormat(
+        "deepseek",
+        (
+            Opening(
+                "<｜tool▁call▁begin｜>",
+                ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+                header=re.compile(rf"\s*(?:function{_SEP})?{_NAME}(?:{_SEP}|\s*\n```(?:json)?)\s*(?=\{{)"),
+                inner=("<｜tool▁sep｜>",),
+            ),
+        ),
+        written=_DEEPSEEK_CALL,
+        signs=(("<｜tool▁calls▁begin｜>",), ("<｜tool▁call▁begin｜>",)),
+        silent=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        aliases=("deepseek_v3", "deepseek_v31"),
+    ),
+    ToolFormat(
+        "kimi_k2",
+        (
+            Opening(
+                "<|tool_call_begin|>",
+                ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+                header=re.compile(
+                    rf"\s*(?:functions\.)?{_NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{{)"
+                ),
+                inner=("<|tool_call_argument_begin|>",),
+            ),
+        ),
+        written=_KIMI_CALL,
+        signs=(("<|tool_calls_section_begin|>",), ("tool_declare<|im_middle|>",)),
+        silent=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    ToolFormat(
+        "gemma4",
+        (
+            Opening(
+                "<|tool_call>",
+                ("<tool_call|>",),
+                Arguments.LITERAL,
+                header=re.compile(rf"\s*call:{_NAME}(?=\{{)"),
+                quotes=('<|"|>',),
+            ),
+        ),
+        written=_GEMMA4_CALL,
+        signs=(("<|tool_call>", "call:"),),
+    ),
+    ToolFormat(
+        "functiongemma",
+        (
+            Opening(
+                "<start_function_call>",
+                ("<end_function_call>",),
+                Arguments.LITERAL,
+                header=re.compile(rf"\s*call:{_NAME}(?=\{{)"),
+                quotes=("<escape>",),
+            ),
+        ),
+        written=_FUNCTIONGEMMA_CALL,
+        signs=(("<start_function_call>",),),
+    ),
+    ToolFormat(
+        "qwen3_coder",
+        (
+            Opening(
+                "<tool_call>",
+                ("</tool_call>",),
+                Arguments.XML,
+                header=re.compile(rf"\s*<function={_XML_NAME}\s*>"),
+                objects=True,
+            ),
+            Opening("<function=", ("</tool_call>",), Arguments.XML, header=re.compile(rf"{_XML_NAME}\s*>")),
+        ),
+        written=_HERMES_CALL,
+        signs=(("<function=", "<parameter="),),
+        aliases=("qwen3_xml", "mimo"),
+    ),
+    ToolFormat(
+        "hermes",
+        (Opening("<tool_call>", ("</tool_call>",)),),
+        written=_HERMES_CALL,
+        signs=(("<tool_call>",),),
+        aliases=("granite4",),
+    ),
+    ToolFormat(
+        "mistral",
+        (
+            Opening(
+                "[TOOL_CALLS]",
+                header=re.compile(rf"\s*{_NAME}(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{{)"),
+                objects=True,
+                inner=("[CALL_ID]", "[ARGS]"),
+            ),
+        ),
+        written=_MISTRAL_CALL,
+        signs=(("[TOOL_CALLS]",),),
+        short_ids=True,
+    ),
+    ToolFormat(
+        "phi4_mini",
+        (Opening("<|tool_call|>", ("<|/tool_call|>",)), Opening("functools", ("<|/tool_call|>",))),
+        written=_PHI_CALL,
+        signs=(("<|tool_call|>",), ("functools",)),
+        aliases=("phi4_mini_json",),
+    ),
+    ToolFormat(
+        "llama4_pythonic",
+        (
+            Opening("<|python_start|>", ("<|python_end|>",), Arguments.PYTHON),
+            Opening("", ("<|python_end|>",), Arguments.PYTHON, first="[", known=True),
+        ),
+        written=_LLAMA4_CALL,
+        signs=(("<|python_start|>",),),
+    ),
+    ToolFormat(
+        "olmo3",
+        (Opening("<function_calls>", ("</function_calls>",), Arguments.PYTHON),),
+        written=_OLMO3_CALL,
+        signs=(("<function_calls>",),),
+    ),
+    ToolFormat(
+        "llama3_json",
+        (Opening("<|python_tag|>"), Opening("", first="{", known=True)),
+        written=_PLAIN_CALL,
+        signs=(("<|python_tag|>",), ('{"name": function name',), ("<|start_header_id|>", '"parameters": ')),
+        aliases=("llama4_json",),
+    ),
+    ToolFormat(
+        "gemma",
+        (
+            Opening("```tool_code", ("```",), Arguments.PYTHON),
+            Opening("```tool_call", ("```",)),
+            Opening("```json", ("```",), known=True),
+            Opening("", first="{", known=True),
+            Opening("", arguments=Arguments.PYTHON, first="[", known=True),
+        ),
+        written=_PLAIN_CALL,
+        signs=(("<start_of_turn>",),),
+    ),
+    ToolFormat(
+        "pythonic",
+        (Opening("", arguments=Arguments.PYTHON, first="[", known=True),),
+        written=_PYTHONIC_CALL,
+        signs=(("func_name1(",), ("[func(",)),
+    ),
+)
+"""In the order in which `detect` tries them: a format whose signs also occur in other templates comes later."""
+
+PLAIN_JSON = ToolFormat("json", (Opening("", first="{", known=True),), signs=(), written=_PLAIN_CALL)
+"""The format of calls that a grammar forces a model to write which has no format of its own."""
+
+_THINK = (("<think>",), ("</think>",))
+
+REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
+    ReasoningFormat(
+        "harmony",
+        ("<|channel|>analysis<|message|>",),
+        ("<|end|>", "<|return|>"),
+        signs=(("<|channel|>", "<|message|>", "<|start|>"),),
+        first=False,
+        silent=_HARMONY_SILENT,
+        aliases=("openai_gptoss",),
+    ),
+    ReasoningFormat(
+        "gemma4", ("<|channel>thought\n",), ("<channel|>",), signs=(("<|channel>",),), first=False
+    ),
+    ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",), signs=(("[THINK]",),)),
+    ReasoningFormat(
+        "think",
+        *_THINK,
+        signs=(("<think>",), ("</think>",)),
+        aliases=(
+            *("deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2"),
+            *("mimo", "nemotron_v3", "olmo3", "qwen3", "step3p5"),
+        ),
+    ),
+    ReasoningFormat("deepseek_r1", *_THINK, signs=(), assumed=True, aliases=("minimax_m2", "step3")),
+)

@@ -1,0 +1,159 @@
+"""Reads calls that are JSON objects with a name and arguments: one, a list of them, or several in a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from headrace.text.parsing.reader import Reader
+from headrace.text.parsing.scan import ARGUMENT_KEYS, NAME_KEYS, Balance, Head, read_head
+
+
+class JsonCalls(Reader):
+    """Reports a call as soon as its name and its arguments' bracket have arrived, then its arguments as they arrive.
+
+    An object in another order is reported once it is complete. With ``known``, objects with other names or in another
+    order are no calls.
+    """
+
+    def __init__(self, known: Collection[str] | None = None) -> None:
+        super().__init__(known)
+        self._step_now = self._start
+        self._in_list = False
+        self._balance = Balance()
+        self._read = 0  # characters after `_at` that the balance has read
+
+    def _step(self, final: bool) -> bool:
+        return self._step_now(final)
+
+    def _start(self, final: bool) -> bool:
+        at = self._next()
+        self._in_list = self._text[at : at + 1] == "["
+        if self._in_list:
+            at = self._next(at + 1)
+        if at >= len(self._text):
+            return False
+        return self._head(at) if self._text[at] == "{" else self._end()
+
+    def _head(self, at: int) -> bool:
+        head = read_head(self._text, at, self._known)
+        if isinstance(head, Head):
+            self._begin_call(head.name)
+            self._at = head.arguments
+            self._balance, self._read = Balance(), 0
+            self._step_now = self._stream
+            return True
+        if head:
+            return False
+        if self._known is not None:
+            return self._end()
+        self._balance, self._read = Balance(), at - self._at
+        self._step_now = self._whole
+        return True
+
+    def _stream(self, final: bool) -> bool:
+        """Pass on the arguments up to their last bracket."""
+        end = self._balance.read(self._text, self._at)
+        self._arguments(self._text[self._at : end])
+        if end is None:
+            self._at = len(self._text)
+            return False
+        self._at = end
+        self.closed += 1
+        self._balance, self._read = Balance(1), 0
+        self._step_now = self._tail
+        return True
+
+    def _tail(self, final: bool) -> bool:
+        """Read the end of the call's object after the arguments: its bracket, perhaps after ignored members."""
+        first = self._next()
+        if first >= len(self._text):
+            if final:
+                self._at = first
+            return False
+        follows = self._text[first]
+        if follows == "," and (member := self._next(first + 1)) < len(self._text):
+            follows = "}" if self._text[member] == '"' else ""
+        if follows == "," and not final:
+            return False
+        if follows not in ("}", ","):
+            return self._end()  # the bracket is missing
+        end = self._balance.read(self._text, self._at + self._read)
+        if end is None:
+            self._read = len(self._text) - self._at
+            if final:
+                self._at = len(self._text)
+            return False
+        self._at = end
+        self._step_now = self._between
+        return True
+
+    def _whole(self, final: bool) -> bool:
+        """Read an object whose order does not allow reporting it before it is complete."""
+        end = self._balance.read(self._text, self._at + self._read)
+        if end is None:
+            self._read = len(self._text) - self._at
+            return False
+        call = read_call(self._text[self._text.index("{", self._at) : end])
+        if call is None:
+            return self._end()
+        self._begin_call(call[0])
+        self._arguments(call[1])
+        self.closed += 1
+        self._at = end
+        self._step_now = self._between
+        return True
+
+    def _between(self, final: bool) -> bool:
+        at = self._next()
+        if at >= len(self._text):
+            return False
+        mark = self._text[at]
+        if self._in_list and mark == "]":
+            self._at = at + 1
+            return self._end()
+        if mark == "{":
+            return self._head(at)
+        if mark not in ",;":
+            return self._end()
+        brace = self._next(at + 1)
+        if brace >= len(self._text):
+            return False
+        return self._head(brace) if self._text[brace] == "{" else self._end()
+
+
+def read_call(text: str) -> tuple[str, str] | None:
+    """Name and arguments of a complete call; None if it is no call."""
+    try:
+        call = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        call = call["function"]
+    name = next((call[key] for key in NAME_KEYS if key in call), None) if isinstance(call, dict) else None
+    if not isinstance(name, str) or not name or not _is_text(name):
+        return None
+    arguments = next((call[key] for key in ARGUMENT_KEYS if key in call), None)
+    if isinstance(arguments, str):
+        try:
+            return (name, arguments) if isinstance(json.loads(arguments), dict) else None
+        except (ValueError, RecursionError):
+            return None
+    if arguments is None:
+        arguments = {}
+    return (name, write_json(arguments)) if isinstance(arguments, dict) else None
+
+
+def write_json(value: Any) -> str:
+    """JSON text that can be encoded as UTF-8, even if the model wrote lone surrogates."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if _is_text(text) else json.dumps(value)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,220 @@
+"""The model's chat template: renders messages to the text of the prompt.
+
+Templates come with models and, if the operator allows it, with requests. All run in jinja2's sandbox. A model's
+template runs in the server's process within a small `Budget`, which templates of known models do not reach. What
+exceeds it, and every template of a request, is rendered in a process of its own, with limits that hold inside one call
+(`processes`).
+
+It does not produce tokens: `Tokenizer.encode_prompt` encodes its output without adding special tokens, because
+templates write special tokens themselves. Text of the request that spells one stays text (`content`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.text.budget import Budget, BudgetExceeded
+from headrace.text.content import AddedTokens, Controls, PromptText, may_spell_control, texts
+from headrace.text.processes import PROCESSES
+from headrace.text.rendering import Job, TemplateError, compiled, render_job, variables_of
+from headrace.text.tokenizer import read_json
+
+__all__ = ["ChatTemplate", "NeedsProcess", "TemplateError", "given_template", "load_templates"]
+
+ORDINARY_CHARACTERS = 4096
+"""A model's template that exceeds the budget on less content than this is not tried in the server's process again."""
+
+
+NO_TOKENS = AddedTokens()
+
+
+class NeedsProcess(Exception):
+    """The template must be rendered in a process of its own, which takes time, and the caller does not wait."""
+
+
+class ChatTemplate:
+    """Renders messages with a model's templates.
+
+    Args:
+        templates: jinja2 sources by name; ``default`` is used unless the call has tools and there is one named
+            ``tool_use``. It may be empty: then `render` needs a template of its own.
+        special_tokens: ``bos_token`` and others, which templates write themselves.
+        added: the tokenizer's added tokens; text of a request that spells a control token of them stays text.
+
+    Raises:
+        TemplateError: one of the templates has a syntax error.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        added: AddedTokens = NO_TOKENS,
+    ) -> None:
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens or {})
+        self._added = added
+        self._controls = {source: added.controls(source) for source in self._templates.values()}
+        self._apart: set[str] = set()
+        for source in self._templates.values():
+            compiled(source)
+
+    @property
+    def digest(self) -> str:
+        """A digest of these templates, their special tokens, and what stays text."""
+        described = json.dumps([self._templates, self._special_tokens, self._added], sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        """The templates' texts by name."""
+        return dict(self._templates)
+
+    def with_source(self, name: str, source: str) -> ChatTemplate:
+        """The same with another template.
+
+        Raises:
+            TemplateError: it has a syntax error.
+        """
+        return ChatTemplate(self._templates | {name: source}, self._special_tokens, self._added)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The templates' texts."""
+        return tuple(self._templates.values())
+
+    def variables(self, template: str | None = None) -> frozenset[str]:
+        """The names that a template (the model's, or a source) reads and does not define itself."""
+        if template is not None:
+            return PROCESSES.variables(template)
+        return frozenset(name for source in self.sources for name in variables_of(source))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        waits: bool = True,
+        **variables: Any,
+    ) -> PromptText:
+        """The prompt for ``messages``.
+
+        Args:
+            messages: as in the OpenAI API; content that is a list of text parts is joined by line breaks.
+            add_generation_prompt: end with the header of the assistant's answer.
+            continue_final_message: end inside the last message, so that the answer continues it.
+            template: a jinja2 source to use instead of the model's.
+            waits: wait for another process, if the template needs one. **variables: ``tools``, ``documents`` and
+                other variables of the template.
+
+        Raises:
+            TemplateError: there is no template; or it has a syntax error, rejects these messages, fails on them, or
+                reaches a limit.
+            NeedsProcess: the template needs another process and the caller does not wait.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise TemplateError("continue_final_message and add_generation_prompt cannot both be set")
+        source = template if template is not None else self._choose(variables)
+        own: dict[str, Any] = self._special_tokens | {"add_generation_prompt": add_generation_prompt}
+        own |= {"tools": None, "documents": None}
+        plain = [_with_plain_content(message, number) for number, message in enumerate(messages)]
+        content = list(texts([plain, variables]))
+        controls = self._controls[source] if template is None else self._added.controls(source)
+        if not may_spell_control(content, controls, source):
+            controls = Controls()
+        job = Job(source, plain, variables, own, controls, continue_final_message)
+        if template is None and source not in self._apart:
+            size = sum(map(len, content))
+            try:
+                with Budget(size):
+                    return render_job(job)
+            except BudgetExceeded as error:
+                if error.always or size <= ORDINARY_CHARACTERS:
+                    self._apart.add(source)
+        if not waits:
+            raise NeedsProcess
+        return PROCESSES.render(job)
+
+    def _choose(self, variables: Mapping[str, Any]) -> str:
+        name = "tool_use" if variables.get("tools") and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise TemplateError("the model has no chat template; pass one with --chat-template FILE")
+        return self._templates[name]
+
+
+def load_templates(folder: str | Path) -> dict[str, str]:
+    """The chat templates of a model folder by name.
+
+    They are read from ``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``. Otherwise they are read
+    from the field ``chat_template`` of ``tokenizer_config.json`` (a source, or a list of named ones), or of
+    ``chat_template.json``.
+
+    Raises:
+        TemplateError: one cannot be read, or is not a source.
+    """
+    folder = Path(folder)
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    found = {name: _read(path) for name, path in files.items() if path.is_file()}
+    if "default" in found:
+        return found
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        value = read_json(folder / name).get("chat_template")
+        if isinstance(value, str):
+            return {"default": value} | found
+        if value is not None:
+            return _named(value, folder / name) | found
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"{path} cannot be read: {error}") from error
+
+
+def _named(value: Any, path: Path) -> dict[str, str]:
+    """The templates that a config lists, by name."""
+    try:
+        named = {entry["name"]: entry["template"] for entry in value}
+    except (TypeError, KeyError):
+        named = {"default": None}
+    if not all(isinstance(text, str) for pair in named.items() for text in pair):
+        raise TemplateError(
+            f"{path}: chat_template must be a source, or a list of objects with name and template"
+        )
+    return named
+
+
+def given_template(chat_template: str) -> str:
+    """The source of ``--chat-template``, which is a file's path or a source.
+
+    Raises:
+        TemplateError: it is neither.
+    """
+    if "{" in chat_template or "\n" in chat_template:
+        return chat_template
+    try:
+        return Path(chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"--chat-template {chat_template} cannot be read: {error}") from error
+
+
+def _with_plain_content(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, (list, tuple)):
+        return dict(message)
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise TemplateError(f"messages[{number}].content: only parts of type text are supported")
+        texts.append(text)
+    return {**message, "content": "\n".join(texts)}

@@ -1,0 +1,272 @@
+"""The tokenizer: text to tokens and back, from a local model folder.
+
+It uses only the `tokenizers` library, so that start-up does not import transformers. `text.template` renders messages
+to text, `text.stream` converts a growing output to text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from headrace.files import check_size, read_json_file
+from headrace.text.content import AddedTokens, PromptText
+from headrace.text.named_tokens import BadTokens, add_named_tokens
+from headrace.text.quoting import QuotingEncoder
+
+MAX_TOKENIZER_BYTES = 256 << 20
+"""The largest ``tokenizer.json`` that is read; the largest published ones have 40 MB."""
+
+SHORT_CHARACTERS = 4096
+"""Texts of up to this length together are encoded on the calling thread. Other threads would need milliseconds to begin
+while kernels occupy every core, and the encoding itself takes a tenth of that."""
+
+
+class TokenizerError(ValueError):
+    """A folder whose tokenizer cannot be used, or text that cannot be tokenized."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if the file does not exist.
+
+    Raises:
+        TokenizerError: the file cannot be read or holds no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        value = read_json_file(path)
+    except json.JSONDecodeError as error:
+        raise TokenizerError(f"{path} is not valid JSON: {error}") from error
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} must hold a JSON object")
+    return value
+
+
+class Tokenizer:
+    """A model's tokenizer and its special tokens.
+
+    Nothing changes after construction, so one instance serves all threads (the library releases the GIL while it
+    encodes).
+
+    Args:
+        backend: the tokenizer of the library; its settings are changed (no truncation, no padding).
+        special_tokens: the special tokens' strings by role: ``bos_token``, ``eos_token``, ``pad_token`` …
+        eos_token_ids: further ids that end an answer, in addition to that of ``eos_token``.
+        add_bos_token: put the bos token first if the backend's own post-processor does not.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: Sequence[int] = (),
+        add_bos_token: bool = False,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.special_tokens = dict(special_tokens or {})
+        # A named special token may be a plain word to the backend; make it special without new vocabulary.
+        added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        named = (text for text in self.special_tokens.values() if text not in added)
+        known = [text for text in named if backend.token_to_id(text) is not None]
+        backend.add_special_tokens(known)
+        self.backend = backend
+        self.bos_token = self.special_tokens.get("bos_token")
+        self.eos_token = self.special_tokens.get("eos_token")
+        self.pad_token = self.special_tokens.get("pad_token")
+        self.bos_token_id = self._id_of(self.bos_token)
+        self.eos_token_id = self._id_of(self.eos_token)
+        self.pad_token_id = self._id_of(self.pad_token)
+        eos = () if self.eos_token_id is None else (self.eos_token_id,)
+        self.eos_token_ids: frozenset[int] = frozenset((*eos, *eos_token_ids))
+        self.special_token_ids: frozenset[int] = frozenset(
+            token for token, added in backend.get_added_tokens_decoder().items() if added.special
+        )
+        self.added = AddedTokens.of(backend)
+        """The tokens that text must not become by its spelling alone."""
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self._highest = max(vocabulary.values(), default=-1)
+        self._longest = _longest_token(backend, vocabulary)
+        first = backend.encode("").ids[:1]
+        self._prefix = (
+            [self.bos_token_id]
+            if add_bos_token and self.bos_token_id is not None and first != [self.bos_token_id]
+            else []
+        )
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Load from a folder in Hugging Face layout.
+
+        Reads ``tokenizer.json``, the files beside it that name tokens (see `named_tokens`), and the ids that end an
+        answer from ``generation_config.json`` (then ``config.json``). A folder with only an older format
+        (``vocab.json`` and ``merges.txt``, ``tokenizer.model``) is converted by transformers.
+
+        Raises:
+            TokenizerError: the folder contains no tokenizer, or it cannot be read.
+        """
+        folder = Path(folder)
+        config = read_json(folder / "tokenizer_config.json")
+        backend = _load_backend(folder)
+        older = [read_json(folder / name) for name in ("special_tokens_map.json", "added_tokens.json")]
+        try:
+            special_tokens = add_named_tokens(backend, config, *older)
+        except BadTokens as error:
+            raise TokenizerError(f"{folder / 'tokenizer_config.json'}: {error}") from error
+        eos = _eos_token_ids(folder / "generation_config.json")
+        if eos is None:
+            eos = _eos_token_ids(folder / "config.json")
+        return cls(backend, special_tokens, eos or (), config.get("add_bos_token") is True)
+
+    def fewest(self, text: str) -> int:
+        """A number of tokens that ``text`` has at least, without encoding it; 0 if no such number is known.
+
+        Reading and freeing millions of tokens holds the interpreter's lock for some tenths of a second.
+        """
+        return 0 if not self._longest else -(-len(text) // self._longest)
+
+    def why_unreadable(self, tokens: Sequence[int], vocab_size: int) -> str | None:
+        """Why a model of ``vocab_size`` ids cannot read ``tokens`` of a text; None if it can.
+
+        Some checkpoints have tokens in the tokenizer for which the model has no embedding.
+        """
+        if self._highest < vocab_size:
+            return None
+        wrong = next((token for token in tokens if token >= vocab_size), None)
+        if wrong is None:
+            return None
+        return (
+            f"the tokenizer gives {self.token(wrong)!r} the token id {wrong}, which the model does not have "
+            f"(its ids are 0 to {vocab_size - 1}); remove this text from the request"
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of ``text``.
+
+        ``add_special_tokens`` adds what the model expects around plain text, most often a bos token in front. A
+        rendered chat template contains its own and must be encoded without.
+
+        Raises:
+            TokenizerError: ``text`` contains a lone surrogate, which no encoding of Unicode can represent.
+        """
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """The tokens of each text, as in `encode`; long texts are encoded in parallel, on other threads."""
+        try:
+            if sum(map(len, texts)) <= SHORT_CHARACTERS:
+                encodings = [
+                    self.backend.encode(text, add_special_tokens=add_special_tokens) for text in texts
+                ]
+            else:
+                encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
+        prefix = self._prefix if add_special_tokens else []
+        return [prefix + encoding.ids for encoding in encodings]
+
+    def encode_prompt(self, prompt: PromptText, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a rendered prompt; what it quotes becomes no control token.
+
+        Raises:
+            TokenizerError: as in `encode`.
+        """
+        if not prompt.quoted:
+            return self.encode(prompt.text, add_special_tokens)
+        prefix = self._prefix if add_special_tokens else []
+        try:
+            return prefix + self._quoting.encode(prompt, add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            raise TokenizerError("text must be valid Unicode (it contains a lone surrogate)") from error
+
+    @cached_property
+    def _quoting(self) -> QuotingEncoder:
+        return QuotingEncoder(self.backend, self.added)
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``tokens``; ids outside the vocabulary add nothing."""
+        return self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def token(self, token: int) -> str | None:
+        """The string of a token in the vocabulary (``Ġthe``, ``▁the``, ``<0x0A>``); None if it has none."""
+        return self.backend.id_to_token(token)
+
+    def _id_of(self, text: str | None) -> int | None:
+        return None if text is None else self.backend.token_to_id(text)
+
+
+def _load_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            check_size(path, MAX_TOKENIZER_BYTES)
+            return tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(f"{path} cannot be read: {error}") from error
+    older = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()]
+    if not older:
+        raise TokenizerError(f"{folder} contains no tokenizer: expected tokenizer.json")
+    return _convert(folder, older[0])
+
+
+def _convert(folder: Path, older: str) -> tokenizers.Tokenizer:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise TokenizerError(
+            f"{folder} contains {older} but no tokenizer.json; converting it needs transformers: "
+            "pip install 'headrace[bench]'"
+        ) from error
+    try:
+        converted = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        backend: tokenizers.Tokenizer = converted.backend_tokenizer
+    except Exception as error:  # transformers and its dependencies raise many types
+        raise TokenizerError(f"{folder / older} cannot be converted to a tokenizer.json: {error}") from error
+    return tokenizers.Tokenizer.from_str(backend.to_str())
+
+
+def _eos_token_ids(path: Path) -> list[int] | None:
+    """The ids of tokens that end an output (one or a list), if a config names them."""
+    value = read_json(path).get("eos_token_id")
+    if value is None:
+        return None
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise TokenizerError(f"{path}: eos_token_id must be a token id or a list of token ids, got {value!r}")
+    return ids
+
+
+_KEEPING = {"Sequence", "Split", "Regex", "String", "ByteLevel", "Digits"}
+"""Steps before BPE that keep every character of a text."""
+
+
+def _longest_token(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> int:
+    """The most characters that one token can stand for; 0 if that is not known.
+
+    It is known for byte-level BPE, where every byte has a token. A normalizer, a token for unknown words, an added
+    token that takes spaces with it, or a cut that drops spaces could stand for any number.
+    """
+    added = backend.get_added_tokens_decoder().values()
+    cuts = str(backend.pre_tokenizer)
+    if (
+        "Removed" in cuts
+        or not set(re.findall(r"(\w+)\(", cuts)) <= _KEEPING
+        or not isinstance(backend.model, tokenizers.models.BPE)
+        or not isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
+        or backend.normalizer is not None
+        or any(token.lstrip or token.rstrip for token in added)
+    ):
+        return 0
+    if not vocabulary.keys() >= set(tokenizers.pre_tokenizers.ByteLevel.alphabet()):
+        return 0
+    return max(map(len, vocabulary))

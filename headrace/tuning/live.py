@@ -1,0 +1,194 @@
+"""Runs experiments and the tuner: wakes when a window begins or ends, changes settings between steps, writes the file.
+
+`observe` has the logic of experiments; this file has the clock, the engine thread and the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.core.ports import Watcher
+from headrace.files import PRIVATE_FILE, replace_text
+from headrace.service.service import Service
+
+logger = logging.getLogger("headrace.experiments")
+
+LONGEST_SLEEP = 3600.0
+"""Maximum sleep in seconds of the task, even if nothing is due."""
+
+FILE_VERSION = 1
+
+
+class Change(Protocol):
+    """A setting, its new value, and why."""
+
+    @property
+    def setting(self) -> str: ...
+
+    @property
+    def value(self) -> float | int | str: ...
+
+    @property
+    def why(self) -> str: ...
+
+
+class Report(Protocol):
+    """An experiment in responses."""
+
+    @property
+    def id(self) -> str: ...
+
+    def report(self) -> dict[str, Any]: ...
+
+    def windows(self) -> list[dict[str, Any]]: ...
+
+    def curve(self) -> list[dict[str, Any]]: ...
+
+
+class Conductor(Protocol):
+    """The experiments of a server: `tuning.experiments.conductor`."""
+
+    def start(self, body: Any, now: float) -> Report: ...
+
+    def stop(self, experiment_id: str, now: float) -> Report: ...
+
+    def get(self, experiment_id: str) -> Report: ...
+
+    def all(self) -> Sequence[Report]: ...
+
+    def stored(self, now: float) -> str: ...
+
+    def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]: ...
+
+
+class Steering(Protocol):
+    """Decides on changes: `tuning.steering`. ``watchers`` must receive all events."""
+
+    @property
+    def watchers(self) -> tuple[Watcher, ...]: ...
+
+    def tick(self, now: float) -> Change | None: ...
+
+    def due(self) -> float: ...
+
+
+class Experiments:
+    """The background task. ``change`` sets a setting, on the engine thread; ``path`` is the file of the experiments."""
+
+    def __init__(
+        self,
+        steering: Steering,
+        conductor: Conductor,
+        service: Service,
+        change: Callable[[str, float | int | str], None],
+        path: Path | None,
+    ) -> None:
+        self.conductor = conductor
+        self._steering = steering
+        self._service = service
+        self._change = change
+        self._path = path
+        self._stored = ""
+        self._watchers: tuple[Watcher, ...] = ()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Read the file, and begin; called on the server's loop."""
+        if self._path is not None and self._path.exists():
+            self._restore(self._path)
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Write the file and end; settings stay as they are, because the server ends too."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._store()
+
+    def begin(self, body: Any) -> Report:
+        """Start an experiment; raises what the conductor raises."""
+        experiment = self.conductor.start(body, self._service.now())
+        self._watch(self._steering.watchers)
+        logger.info("experiment %s started: %s", experiment.id, json.dumps(body, sort_keys=True))
+        self._wake.set()
+        return experiment
+
+    def end(self, experiment_id: str) -> Report:
+        """Stop an experiment; its setting returns to the control value."""
+        experiment = self.conductor.stop(experiment_id, self._service.now())
+        self._wake.set()
+        return experiment
+
+    def look_again(self) -> None:
+        """Wake the task after a change from outside, to do at once what is due."""
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            change = self._steering.tick(self._service.now())
+            self._watch(self._steering.watchers)
+            if change is not None:
+                await self._apply(change)
+                continue
+            await self._store()
+            sleep = min(LONGEST_SLEEP, max(0.0, self._steering.due() - self._service.now()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), sleep)
+            self._wake.clear()
+
+    def _watch(self, watchers: tuple[Watcher, ...]) -> None:
+        """Attach only the ``watchers`` that are needed now: a fold over every token reduces throughput."""
+        for each in self._watchers:
+            if each not in watchers:
+                self._service.unwatch(each)
+        for each in watchers:
+            if each not in self._watchers:
+                self._service.watch(each)
+        self._watchers = watchers
+
+    async def _apply(self, change: Change) -> None:
+        setting, value = change.setting, change.value
+        try:
+            await self._service.between_steps(lambda: self._change(setting, value))
+        except Exception:  # one change that cannot be made must not end the task
+            logger.exception("%s cannot be set to %s", setting, value)
+        else:
+            logger.info("%s is %s: %s", setting, value, change.why)
+
+    def _restore(self, path: Path) -> None:
+        try:
+            stored = json.loads(path.read_text())
+            if stored["version"] != FILE_VERSION:
+                raise ValueError(f"version {stored['version']}")
+            warnings = self.conductor.restore(stored["experiments"], self._service.now())
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            aside = path.with_name(f"{path.name}.unreadable")
+            logger.warning(
+                "experiments of %s are not continued, the file is now %s: %s: %s",
+                *(path, aside.name, type(error).__name__, error),
+            )
+            with suppress(OSError):
+                path.replace(aside)
+            return
+        for warning in warnings:
+            logger.warning("%s", warning)
+
+    async def _store(self) -> None:
+        if self._path is None:
+            return
+        experiments = self.conductor.stored(self._service.now())
+        text = f'{{"version": {FILE_VERSION}, "experiments": {experiments}}}'
+        if text != self._stored:
+            self._stored = text
+            try:
+                await asyncio.to_thread(replace_text, self._path, text, PRIVATE_FILE)
+            except OSError as error:
+                logger.warning("experiments cannot be written to %s: %s", self._path, error)

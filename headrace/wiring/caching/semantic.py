@@ -1,0 +1,163 @@
+"""Builds the semantic cache from its options: encoder, judge, index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.compute.encoder.pairs import PairJudge
+from headrace.compute.encoder.sentences import Sentences
+from headrace.compute.model.spec import ModelError
+from headrace.config import ConfigError, SemanticOptions
+from headrace.core.drafting.cached import CachedAnswerProposer
+from headrace.core.events import Event
+from headrace.response_cache.exact import ExactCache
+from headrace.response_cache.rules.semantic.bounds import CONFIDENCE
+from headrace.response_cache.rules.semantic.calibration import Calibration, Unsupported
+from headrace.response_cache.rules.semantic.judge import Judge, Nearest
+from headrace.response_cache.rules.semantic.verdicts import Verdicts
+from headrace.wiring.drafting import proposer_of
+from headrace.wiring.model import Loaded
+
+SELF = "self"
+"""The name of the served model as second judge."""
+
+DRAFT_COSINE = 0.7
+"""Minimum similarity of a cached response that is used as a draft."""
+
+if TYPE_CHECKING:
+    from headrace.response_cache.semantic.level import SemanticCache
+
+
+def make_semantic(
+    options: SemanticOptions,
+    loaded: Loaded,
+    exact: ExactCache,
+    tell: Callable[[Event], None],
+    file: Path | None,
+    *,
+    adapts_audit: bool,
+    verdicts: Verdicts | None = None,
+) -> SemanticCache | None:
+    """The semantic cache over ``exact``; None if it is off. ``file`` stores its rows, from which the index is rebuilt.
+
+    With ``adapts_audit`` the share of audits adapts to the errors that they find. ``verdicts`` as in `make_verdicts`.
+
+    Raises:
+        ConfigError: it is not available, or cannot meet its error bound.
+    """
+    if options.semantic_cache == "off":
+        return None
+    drafter = loaded.engine.scheduler.drafter
+    if options.semantic_cache == "draft":
+        _check_drafts(options, proposes=proposer_of(drafter, CachedAnswerProposer) is not None)
+    encoder, judge = _judged(options)
+    try:
+        from headrace.response_cache.semantic.level import Mode, SemanticCache
+        from headrace.response_cache.semantic.partitions import Partitions
+        from headrace.response_cache.semantic.row_store import RowStore
+        from headrace.response_cache.semantic.search_thread import SearchThread
+    except ImportError as error:
+        raise ConfigError("--semantic-cache needs: pip install 'headrace[semantic]'") from error
+    try:
+        shelf = None if file is None else RowStore(file, encoder.name)
+    except OSError as error:
+        raise ConfigError(f"--semantic-cache: {error}") from error
+    encoder.embed(
+        ["Which question comes first?"]
+    )  # the first call takes half a second: make it before any request
+    return SemanticCache(
+        SearchThread(
+            encoder,
+            judge,
+            Partitions(encoder.dimensions, options.semantic_cache_bytes),
+            shelf,
+        ),
+        exact,
+        Mode(options.semantic_cache),
+        loaded.tokenizer.decode,
+        tell,
+        deadline=options.semantic_deadline,
+        audit=options.semantic_audit,
+        adapts_audit=adapts_audit,
+        verdicts=verdicts,
+        max_error=options.semantic_max_error,
+        confidence=CONFIDENCE,
+        seed=loaded.seed,
+    )
+
+
+def _check_drafts(options: SemanticOptions, *, proposes: bool) -> None:
+    """Raise `ConfigError` if cached responses cannot be drafts: nothing ``proposes`` them, or a judge is named."""
+    if not proposes:
+        raise ConfigError(
+            "--semantic-cache draft needs speculative decoding from cached responses: "
+            """--speculative-config '{"method": "cached"}'"""
+        )
+    if options.semantic_judge is not None:
+        raise ConfigError("--semantic-judge has no effect on drafts: use --semantic-cache serve or shadow")
+
+
+def make_verdicts(options: SemanticOptions) -> Verdicts | None:
+    """The served model's verdicts, if it is the second judge."""
+    return Verdicts() if options.semantic_judge == SELF else None
+
+
+def _judged(options: SemanticOptions) -> tuple[Sentences, Judge]:
+    """The encoder, and a judge with the rules that a calibration with this encoder certifies.
+
+    Drafts need no calibration, because they do not change responses.
+    """
+    if options.semantic_cache == "draft":
+        return _encoder(options.semantic_encoder), Nearest(DRAFT_COSINE)
+    calibration = _read(options.semantic_calibration)
+    try:
+        rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
+    except Unsupported as error:
+        raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
+    encoder = _encoder(options.semantic_encoder)
+    if encoder.name != calibration.encoder:
+        raise ConfigError(
+            f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
+        )
+    return encoder, Judge(rules, _second_judge(options.semantic_judge, calibration.judge))
+
+
+def _second_judge(name: str | None, calibrated: str) -> PairJudge | None:
+    """The cross-encoder of the calibration; None if that has none."""
+    if name is None or name == SELF:
+        if calibrated:
+            raise ConfigError(
+                f"--semantic-calibration was made with the judge {calibrated}: name it with --semantic-judge"
+            )
+        return None
+    try:
+        judge = PairJudge.from_name(name)
+    except ModelError as error:
+        raise ConfigError(f"--semantic-judge: {error}") from error
+    if judge.name != calibrated:
+        made = f"with the judge {calibrated}" if calibrated else "without a judge"
+        raise ConfigError(
+            f"--semantic-calibration was made {made}, not with {judge.name}: run headrace cache calibrate --judge"
+        )
+    return judge
+
+
+def _encoder(name: str) -> Sentences:
+    try:
+        return Sentences.from_name(name)
+    except ModelError as error:
+        raise ConfigError(f"--semantic-encoder: {error}") from error
+
+
+def _read(file: str | None) -> Calibration:
+    if file is None:
+        raise ConfigError(
+            "--semantic-cache needs a calibration: --semantic-calibration FILE, made by `headrace cache "
+            "calibrate` from labelled requests"
+        )
+    try:
+        return Calibration.from_text(Path(file).expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--semantic-calibration {file}: {error}") from error

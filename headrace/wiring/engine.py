@@ -1,0 +1,278 @@
+"""Builds the engine from its options: pool, policies, knobs, cost ledger.
+
+It does not import torch: the simulator runs the same engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from headrace.config import CacheOptions, ConfigError, CostOptions, SchedulerOptions
+from headrace.core.drafting.forced import ForcedTokens
+from headrace.core.drafting.proposal import Drafter
+from headrace.core.engine import Engine
+from headrace.core.events import Event
+from headrace.core.knobs import Knobs
+from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.eviction import EvictionPolicy
+from headrace.core.memory.lower_tier import LowerTier
+from headrace.core.memory.peer_blocks import PeerBlocks
+from headrace.core.memory.restore import Link, RestoreIfFaster
+from headrace.core.memory.tiers import LowerTiers
+from headrace.core.peers import Peers
+from headrace.core.plan import Tier
+from headrace.core.ports import Grammars, Runner
+from headrace.core.prediction.latest_start import LatestStarts
+from headrace.core.prediction.memory_peak import AlwaysFits, Headroom, RoomPolicy
+from headrace.core.prediction.output_lengths import LengthPredictor
+from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.queueing.fair_queue import FairQueue, single_queue
+from headrace.core.queueing.order import PATIENCE
+from headrace.core.queueing.tenant_queue import TenantQueue
+from headrace.core.scheduler.holds import UntilCompiled
+from headrace.core.scheduler.prefix_choice import LongestPrefix
+from headrace.core.scheduler.scheduler import Scheduler
+from headrace.core.tenancy.classes import CLASSES, ServiceClass
+from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.prices import BadPrice, Pricing, TokenPrices, parse_device_price
+from headrace.observe.cost.split import BY_TOKENS
+from headrace.observe.recording.drafter import RecordedDrafter
+from headrace.observe.recording.engine import RecordedEngine, Tell
+from headrace.wiring.drafting import ModelDrafts, make_drafter
+from headrace.wiring.policies import make_admission, make_eviction, make_order, make_victims
+
+BATCHED_TOKENS = {"cpu": 1024, "cuda": 8192}
+"""Default of ``--max-num-batched-tokens``: enough to use the matrix units fully, few enough to keep steps short."""
+
+OVERLAP = {"cpu": 0, "cuda": 1}
+"""Default of ``--overlap``: on a CPU, planning in parallel would take a core and the interpreter from computing."""
+
+DISK_SECONDS = 0.002
+"""Latency of a fetch from the disk: the request waits for at least one more step."""
+
+PEER_SECONDS = 0.002
+"""Latency of a fetch from a peer: a round trip, and the request waits for at least one more step."""
+
+PEER_BYTES_PER_SECOND = 1e9
+"""Assumed bandwidth to peers, until it has been measured."""
+
+PEER_BLOCKS = 1 << 16
+"""Maximum number of peers' blocks that are tracked; they need no memory for contents."""
+
+WATERMARK = 100
+"""One in this many blocks is left free at the predicted peak."""
+
+MAX_PASSES = 16
+"""Maximum number of times that a request with a longer cached prefix may overtake the first one of a queue."""
+
+FIXED_TOKENS = {"cpu": 8.0, "cuda": 256.0}
+"""Tokens whose linear layers cost as much as the fixed part of a step: few on a CPU, which is compute-bound early."""
+
+ATTENTION_PENALTY = {"cpu": 3.0, "cuda": 2.0}
+"""Time of an operation of attention relative to one of a linear layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSizes:
+    """Sizes of the tiers below the device: their blocks, bytes per block, and bandwidth to the device."""
+
+    host_blocks: int
+    disk_blocks: int
+    block_bytes: int
+    host_bytes_per_second: float
+    disk_bytes_per_second: float = 0.0
+
+
+def make_engine(
+    plans: SchedulerOptions,
+    cache: CacheOptions,
+    runner: Runner,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    knobs: Knobs,
+    cost: StepCost,
+    overlap: int,
+    classes: Sequence[ServiceClass] = CLASSES,
+    weights: Mapping[str, float] = MappingProxyType({}),
+    tiers: TierSizes | None = None,
+    peers: Peers | None = None,
+    tell: Tell | None = None,
+    grammars: Grammars | None = None,
+    drafts: ModelDrafts | None = None,
+    forced: ForcedTokens | None = None,
+    drafter: Drafter | None = None,
+) -> Engine:
+    """An engine over ``num_blocks`` blocks of the device, with the policies that the options name.
+
+    ``classes`` and the ``weights`` of named tenants are for the policy ``fair``. ``tiers`` store blocks evicted from
+    the device; blocks that they lack are fetched from ``peers``. ``tell`` records a trace. ``grammars`` compile
+    constraints. ``drafts`` come from a draft model, ``forced`` from grammars; ``drafter`` replaces all drafters.
+    """
+    events: list[Event] = []
+    fair = plans.scheduling_policy == "fair"
+    by_name = {each.name: each for each in classes}
+    predictions = LatestStarts(StepTimes(cost), LengthPredictor(max_model_len), by_name)
+    shares = ShareLedger(classes, weights)
+    eviction = partial(make_eviction, plans, context_blocks=cost.context_tokens / cache.block_size)
+    size = cache.block_size
+    lower = _lower_tiers(tiers, peers, size, eviction, predictions.times, events.append) if tiers else None
+    pool = BlockPool(num_blocks, size, eviction(num_blocks), events.append, lower)
+    scheduler = Scheduler(
+        pool,
+        FairQueue(shares, _line(plans, cache, pool)) if fair else single_queue(),
+        make_order(plans, predictions, lambda: engine.knobs),
+        make_admission(plans),
+        make_victims(plans, cost, classes),
+        _room(plans, predictions, cache, num_blocks),
+        events,
+        max_num_seqs=plans.max_num_seqs,
+        max_model_len=max_model_len,
+        prefix_caching=cache.enable_prefix_caching,
+        cost=cost,
+        predictions=predictions if fair else None,
+        times=predictions.times,
+        holds=UntilCompiled(grammars) if grammars is not None else None,
+        drafter=_drafter(drafter or make_drafter(plans, drafts, forced), tell),
+    )
+    engine: Engine
+    if tell is not None:
+        engine = RecordedEngine(scheduler, runner, events, knobs, overlap, tell)
+    else:
+        engine = Engine(scheduler, runner, events, knobs, overlap)
+        engine.shares = shares
+    engine.times = predictions.times
+    return engine
+
+
+def _drafter(drafter: Drafter | None, tell: Tell | None) -> Drafter | None:
+    return RecordedDrafter(drafter) if drafter is not None and tell is not None else drafter
+
+
+def _lower_tiers(
+    sizes: TierSizes,
+    peers: Peers | None,
+    block_size: int,
+    eviction: Callable[[int], EvictionPolicy],
+    times: StepTimes,
+    tell: Callable[[Event], None],
+) -> LowerTiers:
+    def tier(which: Tier, blocks: int) -> LowerTier:
+        return LowerTier(which, blocks, eviction(blocks))
+
+    links = {Tier.HOST: Link(0.0, sizes.host_bytes_per_second)}
+    if sizes.disk_blocks:
+        links[Tier.DISK] = Link(DISK_SECONDS, sizes.disk_bytes_per_second)
+    if peers is not None:
+        links[Tier.PEER] = Link(PEER_SECONDS, PEER_BYTES_PER_SECOND)
+    return LowerTiers(
+        tier(Tier.HOST, sizes.host_blocks),
+        tier(Tier.DISK, sizes.disk_blocks) if sizes.disk_blocks else None,
+        RestoreIfFaster(times, block_size, sizes.block_bytes, links),
+        block_size=block_size,
+        block_bytes=sizes.block_bytes,
+        emit=tell,
+        peers=PeerBlocks(tier(Tier.PEER, PEER_BLOCKS), peers) if peers is not None else None,
+    )
+
+
+def make_knobs(plans: SchedulerOptions, device: str, max_model_len: int, stages: int = 1) -> Knobs:
+    """The bounds of a step on a kind of device (``cpu`` or ``cuda``), or in a pipeline of such devices.
+
+    Raises:
+        ConfigError: with these bounds, some requests could not run.
+    """
+    tokens = plans.max_num_batched_tokens
+    if tokens is None:
+        tokens = max(BATCHED_TOKENS[device], plans.max_num_seqs)
+        if not plans.enable_chunked_prefill:
+            tokens = max(tokens, max_model_len)
+    elif tokens < plans.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {plans.max_num_seqs}: "
+            "not all running sequences could decode in one step"
+        )
+    elif not plans.enable_chunked_prefill and tokens < max_model_len:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens}: without chunked prefill a step must hold a whole prompt, "
+            f"up to --max-model-len {max_model_len}"
+        )
+    return Knobs(
+        batched_tokens=tokens,
+        chunked_prefill=plans.enable_chunked_prefill,
+        long_prefill_tokens=plans.long_prefill_token_threshold,
+        mixed_prefill_ratio=plans.mixed_prefill_ratio,
+        step_seconds=plans.max_step_seconds,
+        static_batch_seconds=plans.static_batch_timeout,
+        queue_patience=PATIENCE if plans.queue_order == "shortest" else 0.0,
+        turns=resolve_overlap(plans, device, stages) + 1 if stages > 1 else 1,
+    )
+
+
+def resolve_overlap(plans: SchedulerOptions, device: str, stages: int = 1) -> int:
+    """Number of steps in flight while the next is planned: as configured, or the default of this kind of device.
+
+    A pipeline in which steps overlap has one for each of its stages.
+    """
+    overlap = OVERLAP[device] if plans.overlap is None else plans.overlap
+    return stages - 1 if overlap and stages > 1 else overlap
+
+
+def step_cost(linear_parameters: int, query_width: int, device: str) -> StepCost:
+    """The relative cost of rows, from counted operations.
+
+    A token's linear layers take two operations per weight. Its attention takes four per query element (of all layers)
+    and position of context (q·k and weights·v).
+    """
+    return StepCost(
+        FIXED_TOKENS[device], 2 * linear_parameters / (4 * query_width * ATTENTION_PENALTY[device])
+    )
+
+
+def _line(plans: SchedulerOptions, cache: CacheOptions, pool: BlockPool) -> Callable[[], TenantQueue]:
+    if plans.queue_order in ("auto", "prefix") and cache.enable_prefix_caching:
+        return lambda: TenantQueue(LongestPrefix(pool), MAX_PASSES)
+    return TenantQueue
+
+
+def _room(
+    plans: SchedulerOptions, predictions: LatestStarts, cache: CacheOptions, num_blocks: int
+) -> RoomPolicy:
+    if plans.scheduling_policy != "fair":
+        return AlwaysFits()
+    return Headroom(predictions.lengths, cache.block_size, watermark=num_blocks // WATERMARK)
+
+
+def make_pricing(options: CostOptions) -> Pricing:
+    """The prices of a server.
+
+    Raises:
+        ConfigError: the price of the device cannot be read.
+    """
+    try:
+        per_second = 0.0 if options.device_price is None else parse_device_price(options.device_price)
+    except BadPrice as error:
+        raise ConfigError(f"--device-price: {error}") from None
+    tokens = TokenPrices(
+        options.price_per_million_prompt_tokens,
+        options.price_per_million_cached_tokens,
+        options.price_per_million_output_tokens,
+    )
+    return Pricing(per_second, tokens, options.currency)
+
+
+def make_ledger(pricing: Pricing, engine: Engine) -> CostLedger:
+    """The cost ledger of an engine, starting now."""
+    times, began = engine.times, time.monotonic()
+    return CostLedger(
+        pricing,
+        lambda: BY_TOKENS if times is None else times.coefficients,
+        began=began,
+        clock_offset=time.time() - began,
+    )

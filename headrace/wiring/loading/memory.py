@@ -1,0 +1,150 @@
+"""The memory of a loaded model: sizes and allocates the KV cache, the tiers below it, the runner and its graphs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from headrace.compute.device import device_facts
+from headrace.compute.drafting.head_drafts import HeadDrafts
+from headrace.compute.drafting.head_loading import LoadedHead
+from headrace.compute.drafting.loading import LoadedDraft, StepSizes
+from headrace.compute.grammar.matchers import Matchers
+from headrace.compute.graphs.plan import Graphs, describe_graphs, plan_graphs
+from headrace.compute.kv import PagedKV
+from headrace.compute.memory_clearing import MemoryClearing
+from headrace.compute.memory_plan import MemoryPlan, RankSize, plan_memory
+from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
+from headrace.compute.runner import LocalRunner
+from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
+from headrace.core.capacity import blocks_needed, max_logit_rows
+from headrace.core.knobs import Knobs
+from headrace.fleet.leader import Leader
+from headrace.fleet.setup import MemorySetup, dtype_name
+from headrace.wiring.drafting import ModelDrafts, speculation
+from headrace.wiring.loading.computing import Computing
+from headrace.wiring.loading.draft_models import reads_states
+from headrace.wiring.loading.kv_transfer import OpenTransfer, open_transfer
+from headrace.wiring.loading.tiers import OpenTiers, block_identity, open_tiers
+
+logger = logging.getLogger(__name__)
+
+
+class Memory(NamedTuple):
+    """The memory plan, the tiers below the device, the runner, the draft model, and KV transfer with other servers."""
+
+    ledger: MemoryPlan
+    tiers: OpenTiers | None
+    runner: LocalRunner
+    drafts: ModelDrafts | None
+    transfer: OpenTransfer | None
+
+
+def open_memory(
+    computing: Computing,
+    draft: LoadedDraft | LoadedHead | None,
+    options: Options,
+    knobs: Knobs,
+    overlap: int,
+    matchers: Matchers,
+) -> Memory:
+    """Size and allocate the KV cache, open the lower tiers, create the runner over them, and record its graphs."""
+    cache, plans, place = options.cache, options.scheduler, computing.place
+    graphs = _graphs(options, computing, knobs.batched_tokens)
+    shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
+    sizes = StepSizes(cache.block_size, plans.max_num_seqs, knobs.batched_tokens)
+    step_bytes = _step_bytes(computing, cache, plans, knobs) if device.type == "cuda" else None
+    ledger = plan_memory(
+        computing.free_facts(),
+        computing.size(cache.block_size),
+        cache,
+        max_model_len=max_model_len,
+        max_num_seqs=plans.max_num_seqs,
+        max_num_batched_tokens=knobs.batched_tokens,
+        host_free_bytes=device_facts(torch.device("cpu")).free_bytes if device.type == "cuda" else None,
+        process_bytes=computing.process_bytes,
+        draft=draft.size(sizes) if draft else None,
+        step_bytes=step_bytes,
+        graph_bytes=graphs.bytes,
+    )
+    kv = PagedKV(computing.decoder.shape, ledger.num_blocks, cache.block_size, computing.kv_dtype, device)
+    live = plans.max_num_seqs * blocks_needed(max_model_len, cache.block_size)
+    ahead = MemoryClearing(kv, far=live) if device.type == "cpu" else None
+    identity = block_identity(kv, ledger.block_bytes, computing.fingerprint, computing.kernels.layout)
+    transfer = open_transfer(cache, identity, kv)
+    peers, wait = transfer.importer if transfer else None, options.server.takeover_timeout
+    tiers, ledger = open_tiers(ledger, cache.kv_offload_path, kv, identity, peers, place, wait)
+    if computing.leader is not None:
+        ledger = replace(ledger, other_ranks=_share_memory(computing.leader, tiers, ledger, kv, options))
+    proposer = draft.proposer(ledger.draft_blocks, sizes, logger.warning) if draft else None
+    runner = LocalRunner(
+        computing.decoder,
+        kv,
+        vocab_size=shape.vocab_size,
+        max_num_seqs=plans.max_num_seqs,
+        max_model_len=max_model_len,
+        device=device,
+        background=overlap > 0 and device.type == "cpu" and knobs.turns == 1,
+        breakable=overlap == 0 and computing.leader is None,
+        mover=tiers.mover if tiers else None,
+        ahead=ahead,
+        matchers=matchers,
+        head=proposer if isinstance(proposer, HeadDrafts) else None,
+        graphs=graphs.spec,
+        followers=computing.leader,
+        pipelined=knobs.turns > 1,
+        with_slots=shape.state_bytes > 0,
+    )
+    drafts = ModelDrafts(proposer, draft.nbytes / computing.decoder.nbytes) if draft and proposer else None
+    captured = runner.capture()
+    if captured is not None:
+        ledger = replace(ledger, graph_bytes=captured.bytes, graphs=describe_graphs(captured))
+    return Memory(ledger, tiers, runner, drafts, transfer)
+
+
+def _share_memory(
+    leader: Leader, tiers: OpenTiers | None, ledger: MemoryPlan, kv: PagedKV, options: Options
+) -> tuple[RankSize, ...]:
+    """Allocate memory of the same sizes on the other ranks, and subscribe to their copies to and from the disk."""
+    if tiers is not None:
+        leader.listen(tiers.mover.heard)
+    sizes = ledger.num_blocks, ledger.block_size, dtype_name(kv.dtype), ledger.host_blocks
+    disk = options.cache.kv_offload_path, ledger.disk_blocks
+    return tuple(leader.allocate(MemorySetup(*sizes, options.scheduler.max_num_seqs, *disk)))
+
+
+def _graphs(options: Options, computing: Computing, tokens: int) -> Graphs:
+    """The graphs to record for steps of at most ``tokens`` tokens, unless the options forbid them. With a draft head or
+    several ranks, there are no graphs.
+    """
+    if options.model.enforce_eager or reads_states(options.scheduler) or computing.leader is not None:
+        return Graphs(None)
+    config = speculation(options.scheduler)
+    most_drafts = None if config is None else config.num_speculative_tokens
+    return plan_graphs(computing.decoder, options.scheduler.max_num_seqs, most_drafts, tokens)
+
+
+def _step_bytes(computing: Computing, cache: CacheOptions, plans: SchedulerOptions, knobs: Knobs) -> int:
+    """The memory of the largest step on a GPU.
+
+    Raises:
+        ConfigError: the device has less free memory.
+    """
+    try:
+        return largest_step_bytes(
+            computing.decoder,
+            CudaMeter(computing.device),
+            block_size=cache.block_size,
+            kv_dtype=computing.kv_dtype,
+            max_model_len=computing.max_model_len,
+            max_num_seqs=max_logit_rows(plans.max_num_seqs),
+            max_num_batched_tokens=knobs.batched_tokens,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"--max-num-batched-tokens {knobs.batched_tokens}, --max-num-seqs {plans.max_num_seqs}: the largest step"
+            f" needs more memory than {computing.facts.name} has free: reduce them"
+        ) from error

@@ -1,0 +1,284 @@
+"""Loads a model and builds the engine on it: weights, memory, runner."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.compute.device import DeviceFacts, apart
+from headrace.compute.drafting.head_loading import LoadedHead
+from headrace.compute.drafting.loading import LoadedDraft
+from headrace.compute.gguf.file import is_gguf
+from headrace.compute.grammar.compiler import Compiler
+from headrace.compute.grammar.matchers import Matchers
+from headrace.compute.kernels import KernelsUnavailable
+from headrace.compute.memory_plan import MemoryPlan
+from headrace.compute.model.decoder import ModelDecoder
+from headrace.compute.model.hub import BUILTIN, model_name
+from headrace.compute.model.shape import ModelShape
+from headrace.compute.model.spec import ModelError
+from headrace.compute.runner import LocalRunner
+from headrace.config import ConfigError, ModelOptions, Options
+from headrace.core.engine import Engine
+from headrace.core.prediction.step_cost import StepCost
+from headrace.core.tenancy.classes import ServiceClass
+from headrace.core.tenancy.tenants import Tenants
+from headrace.fleet.leader import Leader
+from headrace.observe.recording.engine import Tell
+from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults
+from headrace.text.template import ChatTemplate, TemplateError
+from headrace.text.tokenizer import Tokenizer, TokenizerError
+from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.wiring.loading.computing import Computing, load_computing
+from headrace.wiring.loading.draft_models import load_drafting, reads_states
+from headrace.wiring.loading.kv_transfer import OpenTransfer, check_transfer
+from headrace.wiring.loading.memory import open_memory
+from headrace.wiring.loading.ranks import check_parallel
+from headrace.wiring.loading.states import with_states
+from headrace.wiring.loading.text import ModelText, load_text
+from headrace.wiring.loading.tiers import OpenTiers
+from headrace.wiring.operations.first_requests import answer, groups
+from headrace.wiring.operations.recording import make_recorded_engine
+from headrace.wiring.policies import check_policies
+from headrace.wiring.tenants import read_tenants
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready to run, with its description. ``seconds`` holds the duration of each phase of start-up."""
+
+    name: str
+    folder: Path
+    shape: ModelShape
+    decoder: ModelDecoder
+    engine: Engine
+    runner: LocalRunner
+    grammars: Compiler
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingDefaults
+    ledger: MemoryPlan
+    facts: DeviceFacts
+    dtype: str
+    quantization: str
+    kv_dtype: str
+    isa: str
+    kernels: str
+    seed: int
+    dummy: bool
+    policy: str
+    tenants: Tenants
+    classes: tuple[ServiceClass, ...]
+    notes: tuple[str, ...]
+    seconds: dict[str, float]
+    tiers: OpenTiers | None = None
+    leader: Leader | None = None
+    transfer: OpenTransfer | None = None
+
+    @property
+    def computed_by(self) -> str:
+        """The kernels and their instruction set, for reports: ``cpp avx512``."""
+        return f"{self.kernels} {self.isa}".rstrip()
+
+
+def load(options: Options, tell: Tell | None = None) -> Loaded:
+    """Load the model, size its memory, and build the engine; ``tell`` records the engine from its start.
+
+    Raises:
+        ConfigError: an option cannot be satisfied; the message says what would work.
+    """
+    seconds: dict[str, float] = {}
+    check_policies(options.scheduler)
+    try:
+        return apart(lambda: _load(options, seconds, tell))
+    except (ModelError, TokenizerError, TemplateError, DefaultsError, KernelsUnavailable) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _load(options: Options, seconds: dict[str, float], tell: Tell | None) -> Loaded:
+    check_parallel(options, recorded=tell is not None)
+    check_transfer(options, recorded=tell is not None)
+    with timed(seconds, "text"):
+        text = load_text(options.model, options.server.tool_call_parser)
+    with timed(seconds, "weights"):
+        with_fingerprint = bool(options.cache.kv_offload_path or options.cache.kv_transfer_config)
+        computing = load_computing(options.model, text.path, with_fingerprint=with_fingerprint)
+    try:
+        if computing.shape.state_bytes:
+            options = with_states(options, computing.shape.architecture)
+        with timed(seconds, "weights"):
+            draft = load_drafting(options, computing.beside())
+        loaded = _build(options, seconds, tell, _Parts(text, computing, draft))
+        if loaded.transfer is not None:
+            loaded.transfer.publish(loaded.engine.scheduler.pool)
+        return loaded
+    except BaseException:
+        if computing.leader is not None:
+            computing.leader.close()
+        raise
+
+
+class _Parts(NamedTuple):
+    """The parts that are loaded before the memory is sized."""
+
+    text: ModelText
+    computing: Computing
+    draft: LoadedDraft | LoadedHead | None
+
+
+def _build(options: Options, seconds: dict[str, float], tell: Tell | None, parts: _Parts) -> Loaded:
+    """Size the memory of a loaded model, and build the engine."""
+    (text, computing, draft), model, cache, plans = parts, options.model, options.cache, options.scheduler
+    tenants, classes = read_tenants(plans.tenants)
+    shape, device, max_model_len = computing.shape, computing.device, computing.max_model_len
+    with timed(seconds, "memory"):
+        stages = model.pipeline_parallel_size
+        knobs = make_knobs(plans, device.type, max_model_len, stages)
+        overlap = 0 if reads_states(plans) else resolve_overlap(plans, device.type, stages)
+        grammars = _make_compiler(text.tokenizer, shape.vocab_size)
+        matchers = Matchers(grammars, plans.max_num_seqs)
+        memory = open_memory(computing, draft, options, knobs, overlap, matchers)
+    ledger, tiers, runner, drafts, transfer = memory
+    engine = (make_engine if tell is None else partial(make_recorded_engine, tell))(
+        plans,
+        cache,
+        runner,
+        num_blocks=ledger.num_blocks,
+        max_model_len=max_model_len,
+        knobs=knobs,
+        cost=decoder_cost(shape, device.type),
+        overlap=overlap,
+        classes=classes,
+        weights=tenants.weights(),
+        tiers=tiers.sizes if tiers else None,
+        peers=transfer.importer if transfer else None,
+        grammars=grammars,
+        drafts=drafts,
+        forced=None if shape.state_bytes else matchers.forced,
+    )
+    return Loaded(
+        name=served_names(model)[0],
+        folder=text.path,
+        shape=shape,
+        decoder=computing.decoder,
+        engine=engine,
+        runner=runner,
+        grammars=grammars,
+        tokenizer=text.tokenizer,
+        template=text.template,
+        defaults=text.defaults,
+        ledger=ledger,
+        facts=computing.facts,
+        dtype=str(computing.choice.dtype).removeprefix("torch."),
+        quantization=computing.quantization,
+        kv_dtype=str(computing.kv_dtype).removeprefix("torch."),
+        isa=computing.kernels.isa,
+        kernels=computing.kernels.name,
+        seed=model.seed,
+        dummy=model.load_format == "dummy",
+        policy=plans.scheduling_policy,
+        tenants=tenants,
+        classes=classes,
+        notes=_notes(computing, tiers, engine, tell),
+        seconds=seconds,
+        tiers=tiers,
+        leader=computing.leader,
+        transfer=transfer,
+    )
+
+
+def _notes(
+    computing: Computing, tiers: OpenTiers | None, engine: Engine, tell: Tell | None
+) -> tuple[str, ...]:
+    """What is worth saying at start. Restores blocks of an earlier process; a recorded engine starts with none."""
+    notes = [*computing.notes, *(tiers.notes if tiers else ())]
+    if computing.shape.state_bytes:
+        notes.append("recurrent states: prefixes are not reused, so every prompt is computed as a whole")
+    if tiers is not None and tell is None:
+        notes.append(tiers.recall(engine))
+    return tuple(filter(None, notes))
+
+
+def _make_compiler(tokenizer: Tokenizer, vocab_size: int) -> Compiler:
+    return Compiler(tokenizer.backend.to_str, vocab_size, tuple(tokenizer.eos_token_ids))
+
+
+def served_names(model: ModelOptions) -> tuple[str, ...]:
+    """The model's names in the API, the one in answers first.
+
+    They are ``--served-model-name``, or else the hub name, or else the name of the folder or GGUF file.
+
+    Raises:
+        ConfigError: a name is empty, or stands twice.
+    """
+    if names := model.served_model_name:
+        if not all(map(str.strip, names)) or len({*names}) < len(names):
+            raise ConfigError(
+                f"--served-model-name {' '.join(names)}: expected names that are different and not empty"
+            )
+        return names
+    path = Path(model.model).expanduser()
+    if model.model in BUILTIN or not path.exists():
+        return (model.model,)
+    return (model_name(path) if is_gguf(path) else path.resolve().name,)
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Measure the duration of a phase of start-up."""
+    began = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
+
+
+def decoder_cost(shape: ModelShape, device: str) -> StepCost:
+    """The relative cost of rows of a model."""
+    linear = shape.token_parameters - shape.vocab_size * shape.hidden_size
+    return step_cost(linear, shape.attention_width, device)
+
+
+def describe(loaded: Loaded) -> list[str]:
+    """A description of the loaded model, as lines for the terminal."""
+    parameters = loaded.shape.num_parameters
+    size = f"{parameters / 1e9:.2f}" + " B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}" + " M"
+    kv = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
+    spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in loaded.seconds.items())
+    return [
+        f"model        {loaded.name}: {loaded.shape.architecture}, {size} parameters",
+        f"computing    {loaded.dtype}{kv}, kernels {loaded.kernels}, {loaded.facts.threads or 'no'} CPU threads",
+        *([f"linears      {loaded.quantization}"] if loaded.quantization else []),
+        *([f"sampling     {defaults}"] if (defaults := loaded.defaults.describe()) else []),
+        *loaded.ledger.describe(),
+        *([f"kv transfer  {loaded.transfer.describe()}"] if loaded.transfer else []),
+        *(f"note         {note}" for note in loaded.notes),
+        f"start-up     {spent}",
+    ]
+
+
+def warm_up(loaded: Loaded) -> None:
+    """Run requests through the engine, so that one-time costs do not delay the first client request."""
+    compiles = loaded.kernels == "triton" and loaded.decoder.device.type == "cuda"
+    requests = groups(compiles, loaded.ledger.max_model_len)
+    with timed(loaded.seconds, "warm-up"):
+        loaded.runner.compile_others()
+        apart(lambda: answer(loaded.engine, requests))
+
+
+def close(loaded: Loaded) -> str:
+    """Close a model whose engine no longer steps; returns a note on the blocks that are saved for the next process."""
+    if loaded.transfer is not None:
+        loaded.transfer.close()
+    left = loaded.tiers.save(loaded.engine) if loaded.tiers else ""
+    loaded.runner.close()
+    if loaded.leader is not None:
+        loaded.leader.close()
+    loaded.grammars.close()
+    return left

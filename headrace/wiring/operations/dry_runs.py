@@ -1,0 +1,167 @@
+"""Dry runs of experiments for a server: simulates its measured load and step times in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from headrace.config import CacheOptions, SchedulerOptions
+from headrace.core.engine import Engine
+from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.request import FinishReason
+from headrace.observe.steps.timelines import Timelines
+from headrace.tuning.experiments.arms import By
+from headrace.tuning.experiments.spec import BadExperiment, Spec
+from headrace.wiring.model import Loaded, decoder_cost
+
+PROGRAM = "headrace.wiring.dry_run"
+LEAST_REQUESTS = 20
+"""Minimum number of ended requests: a dry run repeats their load."""
+
+MOST_SECONDS = 150.0
+"""Time limit of the program, which normally ends before."""
+
+COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
+
+
+class Machine(NamedTuple):
+    """The simulated machine, without the measured step times. ``kind`` is ``cpu`` or ``cuda``."""
+
+    name: str
+    kind: str
+    kv_tokens: int
+    max_model_len: int
+    cost: StepCost
+
+
+def machine_of(loaded: Loaded) -> Machine:
+    """The machine of a loaded model."""
+    kind, ledger = loaded.decoder.device.type, loaded.ledger
+    kv_tokens = ledger.num_blocks * ledger.block_size
+    return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, decoder_cost(loaded.shape, kind))
+
+
+class DryRuns:
+    """Runs dry runs. ``read`` checks an experiment; ``lives`` has the requests whose load is repeated."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: SchedulerOptions,
+        cache: CacheOptions,
+        machine: Machine,
+        lives: Timelines,
+        read: Callable[[Any], Spec],
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._cache = cache
+        self._machine = machine
+        self._lives = lives
+        self._read = read
+        self._running = False
+
+    async def run(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The report of the experiment in virtual time, with its windows, from a separate process.
+
+        Raises:
+            BadExperiment: a field is invalid, or the setting belongs to a request.
+            RuntimeError: the server has measured too little, another dry run is running, or this one failed.
+        """
+        spec = self._read(body)
+        if spec.unit != By.TIME:
+            raise BadExperiment(
+                "setting", "a dry run compares settings of the engine, not of single requests"
+            )
+        if self._running:
+            raise RuntimeError("another dry run is running; wait for its end")
+        task = self._task(body)
+        self._running = True
+        try:
+            return await asyncio.wait_for(_run(task), MOST_SECONDS)
+        except TimeoutError:
+            raise RuntimeError(f"the dry run took more than {MOST_SECONDS:g} s") from None
+        finally:
+            self._running = False
+
+    def _task(self, body: dict[str, Any]) -> bytes:
+        recorded = self._recorded()
+        times = self._engine.times
+        if times is None or not times.ready or len(recorded) < LEAST_REQUESTS:
+            raise RuntimeError(
+                f"a dry run repeats the load of the server: at least {LEAST_REQUESTS} requests must have ended, "
+                f"{len(recorded)} have"
+            )
+        fields = {
+            "experiment": body,
+            "scheduler": asdict(self._scheduler),
+            "cache": asdict(self._cache),
+            "knobs": asdict(self._engine.knobs),
+            "calibration": self._calibration(times),
+            "recorded": recorded,
+        }
+        return json.dumps(fields).encode()
+
+    def _calibration(self, times: StepTimes) -> dict[str, Any]:
+        """The engine's measured step times as a `lab.calibration`."""
+        from headrace.lab.calibration.values import BENDS, Calibration  # the simulator is not part of a start
+
+        on = self._machine
+        step, row, token, context = times.coefficients
+        return asdict(
+            Calibration(
+                on.name,
+                "this server",
+                on.kind,
+                "",
+                "",
+                on.kv_tokens,
+                on.max_model_len,
+                on.cost.fixed_tokens,
+                on.cost.context_tokens,
+                steps=0,
+                step=step,
+                row=row,
+                tokens=(token,) * len(BENDS),
+                context=context,
+                **dict.fromkeys(("read", "sample", "host_step", "host_row", "error_p50", "error_p90"), 0.0),
+            )
+        )
+
+    def _recorded(self) -> list[tuple[float, int, int, int, str, str]]:
+        """The requests that have ended, by arrival; see `build.dry_run.Recorded`."""
+        return sorted(
+            (
+                life.arrived,
+                life.prompt_tokens,
+                life.output_tokens,
+                min(life.found, life.prompt_tokens - 1),
+                life.tenant,
+                life.service_class,
+            )
+            for _, life in self._lives.lives()
+            if life.finish is not None and life.finish["reason"] in COMPLETED and life.output_tokens
+        )
+
+
+async def _run(task: bytes) -> dict[str, Any]:
+    """Run the program; it is killed if this task is cancelled."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", PROGRAM), stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    try:
+        output, errors = await process.communicate(task)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise RuntimeError(f"the dry run failed: {last[:500]}")
+    report: dict[str, Any] = json.loads(output)
+    return report

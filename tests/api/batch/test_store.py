@@ -1,0 +1,153 @@
+from pathlib import Path
+
+import pytest
+
+from headrace.api.batch.records import BatchRecord, BatchStatus, FileRecord
+from headrace.api.batch.store import (
+    BatchStore,
+    FileInUse,
+    Limits,
+    NotFound,
+    QuotaExceeded,
+)
+from tests.api.batch.test_records import batch
+
+LIMITS = Limits(files=3, nbytes=100, batches=2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BatchStore:
+    return BatchStore(tmp_path / "db", LIMITS)
+
+
+def file(
+    id: str, tenant: str = "t", nbytes: int = 10, expires_at: int | None = None, purpose: str = "batch"
+) -> FileRecord:
+    return FileRecord(id, tenant, f"{id}.jsonl", purpose, nbytes, 1000, expires_at)
+
+
+def test_a_tenant_reaches_only_what_is_its_own(store: BatchStore) -> None:
+    store.add_file(file("file-1"))
+    store.add_batch(batch())
+    for call in (
+        lambda: store.file("other", "file-1"),
+        lambda: store.remove_file("other", "file-1"),
+        lambda: store.batch("other", "batch_1"),
+        lambda: store.change("other", "batch_1", lambda each: each),
+        lambda: store.add_batch(batch(id="batch_2", tenant="other")),
+        lambda: store.files("other", limit=9, after="file-1", purpose=None, newest_first=True),
+        lambda: store.batches("other", limit=9, after="batch_1"),
+    ):
+        with pytest.raises(NotFound):
+            call()
+    assert store.files("other", limit=9, after=None, purpose=None, newest_first=True) == []
+    assert store.batches("other", limit=9, after=None) == []
+
+
+def test_pages_of_files(store: BatchStore) -> None:
+    for number in range(3):
+        store.add_file(file(f"file-{number}"))
+
+    def ids(**changes: object) -> list[str]:
+        asked = {"limit": 9, "after": None, "purpose": None, "newest_first": True} | changes
+        return [each.id for each in store.files("t", **asked)]  # type: ignore[arg-type]
+
+    assert ids() == ["file-2", "file-1", "file-0"]
+    assert ids(newest_first=False, limit=2) == ["file-0", "file-1"]
+    assert ids(after="file-1") == ["file-0"]
+    assert ids(after="file-1", newest_first=False) == ["file-2"]
+    assert ids(purpose="batch_output") == []
+
+
+def test_limits_of_a_tenant(store: BatchStore) -> None:
+    store.add_file(file("file-1", nbytes=60))
+    with pytest.raises(QuotaExceeded, match="100 bytes"):
+        store.add_file(file("file-2", nbytes=41))
+    store.add_file(file("file-2", nbytes=40))
+    store.add_file(file("file-3", nbytes=0))
+    with pytest.raises(QuotaExceeded, match="3 files"):
+        store.add_file(file("file-4", nbytes=0))
+    store.add_file(file("file-5", tenant="other"))
+    store.add_batch(batch(id="batch_1"))
+    store.add_batch(batch(id="batch_2"))
+    with pytest.raises(QuotaExceeded, match="2 unfinished batches"):
+        store.add_batch(batch(id="batch_3"))
+    store.change("t", "batch_1", lambda each: each.enter(BatchStatus.FAILED, 1))
+    store.add_batch(batch(id="batch_3"))
+
+
+def test_a_file_that_a_batch_reads_stays(store: BatchStore) -> None:
+    store.add_file(file("file-1", expires_at=2000))
+    store.add_file(file("file-2", expires_at=2000))
+    store.add_batch(batch())
+    with pytest.raises(FileInUse):
+        store.remove_file("t", "file-1")
+    assert store.expire_files(1999) == []
+    assert store.expire_files(2000) == ["file-2"]
+    store.change("t", "batch_1", lambda each: each.enter(BatchStatus.FAILED, 1))
+    assert store.expire_files(2000) == ["file-1"]
+    with pytest.raises(NotFound):
+        store.file("t", "file-1")
+
+
+def test_only_uploaded_files_are_input(store: BatchStore) -> None:
+    store.add_file(file("file-1", purpose="batch_output"))
+    with pytest.raises(NotFound):
+        store.add_batch(batch())
+
+
+def test_a_change_that_fails_changes_nothing(store: BatchStore, tmp_path: Path) -> None:
+    store.add_file(file("file-1"))
+    store.add_batch(batch())
+
+    def completed(each: BatchRecord) -> BatchRecord:
+        return each.enter(BatchStatus.COMPLETED, 1)
+
+    with pytest.raises(ValueError, match="cannot become completed"):
+        store.change("t", "batch_1", completed, [file("file-9", purpose="batch_output")])
+    assert store.batch("t", "batch_1").status is BatchStatus.VALIDATING
+    store.close()
+    again = BatchStore(tmp_path / "db", LIMITS)
+    assert again.file_ids() == {"file-1"}
+    assert [each.id for each in again.open_batches()] == ["batch_1"]
+
+
+def test_reserved_outputs_have_contents_before_they_are_files(store: BatchStore) -> None:
+    store.add_file(file("file-1"))
+    store.add_batch(batch())
+    store.change(
+        "t",
+        "batch_1",
+        lambda each: each.enter(BatchStatus.IN_PROGRESS, 1, output_file_id="file-o", error_file_id="file-e"),
+    )
+    assert store.file_ids() == {"file-1", "file-o", "file-e"}
+    with pytest.raises(NotFound):
+        store.file("t", "file-o")
+
+
+def test_old_ended_batches_are_forgotten(store: BatchStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.api.batch.store.REMEMBERED_BATCHES", 3)
+    store.add_file(file("file-1"))
+    for number in range(6):
+        store.add_batch(batch(id=f"batch_{number}"))
+        if number:
+            store.change("t", f"batch_{number}", lambda each: each.enter(BatchStatus.FAILED, 1))
+    assert [each.id for each in store.batches("t", limit=9, after=None)] == [
+        "batch_5",
+        "batch_4",
+        "batch_3",
+        "batch_0",
+    ]
+
+
+def test_what_is_no_database_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "db").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(OSError, match="cannot be used"):
+        BatchStore(tmp_path / "db", LIMITS)
+
+
+def test_another_version_is_left_alone(tmp_path: Path, store: BatchStore) -> None:
+    store._db.execute("PRAGMA user_version = 99")
+    store.close()
+    with pytest.raises(OSError, match="another version"):
+        BatchStore(tmp_path / "db", LIMITS)

@@ -1,0 +1,180 @@
+from dataclasses import fields
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.api.errors import ApiError
+from headrace.api.generation.sampling import answer_length, sampling_params, truncated
+from headrace.api.model import ServedModel
+from headrace.api.openai.chat_wire import ChatBody
+from headrace.api.openai.completions import _check_together
+from headrace.api.openai.completions_wire import CompletionBody
+from headrace.core.constraint import Constraint, ConstraintKind
+from headrace.core.request import InvalidParameter, SamplingParams
+from headrace.text.template import ChatTemplate
+from tests.text.vocabularies import byte_level
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    return ServedModel("fox", byte_level(), ChatTemplate({}), 100, 400)
+
+
+def params(model: ServedModel, **given) -> SamplingParams:
+    return sampling_params(CompletionBody(prompt="x", **given), model, max_tokens=7, logprobs=None)
+
+
+def test_nothing_given_means_the_cores_defaults(model):
+    assert params(model) == SamplingParams(max_tokens=7)
+
+
+def test_every_field_reaches_the_core(model):
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "seed": 3,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "logit_bias": {"7": -100, "8": 1.5},
+        "allowed_token_ids": [1, 2],
+        "bad_words": ["fox"],
+        "min_tokens": 2,
+        "stop": ["a", "b"],
+        "stop_token_ids": [9],
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "prompt_logprobs": 1,
+    }
+    made = sampling_params(CompletionBody(prompt="x", **given), model, max_tokens=7, logprobs=4)
+    default = SamplingParams()
+    for field in fields(SamplingParams):
+        if field.name == "structured_outputs":  # which does not go with ignore_eos
+            continue
+        assert getattr(made, field.name) != getattr(default, field.name), field.name
+    assert made.logit_bias == ((7, -100), (8, 1.5))
+    assert made.stop == ("a", "b")
+
+
+def test_a_constraint_reaches_the_core(model):
+    assert params(model, guided_regex="a+").structured_outputs == Constraint(ConstraintKind.REGEX, "a+")
+    with pytest.raises(InvalidParameter, match="ignore_eos"):
+        params(model, guided_regex="a+", ignore_eos=True)
+
+
+@pytest.mark.parametrize("stop", ["x" * 1025, ["a", "x" * 1025]])
+def test_a_stop_string_has_a_greatest_length(stop):
+    CompletionBody(prompt="x", stop=["x" * 1024] * 64)
+    with pytest.raises(ValidationError, match="at most 1024 characters, got 1025"):
+        CompletionBody(prompt="x", stop=stop)
+
+
+def test_a_single_stop_string_is_a_list_of_one(model):
+    assert params(model, stop="END").stop == ("END",)
+
+
+def test_a_bad_word_is_bad_at_the_beginning_and_after_a_space(model):
+    encode = model.tokenizer.encode
+    spelt = {tuple(encode("fox", False)), tuple(encode(" fox", False))}
+    assert len(spelt) == 2
+    assert set(params(model, bad_words=["fox"]).bad_words) == spelt
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"stop_token_ids": [400]}, "stop_token_ids"),
+        ({"allowed_token_ids": [0, 400]}, "allowed_token_ids"),
+        ({"logit_bias": {"400": 1}}, "logit_bias"),
+        ({"bad_words": [" "]}, "bad_words"),
+    ],
+)
+def test_tokens_that_do_not_exist_are_refused(model, given, param):
+    with pytest.raises(ApiError) as error:
+        params(model, **given)
+    assert error.value.param == param
+
+
+def test_a_range_is_the_cores_own(model):
+    with pytest.raises(InvalidParameter) as error:
+        params(model, top_p=0)
+    assert error.value.param == "top_p"
+
+
+@pytest.mark.parametrize(
+    ("keep", "answer", "kept"),
+    [(None, 9, 200), (3, 9, 3), (500, 9, 200), (-1, 1, 99), (-1, 20, 80), (-1, 10**9, 1), (-1, -7, 99)],
+)
+def test_truncation_keeps_the_end_and_room_for_the_answer(model, keep, answer, kept):
+    body = ChatBody(messages=[{"role": "user", "content": "x"}], truncate_prompt_tokens=keep)
+    assert truncated(list(range(200)), body, model, answer) == list(range(200 - kept, 200))
+
+
+def test_the_answers_length_is_what_was_asked_or_what_is_left():
+    assert answer_length(10, 5, None, "max_tokens", 100) == 5
+    assert answer_length(10, 90, None, "max_tokens", 100) == 90
+    assert answer_length(10, None, None, "max_tokens", 100) == 90
+    assert answer_length(10, None, 16, "max_tokens", 100) == 16
+    assert answer_length(99, None, 16, "max_tokens", 100) == 1
+
+
+@pytest.mark.parametrize(("prompt", "asked"), [(100, None), (100, 1), (10, 91)])
+def test_what_does_not_fit_is_refused_with_the_numbers(prompt, asked):
+    with pytest.raises(ApiError) as error:
+        answer_length(prompt, asked, 16, "max_tokens", 100)
+    assert error.value.code == "context_length_exceeded"
+    for number in (100, prompt, asked or 1):
+        assert str(number) in str(error.value)
+
+
+@pytest.mark.parametrize("asked", [0, -2])
+def test_an_answer_has_at_least_one_token(asked):
+    with pytest.raises(ApiError) as error:
+        answer_length(10, asked, None, "max_completion_tokens", 100)
+    assert error.value.param == "max_completion_tokens"
+
+
+def test_a_top_k_beyond_the_vocabulary_is_no_bound(model):
+    assert params(model, top_k=10**40).top_k == model.vocab_size
+
+
+@pytest.mark.parametrize(
+    "bias", [{"9" * 5000: 1}, {"07": 1}, {"-1": 1}, {"²": 1}, {"": 1}, {"7": 10**400}, {"7": -(10**40)}]
+)
+def test_biases_that_no_machine_number_holds_are_refused(bias):
+    with pytest.raises(ValidationError, match="logit_bias"):
+        CompletionBody(prompt="x", logit_bias=bias)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"stop_token_ids": [1] * 2000}, {"bad_words": ["x"] * 2000}, {"bad_words": ["x" * 200]}],
+    ids=lambda given: next(iter(given)),
+)
+def test_lists_that_every_step_would_pay_for_are_bounded(given):
+    with pytest.raises(ValidationError, match="at most"):
+        CompletionBody(prompt="x", **given)
+
+
+def test_allowed_tokens_count_once(model):
+    assert params(model, allowed_token_ids=[5, 6, 5]).allowed_token_ids == (5, 6)
+
+
+def test_a_request_that_may_neither_end_nor_go_on_is_refused(model):
+    (eos,) = model.tokenizer.eos_token_ids
+    impossible = {"allowed_token_ids": [eos, 9], "stop_token_ids": [9], "min_tokens": 1}
+    with pytest.raises(ApiError) as error:
+        params(model, **impossible)
+    assert (error.value.status, error.value.param) == (400, "allowed_token_ids")
+    params(model, **impossible | {"min_tokens": 0})
+    params(model, **impossible | {"ignore_eos": True})
+
+
+def test_no_call_opens_more_sequences_than_a_call_may_have_prompts(model):
+    body = CompletionBody(prompt=[[1]] * 100, best_of=100)
+    with pytest.raises(ApiError) as error:
+        _check_together(body)
+    assert error.value.param == "best_of"

@@ -1,0 +1,125 @@
+import time
+
+import pytest
+
+from headrace.api.operations import status
+from headrace.core.request import Request, SamplingParams
+
+PATH = "/v1/completions"
+
+
+def test_models(house):
+    (card,) = house.client.get("/v1/models").json()["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("fox", "model", 256)
+    assert house.client.get("/v1/models/fox").json() == card
+
+
+@pytest.mark.parametrize("options", [{"stall_seconds": 0.05}])
+def test_health_is_progress_not_existence(house):
+    for path in ("/health", "/health/ready", "/ping", "/livez", "/healthz", "/readyz"):
+        assert house.client.get(path).status_code == 200
+    house.runner.gate.clear()
+    house.client.portal.call(lambda: house.service.open([Request("r", (70, 71))]) and None)
+    time.sleep(0.2)
+    answer = house.client.get("/health")
+    assert answer.status_code == 503
+    assert "no step has progressed" in answer.json()["status"]
+    for path in ("/health/ready", "/livez", "/healthz", "/readyz"):
+        assert house.client.get(path).status_code == 503
+    house.runner.gate.set()
+
+
+def test_a_draining_server_is_healthy_and_not_ready(house):
+    house.service.draining = True
+    assert house.client.get("/health").status_code == 200
+    answer = house.client.get("/health/ready")
+    assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+    refused = house.client.post(PATH, json={"prompt": "x"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+
+
+def test_a_request_is_explained(house):
+    answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 2, "metadata": {"a": "b"}}).json()
+    reported = house.client.get(f"/v1/requests/{answer['id']}").json()
+    assert reported["state"] == "finished"
+    assert reported["output_tokens"] == 2
+    assert reported["metadata"] == {"a": "b"}
+    assert reported["finish"]["reason"] == "length"
+
+
+def test_a_call_with_several_answers_is_explained_by_each(house):
+    answer = house.client.post(PATH, json={"prompt": "x", "max_tokens": 2, "n": 2}).json()
+    reported = house.client.get(f"/v1/requests/{answer['id']}").json()
+    assert [each["id"] for each in reported["sequences"]] == [f"{answer['id']}-0", f"{answer['id']}-1"]
+    assert house.client.get("/v1/requests/cmpl-other").status_code == 404
+
+
+def test_info_counts_and_shows_what_it_was_given(house):
+    info = house.client.get("/server_info").json()
+    assert info["device"] == "none"
+    assert info["open_requests"] == info["queued_requests"] == 0
+    assert info["draining"] is False
+
+
+def test_metrics_are_passed_on(house):
+    house.client.post(PATH, json={"prompt": "x", "max_tokens": 2})
+    page = house.client.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "headrace:generation_tokens_total" in page.text
+
+
+def test_the_prefix_cache_can_be_emptied(house):
+    def cached():
+        answer = house.client.post(PATH, json={"prompt": [70] * 32, "max_tokens": 1}).json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert (cached(), cached()) == (0, 31)
+    assert house.client.post("/reset_prefix_cache").status_code == 200
+    assert cached() == 0
+
+
+def test_an_id_used_again_is_explained_anew(house):
+    body = {"prompt": "x", "max_tokens": 2, "request_id": "mine"}
+    house.client.post(PATH, json=body | {"n": 2, "metadata": {"a": "b"}})
+    house.client.post(PATH, json=body)
+    reported = house.client.get("/v1/requests/cmpl-mine").json()
+    assert (reported["id"], reported["metadata"]) == ("cmpl-mine", {})
+
+
+def two_for_one_slot(house) -> None:
+    """The second of two requests waits, and the book knows."""
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    for name in ("first", "second"):
+        request = Request(name, (70, 71), params)
+        house.client.portal.call(lambda request=request: house.service.open([request]) and None)
+    until(lambda: house.client.get("/v1/requests/second").status_code == 200)
+
+
+FORESEEN = {"position": 7, "predicted_start_seconds": 1.5}
+SLOW = {"max_num_seqs": 1, "step_seconds": 0.05, "predict_start": lambda request_id, now: FORESEEN}
+
+
+@pytest.mark.parametrize("options", [SLOW])
+def test_what_only_the_engine_knows_of_a_waiting_request_is_asked_of_it(house, monkeypatch):
+    monkeypatch.setattr(status, "PREDICT_SECONDS", 60.0)
+    two_for_one_slot(house)
+    reported = house.client.get("/v1/requests/second").json()
+    assert reported["state"] == "waiting"
+    assert reported | FORESEEN == reported
+    assert "predicted_start_seconds" not in house.client.get("/v1/requests/first").json()
+
+
+@pytest.mark.parametrize("options", [SLOW])
+def test_an_engine_that_hangs_in_a_step_keeps_no_explanation_back(house, monkeypatch):
+    two_for_one_slot(house)
+    monkeypatch.setattr(status, "PREDICT_SECONDS", 0.05)
+    house.runner.gate.clear()
+    until(lambda: "predicted_start_seconds" not in house.client.get("/v1/requests/second").json())
+    assert house.client.get("/v1/requests/second").json()["position"] == 0
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,400 @@
+"""Limits on a request's head, on real sockets of a uvicorn server with this connection class."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import uvicorn
+
+from headrace.api.runtime import connection
+from headrace.api.runtime.connection import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_REQUEST_LINE_BYTES,
+    Connection,
+)
+from headrace.api.runtime.open_files import ConnectionRoom
+
+
+async def echo(scope, receive, send):
+    """Answer with the number of headers and of bytes in the body."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = f"{len(scope['headers'])} {size}".encode()
+    head = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def listening(app=echo, most=1000):
+    """The address of a server that has room for so many connections."""
+    room = ConnectionRoom(most, 0, time.monotonic)
+    room._most = most
+    connect = partial(Connection, room=room)
+    config = uvicorn.Config(app, http=connect, port=0, lifespan="off", ws="none", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    yield server.servers[0].sockets[0].getsockname()
+    server.should_exit = True
+    thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def address():
+    with listening() as found:
+        yield found
+
+
+@contextmanager
+def connected(address):
+    with socket.create_connection(address, timeout=60) as client:
+        yield client
+
+
+def answer(client):
+    """The head and the body of the next answer."""
+    said = b""
+    while b"\r\n\r\n" not in said:
+        part = client.recv(65536)
+        assert part, said
+        said += part
+    head, _, body = said.partition(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += client.recv(65536)
+    return head, body
+
+
+def exchange(address, *pieces):
+    """Send the pieces; the status, the body, and whether the server closed the connection."""
+    with connected(address) as client:
+        for piece in pieces:
+            client.sendall(piece)
+        head, body = answer(client)
+        closed = b"connection: close" in head.lower() and client.recv(1) == b""
+        return int(head.split()[1]), body, closed
+
+
+def is_cut_while_sending(client, piece):
+    """Whether the server closes the connection while the client sends more and more."""
+    client.settimeout(0.05)
+    for _ in range(1000):
+        try:
+            client.sendall(piece)
+            if client.recv(1) == b"":
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def request(*headers, target="/", body=b""):
+    lines = [f"POST {target} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def error(reported):
+    status, body, closed = reported
+    assert closed
+    return status, json.loads(body)["error"]
+
+
+def test_a_head_within_the_limits_is_served(address):
+    many = [f"x-{number}: y" for number in range(MAX_HEADERS - 2)]
+    assert exchange(address, request(*many)) == (200, f"{MAX_HEADERS} 0".encode(), False)
+    large = "x: " + "y" * (MAX_HEADER_BYTES - 100)
+    assert exchange(address, request(large))[0] == 200
+    assert exchange(address, request(target="/" + "p" * (MAX_REQUEST_LINE_BYTES - 1)))[0] == 200
+
+
+def test_too_many_headers_are_refused_with_the_limit(address):
+    many = [f"x-{number}: y" for number in range(MAX_HEADERS - 1)]
+    status, reported = error(exchange(address, request(*many)))
+    assert (status, reported["code"]) == (431, "headers_too_large")
+    assert f"{MAX_HEADERS} headers" in reported["message"]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_too_many_bytes_of_headers_are_refused_with_the_limit(address, count):
+    each = "y" * (MAX_HEADER_BYTES // count)
+    status, reported = error(exchange(address, request(*(f"x-{number}: {each}" for number in range(count)))))
+    assert status == 431
+    assert f"{MAX_HEADER_BYTES} bytes" in reported["message"]
+
+
+def test_a_request_line_that_is_too_long_is_refused_with_the_limit(address):
+    status, reported = error(exchange(address, request(target="/" + "p" * MAX_REQUEST_LINE_BYTES)))
+    assert (status, reported["code"]) == (414, "uri_too_long")
+    assert str(MAX_REQUEST_LINE_BYTES) in reported["message"]
+
+
+def test_a_header_that_never_ends_is_refused_before_it_fills_the_memory(address):
+    begun = b"GET / HTTP/1.1\r\nhost: x\r\nx: "
+    status, _ = error(exchange(address, begun, *[b"y" * 10_000] * 5))
+    assert status == 431
+
+
+def test_a_client_that_sends_far_too_much_still_hears_why(address):
+    status, _ = error(exchange(address, request("x: " + "y" * 4_000_000)))
+    assert status == 431
+
+
+def test_a_trailer_that_never_ends_is_refused(address):
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nz\r\n0\r\nx: "
+    with connected(address) as client:
+        client.sendall(head)
+        # The application waits for the end of the body and has not answered: the connection is cut.
+        assert is_cut_while_sending(client, b"y" * 10_000)
+
+
+def test_a_large_body_is_no_head(address):
+    body = b"z" * 1_000_000
+    assert exchange(address, request(body=body)) == (200, b"2 1000000", False)
+
+
+def test_the_limits_count_for_each_request_of_a_connection(address):
+    many = [f"x-{number}: y" for number in range(MAX_HEADERS - 2)]
+    with connected(address) as client:
+        for _ in range(3):
+            client.sendall(request(*many))
+            assert answer(client)[0].startswith(b"HTTP/1.1 200")
+        client.sendall(request(*many, "x: y"))
+        assert answer(client)[0].startswith(b"HTTP/1.1 431")
+
+
+def test_what_is_no_http_is_a_400_in_the_format_of_all_errors(address):
+    status, reported = error(exchange(address, b"NONSENSE\r\n\r\n"))
+    assert (status, reported["code"]) == (400, "invalid_http")
+
+
+def test_the_limits_are_at_least_what_clients_and_proxies_use():
+    assert connection.MAX_HEADER_BYTES >= 16_384
+    assert connection.MAX_HEADERS >= 100
+
+
+@pytest.fixture(params=[0.2])
+def impatient(request, monkeypatch):
+    """The limits of time are a fraction of a second; a body must come at 100 kB/s."""
+    for name in ("IDLE", "HEAD", "BODY"):
+        monkeypatch.setattr(connection, f"{name}_SECONDS", request.param)
+    monkeypatch.setattr(connection, "MIN_BODY_RATE", 100_000)
+
+
+def trickle(client, pieces, pause=0.05):
+    """Send the pieces one after the other, until the server answers."""
+    for piece in pieces:
+        client.sendall(piece)
+        client.settimeout(pause)
+        try:
+            client.recv(1, socket.MSG_PEEK)
+            break
+        except TimeoutError:
+            continue
+    client.settimeout(60)
+    head, body = answer(client)
+    return int(head.split()[1]), body
+
+
+def test_a_connection_that_sends_nothing_is_closed(address, impatient):
+    with connected(address) as client:
+        assert client.recv(1) == b""
+
+
+def test_a_head_that_trickles_is_refused(address, impatient):
+    with connected(address) as client:
+        status, body = trickle(client, [b"GET / HTTP/1.1\r\n", *[b"x: y\r\n"] * 60])
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_too_slow")
+        assert "head of the request did not arrive within 0.2 s" in body.decode()
+        assert client.recv(1) == b""
+
+
+def test_a_body_that_trickles_is_refused(address, impatient):
+    with connected(address) as client:
+        head = request(body=b"x" * 1000)[:-1000]
+        status, body = trickle(client, [head, *[b"x"] * 60])
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_too_slow")
+        assert "body of the request did not arrive within 0.2 s, or slower than 100000 bytes" in body.decode()
+        assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("impatient", [1.0], indirect=True)
+def test_a_body_that_is_slow_but_steady_is_served(address, impatient):
+    size, pieces = 400_000, 10  # beyond the second that every body has
+    with connected(address) as client:
+        head = request(body=b"x" * size)[:-size]
+        assert trickle(client, [head, *[b"x" * (size // pieces)] * pieces], 0.15) == (200, b"2 400000")
+
+
+@pytest.mark.parametrize("impatient", [1.0], indirect=True)
+def test_the_next_request_of_a_connection_has_its_own_time(address, impatient):
+    with connected(address) as client:
+        for _ in range(4):
+            client.sendall(request())
+            assert answer(client)[1] == b"2 0"
+            time.sleep(0.4)
+
+
+def test_a_connection_without_room_gets_an_error_and_the_log_says_why_once(caplog):
+    with listening(most=2) as place, connected(place), connected(place):
+        time.sleep(0.1)
+        for _ in range(2):
+            with connected(place) as client:
+                head, body = answer(client)
+                assert head.startswith(b"HTTP/1.1 503")
+                assert b"retry-after: 5" in head
+                assert json.loads(body)["error"]["code"] == "too_many_connections"
+                assert client.recv(1) == b""
+    (record,) = [each for each in caplog.records if "refused" in each.message]
+    assert "2 are open, and the limit of open files is 2" in record.message
+
+
+class Slow:
+    """An application that answers when it is told to, and notes which clients have gone."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.gone = threading.Event()
+        self.begun = threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            return
+        streamed = scope["path"] == "/stream"
+        if streamed:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        self.begun.set()
+        left = asyncio.ensure_future(receive())
+        while not self.go.is_set() and not left.done():
+            await asyncio.sleep(0.01)
+            if streamed:
+                await send({"type": "http.response.body", "body": b"b", "more_body": True})
+        if left.done():
+            assert left.result()["type"] == "http.disconnect"
+            self.gone.set()
+            return
+        left.cancel()
+        if not streamed:
+            head = [(b"content-length", b"2")]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture
+def slow():
+    app = Slow()
+    with listening(app) as place:
+        yield app, place
+        app.go.set()
+
+
+def read_all(client):
+    said = b""
+    while part := client.recv(65536):
+        said += part
+    return said
+
+
+@pytest.mark.parametrize("target", ["/", "/stream"])
+@pytest.mark.parametrize("wait", [0, 0.4])
+def test_a_client_that_closes_its_sending_half_gets_its_whole_answer(slow, target, wait):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request(target=target, body=b"z" * 100))
+        assert app.begun.wait(60)
+        client.shutdown(socket.SHUT_WR)
+        threading.Timer(wait, app.go.set).start()
+        said = read_all(client)
+    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert said.endswith(b"\r\n\r\nok" if target == "/" else b"2\r\nok\r\n0\r\n\r\n")
+    assert b"\n\n" not in said
+    assert not app.gone.is_set()
+
+
+def test_a_client_of_http_1_0_that_closes_its_sending_half_gets_its_answer(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(b"POST / HTTP/1.0\r\ncontent-length: 1\r\n\r\nz")
+        client.shutdown(socket.SHUT_WR)
+        assert app.begun.wait(60)
+        app.go.set()
+        assert read_all(client).endswith(b"\r\n\r\nok")
+
+
+@pytest.mark.parametrize("target", ["/", "/stream"])
+@pytest.mark.parametrize("half_first", [False, True])
+def test_a_client_that_goes_away_is_noticed(slow, target, half_first):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request(target=target))
+        assert app.begun.wait(60)
+        if half_first:
+            client.shutdown(socket.SHUT_WR)
+            assert not app.gone.wait(0.3)
+    assert app.gone.wait(10)
+
+
+def test_a_client_that_ends_in_the_middle_of_its_body_is_cut(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request(body=b"z" * 100)[:-1])
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client) == b""
+    assert not app.begun.is_set()
+
+
+def test_pipelined_requests_before_the_end_are_all_answered(slow):
+    app, address = slow
+    app.go.set()
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client).count(b"\r\n\r\nok") == 3
+
+
+def test_pipelined_answers_that_are_read_late_are_whole(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        client.shutdown(socket.SHUT_WR)
+        assert app.begun.wait(60)
+        time.sleep(0.4)  # the server looks whether the client is still there
+        app.go.set()
+        time.sleep(0.2)
+        said = read_all(client)
+    assert said.count(b"\r\n\r\nok") == 3
+    assert b"\n\n" not in said
+
+
+def test_a_pipelining_client_that_goes_away_is_noticed(slow):
+    app, address = slow
+    with connected(address) as client:
+        client.sendall(request() * 3)
+        assert app.begun.wait(60)
+    assert app.gone.wait(10)
+
+
+def test_an_idle_client_that_closes_its_sending_half_is_closed(slow):
+    app, address = slow
+    app.go.set()
+    with connected(address) as client:
+        client.sendall(request())
+        answer(client)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""

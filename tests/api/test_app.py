@@ -1,0 +1,85 @@
+import asyncio
+
+import pytest
+
+from headrace.api.app import create_app
+from headrace.api.auth.api_keys import Keys
+from headrace.api.exchange import Hooks
+from headrace.api.runtime.lifespan import lifespan_of
+
+PAGE = "https://page.example"
+ASKING = {
+    "Origin": PAGE,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization",
+}
+
+
+@pytest.mark.parametrize("options", [{"origins": (PAGE,), "keys": ("alpha",)}])
+def test_a_browser_may_ask_without_a_key_and_call_with_one(house):
+    asked = house.client.options("/v1/completions", headers=ASKING)
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == PAGE
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    refused = house.client.get("/v1/models", headers={"Origin": PAGE})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == PAGE  # so that the page can read why
+    headers = {"Origin": PAGE, "Authorization": "Bearer alpha"}
+    answer = house.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers)
+    assert answer.status_code == 200
+    reported = answer.headers["access-control-expose-headers"]
+    assert all(
+        name in reported for name in ("X-Request-Id", "X-Headrace-Cache", "x-ratelimit-remaining-tokens")
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "origin"),
+    [({"origins": (PAGE,)}, "https://other.example"), ({}, PAGE)],
+    ids=["other", "none"],
+)
+def test_other_pages_may_not(house, origin):
+    assert house.client.options("/v1/models", headers=ASKING | {"Origin": origin}).status_code in (400, 403)
+    assert (
+        "access-control-allow-origin" not in house.client.get("/health", headers={"Origin": origin}).headers
+    )
+
+
+class Work:
+    """Work beside the server, or the road itself; it may fail to stop."""
+
+    def __init__(self, name, log, fails=False):
+        self.name, self.log, self.fails = name, log, fails
+
+    def start(self):
+        self.log.append(f"start {self.name}")
+
+    async def stop(self):
+        self.log.append(f"stop {self.name}")
+        if self.fails:
+            raise OSError(28, "No space left on device")
+
+
+class Road(Work):
+    async def start(self):
+        super().start()
+
+
+def test_work_that_fails_to_stop_keeps_none_of_the_others_from_it():
+    log = []
+    beside = [Work("a", log), Work("b", log, fails=True), Work("c", log)]
+    app = create_app(
+        Road("road", log), [], Keys({}), beside, hooks=Hooks(stopped=(lambda: log.append("hook"),))
+    )
+
+    async def run():
+        async with lifespan_of(app):
+            pass
+
+    with pytest.raises(RuntimeError):
+        asyncio.run(run())
+    assert log == [
+        *(f"start {name}" for name in ("road", *"abc")),
+        *(f"stop {name}" for name in (*"cba", "road")),
+        "hook",
+    ]

@@ -1,0 +1,167 @@
+import asyncio
+import functools
+import sqlite3
+
+import pytest
+
+from headrace.response_cache.history import MAX_NOTES, History, HistoryKeeper, Recorded
+from headrace.response_cache.rules.response.tags import EVERYTHING, tenant_tag, user_tag
+from headrace.response_cache.rules.warming.demand_forecast import DAY, HOUR
+
+NOON = 20_000 * DAY + 12 * HOUR
+WORDS = Recorded("/v1/completions", "key-1", None, b'{"prompt":"hi"}')
+
+
+def on_a_loop(test):
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def log(path):
+    return History(path / "history.db")
+
+
+async def candidates(history, engine=b"e", now=NOON):
+    history.engine = engine
+    return {each.key: each for each in await history.candidates(now)}
+
+
+def computed(history, key, fresh_until=NOON, engine=b"old", seconds=1.0):
+    history.engine = engine
+    history.computed(key, seconds, 10, fresh_until)
+
+
+@on_a_loop
+async def test_what_was_asked_survives_a_restart(tmp_path):
+    history = log(tmp_path)
+    for minute in range(5):
+        history.asked(b"k", "t", NOON + 60 * minute, WORDS)
+    computed(history, b"k", NOON + DAY, seconds=1.5)
+    await history.stop()
+    again = log(tmp_path)
+    found = (await candidates(again))[b"k"]
+    assert (found.demand.times, found.seconds) == (5, 1.5)
+    assert found.demand.expected(NOON + 300, HOUR) > 1
+    assert await again.question(b"k") == WORDS
+    await again.stop()
+
+
+@on_a_loop
+async def test_without_consent_there_is_a_count_and_nothing_to_read(tmp_path):
+    history = log(tmp_path)
+    history.asked(b"k", "t", NOON, None)
+    await history.flush()
+    assert await history.counts() == (1, 0, 0)
+    assert not await candidates(history)
+    assert await history.question(b"k") is None
+    await history.stop()
+    assert b"hi" not in (tmp_path / "history.db").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("engine", "fresh_until", "wanted"),
+    [(b"e", NOON + 1, False), (b"e", NOON, True), (b"another", NOON + 1, True), (None, NOON, False)],
+)
+@on_a_loop
+async def test_wanted_is_what_this_engine_has_no_fresh_answer_to(tmp_path, engine, fresh_until, wanted):
+    history = log(tmp_path)
+    history.asked(b"k", "t", NOON, WORDS)
+    if engine is not None:
+        computed(history, b"k", fresh_until, engine)
+    assert (b"k" in await candidates(history)) is wanted
+    await history.stop()
+
+
+@on_a_loop
+async def test_the_longest_unasked_are_forgotten_first(tmp_path):
+    history = History(tmp_path / "history.db", max_questions=3)
+    for number in range(6):
+        history.asked(bytes([number]), "t", NOON + number, WORDS)
+        computed(history, bytes([number]))
+    await history.flush()
+    assert set(await candidates(history)) == {b"\x03", b"\x04", b"\x05"}
+    await history.stop()
+
+
+@on_a_loop
+async def test_a_tenant_can_be_forgotten(tmp_path):
+    history = log(tmp_path)
+    for key, tenant in ((b"a", "t"), (b"b", "other")):
+        history.asked(key, tenant, NOON, WORDS)
+        computed(history, key)
+        await history.register(tenant, WORDS._replace(body=tenant.encode()))
+    await history.flush()
+    history.asked(b"c", "t", NOON, WORDS)
+    keeper = HistoryKeeper(history)
+    keeper.cleared(EVERYTHING)
+    keeper.cleared(user_tag("t", "other"))
+    assert (await history.counts()).questions == 2
+    keeper.cleared(tenant_tag("t"))
+    assert set(await candidates(history)) == {b"b"}
+    assert [prefix.body for prefix in await history.prefixes()] == [b"other"]
+    assert (await history.counts()).questions == 1
+    await history.stop()
+
+
+@on_a_loop
+async def test_a_file_that_fails_costs_notes_and_no_error(tmp_path):
+    history = log(tmp_path)
+    history._rows.execute("DROP TABLE questions")
+    history.asked(b"k", "t", NOON, WORDS)
+    await history.flush()
+    history._rows.executescript("CREATE TABLE questions (body BLOB)")
+    assert (await history.counts()).lost == 1
+    history.start()
+    await asyncio.sleep(0)
+    await history.stop()
+
+
+@on_a_loop
+async def test_notes_do_not_pile_up_for_ever(tmp_path):
+    history = log(tmp_path)
+    for _ in range(MAX_NOTES + 2):
+        history.asked(b"k", "t", NOON, None)
+    await history.flush()
+    assert (await history.counts()).lost == 2
+    await history.stop()
+
+
+def test_another_kind_of_file_is_refused(tmp_path):
+    (tmp_path / "history.db").write_text("no database, but long enough to look at" * 50)
+    with pytest.raises(OSError, match="request history"):
+        log(tmp_path)
+
+
+@on_a_loop
+async def test_two_processes_share_a_file(tmp_path):
+    one, other = log(tmp_path), log(tmp_path)
+    one.asked(b"a", "t", NOON, WORDS)
+    computed(one, b"a")
+    await one.flush()
+    other.asked(b"b", "t", NOON, WORDS)
+    computed(other, b"b")
+    await other.flush()
+    assert set(await candidates(one)) == {b"a", b"b"}
+    await one.stop()
+    await other.stop()
+    assert sqlite3.connect(tmp_path / "history.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@on_a_loop
+async def test_a_file_of_a_newer_layout_is_refused_and_stays_as_it_is(tmp_path):
+    await log(tmp_path).stop()
+    rows = sqlite3.connect(tmp_path / "history.db")
+    assert rows.execute("PRAGMA user_version").fetchone() == (1,)
+    for older in (0, 1):  # files of before the layout was written have the same tables
+        rows.execute(f"PRAGMA user_version = {older}")
+        await log(tmp_path).stop()
+    rows.execute("PRAGMA user_version = 2")
+    with pytest.raises(
+        OSError, match=r"history\.db was written by another version of this program \(layout 2\)"
+    ):
+        log(tmp_path)
+    assert rows.execute("PRAGMA user_version").fetchone() == (2,)
+    rows.close()

@@ -1,0 +1,498 @@
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from headrace.core.events import Emitted, Finished, Layer, LookedUp, Spared
+from headrace.core.ports import StoreFacts
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.core.tenancy.gate import Limits
+from headrace.response_cache.exact import ExactCache
+from headrace.response_cache.lookup import CacheLookup, NotCached
+from headrace.response_cache.lookup_request import LookupRequest
+from headrace.response_cache.rules.response.control import NO_DIRECTIVES, CacheDirectives
+from headrace.response_cache.rules.response.entry import Entry, Hit, Miss
+from headrace.response_cache.rules.response.key import Engine
+from headrace.response_cache.rules.response.query import Turn
+from headrace.response_cache.rules.response.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
+from headrace.response_cache.stores.memory import MemoryStore
+from headrace.response_cache.stores.tier import Tier
+from headrace.service.service import Refused, Service
+from headrace.testing.engines import hashing_engine
+from headrace.testing.hashing_runner import expected_tokens
+from tests.service.test_service import Book, Gate, Leash, read_all, tokens_of
+
+SOON = 60.0
+FINGERPRINT = Engine("hash", "", "", "", "", "").fingerprint()
+
+
+class Clock:
+    """Unix time, as a test sets it."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Witness:
+    """A keeper that remembers."""
+
+    def __init__(self) -> None:
+        self.kept_entries: list[Entry] = []
+        self.broken: list[tuple[int, ...]] = []
+
+    def kept(self, ask, entry):
+        self.kept_entries.append(entry)
+
+    def broken_off(self, ask, beginning):
+        self.broken.append(beginning.tokens)
+
+    def cleared(self, tag):
+        pass
+
+    def barred(self, served):
+        pass
+
+
+class House:
+    def __init__(self, recall, service, runner, book, clock, witness):
+        self.recall, self.service, self.runner = recall, service, runner
+        self.book, self.clock, self.witness = book, clock, witness
+        self.asked = 0
+
+    def question(
+        self, max_tokens=5, prompt=(1, 2, 3), *, control=NO_DIRECTIVES, temperature=0.0, **more
+    ) -> LookupRequest:
+        self.asked += 1
+        stops = more.pop("stops", None)
+        params = SamplingParams(
+            temperature=temperature, max_tokens=max_tokens, seed=more.pop("given_seed", None)
+        )
+        return LookupRequest(Request(f"r{self.asked}", prompt, params, **more), control, stops=stops)
+
+    async def open(self, *questions, interval=1):
+        return await self.recall.open(questions or [self.question()], interval)
+
+    async def answer(self, *args, **more):
+        """The note, and the tokens of one answer; what is written has been written when it returns."""
+        answer = await self.recall.open([self.question(*args, **more)])
+        reported = await read_all(answer)
+        self.recall.close(answer)
+        await self.settle()
+        assert sum(isinstance(event, Finished) for _, event in reported) == 1
+        return answer.note, tokens_of(reported)
+
+    async def settle(self):
+        await self.recall.settle()
+
+    def events(self, kind):
+        self.service.count()
+        return [event for event in self.book.events if isinstance(event, kind)]
+
+
+@asynccontextmanager
+async def house(levels=(), limits=None, max_bytes=1 << 20, partial=None, outputs=None, **engine):
+    made, runner = hashing_engine(**engine)
+    book, clock, witness = Book(), Clock(), Witness()
+    service = Service(made, limits or Limits(64, 10_000), [book])
+    exact = ExactCache([Tier(MemoryStore(max_bytes, clock))], TagVersions(), clock)
+    wired = {"levels": levels, "keepers": [witness], "partial": partial, "outputs": outputs}
+    recall = CacheLookup(service, exact, FINGERPRINT, ttl=100.0, **wired)
+    await recall.start()
+    try:
+        yield House(recall, service, runner, book, clock, witness)
+    finally:
+        await recall.stop()
+
+
+def truth(max_tokens=5, prompt=(1, 2, 3), seed=0):
+    return expected_tokens(prompt, seed, max_tokens, frozenset())
+
+
+def test_a_second_answer_is_the_first_and_computes_nothing():
+    async def run():
+        async with house() as h:
+            assert await h.answer() == ("miss", truth())
+            before = h.runner.computed_tokens
+            h.clock.now += 7
+            assert await h.answer() == ("hit; layer=exact; age=7", truth())
+            assert h.runner.computed_tokens == before
+            await asyncio.sleep(0)
+            (spared,) = h.events(Spared)
+            assert spared[1:] == ("default", Layer.EXACT, 3, 5, 7.0)
+            assert [event.outcome for event in h.events(LookedUp)] == ["miss", "hit"]
+
+    asyncio.run(run())
+
+
+def test_other_questions_and_other_tenants_have_their_own_answers():
+    async def run():
+        async with house() as h:
+            await h.answer()
+            assert await h.answer(6) == ("miss", truth(6))
+            assert await h.answer(prompt=(1, 2, 4)) == ("miss", truth(prompt=(1, 2, 4)))
+            assert (await h.answer(tenant="else"))[0] == "miss"
+            assert (await h.answer(salt="salt"))[0] == "miss"
+
+    asyncio.run(run())
+
+
+def test_drawn_answers_are_kept_by_seed_and_not_at_all_without_one():
+    async def run():
+        async with house() as h:
+            assert await h.answer(temperature=1.0, given_seed=3, seed=3) == ("miss", truth(seed=3))
+            assert (await h.answer(temperature=1.0, given_seed=3, seed=3))[0].startswith("hit")
+            assert await h.answer(temperature=1.0, given_seed=4, seed=4) == ("miss", truth(seed=4))
+            for _ in range(2):
+                assert (await h.answer(temperature=1.0, seed=3))[0] == "bypass; reason=sampled-without-a-seed"
+
+    asyncio.run(run())
+
+
+def test_a_pool_serves_nothing_before_it_is_full_and_then_each_of_its_samples():
+    async def run():
+        async with house() as h:
+            control = CacheDirectives(samples=3)
+
+            async def draw(seed):
+                return await h.answer(temperature=1.0, seed=seed, control=control)
+
+            for seed in (10, 11, 12):
+                assert await draw(seed) == ("miss", truth(seed=seed))
+            for seed in range(6):
+                note, tokens = await draw(seed)
+                assert note.startswith("hit")
+                assert tokens == truth(seed=10 + seed % 3)
+
+    asyncio.run(run())
+
+
+def test_simultaneous_equal_requests_are_coalesced():
+    async def run():
+        async with house() as h:
+            gate = Gate(h.service)
+            answers = [await h.open() for _ in range(20)]
+            late = await h.open(h.question(tenant="else"))
+            gate.open.set()
+            reported = [await read_all(answer) for answer in answers]
+            await read_all(late)
+            assert [answer.note for answer in answers] == ["miss"] + ["coalesced"] * 19
+            assert all(tokens_of(each) == truth() for each in reported)
+            assert late.note == "miss"
+            assert answers[1].cached_tokens == [3]
+            await h.settle()
+            assert len(h.witness.kept_entries) == 2
+            await asyncio.sleep(0)
+            assert [event.layer for event in h.events(Spared)] == [Layer.COALESCED] * 19
+
+    asyncio.run(run())
+
+
+def test_a_follower_hears_what_was_said_before_it_came():
+    async def run():
+        async with house(max_model_len=2048, num_blocks=1024) as h:
+            leash = Leash(h.runner, 3)
+            leader = await h.open(h.question(1000))
+            first = tokens_of(await leader.read())
+            follower = await h.open(h.question(1000))
+            assert follower.note == "coalesced"
+            assert tokens_of(await follower.read())[: len(first)] == first
+            leash.free.set()
+            assert first + tokens_of(await read_all(leader)) == truth(1000)
+            await read_all(follower)
+
+    asyncio.run(run())
+
+
+def test_the_first_caller_may_leave_and_the_others_get_their_answer():
+    async def run():
+        async with house() as h:
+            gate = Gate(h.service)
+            leader, follower = await h.open(), await h.open()
+            h.recall.close(leader)
+            gate.open.set()
+            reported = await read_all(leader)
+            assert [event.reason for _, event in reported] == [FinishReason.CANCELLED]
+            assert tokens_of(await read_all(follower)) == truth()
+
+    asyncio.run(run())
+
+
+def test_the_last_one_to_leave_ends_the_computing_and_nothing_is_kept():
+    async def run():
+        async with house(max_model_len=2048, num_blocks=1024) as h:
+            leash = Leash(h.runner, 3)
+            one, other = await h.open(h.question(1000)), await h.open(h.question(1000))
+            await one.read()
+            h.recall.close(one)
+            h.recall.close(other)
+            leash.free.set()
+            while h.service.open_requests():
+                await asyncio.sleep(0.001)
+            await h.settle()
+            assert h.witness.kept_entries == []
+            assert h.witness.broken[0] == tuple(truth(1000)[: len(h.witness.broken[0])])
+            assert (await h.open(h.question(1000))).note == "miss"
+
+    asyncio.run(run())
+
+
+def test_a_failure_is_the_first_callers_and_the_others_try_once_more():
+    async def run():
+        async with house() as h:
+            gate = Gate(h.service)
+            h.runner.poison.add("r1")
+            leader, follower = await h.open(), await h.open()
+            gate.open.set()
+            assert (await read_all(leader))[-1][1].reason is FinishReason.FAILED
+            assert tokens_of(await read_all(follower)) == truth()
+
+    asyncio.run(run())
+
+
+def test_a_failure_reaches_all_coalesced_requests_if_the_second_attempt_fails():
+    async def run():
+        async with house() as h:
+            gate = Gate(h.service)
+            h.runner.poison |= {"r1", "r1~1"}
+            answers = [await h.open() for _ in range(3)]
+            gate.open.set()
+            for answer in answers:
+                assert (await read_all(answer))[-1][1].reason is FinishReason.FAILED
+            assert h.witness.kept_entries == []
+
+    asyncio.run(run())
+
+
+def test_an_urgent_call_does_not_wait_for_a_slow_one():
+    async def run():
+        async with house() as h:
+            gate = Gate(h.service)
+            await h.open(h.question(priority=5))
+            assert (await h.open(h.question(priority=-1))).note == "miss"
+            assert (await h.open(h.question(priority=0))).note == "coalesced"
+            gate.open.set()
+
+    asyncio.run(run())
+
+
+def test_the_sequences_of_a_call_are_found_one_by_one():
+    async def run():
+        async with house() as h:
+            await h.answer(temperature=1.0, given_seed=1, seed=1)
+            questions = [h.question(temperature=1.0, given_seed=1, seed=seed) for seed in (1, 2)]
+            answer = await h.open(*questions)
+            reported = await read_all(answer)
+            assert answer.note == "miss"
+            assert [tokens_of(reported, i) for i in (0, 1)] == [truth(seed=1), truth(seed=2)]
+            twins = await h.open(h.question(7), h.question(7))
+            reported = await read_all(twins)
+            assert tokens_of(reported, 0) == tokens_of(reported, 1) == truth(7)
+            assert h.service.open_requests() == 0
+
+    asyncio.run(run())
+
+
+def test_cache_directives_are_obeyed():
+    async def run():
+        async with house() as h:
+            with pytest.raises(NotCached):
+                await h.answer(control=CacheDirectives(only_if_cached=True))
+            assert (await h.answer(control=CacheDirectives(no_store=True)))[0] == "bypass; reason=no_store"
+            assert (await h.answer(control=CacheDirectives(ttl=1000.0)))[0] == "miss"
+            assert (await h.answer(control=CacheDirectives(no_cache=True)))[0] == "miss"
+            assert (await h.answer(control=CacheDirectives(only_if_cached=True)))[0].startswith("hit")
+            h.clock.now += 50
+            assert (await h.answer(control=CacheDirectives(max_age=60.0)))[0].startswith("hit")
+            assert (await h.answer(control=CacheDirectives(max_age=40.0)))[0] == "miss"
+
+    asyncio.run(run())
+
+
+def test_an_answer_ends_with_its_time_however_often_it_is_asked_for():
+    async def run():
+        async with house() as h:
+            await h.answer()
+            h.clock.now += 85
+            assert (await h.answer())[0].startswith("hit")
+            h.clock.now += 16
+            assert (await h.answer())[0] == "miss"
+
+    asyncio.run(run())
+
+
+def test_a_stale_response_is_served_where_accepted_while_a_new_one_is_computed():
+    async def run():
+        async with house() as h:
+            control = CacheDirectives(ttl=10.0, stale_while_revalidate=20.0)
+            await h.answer(control=control)
+            h.clock.now += 15
+            assert (await h.answer(control=control))[0] == "hit; layer=exact; age=15"
+            while h.service.open_requests():
+                await asyncio.sleep(0.001)
+            await h.settle()
+            assert (await h.answer())[0] == "hit; layer=exact; age=0"
+            h.clock.now += 15
+            assert (await h.answer())[0] == "miss"
+
+    asyncio.run(run())
+
+
+def test_a_clock_that_jumps_back_serves_nothing_from_the_future():
+    async def run():
+        async with house() as h:
+            await h.answer()
+            h.clock.now -= 3600
+            assert (await h.answer())[0] == "miss"
+
+    asyncio.run(run())
+
+
+def test_what_is_cleared_is_gone_also_what_was_being_computed():
+    async def run():
+        async with house() as h:
+            for tag in (EVERYTHING, tenant_tag("default"), user_tag("default", "news")):
+                control = CacheDirectives(tags=("news",))
+                await h.answer(control=control)
+                assert (await h.answer())[0].startswith("hit")
+                await h.recall.clear(user_tag("default", "sports"))
+                await h.recall.clear(tenant_tag("else"))
+                assert (await h.answer())[0].startswith("hit")
+                assert await h.recall.clear(tag) == {"memory": True}
+                gate = Gate(h.service)
+                under_way = await h.open(h.question(control=control))
+                assert under_way.note == "miss"
+                await h.recall.clear(tag)
+                gate.open.set()
+                await read_all(under_way)
+                await h.settle()
+                assert (await h.answer(control=CacheDirectives(no_store=False, tags=("news",))))[0] == "miss"
+                await h.recall.clear(EVERYTHING)
+
+    asyncio.run(run())
+
+
+def test_a_wrong_answer_is_not_kept_again():
+    async def run():
+        async with house() as h:
+            for id_of_the_wrong_one in ("r1", "r2"):
+                await h.answer()
+                served = h.recall.served(id_of_the_wrong_one)
+                assert served.tenant == "default"
+                await h.recall.bar(served)
+                for _ in range(2):
+                    assert await h.answer() == ("miss", truth())
+            assert h.recall.served("unknown") is None
+
+    asyncio.run(run())
+
+
+class Level:
+    """Another level, which replies as the test wants."""
+
+    layer = Layer.SEMANTIC
+    reply: object = Miss()
+
+    def start(self):
+        self.started = True
+
+    async def stop(self):
+        self.started = False
+
+    def facts(self):
+        return {"memory": StoreFacts(3, 30, 0)}
+
+    async def find(self, ask):
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return self.reply
+
+
+def test_another_level_answers_after_the_exact_cache_and_its_failure_is_a_miss():
+    async def run():
+        level = Level()
+        async with house(levels=[level]) as h:
+            level.reply = RuntimeError("no index")
+            assert (await h.answer())[0] == "miss"
+            entry = replace(h.witness.kept_entries[0], tokens=(9, 9))
+            level.reply = Hit(entry, Layer.SEMANTIC, b"k" * 32, 3.0, 0.97)
+            assert (await h.answer())[0].startswith("hit; layer=exact")
+            assert await h.answer(6) == ("hit; layer=semantic; age=3; similarity=0.970", [9, 9])
+            assert level.started
+            assert await h.answer(temperature=1.0, given_seed=3, seed=3) == ("miss", truth(seed=3))
+            assert h.recall.sizes()[Layer.SEMANTIC] == {"memory": StoreFacts(3, 30, 0)}
+        assert not level.started
+
+    asyncio.run(run())
+
+
+def test_a_partition_is_all_but_the_turn_and_the_room_for_the_answer():
+    async def run():
+        async with house(levels=[Level()]) as h:
+
+            def partition(text="hello", context=b"c", max_tokens=5, **more):
+                question = h.question(max_tokens, (1, len(text)), **more)
+                return h.recall.ask(question._replace(turn=lambda: Turn(text, context))).partition
+
+            assert partition() == partition("good day") == partition(max_tokens=9) != b""
+            others = [
+                partition(context=b"d"),
+                partition(tenant="else"),
+                partition(salt="else"),
+                partition(adapter="else"),
+                partition(eos_token_ids=frozenset({5})),
+                partition(answered=(5,)),
+            ]
+            assert len({partition(), *others}) == 7
+
+    asyncio.run(run())
+
+
+def test_a_full_queue_refuses_what_must_be_computed_and_serves_what_need_not():
+    async def run():
+        async with house(limits=Limits(1, 10_000)) as h:
+            await h.answer()
+            gate = Gate(h.service)
+            await h.open(h.question(6))
+            with pytest.raises(Refused):
+                await h.open(h.question(7))
+            assert (await h.open()).note.startswith("hit")
+            assert (await h.open(h.question(6))).note == "coalesced"
+            gate.open.set()
+
+    asyncio.run(run())
+
+
+def test_without_a_cache_everything_is_computed_and_nothing_is_said():
+    async def run():
+        made, _ = hashing_engine()
+        service = Service(made, Limits(64, 10_000))
+        service.start()
+        recall = CacheLookup(service)
+        h = House(recall, service, None, None, None, None)
+        for _ in range(2):
+            assert await h.answer() == ("", truth())
+        with pytest.raises(NotCached):
+            await h.answer(control=CacheDirectives(only_if_cached=True))
+        service.stop()
+
+    asyncio.run(run())
+
+
+def test_a_cached_stream_is_replayed_in_chunks():
+    async def run():
+        async with house(max_model_len=256, num_blocks=128) as h:
+            await h.answer(100)
+            answer = await h.open(h.question(100))
+            pieces = []
+            while not answer.exhausted:
+                pieces.append(tokens_of(await answer.read()))
+            assert [token for piece in pieces for token in piece] == truth(100)
+            assert len(pieces) >= 4
+            whole = await h.open(h.question(100), interval=0)
+            assert [type(event) for _, event in await whole.read()] == [Emitted, Finished]
+
+    asyncio.run(run())

@@ -1,9 +1,0 @@
-import pytest
-
-from tests.serve.http.caching import RequestsNoted
-
-
-@pytest.fixture
-def options(request):
-    """What a test changes about its house; its road to the engine notes the requests."""
-    return {"recall": RequestsNoted} | getattr(request, "param", {})

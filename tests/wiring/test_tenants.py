@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config import ConfigError
+from headrace.core.request import Slo
+from headrace.core.tenancy.classes import CLASSES, PRIORITY
+from headrace.core.tenancy.tenants import EQUALS, TenantLimits
+from headrace.wiring.tenants import describe_tenants, read_tenants
+
+FULL = """
+default:
+  requests_per_minute: 60
+tenants:
+  acme:
+    weight: 4
+    default_class: priority
+    classes: [priority, flex]
+    tokens_per_minute: 100000
+    tokens_per_day: 20000000
+    max_concurrent_requests: 32
+    models: {large: {tokens_per_minute: 20000}}
+classes:
+  priority: {floor: 0.2, ttft_seconds: 0.5}
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "tenants.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_without_a_file_everybody_is_alike() -> None:
+    assert read_tenants(None) == (EQUALS, CLASSES)
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert read_tenants(write(tmp_path, "")) == (EQUALS, CLASSES)
+
+
+def test_a_file_names_terms_and_classes(tmp_path: Path) -> None:
+    tenants, classes = read_tenants(write(tmp_path, FULL))
+    acme = tenants.terms("acme")
+    assert (acme.weight, acme.default_class, acme.classes) == (4.0, "priority", {"priority", "flex"})
+    assert acme.limits == TenantLimits(None, 100_000, 20_000_000, 32)
+    assert acme.limits_of("large") == TenantLimits(tokens_per_minute=20_000)
+    assert tenants.terms("else").limits == TenantLimits(requests_per_minute=60)
+    priority = next(each for each in classes if each.name == "priority")
+    assert (priority.floor, priority.weight) == (0.2, PRIORITY.weight)
+    assert priority.slo == Slo(0.5, PRIORITY.slo.tpot_seconds)
+    assert [each.name for each in classes] == [each.name for each in CLASSES]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tenants: {acme: {weight: -1}}", r"tenants\.acme\.weight: .*at least 1e-06"),
+        ("default: {weight: 1.0e-320}", r"default\.weight: .*at least 1e-06"),
+        (
+            "classes: {flex: {weight: 1.0e-310}}",
+            r"classes\.flex\.weight: .*at least 1e-06",
+        ),
+        ("classes: {flex: {ttft_seconds: 0}}", r"classes\.flex\.ttft_seconds: .*above 0"),
+        ("tenants: {acme: {weight: heavy}}", r"tenants\.acme\.weight: .*number"),
+        ("tenants: {acme: {tokens_per_minutes: 5}}", r"tenants\.acme\.tokens_per_minutes: there is no such"),
+        ("tenants: {acme: {default_class: gold}}", r"default_class: expected one of priority, default, flex"),
+        ("tenants: {acme: {classes: [background]}}", r"classes\.0: expected one of"),
+        (
+            "tenants: {acme: {models: {m: {weight: 1}}}}",
+            r"tenants\.acme\.models\.m\.weight: there is no such",
+        ),
+        ("default: {requests_per_minute: 0}", r"default\.requests_per_minute: .*at least 1"),
+        ("default: {requests_per_minute: 1.5}", r"default\.requests_per_minute"),
+        ("classes: {gold: {weight: 1}}", r"classes\.gold: expected one of"),
+        ("classes: {flex: {floor: 2}}", r"classes\.flex\.floor"),
+        ("classes: {flex: {floor: 0.6}, default: {floor: 0.5}}", r"floors must add up to at most 1"),
+        ("weights: {}", r"weights: there is no such field"),
+        ("[1]", "must hold one mapping"),
+        ("a: [", "cannot be read as YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_tenants(file)
+    assert file in str(caught.value)
+
+
+def test_floors_that_are_all_of_it_are_not_more_than_that(tmp_path: Path) -> None:
+    floors = "classes: {priority: {floor: 0.33}, default: {floor: 0.56}, flex: {floor: 0.11}}"
+    assert [each.floor for each in read_tenants(write(tmp_path, floors))[1]] == [0.33, 0.56, 0.11, 0.0]
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"--tenants nowhere\.yaml cannot be read"):
+        read_tenants("nowhere.yaml")
+
+
+def test_the_table_names_everybody_and_every_bound(tmp_path: Path) -> None:
+    shown = "\n".join(describe_tenants(*read_tenants(write(tmp_path, FULL))))
+    for words in (
+        "class        priority: weight 8, floor 20%, TTFT 0.5 s, 512 prompt tokens a step",
+        "tenant       acme: weight 4, class priority, may use flex priority, 100,000 tokens per minute",
+        "32 concurrent requests, large: 20,000 tokens per minute",
+        "tenant       (others): weight 1, class default, 60 requests per minute",
+    ):
+        assert words in shown
+    assert "background" not in shown
+
+
+def test_a_tenant_may_have_its_own_markers(tmp_path):
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants:\n  a: {normalize: [billing_header]}\n  b: {normalize: []}\n  c: {}\n")
+    tenants, classes = read_tenants(str(file))
+    assert [tenants.terms(name).normalize for name in "abc"] == [{"billing_header"}, set(), None]
+    assert "tenant       a: weight 1, class default, normalizes billing_header" in describe_tenants(
+        tenants, classes
+    )
+    file.write_text("tenants:\n  a: {normalize: [dates]}\n")
+    with pytest.raises(
+        ConfigError, match=r"tenants\.a\.normalize.*'dates' is not a marker; expected one of all"
+    ):
+        read_tenants(str(file))
