@@ -1,6 +1,6 @@
 """Background requests: computes responses only to fill the caches, in idle time.
 
-It has the interface of `response_cache.lookup.CacheLookup`, so that a request computed ahead is parsed, rendered and keyed
+It has the interface of `lookup.CacheLookup`, so that a request computed ahead is parsed, rendered and keyed
 by the same code as the later request that is served from the cache.
 """
 

@@ -12,32 +12,26 @@ import pytest
 from tests.structure.test_laws import PACKAGE, ROOT, SOURCES, imports, names
 
 MAX_FUNCTION_LINES = 60
+SMALL = 4
+"""Files of a package that needs no map."""
 
-CORE_FLOORS = (
-    {
-        "constraint",
-        "request",
-        "request_settings",
-        "plan",
-        "knobs",
-        "events",
-        "block_keys",
-        "capacity",
-        "embedding",
-        "embedding_events",
-        "peers",
+KNOTS: dict[str, set[str]] = {
+    "headrace.api": {
+        *("anthropic", "cache", "edge", "generation", "model", "openai", "prompts", "replies", "structured"),
+        *("tools", "wire"),
     },
-    {"tenancy"},
-    {"sequence"},
-    {"prediction", "prefix"},
-    {"drafting"},
-    {"queueing"},
-    {"memory"},
-    {"scheduler"},
-    {"ports"},
-    {"engine"},
-)
-"""Rooms and files of ``core``, lowest first: each imports from its own floor and those below it."""
+    "headrace.api.responses": {"context", "conversation", "items", "resource"},
+    "headrace.cli.simulation": {"report", "simulate"},
+    "headrace.compute": {
+        *("gguf", "grammar", "kernels", "kv", "model", "quantization", "results", "sampling", "slots"),
+    },
+    "headrace.compute.adopted": {"attention", "states"},
+    "headrace.compute.kernels.triton": {"backend", "stack"},
+    "headrace.observe": {"cache_ledger", "cost", "tenant_savings"},
+    "headrace.tuning": {"experiments", "steering", "tuner"},
+    "headrace.wiring": {"model", "operations"},
+}
+"""Neighbours that still import each other; the table only becomes shorter."""
 
 ROOMS = sorted({path.parent for path in SOURCES})
 
@@ -48,6 +42,7 @@ def module_of(path: Path) -> str:
 
 
 MODULES = {module_of(path): path for path in SOURCES}
+PACKAGES = {module_of(path) for path in SOURCES if path.name == "__init__.py"}
 
 
 def runtime_imports(path: Path) -> Iterator[str]:
@@ -84,14 +79,6 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def floor_of(name: str) -> int | None:
-    """The floor of a module of ``core``; None for anything else."""
-    parts = name.split(".")
-    if parts[:2] != ["headrace", "core"] or len(parts) < 3:
-        return None
-    return next(floor for floor, rooms in enumerate(CORE_FLOORS) if parts[2] in rooms)
-
-
 def test_no_import_circles():
     assert not circles({name: set(runtime_imports(path)) - {name} for name, path in MODULES.items()})
 
@@ -101,14 +88,27 @@ def test_a_circle_would_be_seen():
     assert not circles({"a": {"b", "c"}, "b": {"c"}})
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "core").rglob("*.py")), ids=names)
-def test_no_arrow_in_core_points_up(path):
-    own = floor_of(module_of(path))
-    if own is None:
-        return
-    for name in imports(ast.parse(path.read_text()), path):  # also in functions and under TYPE_CHECKING
-        other = floor_of(name) if name in MODULES else None
-        assert other is None or other <= own, f"{module_of(path)} imports {name}"
+def neighbours(package: str) -> dict[str, set[str]]:
+    """What each file or folder of a package imports of those beside it: also in functions and for types."""
+    graph: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        if name.startswith(package + ".") and path.name != "__main__.py":
+            own = name.removeprefix(package + ".").partition(".")[0]
+            for other in imports(ast.parse(path.read_text()), path):
+                beside = other.removeprefix(package + ".").partition(".")[0]
+                if other in MODULES and other.startswith(package + ".") and beside != own:
+                    graph.setdefault(own, set()).add(beside)
+    return graph
+
+
+@pytest.mark.parametrize("package", sorted(name for name in PACKAGES if name != "headrace"))
+def test_each_package_has_floors(package):
+    """The files and folders of a package can be put in an order in which each imports only those before it."""
+    graph = neighbours(package)
+    knot = KNOTS.get(package, set())
+    loose = {name: {other for other in others if not {name, other} <= knot} for name, others in graph.items()}
+    assert not circles(loose)
+    assert not knot or circles(graph), "the knot is undone: delete its line"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=names)
@@ -120,13 +120,16 @@ def test_functions_are_short(path):
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if room != PACKAGE], ids=names)
-def test_each_package_has_a_map_of_its_files(room):
-    """``__init__`` names every file and room beside it, in reading order, and none that is not there."""
+def test_each_large_package_has_a_map_of_its_files(room):
+    """``__init__`` names every file and folder beside it, in reading order, and none that is not there.
+
+    A package of a few files needs no map.
+    """
     text = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
     there = {path.stem for path in room.glob("*.py")} - {"__init__", "__main__"}
     there |= {path.name for path in room.iterdir() if (path / "__init__.py").exists()}
     named = set(re.findall(r"`(\w+)`", text))
-    assert there <= named, f"not on the map: {sorted(there - named)}"
+    assert len(there) <= SMALL or there <= named, f"not on the map: {sorted(there - named)}"
     ghosts = set(re.findall(r"^- ((?:`\w+`(?:, | and )?)+):", text, re.MULTILINE))
     listed = {name for line in ghosts for name in re.findall(r"`(\w+)`", line)}
     assert listed <= there, f"on the map but not there: {sorted(listed - there)}"

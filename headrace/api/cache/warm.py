@@ -41,7 +41,7 @@ NOT_YET: NotYet = {}
 
 
 class Computing:
-    """Computes recorded requests into the caches, for `response_cache.warmer.Warmer`; compares pairs for ``verdicts``."""
+    """Computes recorded requests into the caches, for `response_cache.warmer`; compares pairs for ``verdicts``."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 The bound is P(wrong | served) <= max_error with a given confidence. It is proved with labelled decisions that the
 score was not fitted on. `certified_threshold` tests thresholds with the exact binomial bound, in a way that tests
-several without spending the confidence twice (Learn then Test, arXiv:2110.01052). `response_cache.rules.semantic.audits`
+several without spending the confidence twice (Learn then Test, arXiv:2110.01052). `audits`
 monitors the bound afterwards. Pure arithmetic on counts: it knows no texts or scores.
 """
 
