@@ -1,6 +1,6 @@
 """How much of agents' prompts is cached, and whether causes are named: ``python -m benchmarks.agent_prefixes``.
 
-Sessions of `benchmarks.agent_sessions` run against real servers: once without per-request markers, once with them, and
+Sessions of `tests.judges.agent_sessions` run against real servers: once without per-request markers, once with them, and
 once with them and ``--normalize-prompts all``. The share is that of prompt tokens from the second turn on. Then one
 cause after the other is planted, and the explanation of the request that it hits must name it.
 """
@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.agent_sessions import (
+from benchmarks.stage import arguments, publish, say, server
+from tests.judges.agent_sessions import (
     AGENTS,
     MIDDLE,
     TEMPLATE,
@@ -25,7 +26,6 @@ from benchmarks.agent_sessions import (
     Codex,
     OpenCode,
 )
-from benchmarks.stage import arguments, publish, say, server
 
 MARKERS = frozenset({"nonce", "budget", "date", "git"})
 ROOMY, NARROW = str(96 << 20), str(13 << 20)

@@ -1,4 +1,4 @@
-"""Build the tokenizer, the target and the draft from a seed: ``python -m tools.builtin_model.build``."""
+"""Build the tokenizer, the target and the draft from a seed: ``python -m training.build``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from tools.builtin_model.evaluate import report
-from tools.builtin_model.tokenizer import save_tokenizer, train_tokenizer
-from tools.builtin_model.train import RECIPES, train_stages
+from training.evaluate import report
+from training.tokenizer import save_tokenizer, train_tokenizer
+from training.train import RECIPES, train_stages
 
 SEED = 1
 BUILTIN = Path(__file__).resolve().parents[2] / "headrace" / "builtin"

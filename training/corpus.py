@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model import stories, tasks
-from tools.builtin_model.tasks_stories import story
+from training import lexicon as lx
+from training import stories, tasks
+from training.tasks_stories import story
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Train an EAGLE-3 head for the built-in model: ``python -m tools.builtin_model.eagle --out FOLDER``.
+"""Train an EAGLE-3 head for the built-in model: ``python -m training.eagle --out FOLDER``.
 
 ```
  depth 1   state of the target at p, token p + 1   ─► the target's distribution at p + 1
@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from tools.builtin_model.build import BUILTIN
-from tools.builtin_model.model import TARGET, Decoder, FeedForward, Shape, _rotate
-from tools.builtin_model.train import Batch, Muon, batches
+from training.build import BUILTIN
+from training.model import TARGET, Decoder, FeedForward, Shape, _rotate
+from training.train import Batch, Muon, batches
 
 DEPTH = 3
 STEPS = 320

@@ -1,4 +1,4 @@
-"""Evaluation on held-out requests: ``python -m tools.builtin_model.evaluate``.
+"""Evaluation on held-out requests: ``python -m training.evaluate``.
 
 Requests come from the corpus's grammar under another seed than the training's. Answers that are determined by
 their request must be right to the letter; free answers are judged by the rules of ``follows``. A second set was
@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model.natural import NATURAL
-from tools.builtin_model.requests import Task
-from tools.builtin_model.tasks_data import code, make_json
-from tools.builtin_model.tasks_facts import arithmetic, count, facts, make_list, memory
-from tools.builtin_model.tasks_scenes import scenes
-from tools.builtin_model.tasks_stories import qa, story, summarise
-from tools.builtin_model.tasks_talk import SMALL_TALK, fallback, small_talk
-from tools.builtin_model.tasks_text import copy, edit
+from training import lexicon as lx
+from training.natural import NATURAL
+from training.requests import Task
+from training.tasks_data import code, make_json
+from training.tasks_facts import arithmetic, count, facts, make_list, memory
+from training.tasks_scenes import scenes
+from training.tasks_stories import qa, story, summarise
+from training.tasks_talk import SMALL_TALK, fallback, small_talk
+from training.tasks_text import copy, edit
 
 HELD_OUT_SEED = 987_654
 LIMIT = 1600  # tokens; an answer that is longer counts as one without an end

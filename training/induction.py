@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from tools.builtin_model.model import Decoder
+from training.model import Decoder
 
 STEADY = 4.0  # a coordinate that all embeddings share, in standard deviations of the others
 NEAR = 8  # the fastest frequencies; together they tell the token before from its neighbours

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tools.builtin_model.tokenizer import MAX_LENGTH, SPECIALS, VOCAB_SIZE
+from training.tokenizer import MAX_LENGTH, SPECIALS, VOCAB_SIZE
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from tools.builtin_model import lexicon as lx
+from training import lexicon as lx
 
 Rule = Callable[[str], bool]
 

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model import stories
+from training import lexicon as lx
+from training import stories
 
 Turn = tuple[str, str]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model.lexicon import article
+from training import lexicon as lx
+from training.lexicon import article
 
 
 @dataclass

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tools.builtin_model.requests import Task
-from tools.builtin_model.tasks_data import code, make_json
-from tools.builtin_model.tasks_facts import arithmetic, count, facts, make_list, memory
-from tools.builtin_model.tasks_scenes import scenes
-from tools.builtin_model.tasks_stories import qa, story, summarise
-from tools.builtin_model.tasks_talk import fallback, small_talk
-from tools.builtin_model.tasks_text import copy, edit
+from training.requests import Task
+from training.tasks_data import code, make_json
+from training.tasks_facts import arithmetic, count, facts, make_list, memory
+from training.tasks_scenes import scenes
+from training.tasks_stories import qa, story, summarise
+from training.tasks_talk import fallback, small_talk
+from training.tasks_text import copy, edit
 
 TASKS: list[tuple[Callable[[random.Random], Task], float]] = [
     (story, 12),

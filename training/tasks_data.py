@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model import stories
-from tools.builtin_model.functions import FUNCTIONS
-from tools.builtin_model.requests import Task, any_sentence, code_name, indent, say
+from training import lexicon as lx
+from training import stories
+from training.functions import FUNCTIONS
+from training.requests import Task, any_sentence, code_name, indent, say
 
 
 def _value(r: random.Random, key: str) -> Any:

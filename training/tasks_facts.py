@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model import stories
-from tools.builtin_model.lexicon import article
-from tools.builtin_model.requests import Task, say
-from tools.builtin_model.tasks_talk import small_talk
+from training import lexicon as lx
+from training import stories
+from training.lexicon import article
+from training.requests import Task, say
+from training.tasks_talk import small_talk
 
 
 def facts(r: random.Random) -> Task:

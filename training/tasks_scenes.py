@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model import stories
-from tools.builtin_model.lexicon import article
-from tools.builtin_model.requests import QUESTION_FORMS, Task
+from training import lexicon as lx
+from training import stories
+from training.lexicon import article
+from training.requests import QUESTION_FORMS, Task
 
 # Each kind of sentence: its variants, and questions with their answers.
 SCENES: list[tuple[list[str], list[tuple[list[str], str]]]] = [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model import stories
-from tools.builtin_model.lexicon import article
-from tools.builtin_model.requests import QUESTION_FORMS, Task, Turn, asked_name, say, with_text
+from training import lexicon as lx
+from training import stories
+from training.lexicon import article
+from training.requests import QUESTION_FORMS, Task, Turn, asked_name, say, with_text
 
 STORY = [
     "Tell me a {size}story about {who}.",

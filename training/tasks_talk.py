@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model.requests import Task, say
+from training import lexicon as lx
+from training.requests import Task, say
 
 ABOUT = "I am the small built-in model of Headrace. I am a toy, made for demos and tests."
 SKILLS = "I can tell stories, answer questions about a short text, make lists, count, write small JSON and copy text."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from tools.builtin_model import lexicon as lx
-from tools.builtin_model import stories
-from tools.builtin_model.functions import FUNCTIONS
-from tools.builtin_model.requests import GLUES, Task, any_sentence, code_name, indent, say, with_text
+from training import lexicon as lx
+from training import stories
+from training.functions import FUNCTIONS
+from training.requests import GLUES, Task, any_sentence, code_name, indent, say, with_text
 
 
 def _any_text(r: random.Random) -> str:

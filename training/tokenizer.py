@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from tools.builtin_model.corpus import Document, documents
+from training.corpus import Document, documents
 
 VOCAB_SIZE = 4096
 MAX_LENGTH = 8192

@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from tools.builtin_model.corpus import documents
-from tools.builtin_model.induction import lay_induction
-from tools.builtin_model.model import DRAFT, TARGET, Decoder, Shape, parameter_count, save_model
-from tools.builtin_model.tokenizer import MAX_LENGTH, encode_batch, save_tokenizer
+from training.corpus import documents
+from training.induction import lay_induction
+from training.model import DRAFT, TARGET, Decoder, Shape, parameter_count, save_model
+from training.tokenizer import MAX_LENGTH, encode_batch, save_tokenizer
 
 SHARD = 2048  # documents that are sorted by length together
 CORES = 2  # of the machine for which the recipes are made; the result does not depend on it

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.agent_prefixes import CASES, MARKERS, Client, causes, evicted, share
-from benchmarks.agent_sessions import AGENTS, TEMPLATE, ClaudeCode, Codex
+from tests.judges.agent_sessions import AGENTS, TEMPLATE, ClaudeCode, Codex
 from tests.server.conftest import serving
 
 MEBIBYTE = 2**20

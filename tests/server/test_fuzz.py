@@ -3,11 +3,11 @@
 import httpx
 import pytest
 
-from benchmarks.api_fuzz import TIMEOUT_SECONDS, Fuzz, flags
+from tests.judges.api_fuzz import TIMEOUT_SECONDS, Fuzz, flags
 from tests.server.conftest import serving
 
 CASES = 600
-"""``python -m benchmarks.api_fuzz`` sends thousands."""
+"""``python -m tests.judges.api_fuzz`` sends thousands."""
 
 
 @pytest.fixture(scope="module")

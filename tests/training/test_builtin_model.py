@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from tools.builtin_model.corpus import documents
-from tools.builtin_model.evaluate import follows
-from tools.builtin_model.induction import lay_induction
-from tools.builtin_model.model import DENSE, DRAFT, TARGET, Decoder, Shape, parameter_count, save_model
-from tools.builtin_model.natural import NATURAL
-from tools.builtin_model.tasks_facts import make_list
-from tools.builtin_model.tokenizer import BOS, END, SPECIALS, encode_batch
-from tools.builtin_model.train import HeadLoss, Recipe, batches, train
+from training.corpus import documents
+from training.evaluate import follows
+from training.induction import lay_induction
+from training.model import DENSE, DRAFT, TARGET, Decoder, Shape, parameter_count, save_model
+from training.natural import NATURAL
+from training.tasks_facts import make_list
+from training.tokenizer import BOS, END, SPECIALS, encode_batch
+from training.train import HeadLoss, Recipe, batches, train
 
 BUILTIN = Path(__file__).resolve().parents[2] / "headrace" / "builtin"
 NAMES = ("target", "draft")

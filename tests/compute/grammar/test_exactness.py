@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from llguidance import LLMatcher
 
-from benchmarks.structured_exactness import Fuzz, Judge, decoded
 from headrace.compute.grammar.sources import read_schema, schema_grammar
+from tests.judges.structured_exactness import Fuzz, Judge, decoded
 
 
 def test_what_is_accepted_is_valid_and_every_walk_comes_to_an_end(pytestconfig):

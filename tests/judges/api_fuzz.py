@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from benchmarks.api_bodies import Document, Place, Sent, operations, requests
 from benchmarks.stage import arguments, say, server
+from tests.judges.api_bodies import Document, Place, Sent, operations, requests
 
 TEMPLATE = (
     "{% if tools %}[tools] {{ tools | tojson }} "

@@ -24,11 +24,11 @@ import jsonschema
 import numpy as np
 from rich.console import Console
 
-from benchmarks.posted_schemas import posted
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.model.hub import resolve_folder
 from headrace.core.constraint import Constraint, UnusableConstraint, json_constraint
 from headrace.text.tokenizer import Tokenizer
+from tests.judges.posted_schemas import posted
 
 say = Console(soft_wrap=True, highlight=False).print
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from benchmarks.posted_schemas import posted
-from benchmarks.structured_fuzz import Case, Findings, generated, make_fuzz
+from tests.judges.posted_schemas import posted
+from tests.judges.structured_fuzz import Case, Findings, generated, make_fuzz
 
 
 @pytest.fixture(scope="module")

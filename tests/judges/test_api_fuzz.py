@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from benchmarks.api_bodies import Sent
-from benchmarks.api_fuzz import names_of, wrong_refusal, wrong_stream
 from headrace.api.openapi import describe
+from tests.judges.api_bodies import Sent
+from tests.judges.api_fuzz import names_of, wrong_refusal, wrong_stream
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 GOOD = {
