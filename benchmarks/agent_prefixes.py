@@ -1,7 +1,7 @@
 """How much of agents' prompts is cached, and whether causes are named: ``python -m benchmarks.agent_prefixes``.
 
-Sessions of `tests.judges.agent_sessions` run against real servers: once without per-request markers, once with them, and
-once with them and ``--normalize-prompts all``. The share is that of prompt tokens from the second turn on. Then one
+Sessions of `tests.judges.agent_sessions` run against real servers: once without per-request markers, once with them,
+and once with them and ``--normalize-prompts all``. The share is that of prompt tokens from the second turn on. Then one
 cause after the other is planted, and the explanation of the request that it hits must name it.
 """
 
