@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "tools" / "web"
-BUILT = ROOT / "headrace" / "serve" / "http" / "pages" / "static"
+BUILT = ROOT / "headrace" / "api" / "pages" / "static"
 FILES = ("package-lock.json", "package.json", "sources.ts", "tsconfig.json", "vite.config.ts")
 FOLDERS = ("src", "static")
 MANIFEST = "manifest.json"

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from headrace.service import experiments as module
+from headrace.tuning import live as module
 from headrace.tuning.live import Experiments
 
 
