@@ -113,6 +113,7 @@ def pictures() -> None:
         time.sleep(SECONDS_OF_LOAD)
         for page in PAGES[:-1]:
             picture(driver, page, page, 1200, HEIGHTS.get(page, 820), "light")
+        picture(driver, "load", "overview", 1200, 672, "light")
         picture(driver, "phone", "overview", 390, 844, "dark")
         for each in httpx.get(f"{URL}/v1/experiments").json()["data"]:
             httpx.delete(f"{URL}/v1/experiments/{each['id']}")
