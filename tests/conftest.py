@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,11 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are first imported, by
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--fast",
+        action="store_true",
+        help="leave out the slow tests, as without a path; see tests/conftest.py",
+    )
+    parser.addoption(
         "--lives", type=int, default=1000, help="random lives of the core to run (a release runs 10000)"
     )
     parser.addoption(
@@ -23,9 +29,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
-    """A worker of pytest-xdist ignores SIGINT, which the tests of interrupts send, and its children inherit that."""
+TESTS = Path(__file__).parent
+
+SLOW = (
+    *("server", "oracle", "parity", "real", "deploy", "tools", "training", "scripts", "benchmarks", "judges"),
+    *("llm", "fleet", "compute/adopted", "compute/kernels", "compute/graphs", "docs/test_examples.py"),
+    *("docs/test_walkthroughs.py", "docs/test_site.py", "test_packaging.py"),
+)
+"""Folders and files whose tests start servers, load models or compile; `pytest` alone leaves them out."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`pytest` without a path is the fast set; a path runs all of its tests, so `pytest tests` runs everything.
+
+    A worker of pytest-xdist ignores SIGINT, which the tests of interrupts send, and its children inherit that.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line("markers", "slow: starts servers, loads models or compiles")
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr:
+        config.option.fast = True  # the workers of pytest-xdist get the options, but a path
+
+
+def is_slow(path: Path) -> bool:
+    """Whether a file or folder is one of `SLOW`, or in one."""
+    return any(path.is_relative_to(TESTS / each) for each in SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast set does not even import slow files."""
+    return True if config.option.fast and is_slow(collection_path) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of `SLOW`."""
+    if is_slow(item.path):
+        item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:
