@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,27 @@ def is_slow(path: Path) -> bool:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The fast set does not even import slow files."""
     return True if config.option.fast and is_slow(collection_path) else None
+
+
+EXTRAS = {"aiohttp", "faiss", "gguf", "msgspec", "pymemcache", "redis", "zmq"}
+"""Modules of packages that the extra `test` does not install."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a file that imports what only the extra `dev` installs."""
+    report = yield
+    missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr or ""))
+    if report.failed and missing and missing[1] in EXTRAS:
+        report.outcome = "skipped"
+        report.longrepr = (
+            str(collector.path),
+            0,
+            f"Skipped: {missing[1]} is not installed; the extra dev has it",
+        )
+    return report
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
