@@ -12,7 +12,7 @@ import statistics
 import time
 from pathlib import Path
 
-from headrace.core.drafting.continuation_index import BYTES_PER_TOKEN, ContinuationIndex
+from headrace.core.drafting.suffix import BYTES_PER_TOKEN, ContinuationIndex
 from headrace.text.tokenizer import Tokenizer
 
 MOST = 8

@@ -19,7 +19,7 @@ from benchmarks.stage import say
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.plan import StepOutput, StepPlan
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.request import Request, SamplingParams
 from headrace.observe.recording.tape import Tape
 from headrace.wiring.engine import make_engine, make_knobs

@@ -26,9 +26,8 @@ from headrace.compute.model.spec import ModelError
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
-from headrace.core.prediction.step_cost import StepCost
-from headrace.core.tenancy.classes import ServiceClass
-from headrace.core.tenancy.tenants import Tenants
+from headrace.core.prediction.step_curve import StepCost
+from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults

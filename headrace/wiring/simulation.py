@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.drafting.proposal import DraftRow
 from headrace.core.engine import Engine
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration

@@ -19,7 +19,7 @@ from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal, StepLoa
 from headrace.core.events import DraftDeclined, DraftedStep, DraftingFailed, Event, Verified
 from headrace.core.plan import Row, new_tuple
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.request_settings import NO_SETTINGS
+from headrace.core.request import NO_SETTINGS
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.step_builder import DraftTimes, StepBuilder
 from headrace.core.sequence import Sequence

@@ -24,8 +24,8 @@ from headrace.core.events import (
     Stepped,
     StepRows,
 )
+from headrace.core.memory.block_pool import PrefixHit
 from headrace.core.memory.block_table import BlockTables
-from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.plan import Entry
 from headrace.core.prediction.memory_peak import RoomPolicy
 from headrace.core.queueing.fair_queue import FairQueue

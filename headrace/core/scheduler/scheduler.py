@@ -24,7 +24,7 @@ from headrace.core.memory.block_table import BlockTables
 from headrace.core.plan import StepOutput, StepPlan, new_tuple
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import RoomPolicy
-from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_curve import TOKENS_ONLY, StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, by_share
 from headrace.core.queueing.order import OrderPolicy, ask_rank
