@@ -104,9 +104,8 @@ def throughput(count: int, rounds: int) -> None:
 
     from headrace.compute.device import limit_threads
     from headrace.compute.encoder.families import parse_encoder_config
-    from headrace.compute.encoder.folder import Sentence
-    from headrace.compute.encoder.models import EmbeddingModel, read_encoder
-    from headrace.compute.encoder.tensors import read_tensors
+    from headrace.compute.encoder.models import EmbeddingModel, Sentence, read_encoder
+    from headrace.compute.encoder.networks import read_tensors
     from headrace.compute.kernels import select
     from headrace.compute.model.hub import read_config
 

@@ -23,12 +23,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Ints, Taps, ramps
+from headrace.compute.batch import Ints, StepInterrupt, StepInterrupted, Taps, ramps
 from headrace.compute.device import idle_team
-from headrace.compute.drafting.head_drafts import HeadDrafts
+from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
-from headrace.compute.graphs.body import Decoder, Ending, Variant
-from headrace.compute.graphs.others import compile_others
+from headrace.compute.graphs.body import Decoder, Ending, Variant, compile_others
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
 from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
@@ -40,7 +39,6 @@ from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
 from headrace.compute.sampling.step_sampling import StepSampling
 from headrace.compute.slots import Rows, Slots
-from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from headrace.compute.transfer import Download, upload
 from headrace.core.capacity import max_logit_rows
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan

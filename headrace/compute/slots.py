@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch, Ints, shared_blocks, worth_sharing
+from headrace.compute.batch import Batch, Ints, StepInterrupt, shared_blocks, worth_sharing
 from headrace.compute.kernels.step_arrays import step_arrays
-from headrace.compute.step_interrupt import StepInterrupt
 from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Row
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.compute.device import DeviceFacts, apart
-from headrace.compute.drafting.head_loading import LoadedHead
-from headrace.compute.drafting.loading import LoadedDraft
+from headrace.compute.drafting.loading import LoadedDraft, LoadedHead
 from headrace.compute.gguf.file import is_gguf
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers

@@ -60,7 +60,7 @@ from headrace.response_cache.lookup import CacheLookup
 from headrace.service.embedding.models import PoolingModels
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
-from headrace.text.parsing.detect import UnknownParser
+from headrace.text.parsing.catalogue import UnknownParser
 from headrace.wiring.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.wiring.caching.semantic import make_verdicts
 from headrace.wiring.caching.warming import Warming, make_recorder, open_history

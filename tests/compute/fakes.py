@@ -11,10 +11,9 @@ from dataclasses import replace
 import torch
 
 from headrace.compute.batch import Batch
-from headrace.compute.sampling.allowed import Allowed, restrict
-from headrace.compute.sampling.choice import Choice, choose
-from headrace.compute.sampling.draw import likeliest
+from headrace.compute.sampling.choice import Choice, choose, likeliest
 from headrace.compute.sampling.lines import counting_of
+from headrace.compute.sampling.penalties import Allowed, restrict
 from headrace.core.plan import Entry, Row
 from headrace.core.request import SamplingParams
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.compute.cgroups import GroupLimits, group_limits
-from headrace.compute.device import device_facts, usable_cores
+from headrace.compute.device import GroupLimits, device_facts, group_limits, usable_cores
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1_CPU = "33 32 0:30 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
+from headrace.compute.blockfile import NotUsable, read_snapshot, write_snapshot
 from headrace.core.block_keys import chained_key, root_key
 from headrace.core.memory.lower_tier import Saved
 

@@ -16,8 +16,8 @@ from headrace.core.events import Emitted, Finished
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.fleet import others, processes
-from headrace.fleet.processes import Processes
+from headrace.fleet import others
+from headrace.fleet.others import Processes
 from headrace.wiring import engine as engine_module
 from headrace.wiring import model
 from headrace.wiring.loading import native
@@ -105,7 +105,7 @@ def test_a_lost_rank_fails_what_runs_and_nothing_else(
 
 
 def test_a_process_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_MAIN", "raise SystemExit(3)")
+    monkeypatch.setattr(others, "_MAIN", "raise SystemExit(3)")
     ranks = Processes(2)
     with pytest.raises(others.RankFailed, match="rank 1 ended with exit code 3"):
         ranks.start()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.compute.batch import StepInterrupt
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.kernels import select
 from headrace.compute.kv import PagedKV
@@ -23,7 +24,6 @@ from headrace.compute.model.families import parse_config
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
-from headrace.compute.step_interrupt import StepInterrupt
 from headrace.core.engine import Engine
 from headrace.core.events import (
     AdmitReason,

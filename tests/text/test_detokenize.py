@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.text.detokenize import (
+from headrace.text.stream import (
     PieceDetokenizer,
     Pieces,
     WindowDetokenizer,

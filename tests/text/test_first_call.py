@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.text.first_call import FirstCallStream
-from headrace.text.stream import AFTER_CALL, TextStreams
+from headrace.text.stream import AFTER_CALL, FirstCallStream, TextStreams
 from tests.text.parsing.corpus_files import REASONING, SCHEMAS, TOOLS, Case, cases, machine_for, read
 from tests.text.vocabularies import byte_level
 

@@ -3,9 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from headrace.text import segments
-from headrace.text.segments import Segments
-from headrace.text.tokenizer import Tokenizer
+from headrace.text import tokenizer as segments
+from headrace.text.tokenizer import Segments, Tokenizer
 from tests.text.vocabularies import byte_fallback, byte_level, metaspace, word_piece
 
 KINDS = [byte_level, byte_fallback, metaspace, word_piece]

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.text.stops import Match, StopMatcher
+from headrace.text.stream import Match, StopMatcher
 
 reproducible = settings(deadline=None, derandomize=True)
 

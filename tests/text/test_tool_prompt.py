@@ -8,8 +8,7 @@ import pytest
 
 from headrace.api.tools.dialect import Dialect
 from headrace.text.content import AddedTokens
-from headrace.text.template import ChatTemplate
-from headrace.text.tool_prompt import shows_tools, with_tools
+from headrace.text.template import ChatTemplate, shows_tools, with_tools
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.compute.batch import Taps
-from headrace.compute.drafting.head_drafts import HeadDrafts
+from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.kv import PagedKV
 from headrace.config import ConfigError, options
 from headrace.core.drafting.proposal import DraftRow, Proposal

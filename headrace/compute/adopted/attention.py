@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import HeadShape, Kernels, Pages
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.shape import LayerShape
 from headrace.compute.model.spec import ModelError
-from headrace.compute.step_interrupt import StepInterrupted
 
 if TYPE_CHECKING:
     from headrace.compute.adopted.states import Mixing, SequenceStates

@@ -36,8 +36,7 @@ from headrace.compute.model.checkpoint import Checkpoint, listed
 from headrace.compute.model.shape import LayerShape, ModelShape
 from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import digest
-from headrace.compute.quantization.scheme import HEAD, Scheme
-from headrace.compute.quantization.stored import StoredFormat
+from headrace.compute.quantization.scheme import HEAD, Scheme, StoredFormat
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k", "top_k_experts")

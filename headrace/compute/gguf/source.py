@@ -19,14 +19,14 @@ from headrace.compute.model.layout import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    Weight,
     head_norms,
     linear_places,
     norm_modules,
     plain_shapes,
 )
-from headrace.compute.model.sources import Weight
 from headrace.compute.model.spec import DecoderSpec, ModelError
-from headrace.compute.quantization.stored import LinearLayout
+from headrace.compute.quantization.scheme import LinearLayout
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _HEAD: Final = "output.weight"

@@ -16,6 +16,7 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.graphs.buffers import Fields, StepBuffers
 from headrace.compute.kv import PagedKV
+from headrace.compute.model.largest_step import in_one_block
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.penalties import Penalty
 from headrace.compute.sampling.step_sampling import Head
@@ -155,3 +156,20 @@ def _put(tokens: Tensor, places: Tensor, values: Tensor) -> None:
 
 def _choice(given: Fields[Any]) -> Choice:
     return Choice(given.temperature, given.min_p, given.top_k, given.top_p, given.uniform)
+
+
+# Compiles the kernels of steps without a graph by running them once before the first request.
+
+ROWS = (((1, 20, 100), (600, 20, 100)), ((1, 100), (100, 100)))
+"""Tokens of rows, and their contexts: one token with a context that several programs split, a short and a long chunk;
+then a token with a short context.
+"""
+
+
+@torch.inference_mode()
+def compile_others(decoder: Decoder, kv: PagedKV, max_model_len: int) -> None:
+    """Compute each of `ROWS` in block 0 of ``kv``, before any request uses it."""
+    for lengths, contexts in ROWS:
+        chunks = tuple(min(length, max_model_len) for length in lengths)
+        ends = tuple(min(context, max_model_len) for context in contexts)
+        decoder.hidden(in_one_block(chunks, ends, kv.block_size, kv.device), kv)

@@ -27,9 +27,8 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.quantization.weight import QuantizedWeight
-from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.penalties import Penalty
+from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.stack import Stack

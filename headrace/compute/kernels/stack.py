@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages
 from headrace.compute.parallel import ONE_PROCESS, Parallel
-from headrace.compute.step_interrupt import StepInterrupted
 
 
 class Linear(NamedTuple):

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch, Ints
+from headrace.compute.batch import Batch, Ints, StepInterrupt
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp_checks import extension
-from headrace.compute.step_interrupt import StepInterrupt
 from headrace.core.plan import Row
 
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int32]]

@@ -21,9 +21,8 @@ from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights
 from headrace.compute.parallel import ONE_PROCESS, Parallel
-from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.penalties import Penalty
+from headrace.compute.sampling.penalties import Allowed, Penalty
 
 
 class ModelDecoder(ABC):

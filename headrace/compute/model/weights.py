@@ -29,13 +29,16 @@ from headrace.compute.model.layout import (
     FINAL_NORM,
     HEAD,
     LinearPlace,
+    RandomSource,
+    Source,
+    StoredSource,
+    Weight,
     head_norms,
     linear_modules,
     norm_modules,
     other_tensors,
 )
 from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
-from headrace.compute.model.sources import RandomSource, Source, StoredSource, Weight
 from headrace.compute.model.spec import DecoderSpec, ModelError, Norms
 from headrace.compute.quantization import scheme as quantization
 from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest

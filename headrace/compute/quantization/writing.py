@@ -33,8 +33,8 @@ from headrace.compute.model.spec import DecoderSpec, ModelError
 from headrace.compute.model.weights import as_stored, check_names, plain_name
 from headrace.compute.quantization.awq import best_factors
 from headrace.compute.quantization.calibration import Calibration
-from headrace.compute.quantization.compressed_tensors import stored_format, stored_parts
 from headrace.compute.quantization.gptq import gptq
+from headrace.compute.quantization.layouts import stored_format, stored_parts
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
 
 Method = Literal["rtn", "gptq", "awq"]

@@ -16,11 +16,10 @@ import torch
 from headrace.compute.batch import Ints, ramps
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.results import Sampled
-from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.lines import NO_DRAFT, Columns, Lines, columns_of, drafted
 from headrace.compute.sampling.logprobs import Scores, score
-from headrace.compute.sampling.penalties import Penalty
+from headrace.compute.sampling.penalties import Allowed, Penalty
 from headrace.compute.sampling.sampler import Drawing, Sampler
 from headrace.compute.slots import Rows, Slots
 from headrace.compute.transfer import Download, upload

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.compute.encoder.pairs import PairJudge
-from headrace.compute.encoder.sentences import Sentences
+from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, SemanticOptions
 from headrace.core.drafting.prediction import CachedAnswerProposer

@@ -15,8 +15,7 @@ from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, Launch, ModelOptions, Options, read_launch
 from headrace.fleet.launched import Launched, is_loopback
 from headrace.fleet.launched_rank import run_rank
-from headrace.fleet.others import Others, RankFailed
-from headrace.fleet.processes import Processes
+from headrace.fleet.others import Others, Processes, RankFailed
 from headrace.wiring.loading.draft_models import reads_states
 
 

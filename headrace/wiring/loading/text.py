@@ -17,9 +17,8 @@ from headrace.config import ModelOptions
 from headrace.service.sampling_defaults import SamplingDefaults, read_defaults
 from headrace.text import gguf
 from headrace.text.content import AddedTokens
-from headrace.text.template import ChatTemplate, given_template, load_templates
+from headrace.text.template import ChatTemplate, given_template, load_templates, with_tools
 from headrace.text.tokenizer import Tokenizer, TokenizerError
-from headrace.text.tool_prompt import with_tools
 
 
 class ModelText(NamedTuple):

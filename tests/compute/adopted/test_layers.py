@@ -10,10 +10,10 @@ from headrace.compute.adopted.attention import NAME, Recording, heard_by, regist
 from headrace.compute.adopted.decoder import AdoptedDecoder, cut
 from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import replace
+from headrace.compute.batch import StepInterrupt, StepInterrupted
 from headrace.compute.kernels import KernelsUnavailable, select
 from headrace.compute.kv import PagedKV
 from headrace.compute.model.shape import ModelShape
-from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from tests.compute.adopted.models import logits, tiny
 from tests.oracle.harness import pack
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.drafting.head_loading import LoadedHead, load_head, read_spec
-from headrace.compute.drafting.loading import Beside
+from headrace.compute.drafting.loading import Beside, LoadedHead, load_head, read_spec
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.compute.encoder import pairs
-from headrace.compute.encoder.pairs import PairJudge
+from headrace.compute.encoder import sentences
+from headrace.compute.encoder.sentences import PairJudge
 from headrace.compute.model.spec import ModelError
 from tests.doubles.tiny_encoder import write_cross_encoder
 
@@ -15,7 +15,7 @@ from tests.doubles.tiny_encoder import write_cross_encoder
 def test_pairs_are_scored_in_both_orders_and_in_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pairs, "_BATCH", 2)
+    monkeypatch.setattr(sentences, "_PAIR_BATCH", 2)
     judge = PairJudge.from_name(str(write_cross_encoder(tmp_path)))
     asked = [("a b c", "d e"), ("d e", "a b c"), ("a", "a"), ("x y z", "a")]
     scores = judge.score(asked)

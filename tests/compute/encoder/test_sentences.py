@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from headrace.compute.encoder.bert import Bert
-from headrace.compute.encoder.packed import Packed
+from headrace.compute.encoder.networks import Bert, Packed
 from headrace.compute.encoder.sentences import Sentences
 from headrace.compute.model.spec import ModelError
 

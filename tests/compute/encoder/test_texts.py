@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.compute.encoder.texts import TextTokenizer
+from headrace.compute.encoder.models import TextTokenizer
 from headrace.core.embedding import TokenRow
 from tests.doubles.tiny_encoder import WORDS, tokenizer
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.compute.grammar import forced_runs
-from headrace.compute.grammar.forced_runs import LONGEST
-from headrace.compute.grammar.matchers import Matchers
+from headrace.compute.grammar.matchers import LONGEST, Matchers
 from headrace.core.constraint import ANY_TEXT, ReasoningLimit
 from headrace.core.drafting.proposal import DraftRow
 from headrace.core.request import Request
@@ -81,7 +79,7 @@ def test_a_step_waits_for_the_worker_but_not_for_long(matchers, monkeypatch):
     assert waiting.wait(60)
     draw(matchers, (1, tokens_of("a")[0]))
     assert found(matchers, name, "a") == ()
-    monkeypatch.setattr(forced_runs, "PATIENCE_SECONDS", 3600)  # it is late, so no other step waits for it
+    monkeypatch.setattr(matchers, "PATIENCE_SECONDS", 3600)  # it is late, so no other step waits for it
     assert found(matchers, name, "a") == ()
     go.set()
     assert after(matchers, name, "a") == tokens_of("cde")
@@ -142,13 +140,13 @@ def test_a_grammar_that_fails_forces_nothing(matchers):
 
 
 def test_the_end_is_not_waited_for(matchers, monkeypatch):
-    monkeypatch.setattr(forced_runs, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(matchers, "PATIENCE_SECONDS", 0.01)
     name = admitted(matchers, 1, "a")
     matchers.note(np.array([1, 1]), torch.tensor([tokens_of("a")[0], END]))
     draft_row = DraftRow(Request(name, PROMPT), [*PROMPT, *tokens_of("a"), END], 9)
     assert matchers.forced.forced_tokens([draft_row]) == [()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forced_runs, "PATIENCE_SECONDS", 3600)
+        patch.setattr(matchers, "PATIENCE_SECONDS", 3600)
         assert matchers.forced.forced_tokens([draft_row]) == [()]
 
 

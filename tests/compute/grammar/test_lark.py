@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.compute.grammar.lark import as_lark
+from headrace.compute.grammar.sources import as_lark
 from headrace.core.constraint import UnusableConstraint, as_constraint
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.compute.grammar.neutral import plain
+from headrace.compute.grammar.sources import plain
 from headrace.core.constraint import as_constraint
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from headrace.compute.kernels import HeadShape, Pages
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.step_arrays import StepArrays
-from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.penalties import Allowed
 from headrace.core.plan import Row
 from tests.compute.kernels.test_stack import MIXED, make, pages_for
 from tests.compute.kernels.weights import quantized_weight

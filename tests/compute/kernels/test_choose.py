@@ -17,8 +17,7 @@ from torch import Tensor
 
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.sampling.choice import Choice, choose, probabilities
-from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED
+from headrace.compute.sampling.choice import NOT_FINITE, NOTHING_ALLOWED, Choice, choose, probabilities
 
 try:
     LEVELS = CppKernels().levels

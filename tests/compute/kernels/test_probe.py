@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.compute.kernels import KernelsUnavailable, probe
+from headrace.compute.kernels import KernelsUnavailable, measure
 from headrace.compute.kernels.cpp import CppKernels
 
 try:
@@ -25,17 +25,17 @@ def test_rates_are_reported_per_number_of_threads_and_per_multiplier(
 ) -> None:
     # In bfloat16 only some CPUs have oneDNN's product; none has it here.
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    monkeypatch.setattr(probe, "_TRIES", 1)
-    monkeypatch.setattr(probe, "_ROWS", 8)
-    monkeypatch.setattr(probe, "_READ_BYTES", 1 << 16)
+    monkeypatch.setattr(measure, "_TRIES", 1)
+    monkeypatch.setattr(measure, "_ROWS", 8)
+    monkeypatch.setattr(measure, "_READ_BYTES", 1 << 16)
     threads = KERNELS.threads
     KERNELS.threads = 2
     try:
-        rates = probe.read_rates(KERNELS)
+        rates = measure.read_rates(KERNELS)
     finally:
         KERNELS.threads = threads
     assert list(rates) == [1, 2]
-    products = probe.product_rates(KERNELS, dtype)
+    products = measure.product_rates(KERNELS, dtype)
     assert {numbers: set(by) for numbers, by in products.items()} == {
         str(dtype).removeprefix("torch."): {"own", "oneDNN"} if dtype == torch.float32 else {"own"},
         "int8": {"own", "oneDNN"},
@@ -46,10 +46,10 @@ def test_rates_are_reported_per_number_of_threads_and_per_multiplier(
 def test_a_product_that_takes_long_is_measured_with_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     multiply = torch._int_mm
-    monkeypatch.setattr(probe, "_TRIES", 1)
-    monkeypatch.setattr(probe, "_ROWS", 48)
+    monkeypatch.setattr(measure, "_TRIES", 1)
+    monkeypatch.setattr(measure, "_ROWS", 48)
     monkeypatch.setattr(torch, "_int_mm", lambda x, weight: (seen.append(len(x)), multiply(x, weight)))
-    probe.product_rates(KERNELS, torch.float32)
-    monkeypatch.setattr(probe, "_LONG_SECONDS", 0.0)
-    probe.product_rates(KERNELS, torch.float32)
+    measure.product_rates(KERNELS, torch.float32)
+    monkeypatch.setattr(measure, "_LONG_SECONDS", 0.0)
+    measure.product_rates(KERNELS, torch.float32)
     assert seen == [24, 48, 24]

@@ -13,15 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch, Taps
+from headrace.compute.batch import Batch, StepInterrupt, StepInterrupted, Taps
 from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.kernels.native_calls import Rotation
-from headrace.compute.kernels.native_stack import NativeStack
+from headrace.compute.kernels.measure import TimedKernels
+from headrace.compute.kernels.native_calls import NativeStack, Rotation
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack, apply
-from headrace.compute.kernels.timed import TimedKernels
-from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
 

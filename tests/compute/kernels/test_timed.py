@@ -5,9 +5,9 @@ import torch
 
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.measure import TimedKernels, weight_bytes
 from headrace.compute.kernels.packed import WeightMemory, pack, pack_integers
 from headrace.compute.kernels.reference import TorchKernels
-from headrace.compute.kernels.timed import TimedKernels, weight_bytes
 from tests.compute.kernels.weights import quantized_weight
 
 

@@ -10,10 +10,9 @@ import torch
 
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.sampling import allowed as reference
-from headrace.compute.sampling.allowed import Allowed
-from headrace.compute.sampling.choice import Choice, choose
-from headrace.compute.sampling.draw import NOTHING_ALLOWED
+from headrace.compute.sampling import penalties as reference
+from headrace.compute.sampling.choice import NOTHING_ALLOWED, Choice, choose
+from headrace.compute.sampling.penalties import Allowed
 from headrace.compute.sampling.sampler import Sampler
 from tests.compute.fakes import entry
 

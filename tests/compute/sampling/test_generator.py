@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.compute.sampling.generator import uniforms
+from headrace.compute.sampling.sampler import uniforms
 
 GAMMA, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 

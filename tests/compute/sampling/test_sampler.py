@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.compute.kernels import Kernels, KernelsUnavailable, select
 from headrace.compute.kernels.reference import TorchKernels
-from headrace.compute.sampling import filters, penalties
+from headrace.compute.sampling import choice as filters
+from headrace.compute.sampling import penalties
 from headrace.compute.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams

@@ -1,5 +1,5 @@
 // A decoder's layers in one call, from tokens on: the operations that kernels/stack.py calls one by one, in its order.
-// The words of the tables are written by kernels/native_stack.py.
+// The words of the tables are written by kernels/native_calls.py.
 
 #pragma once
 #include <string.h>

@@ -22,9 +22,8 @@ from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kernels.triton.quantized import MOST_FP8_ROWS, MOST_INTEGER_ROWS, MOST_ROWS
 from headrace.compute.quantization.weight import FP8, QuantizedWeight, pack_halves
-from headrace.compute.sampling.allowed import Allowed
 from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.penalties import IN_PROMPT, Penalty
+from headrace.compute.sampling.penalties import IN_PROMPT, Allowed, Penalty
 
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Differences that are rounding, as parts of a result's largest magnitude; torch may use TF32 for float32."""

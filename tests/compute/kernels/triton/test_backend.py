@@ -9,11 +9,10 @@ import pytest
 import torch
 import triton
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, StepInterrupt, StepInterrupted
 from headrace.compute.kernels import KernelsUnavailable, Pages, select
 from headrace.compute.kernels.stack import apply
 from headrace.compute.kernels.triton.backend import TritonKernels
-from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from tests.compute.kernels.pages import CPU, ORACLE, close
 from tests.compute.kernels.test_stack import DECODING, MIXED, PROMPTS, make, pages_for
 

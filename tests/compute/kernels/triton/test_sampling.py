@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.compute.kernels.triton.backend import TritonKernels
-from headrace.compute.sampling.allowed import Allowed
-from headrace.compute.sampling.choice import Choice, probabilities
-from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED
-from headrace.compute.sampling.penalties import IN_PROMPT, Penalty
+from headrace.compute.sampling.choice import NOT_FINITE, NOTHING_ALLOWED, Choice, probabilities
+from headrace.compute.sampling.penalties import IN_PROMPT, Allowed, Penalty
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE
 
 KERNELS = TritonKernels(CPU)
