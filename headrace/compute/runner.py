@@ -29,16 +29,15 @@ from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.body import Decoder, Ending, Variant, compile_others
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
-from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.parallel import Followers
 from headrace.compute.results import Arriving, HostStep, Launched, Sampled, output_of
-from headrace.compute.sampling.lines import Columns, Lines, every_token
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
-from headrace.compute.sampling.step_sampling import StepSampling
 from headrace.compute.slots import Rows, Slots
+from headrace.compute.step_sampling import Columns, Lines, StepSampling, every_token
 from headrace.compute.transfer import Download, upload
 from headrace.core.capacity import max_logit_rows
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan

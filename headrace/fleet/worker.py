@@ -27,12 +27,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from headrace.compute.batch import Ints, ramps
 from headrace.compute.blockfile import BLOCKS_FILE, BlockFile
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import keep_freed_memory
 from headrace.compute.kernels import select
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.sharding import Shard, shard_of
-from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import (
     DecoderWeights,
     dummy_weights,
@@ -41,8 +41,8 @@ from headrace.compute.model.weights import (
     read_spec,
 )
 from headrace.compute.mover import Copied, Mover, move_blocks
-from headrace.compute.sampling.lines import drafted
 from headrace.compute.slots import Rows, Slots
+from headrace.compute.step_sampling import drafted
 from headrace.compute.transfer import upload
 from headrace.core.plan import StepPlan
 from headrace.fleet.collectives import STORE_SECONDS, connect

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import DeviceFacts, apart
 from headrace.compute.drafting.loading import LoadedDraft, LoadedHead
 from headrace.compute.gguf.file import is_gguf
@@ -21,7 +22,6 @@ from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.hub import BUILTIN, model_name
 from headrace.compute.model.shape import ModelShape
-from headrace.compute.model.spec import ModelError
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine

@@ -312,9 +312,9 @@ def shape_of(model: str) -> ModelShape:
     """
     if (known := SHAPES.get(model.lower())) is not None:
         return known
+    from headrace.compute.checkpoint import ModelError
     from headrace.compute.model.families import parse_config
     from headrace.compute.model.hub import read_config, resolve_model
-    from headrace.compute.model.spec import ModelError
 
     try:
         spec = parse_config(read_config(resolve_model(model, with_weights=False)))

@@ -11,8 +11,7 @@ from dataclasses import replace
 import torch
 
 from headrace.compute.batch import Batch
-from headrace.compute.sampling.choice import Choice, choose, likeliest
-from headrace.compute.sampling.lines import counting_of
+from headrace.compute.sampling.choice import Choice, choose, counting_of, likeliest
 from headrace.compute.sampling.penalties import Allowed, restrict
 from headrace.core.plan import Entry, Row
 from headrace.core.request import SamplingParams

@@ -18,9 +18,9 @@ import torch
 from headrace.compute.batch import StepInterrupt
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.kernels import select
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner

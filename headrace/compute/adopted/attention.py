@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.compute.batch import Batch, StepInterrupted
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import HeadShape, Kernels, Pages
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.shape import LayerShape
-from headrace.compute.model.spec import ModelError
 
 if TYPE_CHECKING:
     from headrace.compute.adopted.states import Mixing, SequenceStates

@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.compute.drafting.forward import LEAST_CONFIDENCE, MOST, Decoder, Forward, GuardedProposer, Rows
 from headrace.compute.kernels import Drafted
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
 from headrace.core.drafting.proposal import DraftRow, Proposal

@@ -20,7 +20,7 @@ import torch
 from headrace.compute.batch import Batch, Ints
 from headrace.compute.kernels import Drafted
 from headrace.compute.kernels.step_arrays import step_arrays
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.transfer import upload
 from headrace.core.drafting.proposal import DraftRow, Proposal
 

@@ -23,7 +23,7 @@ from headrace.compute.batch import Batch, Ints, Taps
 from headrace.compute.drafting.forward import LEAST_CONFIDENCE, MOST, Forward, GuardedProposer
 from headrace.compute.drafting.forward import Rows as PassRows
 from headrace.compute.kernels import HeadShape, Kernels
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.slots import Rows, Slots

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Ints
+from headrace.compute.checkpoint import Checkpoint, ModelError, listed
 from headrace.compute.device import device_facts
 from headrace.compute.drafting.draft_model import CATCH_UP_TOKENS, DraftModel
 from headrace.compute.drafting.head import (
@@ -23,15 +24,13 @@ from headrace.compute.drafting.head import (
     scratch_blocks,
 )
 from headrace.compute.kernels import Kernels
-from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.memory_plan import DraftSize, check_room
-from headrace.compute.model.checkpoint import Checkpoint, listed
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder, resolve_model
+from headrace.compute.model.kv import PagedKV, bytes_per_block
 from headrace.compute.model.shape import ModelShape
-from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import dummy_weights, load_weights, read_spec
 from headrace.config import ConfigError
 from headrace.config.objects.speculation import SpeculativeConfig

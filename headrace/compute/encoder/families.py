@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.config_reader import ConfigReader
-from headrace.compute.model.spec import ModelError
 
 # The sizes and options of an encoder, as frozen values; `families` reads them from a ``config.json``.
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.encoder.families import FAMILIES, MODERN, EncoderSpec
 from headrace.compute.encoder.networks import Packed, Tensors
-from headrace.compute.model.spec import ModelError
 
 # Pooling: one vector of an input from the hidden states of its tokens.
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.encoder.causal import BLOCK_SIZE, CausalEncoder
 from headrace.compute.encoder.families import MODERN, EncoderSpec, parse_encoder_config
 from headrace.compute.encoder.heads import Activation, Dense, Head, activation_of, pool, read_head, same_label
@@ -35,7 +36,6 @@ from headrace.compute.encoder.networks import (
 from headrace.compute.kernels import Kernels, select
 from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.hub import read_config
-from headrace.compute.model.spec import ModelError
 from headrace.core.embedding import TokenRow
 from headrace.files import read_json_file
 

@@ -20,10 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace.compute.checkpoint import Checkpoint, ModelError
 from headrace.compute.encoder.families import FAMILIES, EncoderSpec, LayerNames, RotaryLayer
 from headrace.compute.kernels import Kernels
-from headrace.compute.model.checkpoint import Checkpoint
-from headrace.compute.model.spec import ModelError
 from headrace.core.embedding import TokenRow
 
 _QUERIES = 512

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import alone
 from headrace.compute.encoder.models import (
     CrossEncoder,
@@ -24,7 +25,6 @@ from headrace.compute.encoder.models import (
     run,
 )
 from headrace.compute.model.hub import resolve_folder
-from headrace.compute.model.spec import ModelError
 from headrace.core.embedding import TokenRow
 
 PACKAGED = "all-MiniLM-L6-v2"

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
 
 Scalar: TypeAlias = int | float | bool | str
 Value: TypeAlias = Scalar | tuple[Scalar, ...]

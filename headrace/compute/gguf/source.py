@@ -12,9 +12,9 @@ from typing import Final
 
 from torch import Tensor
 
+from headrace.compute.checkpoint import ModelError, listed
 from headrace.compute.gguf.blocks import PLAIN, SUPPORTED, read
 from headrace.compute.gguf.file import GgufFile, GgufTensor
-from headrace.compute.model.checkpoint import listed
 from headrace.compute.model.layout import (
     EMBEDDING,
     FINAL_NORM,
@@ -25,7 +25,7 @@ from headrace.compute.model.layout import (
     norm_modules,
     plain_shapes,
 )
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.quantization.scheme import LinearLayout
 from headrace.compute.quantization.weight import QuantizedWeight
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.graphs.buffers import Fields, StepBuffers
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.largest_step import in_one_block
 from headrace.compute.sampling.choice import Choice
 from headrace.compute.sampling.penalties import Penalty
-from headrace.compute.sampling.step_sampling import Head
 from headrace.compute.slots import Slots
+from headrace.compute.step_sampling import Head
 
 
 class Ending(StrEnum):

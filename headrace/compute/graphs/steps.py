@@ -13,10 +13,11 @@ import torch
 
 from headrace.compute.graphs.body import Decoder, Ending, StepBody, Variant
 from headrace.compute.graphs.buffers import Fetched, Fields, Recorder, Staging, StepBuffers
-from headrace.compute.kv import PagedKV
-from headrace.compute.sampling.lines import NO_DRAFT, Lines
+from headrace.compute.model.kv import PagedKV
+from headrace.compute.sampling.choice import NO_DRAFT
 from headrace.compute.sampling.sampler import Drawing
 from headrace.compute.slots import Growth, Rows, Slots
+from headrace.compute.step_sampling import Lines
 
 # The numbers of lines for which graphs are recorded: a step takes the smallest graph that holds it.
 

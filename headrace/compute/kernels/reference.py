@@ -28,8 +28,7 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
-from headrace.compute.sampling.choice import Choice, choose, likeliest
-from headrace.compute.sampling.lines import counting_of
+from headrace.compute.sampling.choice import Choice, choose, counting_of, likeliest
 from headrace.compute.sampling.penalties import Allowed, penalize, restrict
 
 # The plan of the reference attention: which pages are gathered together, and which keys each query attends to.

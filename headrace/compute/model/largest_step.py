@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import ModelDecoder
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.sampling.choice import Choice
 
 

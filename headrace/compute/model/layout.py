@@ -13,8 +13,8 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from headrace.compute.model.checkpoint import Checkpoint
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.checkpoint import Checkpoint, ModelError
+from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.quantization.scheme import LinearLayout
 from headrace.compute.quantization.weight import QuantizedWeight
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.config_reader import ConfigReader
-from headrace.compute.model.spec import ModelError, RopeKind, RopeSpec
+from headrace.compute.model.spec import RopeKind, RopeSpec
 
 # Reads the rotary embedding of a config.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.quantization.layouts import AwqLayout, Fp8Layout, GptqLayout, Int8Layout, PackedLayout
 from headrace.compute.quantization.scheme import LinearLayout, StoredFormat
 

@@ -5,7 +5,7 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -115,6 +115,9 @@ PIECE = 128
 NOT_FINITE = -1
 NOTHING_ALLOWED = -2
 """Used instead of a token if a row's largest logit is NaN or infinite, or if all are minus infinity."""
+
+NO_DRAFT = -3
+"""Placeholder for a missing draft, or one that cannot be correct; different from all tokens and faults."""
 
 _BELOW_ONE = 1.0 - 2.0**-52
 
@@ -229,3 +232,10 @@ def _on_rows(logits: torch.Tensor, rows: Ints, change: Callable[[torch.Tensor], 
     part = logits.index_select(0, at)
     change(part)
     logits.index_copy_(0, at, part)
+
+
+def counting_of(drawn: Any, drafts: Any, first: Any, offsets: Any) -> Any:
+    """`step_sampling.Lines.counting` of tensors on any device; ``first`` is the first line of each line's row."""
+    wrong = (drawn != drafts) * 1
+    before = wrong.cumsum(0) - wrong
+    return (before == before[first]) & ((drawn >= 0) | (offsets == 0))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.encoder.sentences import PairJudge, Sentences
-from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, SemanticOptions
 from headrace.core.drafting.prediction import CachedAnswerProposer
 from headrace.core.events import Event

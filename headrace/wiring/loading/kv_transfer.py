@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.api.generation.kv_fields import KVSharing
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.config import CacheOptions, ConfigError, Options
 from headrace.config.objects.kv_transfer import KVTransferConfig, read_kv_transfer
 from headrace.core.memory.block_pool import BlockPool

@@ -9,9 +9,9 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.hub import resolve_model
 from headrace.compute.model.sharding import PIPELINE, TENSOR, Place
-from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, Launch, ModelOptions, Options, read_launch
 from headrace.fleet.launched import Launched, is_loopback
 from headrace.fleet.launched_rank import run_rank

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.compute.blockfile import BLOCKS_FILE, BlockFile, NotUsable, read_snapshot, write_snapshot
-from headrace.compute.kv import PagedKV
 from headrace.compute.memory_plan import MemoryPlan
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.sharding import Place
 from headrace.compute.mover import Mover
 from headrace.core.engine import Engine

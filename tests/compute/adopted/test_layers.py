@@ -12,7 +12,7 @@ from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import replace
 from headrace.compute.batch import StepInterrupt, StepInterrupted
 from headrace.compute.kernels import KernelsUnavailable, select
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.shape import ModelShape
 from tests.compute.adopted.models import logits, tiny
 from tests.oracle.harness import pack

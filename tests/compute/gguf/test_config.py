@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.gguf.config import ARCHITECTURES, config_of, generation_of
 from headrace.compute.gguf.file import GgufFile
 from headrace.compute.gguf.source import as_stored
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.rope import rope_table
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec
 from tests.compute.gguf.files import Entry, plain, write
 
 SIZES = {

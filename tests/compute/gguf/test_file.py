@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.gguf.file import GgufFile
-from headrace.compute.model.spec import ModelError
 from tests.compute.gguf.files import Entry, gguf_bytes, pair, plain, text, write
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)

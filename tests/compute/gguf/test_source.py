@@ -11,12 +11,11 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.gguf.config import ARCHITECTURES
 from headrace.compute.gguf.file import GgufFile
 from headrace.compute.kernels import select
-from headrace.compute.model.reading import Reader
 from headrace.compute.model.sharding import Place, shard_of
-from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import (
     DecoderWeights,
     LayerWeights,
@@ -25,6 +24,7 @@ from headrace.compute.model.weights import (
     read_spec,
 )
 from headrace.compute.quantization.weight import QuantizedWeight
+from headrace.compute.quantizing.calibration import Reader
 from tests.compute.gguf.files import Entry, write
 from tests.compute.gguf.models import FAMILIES, write_pair
 

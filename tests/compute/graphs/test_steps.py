@@ -19,7 +19,7 @@ from headrace.compute.graphs.steps import (
     graph_sizes,
     prompt_sizes,
 )
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.runner import LocalRunner
 from headrace.compute.sampling.penalties import IN_PROMPT
 from headrace.core.events import Finished

@@ -26,8 +26,8 @@ from headrace.compute.kernels import (
     select,
 )
 from headrace.compute.kernels.reference import TorchKernels
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV
 from tests.compute.kernels.weights import quantized_weight
 from tests.compute.model.configs import LLAMA
 from tests.oracle.harness import pack

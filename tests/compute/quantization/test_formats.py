@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.quantization.formats import read_format
 from headrace.compute.quantization.layouts import AwqLayout, Fp8Layout, GptqLayout, Int8Layout, PackedLayout
 

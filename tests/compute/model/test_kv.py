@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headrace.compute.kernels import HeadShape
-from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV, bytes_per_block
 from headrace.compute.model.shape import LayerShape
 from tests.compute.model.configs import LLAMA
 

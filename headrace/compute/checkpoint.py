@@ -15,10 +15,13 @@ from typing import Any, Self
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headrace.compute.model.spec import ModelError
 from headrace.files import read_json_file
 
 INDEX = "model.safetensors.index.json"
+
+
+class ModelError(ValueError):
+    """A model that cannot be served; the message names the unsupported part and the supported values."""
 
 
 class Checkpoint:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headrace.compute.model.checkpoint import INDEX, Checkpoint
+from headrace.compute.checkpoint import INDEX, Checkpoint, ModelError
 from headrace.compute.model.layout import (
     FINAL_NORM,
     HEAD,
@@ -29,13 +29,12 @@ from headrace.compute.model.layout import (
     norm_modules,
     plain_shapes,
 )
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import as_stored, check_names, plain_name
-from headrace.compute.quantization.awq import best_factors
-from headrace.compute.quantization.calibration import Calibration
-from headrace.compute.quantization.gptq import gptq
 from headrace.compute.quantization.layouts import stored_format, stored_parts
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
+from headrace.compute.quantizing.calibration import Calibration
+from headrace.compute.quantizing.methods import best_factors, gptq
 
 Method = Literal["rtn", "gptq", "awq"]
 
