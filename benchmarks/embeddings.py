@@ -217,7 +217,7 @@ def latency(rounds: int, size: int, ratio: float) -> None:
     models, loaded = load_pooling(given), load(given)
     warm_up(loaded)
     limits = Limits(1024, 4_000_000)
-    service = Service(loaded.engine, limits, interrupt=loaded.runner.bell)
+    service = Service(loaded.engine, limits, interrupt=loaded.runner.interrupt)
     asyncio.run(measure(service, EmbeddingWorker(service, limits, ratio), models.embedding, rounds, size))
     service.stop()
 

@@ -4,9 +4,11 @@ Its floors, lowest first; each file or folder imports only those on lower floors
 
 1. The machine and the values of a step.
    - `device`: facts of the machine: device, dtype, threads, free memory, limits of a container.
-   - `batch`: the rows of a step, packed, and the interrupt of background work. `transfer`: copies between host and device.
+   - `batch`: the rows of a step, packed, and the interrupt of background work. `transfer`: copies between host and
+     device.
    - `parallel`: communication between the ranks of a parallel model.
-   - `memory_clearing`: clears the pool's memory ahead of its use. `blockfile`: blocks in a file on disk, and their list.
+   - `memory_clearing`: clears the pool's memory ahead of its use. `blockfile`: blocks in a file on disk, and their
+     list.
 2. What the operations work on, and their definitions in torch.
    - `checkpoint`: the files of a model. `quantization`: weights in 4 and 8 bits, and their formats on disk.
    - `sampling`: from logits to tokens.

@@ -84,7 +84,7 @@ class Batch:
             ``lengths`` and ``contexts`` are limits, and all rows count as ``decode_rows``. Otherwise 1.
         shared: int32 [1], number of leading keys that all rows share and that are read once for all rows (see
             `worth_sharing`); None: each row reads all of its keys.
-        bell: interrupts the forward pass when it is set; None if it must not be interrupted.
+        interrupt: interrupts the forward pass when it is set; None if it must not be interrupted.
         taps: hidden states to return, or None.
         slots: int64 [R], the slot of each row's sequence, on the host, for models that keep recurrent states; None for
             others.
@@ -104,7 +104,7 @@ class Batch:
     block_size: int
     most_tokens: int = 1
     shared: Tensor | None = None
-    bell: StepInterrupt | None = None
+    interrupt: StepInterrupt | None = None
     taps: Taps | None = None
     slots: Ints | None = None
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)

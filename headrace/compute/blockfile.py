@@ -1,7 +1,7 @@
 """The block file: KV blocks on disk in one file of equal slots, and the checksums of what was written.
 
-`mover` verifies the checksums when it reads; `snapshot` stores them for the next process. Only one process may use the
-file at a time. `core.memory.tiers` allocates its slots.
+`mover` verifies the checksums when it reads; `write_snapshot` stores them for the next process. Only one process may
+use the file at a time. `core.memory.tiers` allocates its slots.
 """
 
 from __future__ import annotations
@@ -113,6 +113,12 @@ class BlockFile:
 
 
 # The snapshot: the index of a block file, written at shutdown and read at the next start.
+#
+#  {"headrace_blocks": 1, "fingerprint": …, "blocks": n, …}\n     the same engine must have written it
+#  slot u32, checksum u32, parent 32 bytes, key 32 bytes, tokens i64 × block size     n times
+#  checksum u32 of all that
+# Everything in it is verified. Another model, size or dtype, a damaged file, or a key that does not match its tokens
+# result in a warning and an empty cache. The content of a slot is verified when it is read.
 
 MAGIC = "headrace_blocks"
 VERSION = 1

@@ -1,6 +1,6 @@
 """The machine: device, dtype, threads, free memory, and the settings of the process that depend on them.
 
-`cgroups` reads the limits of a container or service. `memory_plan` sizes models.
+`memory_plan` sizes models.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ import torch
 from headrace.config import ConfigError
 
 # The limits of CPU and memory that Linux's control groups set for this process, in versions 1 and 2 and both together.
+#
+#  /proc/self/cgroup      the path of the process's group in each hierarchy     0::/system.slice/headrace.service
+#  /proc/self/mountinfo   where a hierarchy, or a part of it, is mounted        /  at  /sys/fs/cgroup
+# A group is limited by its own files and by those of all groups above it, so all are read from the process's group up
+# to the mount. What lies above the mount, in another namespace, cannot be seen.
 
 _UNLIMITED = 1 << 60
 """Version 1 reports no limit as the largest number of whole pages below 2⁶³."""

@@ -7,7 +7,7 @@
 ```
 If `graphs` can compute a step, one replay does all of that. On CUDA `launch` only queues work, and only `collect`
 waits. On a CPU `background` runs the work on a separate thread, so that planning the next step overlaps with it. A row
-with drafts needs the logits of several positions: see `sampling.lines`.
+with drafts needs the logits of several positions: see `step_sampling`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LocalRunner:
 
     ``seconds`` sums the host's time per phase since the start: ``prepare`` (slots, moves, packing), ``forward``,
     ``sample`` (including storing the tokens) and ``collect`` (waiting and converting results). On CUDA the first
-    three are the time to queue the work, and the device's time shows in ``collect``. ``bell`` interrupts idle plans
-    if they are ``breakable``: when each plan is collected before the next is launched.
+    three are the time to queue the work, and the device's time shows in ``collect``. ``interrupt`` interrupts idle
+    plans if they are ``breakable``: when each plan is collected before the next is launched.
     ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``head`` drafts with the
     hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
     ``followers`` are the other ranks of a parallel model: only this runner samples, without graphs. ``pipelined``: the
@@ -91,7 +91,7 @@ class LocalRunner:
         with_slots: bool = False,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
-        self.bell = StepInterrupt()
+        self.interrupt = StepInterrupt()
         self._breakable = breakable
         self._decoder = decoder
         self._kv = kv
@@ -136,7 +136,7 @@ class LocalRunner:
         return None if self._graphs is None else self._graphs.capture()
 
     def compile_others(self) -> None:
-        """Launch the kernels of steps that no graph computes, before the first request: see `graphs.others`."""
+        """Launch the kernels of steps that no graph computes, before the first request: see `graphs.body`."""
         if self._graphs is not None:
             compile_others(self._decoder, self._kv, self._slots.max_model_len)
 
@@ -303,7 +303,7 @@ class LocalRunner:
             wanted = np.sort(np.concatenate([sampled_at, scored_at]))
         if self._head is not None and self._head.reads_last:
             wanted = np.arange(rows.length.sum())
-        batch = self._slots.pack(rows, wanted, self.bell if self._breakable and plan.idle else None)
+        batch = self._slots.pack(rows, wanted, self.interrupt if self._breakable and plan.idle else None)
         if self._head is not None:
             batch = replace(batch, taps=self._head.tapping(batch))
         if self._with_slots:

@@ -1,4 +1,6 @@
-"""The lines of a step's logits: one for each sampled token, and which of these tokens count.
+"""From a step's last hidden states to its tokens: which lines of logits are needed, and what is drawn from them.
+
+The lines of a step's logits: one for each sampled token, and which of these tokens count.
 
 ```
  row     known .. x | drafts r s t       a row with three drafts has four lines
@@ -23,7 +25,7 @@ from headrace.compute.batch import Ints, ramps
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels.step_arrays import StepArrays
 from headrace.compute.results import Sampled
-from headrace.compute.sampling.choice import NO_DRAFT, Choice
+from headrace.compute.sampling.choice import NO_DRAFT, TokenChoice
 from headrace.compute.sampling.logprobs import Scores, score
 from headrace.compute.sampling.penalties import Allowed, Penalty
 from headrace.compute.sampling.sampler import Drawing, Sampler
@@ -124,6 +126,9 @@ def drafted(rows: Sequence[Row], vocab_size: int, end: tuple[int, ...] = ()) -> 
 
 
 # From a step's last hidden states to its tokens and log-probabilities.
+#
+# It stores the requests' parameters by slot: sampling, grammars, log-probabilities. An invalid request fails alone, and
+# so does a row whose sampling raises an error.
 
 
 class Head(Protocol):
@@ -134,14 +139,14 @@ class Head(Protocol):
         ...
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """The first token int64 [S] of each row's largest logit, or a fault: see `draw.likeliest`."""
+        """The first token int64 [S] of each row's largest logit, or a fault: see `choice.likeliest`."""
         ...
 
     def restrict(self, logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
-        """``logits`` without what grammars do not allow: see `allowed.restrict`."""
+        """``logits`` without what grammars do not allow: see `penalties.restrict`."""
         ...
 
-    def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, choice: TokenChoice) -> torch.Tensor:
         """A token int64 [S] sampled from each row's logits, or a fault: see `choice.choose`."""
         ...
 

@@ -16,6 +16,10 @@ from typing import Any, NamedTuple
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint, as_constraint
 
 # Settings that each request carries, so that requests served side by side may have different ones.
+#
+# They are settings whose effect stays with the request: how it is drafted for, which cached responses may serve it, how
+# long it may take. What all requests of a step share (its size, the order of the queue) is in `core.knobs`. Experiments
+# compare values of these settings on a part of the requests.
 
 ALL_METHODS = "all"
 """The ``draft_method`` that leaves the choice to the drafter."""

@@ -1,10 +1,10 @@
 """Ranks other than 0 that torchrun or another launcher started, on this machine or others.
 
 ```
- launched_rank ── TCP to rank 0 ──> with a secret: its proof, see `greeting`
+ launched_rank ── TCP to rank 0 ──> with a secret: its proof, see `prove`
                ──> one line of JSON: rank, number of ranks, versions
                <── an empty line, or why it is refused
-               then the messages of `worker_process`, which gets the socket
+               then the messages of `worker`, which gets the socket
 ```
 A connection that does not prove the secret never ends a start, whatever it says; without a secret (one machine), no
 connection does. If a rank is lost, all of them close their connections and connect again, as at the start.
@@ -35,6 +35,13 @@ from headrace.fleet.others import Peer, RankFailed, Watched
 from headrace.fleet.setup import versions
 
 # The first lines between a launched rank and rank 0: short, with a deadline, and with a proof of the shared secret.
+#
+#  rank ── nonce ──> rank 0        only with a secret; a stranger learns nothing before its proof
+#       <── nonce ──
+#       ── proof ──>
+#       <── proof ──
+#       ── one line of JSON ──> rank 0        always
+# A proof is an HMAC-SHA256 over both nonces. What follows is not encrypted.
 
 LINE_BYTES = 4096
 """Maximum length of a line."""

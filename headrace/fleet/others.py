@@ -236,7 +236,7 @@ _MAIN = (
 
 
 def start_process(descriptor: int, own: str = "{}") -> subprocess.Popen[bytes]:
-    """Start the process of a rank with its socket to rank 0; ``own`` is for `worker_process.main`."""
+    """Start the process of a rank with its socket to rank 0; ``own`` is for `worker.main`."""
     root = str(Path(__file__).parents[2])
     # A separate process group: Ctrl-C reaches only the parent, which then ends this process.
     return subprocess.Popen(

@@ -9,5 +9,6 @@
 - `named_tokens`: special tokens that only files beside the tokenizer name.
 - `infill`: prompts for the text between a prefix and a suffix.
 - `parsing`: reasoning and tool calls in an output.
-- `stream`: the text of one output while its tokens arrive: detokenized, and ended at stop strings or the first tool call.
+- `stream`: the text of one output while its tokens arrive: detokenized, and ended at stop strings or the first tool
+  call.
 """

@@ -27,6 +27,12 @@ from jinja2.visitor import NodeTransformer
 from headrace.text.content import Content, Controls, PromptText, SeeingEnvironment, current, texts
 
 # The budget of templates that run in the server's own process: what they may do there, and how much of it.
+#
+# The sandbox keeps a template from accessing the machine, but not from exhausting it, and one call inside C can hold
+# the interpreter's lock for minutes. So a template only runs here while each of its operations takes time and memory in
+# proportion to its operands, and all together stay below a `Budget`. Anything else raises `BudgetExceeded`, and the
+# template is rendered in a process of its own (`processes`). Without a budget, as in that process, everything is
+# allowed.
 
 MAX_TURNS = 50_000
 MAX_CHARACTERS = 1_000_000

@@ -19,6 +19,11 @@ from headrace.text.parsing.machine import Machine
 from headrace.text.tokenizer import Tokenizer
 
 # The streaming detokenizer: tokens to text, one token at a time.
+#
+# A token's text depends on its neighbours: characters are split across tokens (byte-level BPE, byte fallback), and the
+# first token loses its leading space (metaspace). There are two implementations with one interface. `PieceDetokenizer`
+# keeps at most one incomplete character and covers the decoders of all supported model families. `WindowDetokenizer`
+# decodes a window of the last few tokens, for any other decoder. Stop strings are handled elsewhere.
 
 REPLACEMENT = "\ufffd"
 # A character has at most four bytes: if four tokens still end in a replacement character, they are invalid.
@@ -237,6 +242,8 @@ codecs.register_error(PER_BYTE, _replace_each_byte)
 
 
 # Finds stop strings in a growing text, and holds back text that may become one.
+#
+# It handles only characters; `text.stream` handles tokens and their texts.
 
 
 class Match(NamedTuple):
@@ -426,6 +433,9 @@ class TextStream:
 
 
 # The text of an output that ends with its first tool call, for requests that allow only one.
+#
+# It replaces a `text.stream.TextStream`, so that live outputs, shared computations and cached responses end at the same
+# token.
 
 
 class FirstCallStream:

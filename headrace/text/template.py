@@ -31,6 +31,13 @@ from headrace.text.rendering import (
 from headrace.text.tokenizer import read_json
 
 # A standard way to show tools, for a chat template that has none.
+#
+# The template gets a beginning, itself a template, that applies where a request has tools. It puts a description of the
+# tools before the conversation, and writes earlier calls and their results as text, which any template renders. So such
+# a model can call tools through the same parsers and grammars as others.
+#
+# Two forms are known. A model with ChatML's marks gets the prompt of Hermes, on which most of these models were
+# trained: https://github.com/NousResearch/Hermes-Function-Calling. Others get calls as plain JSON, as in Llama 3.1.
 
 PROBE = "headrace_probe"
 """The name of the tool by which a prompt is found to show tools."""

@@ -23,6 +23,10 @@ from headrace.text.content import AddedTokens, PromptText, spelling_pattern
 from headrace.text.named_tokens import BadTokens, add_named_tokens
 
 # Tokenizes prompts in which some text spells a control token and is text nevertheless.
+#
+# A second tokenizer shares the model's vocabulary and merges. It knows each control token under a secret spelling only,
+# and the prompt's own control tokens are spelled so. Everything else is encoded in one run, as the model would encode
+# it if there were no control tokens.
 
 SECRET_CHARACTERS = 8
 _PRIVATE, _PRIVATE_SIZE = 0xF0000, 0xFFFE
@@ -341,6 +345,14 @@ def _longest_token(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int])
 
 
 # Caches the tokens of long prompt parts, so that a system prompt is not tokenized again for every request.
+#
+#  <|system|>…two pages…<|end|>
+# <|user|>…a question…<|end|>
+# <|assistant|>
+#  └─ cached ─────────────────┘└─ to be tokenized ──────────────────────┘
+# Tokenizers find special tokens first and then process the text between two of them separately. So a text may be cut
+# before any special token, and its parts tokenized separately. If a special token also absorbs adjacent white space,
+# nothing is cut. Parts are cached per scope, so tokenizing time reveals nothing about prompts of other scopes.
 
 KEPT_CHARACTERS = 4 << 20
 """Maximum characters of all cached parts; with their tokens they take about 10 MB."""

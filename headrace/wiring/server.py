@@ -295,7 +295,7 @@ def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Servi
         watchers=folds.watchers,
         meter=QuotaMeter(loaded.tenants, loaded.name),
         request_timeout=options.request_timeout,
-        interrupt=loaded.runner.bell,
+        interrupt=loaded.runner.interrupt,
     )
 
 

@@ -29,6 +29,12 @@ from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.request import Request
 
 # The requests that a draft model follows: their computed tokens, and the pages with keys and values.
+#
+#  tokens     prompt ............ output ... | drafts of the last call
+#  computed   [========================][====]            keys and values that exist
+#  next call  ...................... a b c x              a, b accepted: they stay; c was computed, x was drawn instead
+# A page is registered when all its tokens are known, so requests with equal prefixes share it, and the next turn of a
+# chat finds it. The pages are only used for drafting, so all of them can be released at any time.
 
 
 class Followed:
@@ -197,7 +203,7 @@ class DraftModel(GuardedProposer):
         max_model_len: the longest sequence that it can continue; longer ones get no drafts.
         warn: receives the message when drafting is disabled.
         most: maximum number of tokens to draft for a row, beyond tokens that are sampled but not known yet.
-        least_confidence: see `guarded.LEAST_CONFIDENCE`.
+        least_confidence: see `forward.LEAST_CONFIDENCE`.
         catch_up_tokens: see `CATCH_UP_TOKENS`.
     """
 

@@ -158,6 +158,13 @@ class Head:
 
 
 # A proposer that runs a head on hidden states of the target; its keys and values lie in the target's block tables.
+#
+#  step      hidden states of its positions ─► pending, by slot ─► (too many) keys and values of the head
+#  propose   pending states of a row, in one pass ─► its first draft ─► passes on the head's own states
+# Block ``b`` of the head's pages corresponds to block ``b`` of the target's, so shared prefixes and preemptions need no
+# extra handling. Positions beyond a slot's table, which contain only drafts, use separate blocks per slot. States of
+# the target are pending until the row is drafted for, because a pass over many positions costs hardly more than over
+# one. The next pass overwrites rejected drafts.
 
 SPARE_STATES = 16
 """Pending states of a slot beyond those of one step with the longest draft."""
@@ -206,7 +213,7 @@ class HeadDrafts(GuardedProposer):
         max_model_len: the longest sequence.
         warn: receives the message when drafting is disabled.
         most: maximum number of tokens to draft for a row.
-        least_confidence: see `guarded.LEAST_CONFIDENCE`.
+        least_confidence: see `forward.LEAST_CONFIDENCE`.
     """
 
     label = "draft head"

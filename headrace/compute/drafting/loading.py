@@ -140,6 +140,15 @@ def _check_vocabulary(name: str, drafts: int, target: int) -> None:
 
 
 # Loads an EAGLE-3 head for a target, from the layout that SpecForge and the EAGLE authors publish.
+#
+#  fc.weight                                     [hidden, states * target hidden]
+#  midlayer.{hidden_norm,input_layernorm}.weight norms of the state and of the token
+#  midlayer.self_attn.{q,k,v}_proj.weight        [.., 2 * hidden];  o_proj, post_attention_layernorm, mlp.* as in a
+# Llama
+#  norm.weight, lm_head.weight                   [draft_vocab_size, hidden]; without the latter, the target's is used
+#  d2t, t2d                                      token of logit i is i + d2t[i];  t2d is redundant and not read
+#  embed_tokens.weight                           if it is not the target's
+# A name may begin with ``model.``, and ``layers.0`` is another name of ``midlayer``.
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 

@@ -2,6 +2,7 @@
 
 - `models`: embedding models and cross-encoders, ready to run: their files, their texts as tokens.
 - `sentences`: encoder and second judge of the semantic cache.
-- `families`: the supported encoders as data, and their sizes. `networks`: the forward passes over a batch without padding.
+- `families`: the supported encoders as data, and their sizes. `networks`: the forward passes over a batch without
+  padding.
 - `causal`: a decoder as an encoder. `heads`: one vector per input, and scores of cross-encoders.
 """

@@ -40,6 +40,8 @@ from headrace.core.embedding import TokenRow
 from headrace.files import read_json_file
 
 # The files of sentence-transformers in a model's folder: pooling, prompts, and the longest input.
+#
+# It reads JSON only. A folder without these files is used with the defaults of its kind of model.
 
 _MODES = {
     "cls_token": "cls",

@@ -1,4 +1,4 @@
-"""A batch of inputs packed without padding, and attention over it.
+"""The forward passes of encoders over a batch of inputs that is packed without padding.
 
 ```
  rows, short ones first   [a b] [c d] [e f g]        lengths (2, 2, 3)
@@ -216,6 +216,9 @@ def prefix_before(tensors: Mapping[str, Tensor], anchor: str) -> str:
 
 
 # The forward pass of encoders of BERT's shape (arXiv:1810.04805): RoBERTa, XLM-R, DistilBERT, MPNet.
+#
+# It uses only a few dozen torch calls, because for one short text the calls cost as much as the arithmetic. `layers`
+# yields after each layer, so that other work can run in between.
 
 BERT_WORDS = "embeddings.word_embeddings.weight"
 _BUCKETS, _FARTHEST = 32, 128

@@ -113,6 +113,9 @@ def _packaged_folder() -> Path:
 
 
 # Scores pairs of short texts with a cross-encoder, as the second judge of the semantic cache.
+#
+# It implements `response_cache.rules.semantic.judge.PairScorer`. A pair is scored in both orders; the lower score
+# counts: a cross-encoder is not symmetric, and whether two questions have one answer is.
 
 _PAIR_BATCH = 32
 """Pairs scored in one forward pass, each in both orders."""

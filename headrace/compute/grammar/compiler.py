@@ -32,6 +32,11 @@ from headrace.compute.grammar.sources import grammar
 from headrace.core.constraint import Constraint, ConstraintKind, ReasoningLimit, UnusableConstraint
 
 # The reasoning budget of one sequence: counts reasoning tokens, and forces the end marker at the limit.
+#
+#  before --begin marker--> inside, counted --limit--> the end marker's tokens, one by one --> before, or over
+#                               `-- end marker, written by the model itself --------------------^
+# Markers are found in the text, as in `text.parsing`, so the model's tokenization of markers does not matter. A forced
+# marker uses the tokenizer's tokens.
 
 MOST_DELAY = 3
 """Maximum number of tokens by which a forced marker is delayed until a multi-token character is complete."""

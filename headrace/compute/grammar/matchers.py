@@ -31,6 +31,13 @@ from headrace.core.drafting.proposal import DraftRow
 from headrace.core.plan import Entry
 
 # Tokens that grammars force next: published by the worker that follows the grammars, read where drafts are chosen.
+#
+#  the worker      consume what was drawn ─► publish (recent tokens, forced tokens) ─► compute the masks
+#                                                     │
+#  the scheduler   known tokens ──────────────────────┴─► the tokens that follow them, as drafts
+# (`core.drafting.forced`) The worker may be ahead of the scheduler (a step is in flight) or behind it (it still
+# consumes). A run therefore begins a few tokens before its matcher's position, and is matched against the tokens that
+# the scheduler knows.
 
 LONGEST = 32
 """Maximum number of forced tokens published at once; a longer run continues later."""

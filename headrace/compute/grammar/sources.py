@@ -22,6 +22,9 @@ from headrace.compute.grammar.schemas import json_rules
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 
 # Grammars in Lark's notation, without the marks that llguidance does not know and that allow the same texts.
+#
+# ``?rule`` and ``!rule`` change the parse tree. Priorities (``rule.2``, ``NAME.1``) choose between several parses of
+# one text: with Lark's default parser they allow the same texts. There is no tree here, so all of them are removed.
 
 _PART = re.compile(
     r"""

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 # The device interface for graphs: pinned memory, a queue, and recording of work.
+#
+# `CudaRecorder` implements it with CUDA. Tests use a fake device that replays on CPU tensors and checks reads.
 
 
 class Mark(Protocol):
@@ -133,7 +135,7 @@ class Fields(NamedTuple, Generic[ArrayT]):
 
     With a shared prefix: ``shared`` int32 [1], its keys.
 
-    If any is sampled, as in `Choice`: ``temperature``, ``min_p``, ``top_p``, ``uniform`` float64, ``top_k`` int64;
+    If any is sampled, as in `TokenChoice`: ``temperature``, ``min_p``, ``top_p``, ``uniform`` float64, ``top_k`` int64;
     and ``random`` int64, which are sampled. If any is penalized: the fields of `LinePenalties`.
     """
 

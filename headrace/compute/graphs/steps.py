@@ -65,7 +65,7 @@ def prompt_sizes(tokens: int) -> tuple[int, ...]:
 
 
 _ANY_TOKEN = (1.0, 0.0, 0, 1.0, 0.0)
-"""Temperature, min_p, top_k, top_p and random number of a line that is not sampled, as in `Choice`."""
+"""Temperature, min_p, top_k, top_p and random number of a line that is not sampled, as in `TokenChoice`."""
 
 _NO_PENALTY = (0, 1.0, 0.0, 0.0, 0)
 """Lane, repetition, presence and frequency of a line without penalties, which is not counted: see `LinePenalties`."""

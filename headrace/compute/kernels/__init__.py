@@ -26,7 +26,7 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.quantization.weight import QuantizedWeight
-from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Kernels(Protocol):
     def likeliest(self, logits: Tensor) -> Tensor:
         """The first token int64 [S] of the largest logit of each row [S, V], or a fault: see `draw.likeliest`."""
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+    def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         """A token int64 [S] sampled from each row of logits [S, V], or a fault: see `choice.choose`.
 
         Every filter is a threshold on the logit, equals are kept or removed together, and the draw inverts the

@@ -50,7 +50,7 @@ from headrace.compute.kernels.native_calls import (
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
-from headrace.compute.sampling.choice import Choice, likeliest
+from headrace.compute.sampling.choice import TokenChoice, likeliest
 from headrace.compute.sampling.penalties import Allowed, penalize
 
 
@@ -411,7 +411,7 @@ class CppKernels:
         self._cpu.permit(logits.data_ptr(), out.data_ptr(), *addresses, rows, size, logits.itemsize, never)
         return out
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+    def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         check_cpu(logits)
         logits = logits.contiguous()
         rows, size = logits.shape

@@ -1,6 +1,7 @@
-"""Timed kernels: they forward every call and measure the time of each part of a forward pass.
+"""Measurements for `headrace bench roofline`: the parts of a forward pass, and what this CPU can do.
 
-The bytes and operations of linear layers are those of their weights, however these are packed.
+`TimedKernels` forward every call and measure the time of each part. The bytes and operations of
+linear layers are those of their weights, however these are packed.
 """
 
 from __future__ import annotations

@@ -29,6 +29,9 @@ from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 
 # A stack as tables of words, so that the extension runs it in one call.
+#
+# The Python time of a step then does not depend on layers or rows, and the interpreter lock is released once per
+# forward pass instead of several times per layer. The words of the tables are defined in `csrc/stack.h`.
 
 PageWords = Callable[[Pages, int, int, torch.dtype], tuple[int, ...]]
 
@@ -271,7 +274,7 @@ def stack_call(
         *stack.room(tokens),
         out.data_ptr(),
         0 if seconds is None else seconds.data_ptr(),
-        0 if batch.bell is None else batch.bell.address,
+        0 if batch.interrupt is None else batch.interrupt.address,
         *(_tap_words(batch.taps, tokens, hidden, stack.stack.dtype) if batch.taps else (0, 0, 0)),
         *call.arguments,
     )
@@ -348,7 +351,7 @@ def layers_call(
         *stack.room(tokens),
         normed.data_ptr(),
         0,
-        0 if batch.bell is None else batch.bell.address,
+        0 if batch.interrupt is None else batch.interrupt.address,
         *(out.data_ptr(), stack.after.data_ptr(), 1),
         *(
             states.data_ptr(),

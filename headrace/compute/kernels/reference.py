@@ -1,7 +1,7 @@
 """The reference kernels in plain torch: they define every call, and serve without a compiler.
 
-They run on any device. `paging` plans attention; this file has the operations. Python work does not grow with the
-context, and no call waits for the device.
+They run on any device. Attention is planned first: which pages are gathered together. Python work does not grow with
+the context, and no call waits for the device.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ from headrace.compute.kernels import (
 )
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
-from headrace.compute.sampling.choice import Choice, choose, counting_of, likeliest
+from headrace.compute.sampling.choice import TokenChoice, choose, counting_of, likeliest
 from headrace.compute.sampling.penalties import Allowed, penalize, restrict
 
 # The plan of the reference attention: which pages are gathered together, and which keys each query attends to.
+#
+# Rows of one token are gathered in groups of similar length, so that padding stays small and calls stay few. Longer
+# rows are processed one by one, in tiles of bounded length, which bounds the memory of a mask. A plan is made once per
+# step and shared by all layers of the same window.
 
 TILE_TOKENS = 512
 GROUP_TOKENS = {"cpu": 4096, "cuda": 65536}
@@ -287,7 +291,7 @@ class TorchKernels:
     def likeliest(self, logits: Tensor) -> Tensor:
         return likeliest(logits.float())
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+    def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         return choose(logits, choice)
 
     def restrict(self, logits: Tensor, allowed: Allowed) -> Tensor:

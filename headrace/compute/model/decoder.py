@@ -21,7 +21,7 @@ from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights
 from headrace.compute.parallel import ONE_PROCESS, Parallel
-from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Allowed, Penalty
 
 
@@ -64,7 +64,7 @@ class ModelDecoder(ABC):
         """See `Kernels.restrict`."""
         return self.kernels.restrict(logits, allowed)
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+    def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         """See `Kernels.choose`."""
         return self.kernels.choose(logits, choice)
 

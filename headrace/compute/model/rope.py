@@ -19,6 +19,10 @@ from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.spec import RopeKind, RopeSpec
 
 # Reads the rotary embedding of a config.
+#
+# Newer configs have ``rope_parameters`` (nested by layer type if layers differ), older ones ``rope_theta`` and
+# ``rope_scaling``; both mean the same. If a config has both, ``rope_scaling`` applies: users add it for longer
+# contexts.
 
 _KINDS: dict[str, RopeKind] = {kind: kind for kind in get_args(RopeKind) if kind != "none"}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}

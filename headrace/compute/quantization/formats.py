@@ -75,7 +75,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """See `stored.StoredFormat`."""
+    """See `scheme.StoredFormat`."""
 
     name: str
     plain: Callable[[str], bool]

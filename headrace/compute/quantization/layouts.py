@@ -37,6 +37,10 @@ def words_of(integers: Tensor, bits: Literal[4, 8]) -> Tensor:
 
 
 # Linear layers in the format of GPTQ's tools: ``qweight``, ``qzeros``, ``scales``, ``g_idx``.
+#
+# Words run down the inputs; a column is an output. The first version of the format stores each zero minus one, the
+# second as it is. With ``desc_act``, ``g_idx`` names the group of each input, because the tool processed the inputs in
+# the order of their activations' size (arXiv:2210.17323).
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class GptqLayout:
     optional: tuple[str, ...] = ("g_idx",)
 
     def read(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
-        """See `stored.LinearLayout`."""
+        """See `scheme.LinearLayout`."""
         outputs, inputs = shape
         groups = groups_of(inputs, self.group_size)
         per_word = 32 // self.bits
@@ -109,6 +113,9 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 # Linear layers in the format of AutoAWQ (version ``gemm``): ``qweight``, ``qzeros``, ``scales``.
+#
+# Words run along the outputs; a row is an input. Within a word the outputs are interleaved, even ones first, as the
+# original GPU kernel unpacks them (arXiv:2306.00978).
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The position of each output in a word."""
@@ -123,7 +130,7 @@ class AwqLayout:
     optional: tuple[str, ...] = ()
 
     def read(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
-        """See `stored.LinearLayout`."""
+        """See `scheme.LinearLayout`."""
         outputs, inputs = shape
         groups = groups_of(inputs, self.group_size)
         check_shape("qweight", parts["qweight"], (inputs, outputs // 8))
@@ -147,6 +154,9 @@ def _unpacked(words: Tensor) -> Tensor:
 
 
 # Linear layers in 8-bit floating point: ``weight`` and its scales, for the whole, for each output, or for blocks.
+#
+# A weight in e4m3 is kept as it is where the device multiplies fp8, and expanded to a plain weight elsewhere; e5m2 is
+# always expanded. Activation scales of a checkpoint are not needed: activations are scaled per token, or not quantized.
 
 _STORED = (FP8, torch.float8_e5m2)
 _SCALES = ("weight_scale", "weight_scale_inv")
@@ -167,7 +177,7 @@ class Fp8Layout:
     optional: tuple[str, ...] = (*_SCALES, "input_scale", "output_scale", "activation_scale")
 
     def read(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> Tensor | QuantizedWeight:
-        """See `stored.LinearLayout`."""
+        """See `scheme.LinearLayout`."""
         weight = parts["weight"]
         check_shape("weight", weight, shape)
         if weight.dtype not in _STORED:
@@ -203,6 +213,8 @@ def _floats(name: str, scale: Tensor) -> Tensor:
 
 
 # Linear layers in the format of compressed-tensors, read and written: packed in words, as int8, or in fp8.
+#
+# Words run along the inputs; zeros are packed along the outputs. All readers of this format can read the output.
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +232,7 @@ class PackedLayout:
         return "weight_packed", "weight_scale", *(() if self.symmetric else ("weight_zero_point",))
 
     def read(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
-        """See `stored.LinearLayout`."""
+        """See `scheme.LinearLayout`."""
         outputs, inputs = shape
         groups = groups_of(inputs, self.group_size)
         per_word = 32 // self.bits
@@ -258,7 +270,7 @@ class Int8Layout:
         return "weight", "weight_scale", *(() if self.symmetric else ("weight_zero_point",))
 
     def read(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
-        """See `stored.LinearLayout`."""
+        """See `scheme.LinearLayout`."""
         outputs, groups = shape[0], groups_of(shape[1], self.group_size)
         check_shape("weight", parts["weight"], shape)
         if parts["weight"].dtype != torch.int8:

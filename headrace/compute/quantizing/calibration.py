@@ -1,4 +1,4 @@
-"""Reads whole texts with a decoder, one at a time, without an engine: for calibration and for measuring quality."""
+"""Reads texts with a decoder, one at a time, without an engine: to calibrate a quantized model, and to judge it."""
 
 from __future__ import annotations
 
@@ -162,6 +162,9 @@ class Calibration:
 
 
 # Quality of a quantized model: compared with the plain model on a text.
+#
+# Perplexity measures the loss in predicting the text. Divergence measures the distance of the two distributions,
+# whatever token comes next. Agreement measures how often greedy decoding would choose the same token.
 
 MOST_PERPLEXITY = 0.05
 """Bound: the perplexity may grow by this share."""

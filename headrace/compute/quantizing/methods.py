@@ -1,4 +1,6 @@
-"""GPTQ (arXiv:2210.17323): inputs that are rounded later compensate the rounding error of each input.
+"""Better values than the nearest ones, by the inputs that linear layers see: GPTQ and AWQ.
+
+GPTQ (arXiv:2210.17323): inputs that are rounded later compensate the rounding error of each input.
 
 The second moments of the inputs, which `calibration` computes from a text, say how: of two correlated inputs, one can
 compensate the error of the other.
@@ -72,6 +74,10 @@ def _inverse_factors(moments: Tensor) -> Tensor:
 
 
 # AWQ, activation-aware scaling (arXiv:2306.00978): large inputs get finer weights.
+#
+# The weights of an input are multiplied by a factor, and the producer of the input is divided by it. The model stays
+# the same, but its quantization grid changes. The exponent of the input sizes is chosen by search: it minimizes the
+# error of the outputs.
 
 _TRIED = 20
 """Exponents between 0 (all factors 1) and 1 (as large as the inputs)."""

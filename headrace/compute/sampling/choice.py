@@ -15,6 +15,10 @@ from headrace.compute.batch import Ints
 from headrace.compute.transfer import upload
 
 # Filters of the distribution: min-p, top-k, top-p. Each sets the logits that it removes to minus infinity, in place.
+#
+# Every filter is a threshold on the logit, so tokens of equal logit are kept or removed together. The result does not
+# depend on how a sort orders ties, nor on neighbouring rows. No filter sorts the whole vocabulary if a few candidates
+# are enough.
 
 NUCLEUS = 256
 """Number of candidates that top-p examines first; only flatter distributions are sorted completely."""
@@ -108,6 +112,10 @@ def _largest(logits: torch.Tensor, count: int) -> torch.Tensor:
 
 
 # Selecting one token per row: the likeliest, or a draw from weights by a uniform number.
+#
+# Both work on two levels: over pieces of the vocabulary, by a vectorized reduction, then inside the one piece that
+# holds the answer. A plain argmax on a CPU takes several times as long. A running sum over 150,000 weights in single
+# precision would misplace rare tokens, and in double precision would cost more than the rest of sampling.
 
 PIECE = 128
 """Vocabulary entries per piece; it divides the vocabularies of most models, which then need no padding."""
@@ -178,7 +186,7 @@ def _piece(pieces: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
 Reals = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-class Choice(NamedTuple):
+class TokenChoice(NamedTuple):
     """How a token is sampled from each of S rows; arrays [S] on the host.
 
     ``temperature`` > 0 divides the logits. First, tokens less likely than ``min_p`` times the likeliest are removed
@@ -193,14 +201,14 @@ class Choice(NamedTuple):
     uniform: Reals
 
 
-def choose(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+def choose(logits: torch.Tensor, choice: TokenChoice) -> torch.Tensor:
     """A token int64 [S] sampled from each row of ``logits`` [S, V], or a fault as in `or_fault`."""
     wide = logits.float()
     (uniform,) = upload(logits.device, choice.uniform)
     return or_fault(draw(probabilities(wide, choice), uniform), wide.amax(-1))
 
 
-def probabilities(logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+def probabilities(logits: torch.Tensor, choice: TokenChoice) -> torch.Tensor:
     """The probabilities with which the tokens of ``logits`` float32 [S, V] are sampled; NaN in rows that give a
     fault.
     """

@@ -20,6 +20,8 @@ from headrace.compute.batch import Ints, ramps
 from headrace.compute.transfer import upload
 
 # Token bitmasks of grammars, applied before any other filter.
+#
+# This is the definition of `Kernels.restrict` in torch.
 
 Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 Words = np.ndarray[tuple[int, int], np.dtype[np.int32]]

@@ -18,7 +18,7 @@ import torch
 
 from headrace.compute.batch import Ints
 from headrace.compute.sampling import choice
-from headrace.compute.sampling.choice import NOT_FINITE, NOTHING_ALLOWED, Choice, likeliest
+from headrace.compute.sampling.choice import NOT_FINITE, NOTHING_ALLOWED, TokenChoice, likeliest
 from headrace.compute.sampling.penalties import (
     Allowed,
     LinePenalties,
@@ -32,6 +32,9 @@ from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
 
 # A counter-based random generator: the number at a position is a pure function of (seed, position).
+#
+# No state is carried from step to step. So neighbours, batch order, chunking and preemption cannot change a request's
+# tokens, and a preempted request samples the same tokens again.
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -59,6 +62,9 @@ def uniforms(
 
 
 # Constraints of single tokens: logit_bias, allowed_token_ids, bad_words, min_tokens.
+#
+# Each slot's lists are checked and converted to arrays once, when a sequence takes the slot. A step joins the arrays of
+# the rows that need them and touches no other row.
 
 _ANY = -1
 _BEFORE_START = -2
@@ -265,12 +271,12 @@ class Drawing(NamedTuple):
     """
 
     random: Flags
-    choice: Choice
+    choice: TokenChoice
     penalties: LinePenalties | None = None
 
 
 Pick = Callable[[torch.Tensor], torch.Tensor]
-Choose = Callable[[torch.Tensor, Choice], torch.Tensor]
+Choose = Callable[[torch.Tensor, TokenChoice], torch.Tensor]
 
 
 class Sampler:
@@ -278,7 +284,7 @@ class Sampler:
 
     ``history`` int32 [slots, width] is the device's buffer of all tokens (`Slots.tokens`); only bad words and
     penalties read it. ``pick``, ``choose`` and ``restrict`` are `choice.likeliest`, `choice.choose` and
-    `allowed.restrict`, or equivalents that also accept logits of fewer bits. ``penalize`` and ``fixed`` as in
+    `penalties.restrict`, or equivalents that also accept logits of fewer bits. ``penalize`` and ``fixed`` as in
     `Penalties`.
     """
 
@@ -362,7 +368,7 @@ class Sampler:
             factors = (numbers[name] for name in ("repetition", "presence", "frequency"))
             penalties = self._penalties.lines(slots, penalized, *factors)
         temperature, min_p, top_k, top_p, uniform = self._choice(slots, positions)
-        choice = Choice(
+        choice = TokenChoice(
             np.where(random, temperature, 1.0),
             np.where(random, min_p, 0.0),
             np.where(random, top_k, 0),
@@ -455,12 +461,12 @@ class Sampler:
             tokens.index_copy_(0, at, some)
         return tokens
 
-    def _choice(self, slots: Ints, positions: Ints) -> Choice:
+    def _choice(self, slots: Ints, positions: Ints) -> TokenChoice:
         numbers = self._numbers[slots]
         temperature, min_p, top_k, top_p = (
             numbers[name].copy() for name in ("temperature", "min_p", "top_k", "top_p")
         )
-        return Choice(temperature, min_p, top_k, top_p, uniforms(numbers["seed"], positions))
+        return TokenChoice(temperature, min_p, top_k, top_p, uniforms(numbers["seed"], positions))
 
     def _constrain(self, logits: torch.Tensor, features: Ints, slots: Ints, positions: Ints) -> None:
         def rows(feature: Feature) -> Rowed:

@@ -31,6 +31,13 @@ from headrace.core.prediction.step_times import EDGES
 from headrace.core.request import NO_SETTINGS, Request
 
 # Whether drafting pays in reality: measured tokens per second with drafts and without, by number of rows.
+#
+#  drafts on       d d d d d d d d d d d d d d d d | . . . . . . | d d d d ...     d  step with drafts
+#                          tokens / second           trial                        .  step without
+#  drafts off      . . . . . . . . . . . . . . . . | d d d d d d | . . . . ...
+# `DraftBudget` decides by predicted times, and its model of them can be wrong. So now and then the other mode is tried
+# for a few steps, and their tokens per second are compared with those of the steps before. The faster mode is used from
+# then on. A trial of the slower mode loses time, so the interval between two trials grows with that loss.
 
 TRIAL_STEPS, WARMUP_STEPS = 12, 2
 """Steps of a trial that are counted, and uncounted steps before them, whose CPU caches are cold."""

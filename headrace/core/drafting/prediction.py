@@ -10,6 +10,14 @@ from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.request import Request
 
 # A pointer into a known text that the output probably repeats; after an edit it finds its position again.
+#
+#  known text   def area ( self , width , height ) :          the pointer: the token expected next
+#  output       def area ( self , w ,                         w differs: it may replace width, or come before it, or
+#                                     ^ height ) :            the text may continue elsewhere. The "," decides
+# After a mismatch the text may continue at several positions. The likeliest one is proposed, and the next output tokens
+# decide between them. If none of them matches, the pointer moves to where the longest suffix of the output occurs in
+# the text; of equally long matches, to the one nearest to the old pointer, preferably ahead of it. A proposal is always
+# a slice of the text.
 
 MAX_MATCH = 16
 """Matches longer than this many tokens count as this long."""

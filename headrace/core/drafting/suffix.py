@@ -4,7 +4,7 @@
  ended ──► pending outputs ──► index of the scope (tenant, salt, adapter) ──► propose
            at most CHUNK tokens at a time
 ```
-The index is `core.drafting.continuation_index`: past occurrences vote on each next token. A proposal ends where
+In the index, past occurrences vote on each next token. A proposal ends where
 the probability that all of it is accepted becomes small, so a longer match makes it longer. Scopes share nothing:
 neither a proposal nor the time to find it reveals another scope's text.
 """
@@ -23,6 +23,16 @@ from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.request import Request
 
 # The continuation index: past outputs as a source of proposed tokens.
+#
+#  log       # t h e _ c a t _ s a t # o n _ t h e _ m a t #      a ring of tokens; # closes each output
+#  heads     bucket of (h, e, _) -> 18 --+                        the newest position after three such tokens
+#  earlier                     18 -> 4 <-+                        the position before that one, and so on
+# The three arrays of LZ77 (as in zlib's deflate) replace a suffix tree: 20 bytes a token instead of hundreds, one step
+# per added token without a dictionary, and eviction by overwriting. The positions found are compared token by token.
+# Those with the longest match with the context vote on the next token, as the counts of a suffix tree's node would
+# (SuffixDecoding, arXiv:2411.04975). A proposal changes no answer, because proposed tokens are verified.
+#
+# One index belongs to one scope (tenant, model, adapter): see `core.drafting.scoped_indexes`.
 
 MIN_MATCH = 3
 """Tokens that must match before a position is compared."""
@@ -262,6 +272,10 @@ _ROWS = tuple(sum(matched < length for length in LENGTHS) for matched in range(L
 
 
 # Continuation indexes of all scopes, one each, within one memory limit.
+#
+# A scope separates what must not mix: tenant and salt, engine, adapter. Scopes share nothing, not even the buckets of a
+# table. So neither a proposal nor its duration reveals another scope's outputs. Speculative decoding calls `propose`;
+# finished answers are added with `add`.
 
 
 class ProposalCounts(NamedTuple):

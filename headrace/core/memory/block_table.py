@@ -26,6 +26,9 @@ from headrace.core.request import DEFAULT_RETENTION, Request
 from headrace.core.sequence import Sequence
 
 # The fence: blocks of ended or preempted sequences that a step in flight may still write to.
+#
+# If they were freed at once, another sequence could get them and a stale row could overwrite them. So each table waits
+# for the commit of the last step that had a row of its sequence. The fence knows steps and block ids, nothing else.
 
 
 class Fence:

@@ -30,6 +30,9 @@ from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import DEFAULT_RETENTION
 
 # The lower tier of blocks that peers hold.
+#
+# A block of this tier records which peer held a key when it was asked; its content is not here. It is fetched like a
+# block of the disk, and the fetch may fail.
 
 
 class PeerBlocks:

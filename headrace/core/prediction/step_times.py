@@ -22,6 +22,14 @@ from typing import NamedTuple
 from headrace.core.prediction.step_curve import TOKENS_ONLY, StepCost, StepCurve
 
 # Corrections of the linear fit of step times: tables by the numbers of rows and tokens of a step.
+#
+#  seconds     .---------    kernels compute tokens in tiles, and rows of one token by another kernel:
+#         .----'             real step times are a staircase, `StepTimes` is a line through it
+#  -------'
+#  tokens 1   8   16   32
+# For steps whose rows all have one token, the table has the ratio to the line. For steps with drafts it has the ratio
+# to a step of the same rows with one token each. The weight of old observations decays, so that sizes that once seemed
+# slow are tried again.
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Upper bounds of the classes of rows or tokens; larger numbers belong to a last class."""
@@ -156,6 +164,12 @@ class _Cell:
 
 
 # The seconds of a step by the number of its drafted positions: a table that is built rarely and read at every step.
+#
+#  seconds          .-----     0 positions: the step without drafts
+#             .-----'          more positions never take less time
+#  ----------'
+#  positions  0   7   15
+# Within a class of `step_residuals`, `StepTimes.verify_seconds` is linear. So the table needs two values per class.
 
 LIFETIME = 16
 """Number of observed steps after which a table is rebuilt."""

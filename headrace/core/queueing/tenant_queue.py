@@ -19,6 +19,10 @@ from typing import Protocol
 from headrace.core.sequence import Rank, Sequence, Status
 
 # Which requests are deferred when not all waiting ones can meet their TTFT target.
+#
+# Under overload, a queue served by latest start makes all requests start at the last moment, and many miss it.
+# Deferring the longest prompts first lets the most other requests meet theirs (Moore, 1968, for due times in place of
+# latest starts).
 
 
 def requests_to_defer(queue: Iterable[Sequence], now: float) -> list[Sequence]:

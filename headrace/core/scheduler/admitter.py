@@ -41,7 +41,7 @@ class Admitter:
         self,
         waiting: FairQueue,
         running: RunningSet,
-        pages: BlockTables,
+        tables: BlockTables,
         policy: AdmissionPolicy,
         holds: HoldPolicy,
         predictions: LatestStarts | None,
@@ -51,7 +51,7 @@ class Admitter:
     ) -> None:
         self._waiting = waiting
         self._running = running
-        self._pages = pages
+        self._tables = tables
         self._policy = policy
         self._holds = holds
         self._predictions = predictions
@@ -101,7 +101,7 @@ class Admitter:
             passed.append(head)
             self._skip(head, reason)
             if reason in HOLDS:
-                due = max(self._pages.poll_at(head), now + HOLD_SECONDS)
+                due = max(self._tables.poll_at(head), now + HOLD_SECONDS)
                 self._retry_at = min(due, self._retry_at) if self.holding else due
                 self._held_at = now
                 held += 1
@@ -177,7 +177,7 @@ class Admitter:
             return SkipReason.STEP_FULL
         if (held := ask_hold(self._holds, sequence)) is not None:
             return held
-        hit = self._pages.look_up(sequence)
+        hit = self._tables.look_up(sequence)
         if isinstance(hit, SkipReason):
             return hit
         if not self._running.has_room(sequence, hit):

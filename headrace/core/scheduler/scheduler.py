@@ -87,8 +87,8 @@ class Scheduler:
         self.pool = pool
         self.max_model_len = max_model_len
         self._order = order
-        self.pages = BlockTables(pool, prefix_caching)
-        self._running = RunningSet(self.pages, victims, room, queue, events, max_num_seqs)
+        self.tables = BlockTables(pool, prefix_caching)
+        self._running = RunningSet(self.tables, victims, room, queue, events, max_num_seqs)
         self.drafter = drafter
         self._drafted = DraftedRows(drafter, self._running, events)
         self._cost = cost
@@ -100,7 +100,7 @@ class Scheduler:
         self._admitter = Admitter(
             queue,
             self._running,
-            self.pages,
+            self.tables,
             admission,
             holds or NoHolds(),
             predictions,
@@ -124,7 +124,7 @@ class Scheduler:
         problem = self._why_not(request)
         reason = FinishReason.REJECTED
         if not problem and self._predictions is not None and request.deadline is not None:
-            problem = self._predictions.unreachable(request, now, self.pages.cached_estimate(request))
+            problem = self._predictions.unreachable(request, now, self.tables.cached_estimate(request))
             reason = FinishReason.UNREACHABLE
         if not problem:
             self._arrivals += 1
@@ -144,7 +144,7 @@ class Scheduler:
             sequence.tpot_seconds = slo.tpot_seconds or math.inf
         self.live[request.id] = sequence
         self._waiting.enter(sequence)
-        self.pages.want(sequence)
+        self.tables.want(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
         if request.answered and (ended := sequence.finish_reason()) is not None:
@@ -202,7 +202,7 @@ class Scheduler:
         self._expire(now)
         if self._drafted.in_flight:
             return StepBuilder(self._step, 0, self._cost, now).freeze()
-        self.pages.advance(now)
+        self.tables.advance(now)
         self._observe_first_tokens(now)
         self._preempt_for_head(now)
         step = StepBuilder(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
@@ -221,8 +221,8 @@ class Scheduler:
             step.fraction = 1.0
             self._plan_prefill(step, long, knobs)
         self._running.planned(step)
-        step.moves += self.pages.take_moves()
-        step.waits = not step.rows and not self._launched and self.pages.restoring
+        step.moves += self.tables.take_moves()
+        step.waits = not step.rows and not self._launched and self.tables.restoring
         plan = step.freeze()
         if plan.has_work:
             self._step += 1
@@ -329,8 +329,8 @@ class Scheduler:
         else:
             self._commit_rows(step, output)
             self._drafted.stepped(step)
-        self.pages.committed(plan)
-        self.pages.arrived(output.arrivals)
+        self.tables.committed(plan)
+        self.tables.arrived(output.arrivals)
         self._collected = step if computed else None
         if computed:
             self._events.append(self._running.stepped(step))
@@ -365,7 +365,7 @@ class Scheduler:
                     reason = sequence.finish_reason()
             tail = length > 1 and samples and i >= decodes
             if tail or computed // size > sequence.registered:
-                self.pages.register(sequence, tail=tail)
+                self.tables.register(sequence, tail=tail)
             if reason is not None:
                 self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
 
@@ -375,7 +375,7 @@ class Scheduler:
         waited = sequence.status is not Status.RUNNING
         if not waited:
             self._running.leave(sequence)
-        self.pages.unwant(sequence)
+        self.tables.unwant(sequence)
         sequence.enter(Status.FINISHED)
         if self._predictions is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._predictions.observe_finish(sequence.request, sequence.output_tokens)

@@ -20,6 +20,14 @@ from headrace.core.sequence import Sequence
 from headrace.core.tenancy.fair_share import TenantAccount
 
 # Predicts when a waiting request starts and ends, from step costs and answer lengths.
+#
+#  now ──── start ──────────── first token ──────────────────── finish
+#      its turn, and a slot    its prompt, chunk by chunk,      a step per token, each
+#                              in steps that also decode        lengthened by prompts of others
+# The prediction is reported to clients: when a request is likely to start, when to retry. It ignores waiting for
+# memory, preemption, and better-placed requests that have yet to arrive. All of these only delay, so the prediction is
+# optimistic and is no reason to reject a request. Deadlines are rejected by a bound, see
+# `core.prediction.latest_start`.
 
 
 class Batch(NamedTuple):

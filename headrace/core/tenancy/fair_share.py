@@ -171,6 +171,9 @@ class ShareLedger:
 
 
 # Fairness of service between tenants: weighted max-min shares, and Jain's index over them.
+#
+# Demands differ, so equal service is not fair service: a tenant that demands little and gets all of it has lost nothing
+# to one that demands much. Service is therefore compared with the weighted max-min share of the capacity.
 
 
 def jain(values: Iterable[float]) -> float:

@@ -13,6 +13,9 @@ from typing import NamedTuple
 from headrace.core.request import NO_SLO, Slo
 
 # Classes of service: weight, minimum share and batching limits of each.
+#
+# A class has its own queue. Classes that have work share device time in proportion to their weights. The floor is a
+# share that a class gets whatever the weights of the others are.
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from headrace.fleet.kv_transfer import wire
 from headrace.fleet.kv_transfer.shared_memory import Area, KVTransfer
 
 # The blocks that peers can read: the full blocks in the prefix cache of the device, by key.
+#
+# The engine's thread adds and removes entries; the exporter's threads read them. A block is removed before a step that
+# may overwrite it is launched. So if a block has the same entry before and after a copy, the copy is valid.
 
 
 class _Entry(NamedTuple):
@@ -20,7 +23,7 @@ class _Entry(NamedTuple):
 
 
 class Published:
-    """A `core.memory.content.ContentListener`; ``copy(block, target)`` copies the bytes of a block of the device."""
+    """A `core.memory.block_pool.ContentListener`; ``copy(block, target)`` copies the bytes of a block of the device."""
 
     def __init__(self, copy: Callable[[int, memoryview], None]) -> None:
         self._copy = copy

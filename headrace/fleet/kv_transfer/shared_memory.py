@@ -16,6 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 # The interface for transferring the bytes of blocks between processes.
+#
+# Each connection has an area of equal slots, which the publishing server fills and the other one reads. The reader's
+# next request implies that all slots have been read, so no state is shared or left behind if either server is lost.
 
 
 class CannotAttach(Exception):

@@ -249,7 +249,7 @@ TOOL_FORMATS: tuple[ToolFormat, ...] = (
         signs=(("func_name1(",), ("[func(",)),
     ),
 )
-"""In the order in which `detect` tries them: a format whose signs also occur in other templates comes later."""
+"""In the order in which they are tried: a format whose signs also occur in other templates comes later."""
 
 PLAIN_JSON = ToolFormat("json", (Opening("", first="{", known=True),), signs=(), written=_PLAIN_CALL)
 """The format of calls that a grammar forces a model to write which has no format of its own."""
@@ -284,6 +284,8 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
 
 
 # Detects the format that a model writes from the text of its chat template, which shows the model how to call tools.
+#
+# A template that contains a family's markers was written for it, so the parser of a known family needs no option.
 
 AUTO = "auto"
 

@@ -10,6 +10,9 @@ from enum import Enum, auto
 from headrace.text.parsing.reader import Balance, Progress, Reader
 
 # Rewrites values in other notations into JSON, character by character.
+#
+# One grammar covers two notations: Python's keyword arguments (``city='Paris', days=[1, 2], deep=True``), and objects
+# with bare keys and special marks around strings (``city:<|"|>Paris<|"|>,days:[1,2]``).
 
 MAX_DEPTH = 100
 MAX_WORD = 400

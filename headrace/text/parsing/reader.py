@@ -37,6 +37,8 @@ class Progress(Enum):
 
 
 # Finds the end of a JSON value and the beginning of a call's object, without parsing the value.
+#
+# A value may arrive in pieces and may be invalid, so only strings and brackets are examined, in linear time.
 
 MAX_HEAD = 1024
 """A call is reported while it grows only if its arguments begin within this number of characters of its object."""

@@ -163,10 +163,10 @@ def test_a_step_is_interrupted_between_layers() -> None:
     decoder, computed = _adopt(model)
     _fuse(decoder, computed)
     batch, kv = first_step([torch.arange(3, 13)], decoder, 256)
-    bell = StepInterrupt()
-    bell.set()
+    interrupt = StepInterrupt()
+    interrupt.set()
     with pytest.raises(StepInterrupted):
-        decoder.hidden(dataclasses.replace(batch, bell=bell), kv)
+        decoder.hidden(dataclasses.replace(batch, interrupt=interrupt), kv)
 
 
 def test_other_kernels_compute_layers_as_they_are() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.sampling import penalties as reference
-from headrace.compute.sampling.choice import NO_DRAFT, NOTHING_ALLOWED, Choice, choose
+from headrace.compute.sampling.choice import NO_DRAFT, NOTHING_ALLOWED, TokenChoice, choose
 from headrace.compute.sampling.penalties import Allowed, Penalties, penalize
 from headrace.compute.sampling.sampler import Sampler
 from tests.compute.fakes import entry
@@ -127,7 +127,7 @@ def test_what_is_drawn_under_a_mask_is_what_is_drawn_where_nothing_else_exists(m
     assert set(drawn.tolist()) <= set(tokens)
     params = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "top_p": 1.0} | more
     uniform = (np.arange(draws) + 0.5) / draws
-    alone = Choice(
+    alone = TokenChoice(
         np.full(draws, params["temperature"]),
         np.full(draws, params["min_p"]),
         np.full(draws, params["top_k"], dtype=np.int64),

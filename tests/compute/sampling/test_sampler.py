@@ -25,7 +25,7 @@ from headrace.compute.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampl
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
 
-VOCAB = 300  # not a multiple of the pieces of `draw`
+VOCAB = 300  # not a multiple of the pieces of a draw
 WIDTH = 64
 
 

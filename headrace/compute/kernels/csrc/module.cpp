@@ -281,7 +281,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.narrow = in.pointer<void>();
   a.out = in.optional<void>();
   a.seconds = in.optional<double>();
-  a.bell = in.optional<const uint8_t>();
+  a.interrupt = in.optional<const uint8_t>();
   a.taps = in.optional<void>();
   a.tapped = in.optional<const int64_t>();
   a.tap_count = in.size();

@@ -22,7 +22,7 @@ from headrace.compute.kernels.triton.launches import AttentionPlan
 from headrace.compute.kernels.triton.quantized import Packed, Rounded
 from headrace.compute.kernels.triton.target import power, target_of
 from headrace.compute.quantization.weight import QuantizedWeight
-from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import IN_PROMPT, Allowed, Penalty
 from headrace.compute.transfer import upload
 
@@ -234,7 +234,7 @@ class TritonKernels:
         sampling.likeliest[(rows,)](logits, tokens, vocab, BLOCK=4 * _LANES, num_warps=8)
         return tokens
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+    def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         logits = logits.contiguous()
         rows, vocab = logits.shape
         lines = upload(logits.device, *choice)
@@ -281,6 +281,11 @@ def warps_for(block: int) -> int:
 
 
 # All layers of a decoder by the Triton kernels: `stack.apply` with what stands beside each kernel fused into it.
+#
+# The embedding is gathered and normed in one launch, and rotations are read by position where they are used. A layer
+# takes nine launches: four products, two norms, the rotation with the write of keys and values, attention, and the
+# activation (two more with a norm after each product, one more where keys are split between programs). Where a product
+# reads bytes, the norm or activation before it writes them; attention takes one more launch for that.
 
 
 def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
@@ -291,7 +296,7 @@ def run_whole(kernels: TritonKernels, stack: Stack, batch: Batch, pages: Sequenc
     following = [layer.qkv.weight for layer in stack.layers[1:]] + [None]
     for number, (layer, held, after) in enumerate(zip(stack.layers, pages, following, strict=True)):
         copy_tapped(batch, number, residual)
-        if batch.bell is not None and batch.bell.is_set():
+        if batch.interrupt is not None and batch.interrupt.is_set():
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
         rope = stack.ropes[layer.rope]

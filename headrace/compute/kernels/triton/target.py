@@ -15,6 +15,8 @@ from headrace.compute.quantization.weight import FP8, QuantizedWeight
 
 # Products of fp8 by `torch._scaled_mm`, with a scale for each row and each output, or without scales where the device
 # does not take these.
+#
+# Neither torch's documentation nor a capability says which of them a build has, so a small product is tried.
 
 Way = Literal["rows", "sums"]
 _LEAST_CAPABILITY = (8, 9)

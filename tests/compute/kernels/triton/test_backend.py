@@ -35,9 +35,9 @@ def test_a_stack_is_the_same_as_by_torch(kind: str, rich: bool) -> None:
 
 
 def test_an_interrupt_ends_a_step_after_a_layer() -> None:
-    bell = StepInterrupt()
-    bell.set()
-    batch: Batch = replace(DECODING, bell=bell)
+    interrupt = StepInterrupt()
+    interrupt.set()
+    batch: Batch = replace(DECODING, interrupt=interrupt)
     with pytest.raises(StepInterrupted):
         KERNELS.run_stack(make(KERNELS, torch.float32), batch, pages_for(torch.float32))
 
