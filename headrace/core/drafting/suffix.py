@@ -32,7 +32,7 @@ from headrace.core.request import Request
 # Those with the longest match with the context vote on the next token, as the counts of a suffix tree's node would
 # (SuffixDecoding, arXiv:2411.04975). A proposal changes no answer, because proposed tokens are verified.
 #
-# One index belongs to one scope (tenant, model, adapter): see `core.drafting.scoped_indexes`.
+# One index belongs to one scope (tenant, model, adapter): see `ScopedIndexes`.
 
 MIN_MATCH = 3
 """Tokens that must match before a position is compared."""
