@@ -288,6 +288,7 @@ class BudgetedDrafter:
     def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
         """As `Drafter.draft`. An empty proposal says why no token of a proposal is verified."""
         step = load.step
+        # 1. Is it known, or measured, that drafting pays at this number of rows?
         if load.times is None and self._budget.fixed is None:
             # Not even called: that would lengthen the steps that are measured.
             self.seconds = {}
@@ -296,6 +297,7 @@ class BudgetedDrafter:
             self.seconds = {}
             self._backoff_until = step + backoff
             return [None if self._trials.prefers_drafts(load.rows) else SLOWER] * len(draft_rows)
+        # 2. Ask the free proposers, for rows whose last proposals were good enough.
         states = [self._state(draft_row) for draft_row in draft_rows]
         self._max_backoff = self._compute_max_backoff(load)
         self.seconds = {}
@@ -304,8 +306,10 @@ class BudgetedDrafter:
             name = proposer.name
             due = [row for row in self._allowed(draft_rows, states, name) if states[row].due(name, step)]
             self._propose(proposer, due, draft_rows, states, best, step)
+        # 3. Ask a draft model only where it can do better than what is proposed already.
         for source in self._costly:
             self._propose_costly(source, draft_rows, states, best, load)
+        # 4. Verify as many tokens of each row as pay together in this step.
         return self._apply_budget(draft_rows, states, best, load)
 
     def next_draft_step(self, request: Request) -> int:

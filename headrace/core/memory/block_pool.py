@@ -203,6 +203,7 @@ class BlockPool:
         if count > self.num_free:
             raise IndexError(f"{count} blocks requested, {self.num_free} free")
         blocks, blank = self._blocks, self._blank
+        # 1. Blocks without content, which cost nothing. 2. Blocks that were never used. 3. Only then evict content.
         taken = [blank.pop() for _ in range(min(count, len(blank)))]
         for block_id in range(len(blocks), min(self.num_blocks, len(blocks) + count - len(taken))):
             blocks.append(Block(block_id))
@@ -239,6 +240,7 @@ class BlockPool:
             if refs < 0:
                 raise ValueError(f"block {block_id} is released but has no reference")
             block.refs = refs
+            # The longest chain that ends behind this block: what recomputation would cost if it were lost.
             if block.chain < chain:
                 block.chain = chain
             if not refs:
@@ -260,7 +262,7 @@ class BlockPool:
         evicted, unranked = [], 0
         for block in self._cached.pop(count):
             if lower:
-                lower.demote(block)
+                lower.demote(block)  # before its content is forgotten: the host tier copies it first
             forget(block)
             evicted.append(block.id)
             unranked += block.rank == UNRANKED
@@ -299,7 +301,9 @@ class BlockPool:
         at = 0
         for block_id, key in zip(table, keys, strict=True):
             announced.pop(key, None)
-            if key not in by_key:
+            if (
+                key not in by_key
+            ):  # an equal block stays the one that is found; this one is freed with its sequence
                 block = self._blocks[block_id]
                 self._link(block, parent, packed[at : at + size])
                 block.key = key
@@ -366,6 +370,7 @@ class BlockPool:
             may_wait: whether there is time to fetch content that is not in the host tier.
         """
         size = self.block_size
+        # 1. Whole blocks on the device. The keys are SHA-256 chains, so a key stands for all tokens before it, too.
         shared: list[int] = []
         parent = root
         for key in keys[: limit // size]:
@@ -374,12 +379,15 @@ class BlockPool:
                 break
             shared.append(block.id)
             parent = key
+        # 2. Whole blocks that follow them in lower tiers, if fetching is faster than computing.
         below: tuple[Held, ...] = ()
         declined = 0
         if self.lower:
             following = keys[len(shared) : limit // size]
             below, declined = self.lower.find(following, tokens, len(shared) * size, may_wait=may_wait)
             parent = following[len(below) - 1] if below else parent
+        # 3. A part of one more block: the longest common beginning with a block that follows the same parent. It is
+        #    copied, since the sequence will write behind it.
         start = (len(shared) + len(below)) * size
         rest = tuple(tokens[start : min(start + size, limit)])
         best, copied = 0, 0

@@ -214,15 +214,19 @@ class BlockTables:
     def _look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
         if not self.caching or sequence.request.params.prompt_logprobs is not None:
             return NO_HIT
+        # 1. It was looked up before, and nothing has arrived since. Without this, each waiting request would cost a
+        #    lookup at every step.
         patient = self._now < sequence.restore_by
         if (reason := self._still_waits(sequence, patient)) is not None:
             return reason
+        # 2. What is cached here. The last known token is computed in any case: its logits are needed.
         keys = sequence.full_keys(self.pool.block_size)
         limit = sequence.known - 1
         hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=patient)
         sequence.awaited_key = keys[hit.full] if hit.full < len(keys) else b""
         if self.pool.is_announced(sequence.awaited_key):
             return SkipReason.PREFIX_IN_FLIGHT
+        # 3. What peers have of the rest.
         if self._lower and self._lower.has_peers and patient:
             inquiry = sequence.inquiry
             if inquiry is None or self._all_arrived(sequence, inquiry, hit):
@@ -231,9 +235,11 @@ class BlockTables:
                 return SkipReason.ASKING_PEERS
             if self._lower.take(inquiry, sequence.request.id):
                 hit = self.pool.match(sequence.root, keys, sequence.tokens, limit)
+        # 4. Pin what lower tiers have, or others could evict it while it is on its way.
         if self._lower:
             claim = self._lower.claims.make(hit.below, self._claims.get(sequence))
             self._claims[sequence] = claim
+        # 5. Fetch what is not in host memory. If the time for this is over, compute it.
         if self._lower and not hit.is_ready:
             sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
             if self._lower.fetch(hit.below, sequence.request.id, claim):
@@ -314,6 +320,7 @@ class BlockTables:
 
     def take(self, sequence: Sequence, hit: PrefixHit) -> list[Move]:
         """Build the table of a sequence that starts; the returned moves must run before its first row."""
+        # Shared blocks get their references first: allocation must not evict them.
         self.pool.share(hit.blocks)
         if self._lower:
             self._lower.hold(hit.below)
