@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from headrace.compute.checkpoint import INDEX
-from headrace.compute.gguf.file import GgufFile, is_gguf
+from headrace.compute.model.gguf.file import GgufFile, is_gguf
 from headrace.compute.model.sharding import Place
 
 _HEADER_BYTES = 1 << 20

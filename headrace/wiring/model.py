@@ -14,12 +14,12 @@ from typing import NamedTuple
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import DeviceFacts, apart
 from headrace.compute.drafting.loading import LoadedDraft, LoadedHead
-from headrace.compute.gguf.file import is_gguf
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.model.decoder import ModelDecoder
+from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.hub import BUILTIN, model_name
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.runner import LocalRunner

@@ -22,7 +22,6 @@ KNOTS: dict[str, set[str]] = {
     },
     "headrace.api.responses": {"context", "conversation", "items", "resource"},
     "headrace.cli.simulation": {"report", "simulate"},
-    "headrace.compute": {"gguf", "model"},
     "headrace.compute.adopted": {"attention", "states"},
     "headrace.observe": {"cache_ledger", "cost", "tenant_savings"},
     "headrace.tuning": {"experiments", "steering", "tuner"},

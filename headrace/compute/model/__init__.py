@@ -4,7 +4,7 @@
 - `families`: the model families as data; reads a ``config.json``. `config_reader`: reads single fields of it.
 - `shape`: what everything but the decoder needs to know of a model. `spec`: what the decoder needs to know.
 - `layout`: the tensors of a checkpoint by name and shape, from files or at random. `sharding`: those of one rank.
-- `weights`: the decoder's weights from them.
+- `weights`: the decoder's weights from them. `gguf`: the same in files of llama.cpp.
 - `rope`: rotary embeddings: how a config describes them, and their tables.
 - `kv`: paged keys and values of all layers.
 - `decoder`: the decoder.

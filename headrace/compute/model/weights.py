@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from headrace.compute.checkpoint import Checkpoint, ModelError, has_weights, listed
-from headrace.compute.gguf import source as gguf
-from headrace.compute.gguf.config import config_of
-from headrace.compute.gguf.file import GgufFile, is_gguf
-from headrace.compute.gguf.source import GgufSource
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.gguf import source as gguf
+from headrace.compute.model.gguf.config import config_of
+from headrace.compute.model.gguf.file import GgufFile, is_gguf
+from headrace.compute.model.gguf.source import GgufSource
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.layout import (
     EMBEDDING,

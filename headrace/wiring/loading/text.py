@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.compute.gguf.config import generation_of
-from headrace.compute.gguf.file import GgufFile, is_gguf
+from headrace.compute.model.gguf.config import generation_of
+from headrace.compute.model.gguf.file import GgufFile, is_gguf
 from headrace.compute.model.hub import resolve_model
 from headrace.config import ModelOptions
 from headrace.service.sampling_defaults import SamplingDefaults, read_defaults

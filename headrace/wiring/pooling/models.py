@@ -17,7 +17,7 @@ from headrace.compute.encoder.models import (
 )
 from headrace.compute.encoder.models import run as run_whole
 from headrace.compute.encoder.sentences import PACKAGED, encoder_folder
-from headrace.compute.gguf.file import is_gguf
+from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.hub import read_config, resolve_model
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.embedding import TokenRow

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.gguf.config import ARCHITECTURES, config_of, generation_of
-from headrace.compute.gguf.file import GgufFile
-from headrace.compute.gguf.source import as_stored
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.gguf.config import ARCHITECTURES, config_of, generation_of
+from headrace.compute.model.gguf.file import GgufFile
+from headrace.compute.model.gguf.source import as_stored
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.spec import DecoderSpec
-from tests.compute.gguf.files import Entry, plain, write
+from tests.compute.model.gguf.files import Entry, plain, write
 
 SIZES = {
     "context_length": 4096,

@@ -7,11 +7,11 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from headrace.compute.gguf import blocks
-from headrace.compute.gguf.blocks import SUPPORTED, read
-from headrace.compute.gguf.file import TYPES
+from headrace.compute.model.gguf import blocks
+from headrace.compute.model.gguf.blocks import SUPPORTED, read
+from headrace.compute.model.gguf.file import TYPES
 from headrace.compute.quantization.weight import QuantizedWeight
-from tests.compute.gguf.models import FLOATS, kind_of, random_blocks
+from tests.compute.model.gguf.models import FLOATS, kind_of, random_blocks
 
 
 def test_sizes_of_all_types_are_those_of_the_package() -> None:

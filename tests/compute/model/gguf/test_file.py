@@ -11,8 +11,8 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.gguf.file import GgufFile
-from tests.compute.gguf.files import Entry, gguf_bytes, pair, plain, text, write
+from headrace.compute.model.gguf.file import GgufFile
+from tests.compute.model.gguf.files import Entry, gguf_bytes, pair, plain, text, write
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
 METADATA: dict[str, Any] = {"general.architecture": "llama", "llama.block_count": 2}

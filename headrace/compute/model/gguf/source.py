@@ -13,8 +13,8 @@ from typing import Final
 from torch import Tensor
 
 from headrace.compute.checkpoint import ModelError, listed
-from headrace.compute.gguf.blocks import PLAIN, SUPPORTED, read
-from headrace.compute.gguf.file import GgufFile, GgufTensor
+from headrace.compute.model.gguf.blocks import PLAIN, SUPPORTED, read
+from headrace.compute.model.gguf.file import GgufFile, GgufTensor
 from headrace.compute.model.layout import (
     EMBEDDING,
     FINAL_NORM,

@@ -12,8 +12,8 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import save_file
 
-from headrace.compute.gguf.file import TYPES, TensorType
-from tests.compute.gguf.files import Entry, write
+from headrace.compute.model.gguf.file import TYPES, TensorType
+from tests.compute.model.gguf.files import Entry, write
 
 FLOATS = {
     "Q8_0": (0,),

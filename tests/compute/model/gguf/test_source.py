@@ -12,9 +12,9 @@ import torch
 from gguf import GGMLQuantizationType
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.gguf.config import ARCHITECTURES
-from headrace.compute.gguf.file import GgufFile
 from headrace.compute.kernels import select
+from headrace.compute.model.gguf.config import ARCHITECTURES
+from headrace.compute.model.gguf.file import GgufFile
 from headrace.compute.model.sharding import Place, shard_of
 from headrace.compute.model.weights import (
     DecoderWeights,
@@ -25,8 +25,8 @@ from headrace.compute.model.weights import (
 )
 from headrace.compute.quantization.weight import QuantizedWeight
 from headrace.compute.quantizing.calibration import Reader
-from tests.compute.gguf.files import Entry, write
-from tests.compute.gguf.models import FAMILIES, write_pair
+from tests.compute.model.gguf.files import Entry, write
+from tests.compute.model.gguf.models import FAMILIES, write_pair
 
 K_M = {
     "attn_q": "Q4_K",

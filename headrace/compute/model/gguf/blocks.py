@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.gguf.file import Bytes, TensorType
+from headrace.compute.model.gguf.file import Bytes, TensorType
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.gguf.file import GgufFile
+from headrace.compute.model.gguf.file import GgufFile
 
 QUANTIZATION_VERSION = 2
 """The version of the layouts of quantized blocks."""
