@@ -19,9 +19,9 @@ import torch
 from headrace.compute.adopted.loading import load_adopted, read_adoptable
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import select
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder, ModelDecoder
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.quantization.scheme import SCHEMES
 

@@ -19,8 +19,8 @@ import torch
 from benchmarks.stage import say
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import HeadShape, Kernels, Pages, select
-from headrace.compute.kv import PagedKV, bytes_per_block
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV, bytes_per_block
 from headrace.compute.model.spec import DecoderSpec
 
 SHAPES = {

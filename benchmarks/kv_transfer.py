@@ -39,9 +39,8 @@ from headrace.core.events import Emitted, Finished
 from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.peers import Pulled
 from headrace.core.request import Request, SamplingParams
-from headrace.fleet.kv_transfer.exporter import Exporter
+from headrace.fleet.kv_transfer.exporter import Exporter, Published
 from headrace.fleet.kv_transfer.link import Link
-from headrace.fleet.kv_transfer.published import Published
 from headrace.fleet.kv_transfer.shared_memory import SharedMemory
 from headrace.wiring.model import Loaded, close, load
 

@@ -25,7 +25,7 @@ from headrace.core.memory.restore import AlwaysRestore
 from headrace.core.plan import Tier
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.fleet.processes import Processes
+from headrace.fleet.others import Processes
 from headrace.wiring import model
 from headrace.wiring.loading import computing
 

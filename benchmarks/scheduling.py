@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import CacheOptions, SchedulerOptions
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.request import Slo
 from headrace.core.scheduler.routing import RoundRobin
 from headrace.core.tenancy.gate import Limits

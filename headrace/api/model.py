@@ -20,10 +20,9 @@ from headrace.service.intake import Intake
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.text.content import PromptText
 from headrace.text.infill import find_infill
-from headrace.text.segments import Segments
 from headrace.text.stream import TextStreams
 from headrace.text.template import ChatTemplate
-from headrace.text.tokenizer import Tokenizer
+from headrace.text.tokenizer import Segments, Tokenizer
 
 INLINE_CHARACTERS = 4096  # see docs/decisions/background-work.md#tokenizing-short-texts
 """Texts up to this length are tokenized on the event loop (one or two milliseconds); longer ones on a worker thread."""

@@ -83,9 +83,8 @@ def calibrate(
 
     from headrace.cli.output import writing
     from headrace.cli.progress import progress
-    from headrace.compute.encoder.pairs import PairJudge
-    from headrace.compute.encoder.sentences import Sentences
-    from headrace.compute.model.spec import ModelError
+    from headrace.compute.checkpoint import ModelError
+    from headrace.compute.encoder.sentences import PairJudge, Sentences
     from headrace.config import ConfigError
     from headrace.response_cache.calibration.calibrate import calibrate as fit
     from headrace.response_cache.calibration.rows import BadRows, read_rows

@@ -1,26 +1,28 @@
 """Executes step plans: models, kernels, sampling, the runner. It uses torch and does not depend on the scheduler.
 
-- `runner`: executes a plan: one packed forward pass, one sampled token per row, or more for drafts.
-- `parallel`: communication between the ranks of a parallel model.
-- `graphs`: decode steps that a device records once and replays.
-- `results`: the results of a step on their way from the device.
-- `slots`: tokens and block tables of each running sequence, on the device.
-- `batch`: the rows of a step, packed.
-- `kv`: paged keys and values of all layers.
-- `step_interrupt`: interrupts a step of background work.
-- `transfer`: copies between host and device.
-- `mover`: copies blocks between device, host and disk.
-- `blockfile`: blocks in a file on disk. `snapshot`: the list of its content.
-- `memory_plan`: sizes weights, activations and KV cache at start-up.
-- `memory_clearing`: clears the pool's memory ahead of its use.
-- `device`: facts of the machine: device, dtype, threads, free memory.
-- `cgroups`: limits of CPU and memory of a container or service.
-- `model`: the decoder and its weights. `gguf`: models in files of llama.cpp.
-- `adopted`: models of another library on the same kernels.
-- `kernels`: the operations of the decoder, by backend.
-- `grammar`: grammars of structured output and their token masks.
-- `sampling`: from logits to tokens.
-- `drafting`: a second model that proposes tokens.
-- `quantization`: weights in 4 and 8 bits.
-- `encoder`: sentence vectors for the semantic cache.
+Its floors, lowest first; each file or folder imports only those on lower floors, or before it on its own:
+
+1. The machine and the values of a step.
+   - `device`: facts of the machine: device, dtype, threads, free memory, limits of a container.
+   - `batch`: the rows of a step, packed, and the interrupt of background work. `transfer`: copies between host and
+     device.
+   - `parallel`: communication between the ranks of a parallel model.
+   - `memory_clearing`: clears the pool's memory ahead of its use. `blockfile`: blocks in a file on disk, and their
+     list.
+2. What the operations work on, and their definitions in torch.
+   - `checkpoint`: the files of a model. `quantization`: weights in 4 and 8 bits, and their formats on disk.
+   - `sampling`: from logits to tokens.
+3. The operations.
+   - `kernels`: the operations of the decoder, by backend.
+   - `slots`: tokens and block tables of each running sequence, on the device.
+   - `grammar`: grammars of structured output and their token masks.
+4. Models.
+   - `model`: the decoder, its weights, and its paged keys and values.
+   - `adopted`: models of another library on the same kernels. `encoder`: vectors of texts and scores of pairs.
+   - `quantizing`: writes a quantized copy of a model.
+   - `mover`: copies blocks between device, host and disk. `memory_plan`: sizes weights, activations and KV at start-up.
+5. Steps.
+   - `results`: the results of a step on their way from the device. `step_sampling`: from a step's states to its tokens.
+   - `drafting`: a second model that proposes tokens. `graphs`: decode steps that a device records once and replays.
+   - `runner`: executes a plan: one packed forward pass, one sampled token per row, or more for drafts. Start here.
 """

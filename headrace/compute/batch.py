@@ -18,7 +18,36 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from headrace.compute.step_interrupt import StepInterrupt
+# The step interrupt: a flag that ends a step of background work early when a request arrives.
+
+
+class StepInterrupted(Exception):
+    """A forward pass was interrupted between two layers; it can be repeated."""
+
+
+class StepInterrupt:
+    """One byte at ``address``: set by any thread, and read between two layers by a forward pass, also in the
+    extension.
+    """
+
+    __slots__ = ("_byte", "address")
+
+    def __init__(self) -> None:
+        self._byte = np.zeros(1, dtype=np.uint8)
+        self.address: int = self._byte.ctypes.data
+
+    def set(self) -> None:
+        """Interrupt steps that may be interrupted."""
+        self._byte[0] = 1
+
+    def clear(self) -> None:
+        """Let steps that start from now on run to their end."""
+        self._byte[0] = 0
+
+    def is_set(self) -> bool:
+        """Whether steps that may be interrupted should be."""
+        return bool(self._byte[0])
+
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -55,7 +84,7 @@ class Batch:
             ``lengths`` and ``contexts`` are limits, and all rows count as ``decode_rows``. Otherwise 1.
         shared: int32 [1], number of leading keys that all rows share and that are read once for all rows (see
             `worth_sharing`); None: each row reads all of its keys.
-        bell: interrupts the forward pass when it is set; None if it must not be interrupted.
+        interrupt: interrupts the forward pass when it is set; None if it must not be interrupted.
         taps: hidden states to return, or None.
         slots: int64 [R], the slot of each row's sequence, on the host, for models that keep recurrent states; None for
             others.
@@ -75,7 +104,7 @@ class Batch:
     block_size: int
     most_tokens: int = 1
     shared: Tensor | None = None
-    bell: StepInterrupt | None = None
+    interrupt: StepInterrupt | None = None
     taps: Taps | None = None
     slots: Ints | None = None
     kept: dict[Any, Any] = field(default_factory=dict, compare=False)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.blockfile import BlockFile
-from headrace.compute.kv import PagedKV, untouched_zeros
+from headrace.compute.model.kv import PagedKV, untouched_zeros
 from headrace.core.plan import Arrival, Move, Tier
 
 WAIT_SECONDS = 0.05

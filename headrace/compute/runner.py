@@ -7,7 +7,7 @@
 ```
 If `graphs` can compute a step, one replay does all of that. On CUDA `launch` only queues work, and only `collect`
 waits. On a CPU `background` runs the work on a separate thread, so that planning the next step overlaps with it. A row
-with drafts needs the logits of several positions: see `sampling.lines`.
+with drafts needs the logits of several positions: see `step_sampling`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Ints, Taps, ramps
+from headrace.compute.batch import Ints, StepInterrupt, StepInterrupted, Taps, ramps
 from headrace.compute.device import idle_team
-from headrace.compute.drafting.head_drafts import HeadDrafts
+from headrace.compute.drafting.head import HeadDrafts
 from headrace.compute.grammar.matchers import Matchers
-from headrace.compute.graphs.body import Decoder, Ending, Variant
-from headrace.compute.graphs.others import compile_others
+from headrace.compute.graphs.body import Decoder, Ending, Variant, compile_others
 from headrace.compute.graphs.steps import Captured, GraphedSteps, GraphSpec
-from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.mover import Mover, move_blocks
 from headrace.compute.parallel import Followers
 from headrace.compute.results import Arriving, HostStep, Launched, Sampled, output_of
-from headrace.compute.sampling.lines import Columns, Lines, every_token
 from headrace.compute.sampling.logprobs import Scores
 from headrace.compute.sampling.sampler import Drawing
-from headrace.compute.sampling.step_sampling import StepSampling
 from headrace.compute.slots import Rows, Slots
-from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
+from headrace.compute.step_sampling import Columns, Lines, StepSampling, every_token
 from headrace.compute.transfer import Download, upload
 from headrace.core.capacity import max_logit_rows
 from headrace.core.plan import Entry, Move, StepOutput, StepPlan
@@ -64,8 +61,8 @@ class LocalRunner:
 
     ``seconds`` sums the host's time per phase since the start: ``prepare`` (slots, moves, packing), ``forward``,
     ``sample`` (including storing the tokens) and ``collect`` (waiting and converting results). On CUDA the first
-    three are the time to queue the work, and the device's time shows in ``collect``. ``bell`` interrupts idle plans
-    if they are ``breakable``: when each plan is collected before the next is launched.
+    three are the time to queue the work, and the device's time shows in ``collect``. ``interrupt`` interrupts idle
+    plans if they are ``breakable``: when each plan is collected before the next is launched.
     ``matchers`` hold the grammars of structured outputs; without them such a request fails. ``head`` drafts with the
     hidden states of each step. ``graphs`` says which graphs `capture` records; a head needs steps without graphs.
     ``followers`` are the other ranks of a parallel model: only this runner samples, without graphs. ``pipelined``: the
@@ -94,7 +91,7 @@ class LocalRunner:
         with_slots: bool = False,
     ) -> None:
         self.seconds = dict.fromkeys(("prepare", "forward", "sample", "collect"), 0.0)
-        self.bell = StepInterrupt()
+        self.interrupt = StepInterrupt()
         self._breakable = breakable
         self._decoder = decoder
         self._kv = kv
@@ -139,16 +136,18 @@ class LocalRunner:
         return None if self._graphs is None else self._graphs.capture()
 
     def compile_others(self) -> None:
-        """Launch the kernels of steps that no graph computes, before the first request: see `graphs.others`."""
+        """Launch the kernels of steps that no graph computes, before the first request: see `graphs.body`."""
         if self._graphs is not None:
             compile_others(self._decoder, self._kv, self._slots.max_model_len)
 
     def launch(self, plan: StepPlan, now: float) -> None:
         """Start a plan. It never raises for the plan's work: `collect` raises its exception."""
+        # Nothing is in flight: after a lost rank, the others may start again from a clean state.
         restore = not self._launched
         if self._thread is not None:
             self._launched.append(self._thread.submit(self._execute_whole, plan, restore))
             return
+        # A pipelined step has begun but has no tokens yet. This plan needs them if it has rows of the same slots.
         if self._begun:
             slots = {row.slot for row in plan.rows} | {entry.slot for entry in plan.entries}
             while any(slots & each.slots for each in self._begun):
@@ -200,6 +199,7 @@ class LocalRunner:
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan, restore: bool) -> Launched | Callable[[], Launched]:
+        # 1. Slots and blocks: admit sequences, then move blocks. Both must precede all rows of the plan.
         began = time.perf_counter()
         if restore and self._followers is not None and self._followers.restore() and self._mover is not None:
             self._mover.restart()
@@ -211,6 +211,7 @@ class LocalRunner:
             if self._followers is not None:
                 self._followers.execute(plan, known, np.zeros(0, dtype=np.int64))
             return Launched(plan.step, 0, {}, Download(self._device), waits=plan.waits)
+        # 2. The rows. If memory ends, the rows fail and the server goes on: their slots hold nothing that others need.
         try:
             return self._step(plan, known, began)
         except torch.OutOfMemoryError as error:
@@ -223,6 +224,7 @@ class LocalRunner:
     def _step(self, plan: StepPlan, known: Sequence[Ints], began: float) -> Launched | Callable[[], Launched]:
         columns = self._sampling.columns_of(plan.rows)
         rows, lines, _ = columns
+        # By a recorded graph if one fits, else operation by operation.
         if self._graphs is not None:
             drawing, shared = self._sampling.drawing(lines), self._slots.shared_keys(rows)
             variant = self._variant(self._graphs, plan, columns, drawing, shared)
@@ -293,12 +295,15 @@ class LocalRunner:
     ) -> Launched | Callable[[], Launched]:
         """Compute a step operation by operation."""
         rows, lines, sampled_at = columns
+        # 1. Block tables grow, and drafts are written behind the known tokens, where the forward pass reads them.
         self._slots.extend(plan.rows)
         if lines.verifies:
             (drafts,) = upload(self._device, lines.drafts)
             self._slots.append(lines.slots, lines.positions, drafts)
         if self._ahead is not None:
             self._ahead.begin(self._slots.reached)
+        # 2. At which packed positions states are needed: to sample from, and to score prompts. The LM head is large,
+        #    so it sees no others.
         spans = self._sampling.spans(rows)
         wanted, scored_at = sampled_at, spans
         if spans.size:
@@ -306,7 +311,8 @@ class LocalRunner:
             wanted = np.sort(np.concatenate([sampled_at, scored_at]))
         if self._head is not None and self._head.reads_last:
             wanted = np.arange(rows.length.sum())
-        batch = self._slots.pack(rows, wanted, self.bell if self._breakable and plan.idle else None)
+        # 3. Pack the rows; only background work may be interrupted.
+        batch = self._slots.pack(rows, wanted, self.interrupt if self._breakable and plan.idle else None)
         if self._head is not None:
             batch = replace(batch, taps=self._head.tapping(batch))
         if self._with_slots:
@@ -314,6 +320,7 @@ class LocalRunner:
         if self._followers is not None:
             self._followers.execute(plan, known, wanted)
 
+        # 4. The forward pass.
         prepared = time.perf_counter()
         try:
             hidden = self._decoder.hidden(batch, self._kv)
@@ -321,6 +328,7 @@ class LocalRunner:
             return Launched(plan.step, 0, {}, Download(self._device), broken_off=True)
         self.seconds["prepare"] += prepared - began
         self.seconds["forward"] += time.perf_counter() - prepared
+        # 5. Draw the tokens: now, or when a pipeline's last stage has computed the states.
         at = _Positions(wanted, sampled_at, scored_at, spans)
         end = partial(self._draw, plan, rows, lines, hidden, at, batch.taps)
         return end if self._pipelined else end()
@@ -357,7 +365,7 @@ class LocalRunner:
             self._head.observe(rows, taps)
         if self._followers is not None:
             self._followers.end()
-        download.seal()
+        download.seal()  # queues the copies to the host; only `collect` waits for them
         done = time.perf_counter()
         self.seconds["sample"] += done - computed - (self.seconds["forward"] - forward)
         prompt_spans = tuple((row, span) for row, span in enumerate(spans.tolist()) if span)

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch, Ints, shared_blocks, worth_sharing
+from headrace.compute.batch import Batch, Ints, StepInterrupt, shared_blocks, worth_sharing
 from headrace.compute.kernels.step_arrays import step_arrays
-from headrace.compute.step_interrupt import StepInterrupt
 from headrace.compute.transfer import Line, upload
 from headrace.core.plan import Entry, Row
 
@@ -183,8 +182,8 @@ class Slots:
         """The tokens (int64, on the device) at the given positions of the given slots."""
         return self._tokens.take(self.places(slots, positions)).long()
 
-    def pack(self, rows: Rows, logits_indices: Ints, bell: StepInterrupt | None = None) -> Batch:
-        """Pack all rows as one batch without padding, which ``bell`` may interrupt; raises what `check` raises.
+    def pack(self, rows: Rows, logits_indices: Ints, interrupt: StepInterrupt | None = None) -> Batch:
+        """Pack all rows as one batch without padding, which ``interrupt`` may interrupt; raises what `check` raises.
 
         ``logits_indices`` count tokens of the packed batch, ascending.
         """
@@ -196,7 +195,7 @@ class Slots:
                 self._blocks,
                 self._host_tokens,
                 limit=self.max_model_len,
-                bell=bell,
+                interrupt=interrupt,
             )
         self.check(rows)
         end = rows.end
@@ -240,5 +239,5 @@ class Slots:
             decode_rows=int(longer[0]) if longer.size else len(end),
             block_size=self.block_size,
             shared=shared_ if shared else None,
-            bell=bell,
+            interrupt=interrupt,
         )

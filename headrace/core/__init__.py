@@ -7,9 +7,8 @@ Read in this order:
 
 - `engine`: the loop. `request`, `sequence`, `plan`, `events`: the values it works on.
 - `ports`: what the core needs from outside. `knobs`: settings that may change while running, for all requests at once.
-- `request_settings`: settings that each request carries.
 - `constraint`: what the text of an answer must look like.
-- `embedding`: inputs of embedding models, and which are computed together. `embedding_events`: their events.
+- `embedding`: inputs of embedding models, which are computed together, and their events.
 - `peers`: other servers that hold blocks, and what happened with them.
 - `block_keys`, `capacity`: content keys of blocks; how many blocks a request needs.
 - `scheduler`: what a step computes. `queueing`, `tenancy`: which request is next. `memory`: paged KV memory.

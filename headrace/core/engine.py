@@ -83,7 +83,7 @@ class Engine:
             except RunnerLost as error:
                 self._fail_in_flight(str(error))
                 self.scheduler.fail_running(str(error))
-                self.scheduler.pages.lost()
+                self.scheduler.tables.lost()
                 return self.take_events()
             except Exception as error:
                 self._fail_in_flight(str(error))
@@ -130,18 +130,18 @@ class Engine:
         """
         while self._in_flight:
             self.scheduler.commit(self._in_flight.popleft(), self.runner.collect())
-        pages, patience = self.scheduler.pages, SAVE_PATIENCE
-        for moves in pages.save():
-            while (moves or pages.under_way) and patience:
+        tables, patience = self.scheduler.tables, SAVE_PATIENCE
+        for moves in tables.save():
+            while (moves or tables.under_way) and patience:
                 self.runner.launch(StepPlan(NO_STEP, (), tuple(moves), (), waits=True), now)
                 arrivals = self.runner.collect().arrivals
-                pages.arrived(arrivals)
+                tables.arrived(arrivals)
                 moves, patience = [], SAVE_PATIENCE if arrivals else patience - 1
-        return pages.saved()
+        return tables.saved()
 
     def adopt_cache(self, saved: list[Saved]) -> None:
         """Take over the disk tier of an earlier process; call it before the first step."""
-        self.scheduler.pages.adopt(saved)
+        self.scheduler.tables.adopt(saved)
 
     def reset_prefix_cache(self, *, lower: bool = True) -> None:
         """Clear the prefix cache, including lower tiers unless ``lower`` is false; running requests continue."""

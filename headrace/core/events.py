@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from headrace.core.embedding_events import Embedded, EmbeddingSlice
+from headrace.core.embedding import Embedded, EmbeddingSlice
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.plan import Row, Tier, TokenLogprob
 from headrace.core.request import NO_SLO, FinishReason, RejectReason, Request, Slo

@@ -12,8 +12,8 @@ Core and runner are the same as in one process; only rank 0 samples. In reading 
 - `messages`: plans as bytes.
 - `collectives`: communication between ranks within a step, over torch.distributed.
 - `leader`: rank 0.
-- `worker`: any other rank. `worker_process`: its process.
-- `others`: the other ranks as rank 0 sees them. `processes`: started by rank 0 on its machine. `launched`: started by a
-  launcher, where each is a `launched_rank`. `greeting`: their first lines, with a proof of the shared secret.
+- `worker`: any other rank, and its process.
+- `others`: the other ranks as rank 0 sees them, and those that it starts on its machine.
+- `launched`: those that a launcher started, where each is a `launched_rank`; they prove the shared secret first.
 - `kv_transfer`: KV blocks between servers, each with the whole model.
 """

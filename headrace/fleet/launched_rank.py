@@ -15,10 +15,8 @@ import time
 from pathlib import Path
 
 from headrace.config import Launch
-from headrace.fleet.greeting import SecretDiffers, prove, read_line
-from headrace.fleet.launched import JOIN_SECONDS, meeting_point, watch
-from headrace.fleet.others import RankFailed
-from headrace.fleet.processes import start_process
+from headrace.fleet.launched import JOIN_SECONDS, SecretDiffers, meeting_point, prove, read_line, watch
+from headrace.fleet.others import RankFailed, start_process
 from headrace.fleet.setup import versions
 
 RETRY_SECONDS = 0.5

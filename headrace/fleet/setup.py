@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from headrace.compute.gguf.file import GgufFile, is_gguf
-from headrace.compute.model.checkpoint import INDEX
+from headrace.compute.checkpoint import INDEX
+from headrace.compute.model.gguf.file import GgufFile, is_gguf
 from headrace.compute.model.sharding import Place
 
 _HEADER_BYTES = 1 << 20

@@ -10,9 +10,14 @@ It has its own slots, block tables and pages, so a message contains only changes
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +27,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from headrace.compute.batch import Ints, ramps
 from headrace.compute.blockfile import BLOCKS_FILE, BlockFile
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.device import keep_freed_memory
 from headrace.compute.kernels import select
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.sharding import Shard, shard_of
-from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import (
     DecoderWeights,
     dummy_weights,
@@ -35,12 +41,13 @@ from headrace.compute.model.weights import (
     read_spec,
 )
 from headrace.compute.mover import Copied, Mover, move_blocks
-from headrace.compute.sampling.lines import drafted
 from headrace.compute.slots import Rows, Slots
+from headrace.compute.step_sampling import drafted
 from headrace.compute.transfer import upload
 from headrace.core.plan import StepPlan
 from headrace.fleet.collectives import STORE_SECONDS, connect
 from headrace.fleet.messages import Kind, Words, step_of, unpacked
+from headrace.fleet.others import copied_message
 from headrace.fleet.setup import MemorySetup, ModelSetup, disk_folder, identity, torch_dtype
 from headrace.service.takeover import when_free
 
@@ -202,3 +209,52 @@ def load_part(setup: ModelSetup, shard: Shard, device: torch.device, *, fp8: boo
 def device_of(kind: str, local_rank: int) -> torch.device:
     """The device of a rank by its number on its machine: each has a GPU of its own, and all share the CPU."""
     return torch.device("cuda", local_rank) if kind == "cuda" else torch.device("cpu")
+
+
+# The process of one rank other than 0: `others` or `launched_rank` starts it with a socket to rank 0.
+
+BEAT_SECONDS = 1.0
+"""Time between two heartbeats."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Replies:
+    """The socket for replies, shared by the computing thread and the heartbeat thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, reply: bytes) -> None:
+        with self._lock:
+            self._connection.send_bytes(reply)
+
+    def beat(self) -> None:
+        """Send heartbeats until rank 0 has gone; then end the process, which may be waiting for another rank."""
+        ended = threading.Event()
+        try:
+            while not ended.wait(BEAT_SECONDS):
+                self.send(b".")
+        except OSError:
+            os._exit(1)
+
+
+def main(descriptor: int, own: str) -> None:
+    """Handle the messages of a socket until it is closed; ``own`` is the argument of `Worker`, as JSON."""
+    connection = Connection(descriptor)
+    replies = _Replies(connection)
+    replies.send(b".")
+    threading.Thread(target=replies.beat, name="headrace-beat", daemon=True).start()
+    keep_freed_memory()
+    worker = Worker(lambda copied: replies.send(b"C" + copied_message(copied)), json.loads(own))
+    try:
+        while True:
+            reply = worker.answer(connection.recv_bytes())
+            if reply is not None:
+                replies.send(b"R" + json.dumps(reply).encode())
+    except EOFError:
+        os._exit(0)  # without waiting for threads of the process groups
+    except Exception as error:
+        replies.send(b"E" + f"{type(error).__name__}: {error}".encode())
+        os._exit(1)

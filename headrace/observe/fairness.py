@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from headrace.core.tenancy.fairness_index import fair_shares, jain
+from headrace.core.tenancy.fair_share import fair_shares, jain
 
 SLICE_SECONDS = 1.0
 WINDOW_SLICES = 60

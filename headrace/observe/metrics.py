@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from headrace.core.embedding_events import Embedded
+from headrace.core.embedding import Embedded
 from headrace.core.events import (
     AdmitReason,
     Admitted,

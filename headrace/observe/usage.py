@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.core.embedding_events import Embedded
+from headrace.core.embedding import Embedded
 from headrace.core.events import (
     AdmitReason,
     Admitted,

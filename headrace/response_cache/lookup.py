@@ -18,7 +18,7 @@ from headrace.core.drafting.suffix import SuffixProposer
 from headrace.core.events import Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason, InvalidParameter, Request
-from headrace.core.tenancy.classes import BACKGROUND
+from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.flights import Flights
 from headrace.response_cache.headers import cache_header

@@ -14,7 +14,7 @@ from dataclasses import replace
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
-from headrace.core.tenancy.classes import CLASSES, DEFAULT
+from headrace.core.tenancy.tenants import CLASSES, DEFAULT
 from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
 from headrace.response_cache.rules.response.entry import Pulse
 from headrace.response_cache.rules.response.query import CacheQuery

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from headrace.core.events import Arrived, Event
-from headrace.core.tenancy.classes import is_awaited
+from headrace.core.tenancy.tenants import is_awaited
 from headrace.response_cache.history import MOST_PREFIXES, History, Recorded
 from headrace.response_cache.rules.semantic.verdicts import Pair
 from headrace.response_cache.rules.warming.demand_forecast import choose

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from headrace.core.events import Emitted, Finished, PromptScored, Verified
 from headrace.core.request import Request
-from headrace.core.tenancy.classes import is_awaited
+from headrace.core.tenancy.tenants import is_awaited
 
 IndexedEvent = tuple[int, Emitted | PromptScored | Finished]
 """An event of one call, with the index of the sequence that it belongs to."""

@@ -30,9 +30,9 @@ from headrace.core.events import (
 )
 from headrace.core.ports import Watcher
 from headrace.core.request import FinishReason, InvalidParameter, Request
-from headrace.core.tenancy.classes import is_awaited
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.core.tenancy.quota import Limit, Room
+from headrace.core.tenancy.tenants import is_awaited
 from headrace.service.admission_rate import AdmissionRate
 from headrace.service.answer import Answer, Listener, Route
 from headrace.service.intake import PIECE_SECONDS

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.core.events import Event, Finished
 from headrace.core.request import FinishReason, Request
-from headrace.core.tenancy.classes import is_awaited
+from headrace.core.tenancy.tenants import is_awaited
 
 logger = logging.getLogger(__name__)
 

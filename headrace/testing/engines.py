@@ -12,9 +12,8 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.memory.lower_tier import LowerTier
-from headrace.core.memory.peer_blocks import PeerBlocks
 from headrace.core.memory.restore import AlwaysRestore, RestorePolicy
-from headrace.core.memory.tiers import LowerTiers
+from headrace.core.memory.tiers import LowerTiers, PeerBlocks
 from headrace.core.plan import Tier
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import AlwaysFits, RoomPolicy

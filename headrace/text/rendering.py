@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, Token
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import jinja2
@@ -16,10 +19,370 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import nodes
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
-from headrace.text.budget import Budget, BudgetExceeded, Metered, bounded
 from headrace.text.content import Content, Controls, PromptText, SeeingEnvironment, current, texts
+
+# The budget of templates that run in the server's own process: what they may do there, and how much of it.
+#
+# The sandbox keeps a template from accessing the machine, but not from exhausting it, and one call inside C can hold
+# the interpreter's lock for minutes. So a template only runs here while each of its operations takes time and memory in
+# proportion to its operands, and all together stay below a `Budget`. Anything else raises `BudgetExceeded`, and the
+# template is rendered in a process of its own (`processes`). Without a budget, as in that process, everything is
+# allowed.
+
+MAX_TURNS = 50_000
+MAX_CHARACTERS = 1_000_000
+"""Characters that a template may process beside those of its content."""
+CONTENT_TIMES = 32
+"""How often a template may process its content."""
+MAX_SECONDS = 0.1
+CLOCK_CHECKS = 8
+"""The clock is read once in so many checks: reading it takes as long as some of them."""
+MAX_BITS = 1_024
+MAX_ARGUMENT = 256
+"""Maximum length of what is searched for: some searches take the product of both lengths."""
+
+METHODS = frozenset(
+    {
+        "capitalize",
+        "count",
+        "endswith",
+        "find",
+        "index",
+        "isalnum",
+        "isalpha",
+        "isascii",
+        "isdecimal",
+        "isdigit",
+    }
+    | {
+        "islower",
+        "isnumeric",
+        "isspace",
+        "istitle",
+        "isupper",
+        "lower",
+        "lstrip",
+        "partition",
+        "removeprefix",
+    }
+    | {"removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "splitlines"}
+    | {"startswith", "strip", "swapcase", "title", "upper"}
+    | {"get", "items", "keys", "values"}  # of objects
+)
+FILTERS = frozenset(
+    {
+        "abs",
+        "capitalize",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "e",
+        "escape",
+        "first",
+        "float",
+        "int",
+        "items",
+    }
+    | {
+        "join",
+        "last",
+        "length",
+        "list",
+        "lower",
+        "map",
+        "reject",
+        "rejectattr",
+        "replace",
+        "reverse",
+    }
+    | {"safe", "select", "selectattr", "string", "title", "tojson", "trim", "upper"}
+)
+
+
+class BudgetExceeded(Exception):
+    """A template did, or would do, more than its budget allows. ``always``: it will in every rendering."""
+
+    def __init__(self, what: str, always: bool = False) -> None:
+        super().__init__(what)
+        self.always = always
+
+
+class Budget:
+    """The remaining budget of one rendering, on its thread.
+
+    Args:
+        content: characters of the content that the template renders.
+        turns: loop turns and macro calls.
+        characters: of all values that operations take or make, beside those of the content.
+        seconds: CPU time of the thread, checked every few turns and values.
+    """
+
+    def __init__(
+        self,
+        content: int = 0,
+        turns: int = MAX_TURNS,
+        characters: int = MAX_CHARACTERS,
+        seconds: float = MAX_SECONDS,
+    ) -> None:
+        self._until = time.thread_time() + seconds
+        self._checks = 0
+        self._turns = turns
+        self._characters = characters + CONTENT_TIMES * content
+        self._token: Token[Budget | None] | None = None
+
+    def __enter__(self) -> Budget:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._token is not None
+        _current.reset(self._token)
+
+    def turn(self) -> None:
+        """Count one turn of a loop or call of a macro."""
+        self._turns -= 1
+        if self._turns < 0:
+            raise BudgetExceeded("turns of loops and macros")
+        self._look_at_clock()
+
+    def spend(self, size: int) -> None:
+        """Count the size of a value."""
+        self._characters -= size
+        if self._characters < 0:
+            raise BudgetExceeded("characters")
+        self._look_at_clock()
+
+    def spend_all(self, value: Any) -> None:
+        """Count the length of a value as text, about; lists may contain the same long text many times."""
+        size = seen = 0
+        waiting = [value]
+        while waiting and size <= self._characters:
+            item = waiting.pop()
+            seen += 1
+            if not seen % 1024:
+                self._look_at_clock()
+            if isinstance(item, dict):
+                waiting += item.keys()
+                waiting += item.values()
+            elif isinstance(item, (list, tuple)):
+                waiting += item
+            size += 1 + (len(item) if isinstance(item, str) else 0)
+        self.spend(size)
+
+    def _look_at_clock(self) -> None:
+        self._checks += 1
+        if not self._checks % CLOCK_CHECKS and time.thread_time() > self._until:
+            raise BudgetExceeded("seconds")
+
+
+_current: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+def bounded(what: str, allowed: bool) -> None:
+    """Refuse an operation within a budget, unless it is ``allowed``."""
+    if not allowed and _current.get() is not None:
+        raise BudgetExceeded(what, always=True)
+
+
+class Metered(SandboxedEnvironment):
+    """A sandbox whose templates are counted and checked against the current `Budget`.
+
+    Loop bodies and macros are compiled with a counter at their start. The sizes of operands are counted before an
+    operation runs, the sizes of results afterwards.
+    """
+
+    intercepted_binops = frozenset({"*", "**", "%", "+"})
+
+    def meter_filters(self) -> None:
+        """Wrap all filters and tests with checks, after the environment has registered them."""
+        self.filters = {name: _checked(name, filter_) for name, filter_ in self.filters.items()}
+        self.tests = {name: _ticking(test) for name, test in self.tests.items()}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        _CheckValues().visit(tree)
+        repeated: list[nodes.For | nodes.Macro | nodes.CallBlock] = []
+        for kind in (nodes.For, nodes.Macro, nodes.CallBlock):
+            repeated.extend(tree.find_all(kind))
+        for node in repeated:
+            node.body.insert(0, nodes.ExprStmt(_call("count_turn")).set_lineno(node.lineno))
+        for loop in tree.find_all(nodes.For):
+            if isinstance(loop.test, nodes.Expr):
+                loop.test = _call("check_value", loop.test)
+        return tree
+
+    def count_turn(self) -> None:
+        """Called by compiled templates at the head of every loop body and macro."""
+        if (budget := _current.get()) is not None:
+            budget.turn()
+
+    def check_value(self, value: Any) -> Any:
+        """Called by compiled templates on values that are made or found without a call."""
+        _spend(value)
+        return value
+
+    def check_output(self, value: Any) -> Any:
+        """Called by compiled templates on their output."""
+        return self.check_value(value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        safe = super().wrap_str_format(value)
+        if safe is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            bounded("formatting", False)
+            return safe(*args, **kwargs)
+
+        return checked
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        bounded("**", operator != "**")
+        bounded("formatting", operator != "%" or not isinstance(left, (str, bytes)))
+        if operator == "*":
+            for value, count in ((left, right), (right, left)):
+                if isinstance(count, int) and isinstance(value, (str, list, tuple)):
+                    _spend_size(len(value) * max(count, 0))
+        value = super().call_binop(context, operator, left, right)
+        _spend(value)
+        return value
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        # The names follow jinja2: a template may pass keywords called `self` and `context`.
+        subject = getattr(__obj, "__self__", None)
+        if isinstance(subject, (str, bytes, int, float, list, tuple, dict)):
+            _check_operation(
+                f".{__obj.__name__}", __obj.__name__ in METHODS, (subject, *args, *kwargs.values())
+            )
+            value = super().call(__context, __obj, *args, **kwargs)
+            _spend_shallow(value)
+            return value
+        value = super().call(__context, __obj, *args, **kwargs)
+        _spend(value)
+        return value
+
+
+class _CheckValues(NodeTransformer):
+    """Adds a check to every ``~`` and each of its operands, to ``in`` and slices, and to all constructors of lists.
+
+    Sixty turns of ``[x, x]`` make a small value that is practically impossible to compare, hash or print.
+    """
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.nodes = [_call("check_value", operand) for operand in node.nodes]
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        searches = any(operand.op in ("in", "notin") for operand in node.ops)
+        return _call("check_value", node) if searches else node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("check_value", node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("check_value", node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("check_value", node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("check_value", node) if node.ctx == "load" else node
+
+    def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802
+        gathered = node.ctx == "load" and node.name in ("varargs", "kwargs")  # a macro's arguments
+        return _call("check_value", node) if gathered else node
+
+
+def _call(method: str, *operands: nodes.Expr) -> nodes.Call:
+    """A call of a method of the environment, as part of a template."""
+    return nodes.Call(nodes.EnvironmentAttribute(method), list(operands), [], None, None)
+
+
+def _checked(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
+    skipped = 1 if hasattr(filter_, "jinja_pass_arg") else 0
+
+    @wraps(filter_)  # also copies the marks that tell jinja2 what to pass first
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _check_operation(f"|{name}", name in FILTERS, (*args[skipped:], *kwargs.values()))
+        value = filter_(*args, **kwargs)
+        _spend_shallow(value)
+        return value
+
+    return checked
+
+
+def _ticking(test: Any) -> Any:
+    @wraps(test)
+    def ticking(*args: Any, **kwargs: Any) -> Any:
+        _spend_size(0)
+        return test(*args, **kwargs)
+
+    return ticking
+
+
+def _check_operation(name: str, allowed: bool, operands: tuple[Any, ...]) -> None:
+    """Check a filter or a method before it runs."""
+    if _current.get() is None:
+        return
+    bounded(name, allowed)
+    subject, *others = operands or ("",)
+    for each in others:
+        bounded(f"a long argument of {name}", not isinstance(each, str) or len(each) <= MAX_ARGUMENT)
+    if name in _WRITES:
+        _spend(subject)
+    else:
+        _spend_shallow(subject)
+    if name in (".replace", "|replace") and all(isinstance(each, str) for each in (subject, *others[:2])):
+        _spend_size(subject.count(others[0]) * len(others[1]))
+    elif name == "|join":
+        bounded("|join of a generator", isinstance(subject, (str, list, tuple)))
+        _spend_size(len(subject) * sum(len(each) for each in others if isinstance(each, str)))
+
+
+_WRITES = frozenset({"|join", "|string", "|tojson"})
+"""Operations that write all of a list or object."""
+
+
+def _spend_shallow(value: Any) -> None:
+    """Count a value whose elements existed before."""
+    if isinstance(value, (dict, list, tuple)):
+        _spend_size(len(value))
+    else:
+        _spend(value)
+
+
+def _spend(value: Any) -> None:
+    """Count a value with all that it contains, and refuse integers that are slow to multiply and print."""
+    if (budget := _current.get()) is None:
+        return
+    if isinstance(value, str):
+        budget.spend(len(value))
+    elif isinstance(value, (dict, list, tuple)):
+        budget.spend_all(value)
+    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise BudgetExceeded("large integers")
+    else:
+        budget.spend(0)
+
+
+def _spend_size(size: int) -> None:
+    if (budget := _current.get()) is not None:
+        budget.spend(size)
+
 
 MAX_INDENT = 32
 MAX_REASON = 1_000

@@ -8,17 +8,89 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
 from headrace.files import check_size, read_json_file
-from headrace.text.content import AddedTokens, PromptText
+from headrace.text.content import AddedTokens, PromptText, spelling_pattern
 from headrace.text.named_tokens import BadTokens, add_named_tokens
-from headrace.text.quoting import QuotingEncoder
+
+# Tokenizes prompts in which some text spells a control token and is text nevertheless.
+#
+# A second tokenizer shares the model's vocabulary and merges. It knows each control token under a secret spelling only,
+# and the prompt's own control tokens are spelled so. Everything else is encoded in one run, as the model would encode
+# it if there were no control tokens.
+
+SECRET_CHARACTERS = 8
+_PRIVATE, _PRIVATE_SIZE = 0xF0000, 0xFFFE
+
+
+class QuotingEncoder:
+    """Encodes prompts like ``backend``, except for what they quote; ``added`` are tokens that a prompt may quote."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, added: AddedTokens) -> None:
+        self._model = backend.model
+        self._encoder = tokenizers.Tokenizer(self._model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            if getattr(backend, part) is not None:
+                setattr(self._encoder, part, getattr(backend, part))
+        secret = "".join(chr(_PRIVATE + secrets.randbelow(_PRIVATE_SIZE)) for _ in range(SECRET_CHARACTERS))
+        controls = (*added.special, *added.marks)
+        self._pattern = spelling_pattern(controls)
+        self._secret = {text: secret + chr(_PRIVATE + number) for number, text in enumerate(controls)}
+        tokens = sorted(backend.get_added_tokens_decoder().items())
+        self._encoder.add_tokens([self._respelled(token) for _, token in tokens])
+        self._ids = {self._id_of(token.content): token_id for token_id, token in tokens}
+        self._spelled = {
+            token_id: token.content
+            for token_id, token in tokens
+            if token.content in self._secret and token_id not in self._ids
+        }
+
+    def encode(self, prompt: PromptText, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of ``prompt``."""
+        encoding = self._encoder.encode("".join(self._pieces(prompt)), add_special_tokens=add_special_tokens)
+        ids: list[int] = []
+        for token, around in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
+            if around:  # a token that the post-processor adds around the text
+                ids.append(token)
+            elif (
+                token in self._spelled
+            ):  # a vocabulary of whole words finds it without looking for control tokens
+                ids += [each.id for letter in self._spelled[token] for each in self._model.tokenize(letter)]
+            else:
+                ids.append(self._ids.get(token, token))
+        return ids
+
+    def _respelled(self, token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+        return tokenizers.AddedToken(
+            self._secret.get(token.content, token.content),
+            single_word=token.single_word,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized,
+            special=token.special,
+        )
+
+    def _id_of(self, spelled: str) -> int:
+        found = self._encoder.token_to_id(self._secret.get(spelled, spelled))
+        assert found is not None  # it was added
+        return found
+
+    def _pieces(self, prompt: PromptText) -> Iterator[str]:
+        text, begun = prompt.text, 0
+        for start, end in (*prompt.quoted, (len(text), len(text))):
+            yield self._pattern.sub(lambda found: self._secret[found[0]], text[begun:start])
+            yield text[start:end]
+            begun = end
+
 
 MAX_TOKENIZER_BYTES = 256 << 20
 """The largest ``tokenizer.json`` that is read; the largest published ones have 40 MB."""
@@ -270,3 +342,80 @@ def _longest_token(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int])
     if not vocabulary.keys() >= set(tokenizers.pre_tokenizers.ByteLevel.alphabet()):
         return 0
     return max(map(len, vocabulary))
+
+
+# Caches the tokens of long prompt parts, so that a system prompt is not tokenized again for every request.
+#
+#  <|system|>…two pages…<|end|>
+# <|user|>…a question…<|end|>
+# <|assistant|>
+#  └─ cached ─────────────────┘└─ to be tokenized ──────────────────────┘
+# Tokenizers find special tokens first and then process the text between two of them separately. So a text may be cut
+# before any special token, and its parts tokenized separately. If a special token also absorbs adjacent white space,
+# nothing is cut. Parts are cached per scope, so tokenizing time reveals nothing about prompts of other scopes.
+
+KEPT_CHARACTERS = 4 << 20
+"""Maximum characters of all cached parts; with their tokens they take about 10 MB."""
+
+SHORTEST = 256
+"""Shorter parts are not cached, because tokenizing them is fast."""
+
+
+class Part(NamedTuple):
+    """A part of a text. ``tokens`` is None if they are not cached; a part with ``kept`` will be cached."""
+
+    text: str
+    kept: bool
+    tokens: array[int] | None
+
+
+class Segments:
+    """The cached parts of one tokenizer. For one thread; the tokenizing itself may run on another."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = tokenizer.backend.get_added_tokens_decoder().values()
+        # Tokens that are searched for in the raw text, before anything else.
+        found_first = [token for token in added if not token.normalized]
+        marks = sorted((re.escape(token.content) for token in found_first), key=len, reverse=True)
+        greedy = any(token.lstrip or token.rstrip or token.single_word for token in found_first)
+        self._mark = re.compile("|".join(marks)) if marks and not greedy else None
+        self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+        self._characters = 0
+
+    def cut(self, text: str, scope: str) -> list[Part]:
+        """The parts of ``text``, with short ones merged; the whole text if it may not be cut."""
+        starts = [] if self._mark is None else [match.start() for match in self._mark.finditer(text)]
+        if not starts:
+            return [Part(text, kept=False, tokens=None)]
+        parts: list[Part] = []
+        begun = 0
+        for start, end in zip([0, *starts], [*starts, len(text)], strict=True):
+            if end - start >= SHORTEST:
+                if begun < start:
+                    parts.append(Part(text[begun:start], kept=False, tokens=None))
+                part = text[start:end]
+                parts.append(Part(part, kept=True, tokens=self._known.get((scope, part))))
+                begun = end
+        if begun < len(text):
+            parts.append(Part(text[begun:], kept=False, tokens=None))
+        return parts
+
+    def join(self, parts: Sequence[Part], tokenized: Iterable[list[int]], scope: str) -> list[int]:
+        """The tokens of all ``parts``; ``tokenized`` are those of the parts that were not cached, in order."""
+        rest = iter(tokenized)
+        tokens: list[int] = []
+        for part in parts:
+            found = next(rest) if part.tokens is None else part.tokens.tolist()
+            tokens += found
+            if part.kept:
+                self._keep((scope, part.text), array("i", found) if part.tokens is None else part.tokens)
+        return tokens
+
+    def _keep(self, name: tuple[str, str], tokens: array[int]) -> None:
+        if name not in self._known:
+            self._characters += len(name[1])
+        self._known[name] = tokens
+        self._known.move_to_end(name)
+        while self._characters > KEPT_CHARACTERS:
+            (_, text), _ = self._known.popitem(last=False)
+            self._characters -= len(text)

@@ -20,16 +20,15 @@ from headrace.core.knobs import Knobs
 from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import EvictionPolicy
 from headrace.core.memory.lower_tier import LowerTier
-from headrace.core.memory.peer_blocks import PeerBlocks
 from headrace.core.memory.restore import Link, RestoreIfFaster
-from headrace.core.memory.tiers import LowerTiers
+from headrace.core.memory.tiers import LowerTiers, PeerBlocks
 from headrace.core.peers import Peers
 from headrace.core.plan import Tier
 from headrace.core.ports import Grammars, Runner
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import AlwaysFits, Headroom, RoomPolicy
 from headrace.core.prediction.output_lengths import LengthPredictor
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.order import PATIENCE
@@ -37,8 +36,8 @@ from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.holds import UntilCompiled
 from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.scheduler.scheduler import Scheduler
-from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES, ServiceClass
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import BadPrice, Pricing, TokenPrices, parse_device_price
 from headrace.observe.cost.split import BY_TOKENS

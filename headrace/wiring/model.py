@@ -11,24 +11,22 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import DeviceFacts, apart
-from headrace.compute.drafting.head_loading import LoadedHead
-from headrace.compute.drafting.loading import LoadedDraft
-from headrace.compute.gguf.file import is_gguf
+from headrace.compute.drafting.loading import LoadedDraft, LoadedHead
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.memory_plan import MemoryPlan
 from headrace.compute.model.decoder import ModelDecoder
+from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.hub import BUILTIN, model_name
 from headrace.compute.model.shape import ModelShape
-from headrace.compute.model.spec import ModelError
 from headrace.compute.runner import LocalRunner
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.engine import Engine
-from headrace.core.prediction.step_cost import StepCost
-from headrace.core.tenancy.classes import ServiceClass
-from headrace.core.tenancy.tenants import Tenants
+from headrace.core.prediction.step_curve import StepCost
+from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults

@@ -9,11 +9,11 @@ from headrace.config import ConfigError, SchedulerOptions
 from headrace.core.knobs import Knobs
 from headrace.core.memory.eviction import CostAwareEviction, EvictionPolicy, LeastRecentlyUsed
 from headrace.core.prediction.latest_start import LatestStarts
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.queueing.order import ByPriority, FirstComeFirstServed, OrderPolicy, ShortestFirst
 from headrace.core.scheduler.admission import AdmissionPolicy, Continuous, StaticBatch
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, VictimPolicy
-from headrace.core.tenancy.classes import ServiceClass
+from headrace.core.tenancy.tenants import ServiceClass
 from headrace.wiring.plugins import Port, find_class, make_plugin
 
 AUTO = "auto"

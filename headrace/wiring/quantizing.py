@@ -13,16 +13,14 @@ from typing import NamedTuple
 
 import torch
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import device_facts, limit_threads, resolve_device, resolve_dtype
 from headrace.compute.kernels import select
 from headrace.compute.model.hub import read_config, resolve_folder
-from headrace.compute.model.reading import Reader
-from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import DecoderWeights, load_weights, read_spec
-from headrace.compute.quantization.calibration import Calibration, split_windows
-from headrace.compute.quantization.quality import Quality, compare
 from headrace.compute.quantization.scheme import WRITTEN
-from headrace.compute.quantization.writing import Method, write_quantized
+from headrace.compute.quantizing.calibration import Calibration, Quality, Reader, compare, split_windows
+from headrace.compute.quantizing.writing import Method, write_quantized
 from headrace.config import ConfigError
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM

@@ -60,7 +60,7 @@ from headrace.response_cache.lookup import CacheLookup
 from headrace.service.embedding.models import PoolingModels
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
-from headrace.text.parsing.detect import UnknownParser
+from headrace.text.parsing.catalogue import UnknownParser
 from headrace.wiring.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.wiring.caching.semantic import make_verdicts
 from headrace.wiring.caching.warming import Warming, make_recorder, open_history
@@ -295,7 +295,7 @@ def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Servi
         watchers=folds.watchers,
         meter=QuotaMeter(loaded.tenants, loaded.name),
         request_timeout=options.request_timeout,
-        interrupt=loaded.runner.bell,
+        interrupt=loaded.runner.interrupt,
     )
 
 

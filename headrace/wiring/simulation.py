@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.drafting.proposal import DraftRow
 from headrace.core.engine import Engine
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration
@@ -312,9 +312,9 @@ def shape_of(model: str) -> ModelShape:
     """
     if (known := SHAPES.get(model.lower())) is not None:
         return known
+    from headrace.compute.checkpoint import ModelError
     from headrace.compute.model.families import parse_config
     from headrace.compute.model.hub import read_config, resolve_model
-    from headrace.compute.model.spec import ModelError
 
     try:
         spec = parse_config(read_config(resolve_model(model, with_weights=False)))

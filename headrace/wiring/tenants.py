@@ -36,8 +36,7 @@ from headrace.config import ConfigError, ServerOptions, read_mapping
 from headrace.config.errors import suggestion
 from headrace.config.validation import plain_reason
 from headrace.core.request import Slo
-from headrace.core.tenancy.classes import CLASSES, ServiceClass
-from headrace.core.tenancy.tenants import EQUALS, TenantLimits, Tenants, TenantTerms
+from headrace.core.tenancy.tenants import CLASSES, EQUALS, ServiceClass, TenantLimits, Tenants, TenantTerms
 
 NAMES = tuple(each.name for each in CLASSES if each.weight)
 """Classes that a tenant may use."""

@@ -202,7 +202,7 @@ def _measured_cpu(loaded: Loaded) -> DeviceSpec | None:
     import torch
 
     from headrace.compute.kernels.cpp import CppKernels
-    from headrace.compute.kernels.probe import product_rates, read_rates
+    from headrace.compute.kernels.measure import product_rates, read_rates
 
     kernels = loaded.decoder.kernels
     if not isinstance(kernels, CppKernels):

@@ -61,7 +61,7 @@ from headrace.core.memory.block_pool import BlockPool
 from headrace.core.memory.eviction import LeastRecentlyUsed
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.prediction.memory_peak import AlwaysFits
-from headrace.core.prediction.step_cost import TOKENS_ONLY
+from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.prefix.sessions import SessionBook
 from headrace.core.queueing.fair_queue import single_queue

@@ -11,10 +11,8 @@ from dataclasses import replace
 import torch
 
 from headrace.compute.batch import Batch
-from headrace.compute.sampling.allowed import Allowed, restrict
-from headrace.compute.sampling.choice import Choice, choose
-from headrace.compute.sampling.draw import likeliest
-from headrace.compute.sampling.lines import counting_of
+from headrace.compute.sampling.choice import TokenChoice, choose, counting_of, likeliest
+from headrace.compute.sampling.penalties import Allowed, restrict
 from headrace.core.plan import Entry, Row
 from headrace.core.request import SamplingParams
 
@@ -66,7 +64,7 @@ class FakeDecoder:
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         return likeliest(logits)
 
-    def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, choice: TokenChoice) -> torch.Tensor:
         return choose(logits, choice)
 
     def restrict(self, logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:

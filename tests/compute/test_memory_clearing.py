@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from headrace.compute.device import resident_bytes
-from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing, Pool
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV
 from tests.compute.model.configs import LLAMA
 
 
@@ -187,7 +187,7 @@ def test_memory_of_a_real_pool_is_there_before_it_is_written() -> None:
 ENDS_AT_ONCE = """
 import torch
 from headrace.compute.memory_clearing import MemoryClearing
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.families import parse_config
 from tests.compute.model.configs import LLAMA
 MemoryClearing(PagedKV(parse_config(LLAMA).shape, 200_000, 16, torch.float32), 200_000, piece_bytes=1 << 18).begin(0)

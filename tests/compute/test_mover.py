@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from headrace.compute.blockfile import BlockFile
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.mover import Copied, Mover
 from headrace.core.plan import Arrival, Move, Tier
-from tests.compute.test_kv import SPEC, held, numbered
+from tests.compute.model.test_kv import SPEC, held, numbered
 
 DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.compute.sampling.lines import NO_DRAFT, Lines, counting_of
+from headrace.compute.sampling.choice import NO_DRAFT, counting_of
+from headrace.compute.step_sampling import Lines
 from headrace.core import capacity
 from headrace.core.plan import Row, StepPlan
 from tests.compute.fakes import VOCAB, FakeDecoder, entry, logits_of

@@ -19,8 +19,8 @@ from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request
 from headrace.core.scheduler.admission import Continuous
 from headrace.core.sequence import Sequence
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
 from tests.doubles.scenes import request

@@ -17,7 +17,7 @@ from headrace.core.memory.tiers import LowerTiers
 from headrace.core.plan import Tier
 from headrace.core.prediction.memory_peak import AlwaysFits, Headroom
 from headrace.core.prediction.output_lengths import LengthPredictor
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.order import ByAge, ByPriority, FirstComeFirstServed, ShortestFirst
@@ -28,8 +28,8 @@ from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
 from headrace.core.sequence import Sequence
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing import (
     ADMISSION_CHECKS,
     EVICTION_CHECKS,

@@ -1,10 +1,12 @@
+""""""
+
 from __future__ import annotations
 
 import math
 
 import pytest
 
-from headrace.core.request import InvalidParameter, SamplingParams
+from headrace.core.request import SEED_BITS, InvalidParameter, SamplingParams, choice_seed
 
 WRONG = [
     ("temperature", -0.1),
@@ -96,3 +98,14 @@ def test_plain_forms_are_brought_to_tuples() -> None:
     assert hash(params) == hash(
         SamplingParams(stop=("end",), stop_token_ids=(1, 2), logit_bias=((5, 1.0),), bad_words=((1, 2),))
     )
+
+
+def test_the_first_choice_has_the_seed_of_the_call() -> None:
+    assert [choice_seed(seed, 0) for seed in (0, 7, 2**63 + 1, -1)] == [0, 7, 1, 2**63 - 1]
+
+
+def test_no_choice_repeats_one_of_another_call() -> None:
+    seeds = [choice_seed(seed, index) for seed in range(200) for index in range(20)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**SEED_BITS for seed in seeds)
+    assert choice_seed(-5, 3) != choice_seed(5, 3)

@@ -28,8 +28,7 @@ from headrace.cli.bench.targets import read_spec
 from headrace.cli.experiment import read_experiment
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, options
 from headrace.core.knobs import Knobs
-from headrace.core.tenancy.classes import CLASSES
-from headrace.core.tenancy.tenants import EQUALS
+from headrace.core.tenancy.tenants import CLASSES, EQUALS
 from headrace.tuning.experiments.spec import read_spec as read_spec_of_experiment
 from headrace.tuning.steering.settings import live_settings, request_settings, values
 from headrace.wiring.tenants import read_tenants

@@ -22,8 +22,7 @@ from headrace.core.events import Finished
 from headrace.core.ports import LOST_PREFIX
 from headrace.core.request import FinishReason
 from headrace.fleet import launched, launched_rank
-from headrace.fleet.greeting import SecretDiffers, prove, read_line
-from headrace.fleet.launched import Launched, meeting_point
+from headrace.fleet.launched import Launched, SecretDiffers, meeting_point, prove, read_line
 from headrace.fleet.launched_rank import run_rank
 from headrace.fleet.others import RankFailed
 from headrace.fleet.setup import versions

@@ -19,7 +19,7 @@ import torch
 import headrace
 from headrace import LLM, SamplingParams
 from headrace.compute.batch import Batch
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.config import ConfigError
 from headrace.core.request import InvalidParameter
 from headrace.text.stream import TextStreams

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import DtypeChoice
 from headrace.compute.kernels import select
-from headrace.compute.model.spec import ModelError
 from headrace.config import ModelOptions
 from headrace.wiring.loading.computing import find_model
 from headrace.wiring.loading.found import Choices

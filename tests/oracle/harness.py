@@ -16,10 +16,10 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import select
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder, ModelDecoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import load_weights
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

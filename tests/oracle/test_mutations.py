@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
 from tests.oracle.families import CASES, TRAINED, VOCAB, WINDOW
 from tests.oracle.harness import Rig, Sequence
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from headrace.compute.kernels import KernelsUnavailable, select
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.sharding import Place, shard_of
 from headrace.compute.model.weights import load_weights, read_spec
 from tests.oracle.families import CASES, LENGTH, VOCAB

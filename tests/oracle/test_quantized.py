@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
 from tests.compute.quantization import packing
 from tests.compute.quantization.packing import Linear
 from tests.oracle.families import CASES, VOCAB

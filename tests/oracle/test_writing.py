@@ -10,15 +10,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config
-from headrace.compute.model.reading import Reader
-from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import load_weights
-from headrace.compute.quantization import calibration, writing
-from headrace.compute.quantization.calibration import Calibration, input_moments, split_windows
 from headrace.compute.quantization.scheme import SCHEMES, Scheme
-from headrace.compute.quantization.writing import Method, write_quantized
+from headrace.compute.quantizing import calibration, writing
+from headrace.compute.quantizing.calibration import Calibration, Reader, input_moments, split_windows
+from headrace.compute.quantizing.writing import Method, write_quantized
 from tests.oracle.families import CASES, VOCAB
 from tests.oracle.harness import DEVICE, Rig, Sequence
 from tests.oracle.test_quantized import FORMATS, write

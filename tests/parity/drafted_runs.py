@@ -12,9 +12,9 @@ import torch
 from headrace.compute.grammar.compiler import Compiler
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.kernels import select
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.runner import LocalRunner
 from headrace.core.drafting.forced import ForcedTokenDrafter

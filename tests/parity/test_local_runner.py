@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.compute.batch import StepInterrupt
 from headrace.compute.blockfile import BlockFile
 from headrace.compute.kernels import select
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.mover import Mover
 from headrace.compute.runner import LocalRunner
-from headrace.compute.step_interrupt import StepInterrupt
 from headrace.core.engine import Engine
 from headrace.core.events import (
     AdmitReason,
@@ -52,8 +52,8 @@ from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 
 DEVICE = torch.device("cpu")
 BLOCK, MAX_LEN, SEQS = 4, 96, 6
@@ -119,7 +119,7 @@ def run(
     prefix_caching: bool = True,
     host_blocks: int = 0,
     folder: Path | None = None,
-    bell: StepInterrupt | None = None,
+    interrupt: StepInterrupt | None = None,
 ) -> list[Event]:
     kv = PagedKV(decoder().spec.shape, blocks, BLOCK, torch.float32, DEVICE)
     size = kv.nbytes // blocks
@@ -132,11 +132,11 @@ def run(
         max_model_len=MAX_LEN,
         device=DEVICE,
         background=background,
-        breakable=bell is not None,
+        breakable=interrupt is not None,
         mover=Mover(kv, host_blocks, disk) if host_blocks else None,
     )
-    if bell is not None:
-        runner.bell = bell
+    if interrupt is not None:
+        runner.interrupt = interrupt
         todo = [replace(request, service_class="background") for request in todo]
     events: list[Event] = []
     lower = LowerTiers(
@@ -149,7 +149,7 @@ def run(
     )
     scheduler = Scheduler(
         BlockPool(blocks, BLOCK, LeastRecentlyUsed(), events.append, lower if host_blocks else None),
-        single_queue() if bell is None else FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
+        single_queue() if interrupt is None else FairQueue(ShareLedger(CLASSES, {}), TenantQueue),
         FirstComeFirstServed(),
         Continuous(),
         LastRanked(),
@@ -229,9 +229,9 @@ class OftenRung(StepInterrupt):
 
 @pytest.mark.parametrize("how", [{}, {"batched_tokens": 7}, {"blocks": 26}], ids=str)
 def test_each_request_gets_what_it_gets_alone_though_steps_are_broken_off(how: dict[str, Any]) -> None:
-    bell = OftenRung()
-    assert texts(run(requests(), bell=bell, **how)) == alone()
-    assert bell.heard > 20
+    interrupt = OftenRung()
+    assert texts(run(requests(), interrupt=interrupt, **how)) == alone()
+    assert interrupt.heard > 20
 
 
 @pytest.mark.parametrize("how", [{}, {"overlap": 1}, {"overlap": 1, "background": True}], ids=str)

@@ -22,8 +22,8 @@ from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import NO_SLO, FinishReason, Request, Retention, SamplingParams, Slo
 from headrace.core.scheduler.admission import Continuous, StaticBatch
 from headrace.core.scheduler.running_set import MAX_PREEMPTIONS
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.drafters import LyingDrafter, hashed_truth
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_peers import HashingPeers

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from headrace.core.drafting.acceptance import Acceptance
-from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
+from headrace.core.drafting.prediction import CachedAnswerProposer
 from headrace.core.events import Verified
 from headrace.response_cache.rules.response.control import CacheDirectives
 from headrace.response_cache.rules.response.tags import tenant_tag

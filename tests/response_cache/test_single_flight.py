@@ -8,7 +8,7 @@ from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason, InvalidParameter
-from headrace.core.tenancy.classes import BACKGROUND, CLASSES
+from headrace.core.tenancy.tenants import BACKGROUND, CLASSES
 from headrace.response_cache.lookup_request import LookupRequest
 from headrace.response_cache.rules.response.control import CacheDirectives
 from headrace.response_cache.rules.response.entry import Hit, Miss

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, Stepped
 from headrace.core.request import FinishReason, InvalidParameter, RejectReason, Request, SamplingParams
-from headrace.core.tenancy.classes import BACKGROUND
 from headrace.core.tenancy.gate import Limits
+from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.service import service as service_file
 from headrace.service.answer import Answer
 from headrace.service.service import Refused, Service

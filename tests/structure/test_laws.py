@@ -98,7 +98,7 @@ def test_arrows_only_point_down(path):
         ("core", "import time"),
         ("core", "from os import path"),
         ("core", "def f():\n    import random"),
-        ("core", "if TYPE_CHECKING:\n    from headrace.compute.kv import Pages"),
+        ("core", "if TYPE_CHECKING:\n    from headrace.compute.model.kv import Pages"),
         ("core", "from headrace import compute"),
         ("core", "from ...compute import kv"),
         ("core", "import importlib\nimportlib.import_module('torch')"),

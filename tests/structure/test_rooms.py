@@ -22,11 +22,7 @@ KNOTS: dict[str, set[str]] = {
     },
     "headrace.api.responses": {"context", "conversation", "items", "resource"},
     "headrace.cli.simulation": {"report", "simulate"},
-    "headrace.compute": {
-        *("gguf", "grammar", "kernels", "kv", "model", "quantization", "results", "sampling", "slots"),
-    },
     "headrace.compute.adopted": {"attention", "states"},
-    "headrace.compute.kernels.triton": {"backend", "stack"},
     "headrace.observe": {"cache_ledger", "cost", "tenant_savings"},
     "headrace.tuning": {"experiments", "steering", "tuner"},
     "headrace.wiring": {"model", "operations"},

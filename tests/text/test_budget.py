@@ -3,8 +3,7 @@ import threading
 import jinja2
 import pytest
 
-from headrace.text.budget import Budget, BudgetExceeded, Metered
-from headrace.text.rendering import Job, compiled, render_job
+from headrace.text.rendering import Budget, BudgetExceeded, Job, Metered, compiled, render_job
 
 ENVIRONMENT = Metered()
 LOOP = ENVIRONMENT.from_string("{% for i in range(10) %}{{ i }}{% endfor %}")

@@ -1,13 +1,30 @@
+""""""
+
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.text.stream import TextStream, TextStreams
+from headrace.text.stream import (
+    AFTER_CALL,
+    FirstCallStream,
+    Match,
+    PieceDetokenizer,
+    Pieces,
+    StopMatcher,
+    TextStream,
+    TextStreams,
+    WindowDetokenizer,
+    decoder_steps,
+    has_pieces,
+)
 from headrace.text.tokenizer import Tokenizer
-from tests.text.test_stops import cut_by_the_book
+from tests.text.parsing.corpus_files import REASONING, SCHEMAS, TOOLS, Case, cases, machine_for, read
 from tests.text.vocabularies import byte_fallback, byte_level, metaspace, word_piece
 
 reproducible = settings(deadline=None, derandomize=True)
@@ -165,3 +182,153 @@ def test_texts_of_tokens_have_their_place_in_the_answer(
         used += len(delta.texts)
         assert whole[delta.offset :].startswith("".join(delta.texts))
     assert used == len(tokens) or stream.finish().stopped is not None
+
+
+LETTERS = st.text("abc", max_size=30)
+STOP_CASES = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
+
+
+def cut_by_the_book(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
+    """Read character by character; the longest stop string that ends here ends the text."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@reproducible
+@given(LETTERS, STOP_CASES, st.booleans(), st.lists(st.integers(1, 6), max_size=30))
+def test_the_result_does_not_depend_on_how_the_text_is_cut(
+    text: str, stops: list[str], include: bool, sizes: list[int]
+) -> None:
+    matcher = StopMatcher(stops, include)
+    shown, stopped, at = "", None, 0
+    for size in [*sizes, len(text)]:
+        seen = matcher.push(text[at : at + size])
+        at += size
+        if isinstance(seen, Match):
+            shown, stopped = shown + seen.text, seen.stop
+            break
+        shown += seen
+    else:
+        shown += matcher.flush()
+    assert (shown, stopped) == cut_by_the_book(text, stops, include)
+
+
+@reproducible
+@given(LETTERS, STOP_CASES)
+def test_no_more_is_held_back_than_may_become_a_stop_string(text: str, stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    seen = ""
+    for char in text:
+        if isinstance(matcher.push(char), Match):
+            return
+        seen += char
+        longest = max(
+            (n for stop in stops for n in range(1, len(stop)) if seen.endswith(stop[:n])), default=0
+        )
+        assert matcher.held == longest
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+BY_REGEX = {"type": "Replace", "pattern": {"Regex": "▁+"}, "content": " "}
+FALLBACK, FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([{"type": "ByteLevel"}], True),
+        ([{"type": "Metaspace"}], True),
+        ([REPLACE, FALLBACK, FUSE, STRIP], True),
+        ([REPLACE, FALLBACK, FUSE], True),
+        ([REPLACE, FUSE], True),
+        ([], False),
+        ([{"type": "WordPiece"}], False),
+        ([BY_REGEX, FALLBACK, FUSE], False),
+        ([REPLACE, FALLBACK, FUSE, {**STRIP, "stop": 1}], False),
+        ([REPLACE, FALLBACK, FUSE, {**STRIP, "content": "x"}], False),
+        ([REPLACE, STRIP, FUSE], False),
+        ([FALLBACK, REPLACE, FUSE], False),
+    ],
+)
+def test_which_decoders_work_piece_by_piece(steps: list[dict[str, Any]], expected: bool) -> None:
+    assert has_pieces(steps) is expected
+
+
+def test_the_families_served_work_piece_by_piece() -> None:
+    assert all(has_pieces(decoder_steps(make())) for make in (byte_level, byte_fallback, metaspace))
+    assert not has_pieces(decoder_steps(word_piece()))
+
+
+def test_a_piece_is_text_if_it_is_whole_and_bytes_if_not() -> None:
+    tokenizer = byte_level()
+    pieces = Pieces(tokenizer, decoder_steps(tokenizer))
+    assert pieces[tokenizer.backend.token_to_id("Ġthe")] == " the"
+    assert pieces[tokenizer.backend.token_to_id("ð")] == b"\xf0"
+    assert pieces[tokenizer.backend.token_to_id(" \u00a0plain — added")] == " \u00a0plain — added"
+    assert pieces[10_000] == ""
+
+
+@reproducible
+@given(st.text(max_size=40))
+def test_both_ways_give_the_same_text(text: str) -> None:
+    tokenizer = byte_level()
+    pieces = PieceDetokenizer(Pieces(tokenizer, decoder_steps(tokenizer)), frozenset())
+    window = WindowDetokenizer(tokenizer, frozenset())
+    tokens = tokenizer.encode(text)
+    one = "".join(map(pieces.push, tokens)) + pieces.finish()
+    other = "".join(map(window.push, tokens)) + window.finish()
+    assert one == other
+
+
+def test_a_window_stays_small() -> None:
+    window = WindowDetokenizer(byte_level(), frozenset())
+    broken = byte_level().backend.token_to_id("Ģ")
+    for token in byte_level().encode("The quick brown 日本 fox ") * 5 + [broken] * 50:
+        window.push(token)
+        assert len(window._window) <= 8
+
+
+TOKENIZER = byte_level()
+CALL_STREAMS = TextStreams(TOKENIZER)
+
+
+def stream_for(case: Case, **more) -> FirstCallStream:
+    reasoning = REASONING[case.reasoning_format] if case.reasoning_format else None
+    return FirstCallStream(CALL_STREAMS.open(**more), TOOLS[case.format], reasoning, case.opened, SCHEMAS)
+
+
+@pytest.mark.parametrize("name", sorted(TOOLS))
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_what_is_shown_has_the_first_call_and_no_other(name, step):
+    several = 0
+    for case in cases(name):
+        tokens = TOKENIZER.encode(case.text, add_special_tokens=False)
+        stream, shown, used, stopped = stream_for(case), "", 0, None
+        for at in range(0, len(tokens), step):
+            text, stopped, texts, _ = stream.push(tokens[at : at + step])
+            shown, used = shown + text, used + len(texts)
+            if stopped is not None:
+                break
+        _, _, calls = read(machine_for(case), [case.text])
+        if stopped is None:
+            shown += stream.finish().text
+            assert shown == case.text, case
+            assert len(calls) < 2, case
+        else:
+            assert stopped == AFTER_CALL
+            several += len(calls) > 1
+            assert read(machine_for(case), [shown])[2] == calls[:1], case
+            assert used == len(tokens) or read(machine_for(case), [TOKENIZER.decode(tokens[:used])])[2]
+    assert several, name
+
+
+def test_a_stop_string_that_comes_first_ends_the_answer():
+    case = cases("hermes")[0]
+    stream = stream_for(case, stop=["<tool"])
+    delta = stream.push(TOKENIZER.encode("Well. " + case.text, add_special_tokens=False))
+    assert (delta.stopped, delta.text) == ("<tool", "Well. ")

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.compute.batch import Taps
-from headrace.compute.drafting.head_drafts import HeadDrafts
-from headrace.compute.kv import PagedKV
+from headrace.compute.drafting.head import HeadDrafts
+from headrace.compute.model.kv import PagedKV
 from headrace.config import ConfigError, options
 from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.events import Event, Preempted

@@ -22,7 +22,7 @@ from headrace.wiring.caching.cache import _weights
 from headrace.wiring.loading.text import load_text
 from headrace.wiring.model import load, served_names
 from headrace.wiring.pooling.models import load_pooling
-from tests.compute.gguf.files import Entry, plain, write
+from tests.compute.model.gguf.files import Entry, plain, write
 from tests.text.vocabularies import metadata
 
 BUILTIN = resolve_folder("builtin")

@@ -12,11 +12,11 @@ import pytest
 from headrace.config import ConfigError, SchedulerOptions
 from headrace.core.knobs import Knobs
 from headrace.core.memory.eviction import CostAwareEviction, LeastRecentlyUsed
-from headrace.core.prediction.step_cost import TOKENS_ONLY
+from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.core.queueing.order import ByAge
 from headrace.core.scheduler.admission import StaticBatch
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
-from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.wiring import plugins
 from headrace.wiring.caching.cache import STORE
 from headrace.wiring.plugins import find_class, make_plugin, name_of

@@ -7,7 +7,7 @@ from headrace.core.knobs import Knobs
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.tenancy.classes import CLASSES
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.wiring.policies import has_patience, make_order
 from tests.doubles.scenes import request
 

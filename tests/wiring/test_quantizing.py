@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headrace.compute.device import device_facts
 from headrace.compute.model.hub import resolve_folder
-from headrace.compute.quantization import writing
+from headrace.compute.quantizing import writing
 from headrace.config import ConfigError
 from headrace.text.tokenizer import Tokenizer
 from headrace.wiring import quantizing
@@ -271,7 +271,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(tmp_path: Path, monkeypatch
 def test_a_report_reads_the_text_for_calibration_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.compute.quantization import calibration
+    from headrace.compute.quantizing import calibration
 
     readings: list[object] = []
     moments = calibration.input_moments

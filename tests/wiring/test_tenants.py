@@ -6,8 +6,7 @@ import pytest
 
 from headrace.config import ConfigError
 from headrace.core.request import Slo
-from headrace.core.tenancy.classes import CLASSES, PRIORITY
-from headrace.core.tenancy.tenants import EQUALS, TenantLimits
+from headrace.core.tenancy.tenants import CLASSES, EQUALS, PRIORITY, TenantLimits
 from headrace.wiring.tenants import describe_tenants, read_tenants
 
 FULL = """

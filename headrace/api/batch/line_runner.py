@@ -22,7 +22,7 @@ from headrace.api.errors import ApiError, failed, invalid, route_not_found
 from headrace.api.generation.caller import Caller
 from headrace.core.constraint import UnusableConstraint, json_text
 from headrace.core.request import InvalidParameter
-from headrace.core.tenancy.classes import is_awaited
+from headrace.core.tenancy.tenants import is_awaited
 from headrace.service.service import Service
 
 logger = logging.getLogger(__name__)

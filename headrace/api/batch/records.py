@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from headrace.core.tenancy.classes import BACKGROUND, FLEX
+from headrace.core.tenancy.tenants import BACKGROUND, FLEX
 
 MINUTE = 60
 HOUR = 3600

@@ -14,7 +14,7 @@ from headrace.api.openai.chat_wire import Conversation
 from headrace.core.events import Emitted
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import Request, SamplingParams
-from headrace.core.tenancy.classes import BACKGROUND
+from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.background_request import ID_PREFIX
 from headrace.response_cache.rules.semantic.verdicts import Pair
 from headrace.response_cache.warmer import Begun

@@ -27,7 +27,7 @@ from headrace.api.prompts.normalize import normalized
 from headrace.api.wire import parse, parse_beside
 from headrace.core.constraint import json_text
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
-from headrace.core.tenancy.classes import BACKGROUND
+from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.background_request import ID_PREFIX, BackgroundRequests, NotCacheable
 from headrace.response_cache.history import Recorded
 from headrace.response_cache.rules.semantic.verdicts import Pair, Verdicts

@@ -35,9 +35,8 @@ from headrace.response_cache.rules.response.query import Turn
 from headrace.service.answer import Answer
 from headrace.service.intake import Pieces
 from headrace.service.service import Refused
-from headrace.text.first_call import FirstCallStream
 from headrace.text.parsing.message import Reading
-from headrace.text.stream import Texts
+from headrace.text.stream import FirstCallStream, Texts
 
 logger = logging.getLogger(__name__)
 

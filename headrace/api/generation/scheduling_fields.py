@@ -20,8 +20,7 @@ from pydantic import Field
 from headrace.api.errors import invalid
 from headrace.api.wire import Wire
 from headrace.core.request import Retention, Slo
-from headrace.core.tenancy.classes import CLASSES, ServiceClass
-from headrace.core.tenancy.tenants import EQUALS, Tenants, TenantTerms
+from headrace.core.tenancy.tenants import CLASSES, EQUALS, ServiceClass, Tenants, TenantTerms
 
 MAX_MS = 86_400_000
 MAX_RETENTIONS = 16

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from headrace.text.parsing.detect import AUTO, reasoning_format, tool_format
+from headrace.text.parsing.catalogue import AUTO, reasoning_format, tool_format
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat
 from headrace.text.processes import TemplateStopped
-from headrace.text.template import ChatTemplate, TemplateError
-from headrace.text.tool_prompt import PROBE, PROBE_MESSAGE, PROBE_TOOL
+from headrace.text.template import PROBE, PROBE_MESSAGE, PROBE_TOOL, ChatTemplate, TemplateError
 
 _KEY, _VALUE = "probe_key", "probe_value"
 

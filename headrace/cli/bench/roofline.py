@@ -18,7 +18,7 @@ from headrace.cli.progress import Meter, progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
-    from headrace.compute.kernels.timed import TimedKernels
+    from headrace.compute.kernels.measure import TimedKernels
     from headrace.compute.model.shape import ModelShape
     from headrace.lab.bench.latency import StepTimes
     from headrace.lab.bench.roofline import Machine, Step
@@ -153,7 +153,7 @@ def _machine(loaded: Loaded) -> Machine:
     import torch
 
     from headrace.compute.kernels.cpp import CppKernels
-    from headrace.compute.kernels.probe import product_rates, read_rates
+    from headrace.compute.kernels.measure import product_rates, read_rates
     from headrace.lab.bench.roofline import Machine
 
     kernels = cast(CppKernels, loaded.decoder.kernels)
@@ -172,7 +172,7 @@ def _measure(
 ) -> Iterator[Step]:
     """The steps of every batch size and prompt length."""
     from headrace.compute.kernels import Kernels
-    from headrace.compute.kernels.timed import TimedKernels
+    from headrace.compute.kernels.measure import TimedKernels
     from headrace.core.request import Request, SamplingParams
     from headrace.lab.bench.latency import Stopwatch
     from headrace.lab.workload.dataset import Dataset

@@ -188,9 +188,9 @@ def _engine_target(name: str, given: Options) -> Target:
 
 def _padded_target(name: str, batch_size: int, model: ModelOptions) -> Target:
     """Padded batches with the same weights, device and data type as the engine."""
+    from headrace.compute.checkpoint import ModelError
     from headrace.compute.device import device_facts, resolve_device, resolve_dtype
     from headrace.compute.model.hub import resolve_folder
-    from headrace.compute.model.spec import ModelError
     from headrace.lab.bench.padded import TransformersStatic
     from headrace.wiring.loading.computing import find_model
 

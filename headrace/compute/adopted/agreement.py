@@ -17,8 +17,8 @@ from torch import Tensor
 
 from headrace.compute.adopted.decoder import AdoptedDecoder
 from headrace.compute.batch import Batch
-from headrace.compute.kv import PagedKV
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.model.kv import PagedKV
 
 LONG, SHORT = 40, 23
 """Tokens of the two rows, or fewer if the model has a shorter context."""

@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, StepInterrupted
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import HeadShape, Kernels, Pages
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.shape import LayerShape
-from headrace.compute.model.spec import ModelError
-from headrace.compute.step_interrupt import StepInterrupted
 
 if TYPE_CHECKING:
     from headrace.compute.adopted.states import Mixing, SequenceStates
@@ -252,7 +251,7 @@ class PagedStep:
         pages: Sequence[Pages],
         states: SequenceStates | None,
     ) -> None:
-        self.batch = batch if states is None else replace(batch, bell=None)
+        self.batch = batch if states is None else replace(batch, interrupt=None)
         self.kept: dict[object, Any] = {}  # what layers share in this step
         self._kernels = kernels
         self._layers = layers
@@ -281,7 +280,7 @@ class PagedStep:
 
     def take(self, module: torch.nn.Module) -> tuple[Layer, Pages]:
         """The next layer and its pages, which must be that of ``module``."""
-        if self.batch.bell is not None and self.batch.bell.is_set():
+        if self.batch.interrupt is not None and self.batch.interrupt.is_set():
             raise StepInterrupted
         if self._next == len(self._layers) or self._layers[self._next].module is not module:
             raise RuntimeError("layers call attention in another order than at start")

@@ -12,11 +12,11 @@ from torch import Tensor
 from headrace.compute.adopted.attention import Layer, PagedStep, heard_by
 from headrace.compute.adopted.states import SequenceStates
 from headrace.compute.batch import Batch
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import Kernels
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import ModelDecoder
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.shape import ModelShape
-from headrace.compute.model.spec import ModelError
 
 
 def cut(model: Any, run: Callable[[], object]) -> AdoptedModel:

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headrace.compute.adopted.samples import agree, nothing_like, result, sample
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import Kernels
 from headrace.compute.kernels.reference import ACTIVATIONS
-from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
 
 _DESCRIBED = (

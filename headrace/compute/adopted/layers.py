@@ -25,8 +25,7 @@ from headrace.compute.adopted.samples import TOLERANCES, agree
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Kernels, Pages
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.kernels.native_calls import Rotation
-from headrace.compute.kernels.native_stack import NativeStack
+from headrace.compute.kernels.native_calls import NativeStack, Rotation
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer as StackLayer

@@ -31,13 +31,11 @@ from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.adopted.modules import replace as replace_modules
 from headrace.compute.adopted.states import SequenceStates, mixers_of, redirect
 from headrace.compute.adopted.stored import StoredLinears, read_stored, take_format
+from headrace.compute.checkpoint import Checkpoint, ModelError, listed
 from headrace.compute.kernels import HeadShape, Kernels
-from headrace.compute.model.checkpoint import Checkpoint, listed
 from headrace.compute.model.shape import LayerShape, ModelShape
-from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import digest
-from headrace.compute.quantization.scheme import HEAD, Scheme
-from headrace.compute.quantization.stored import StoredFormat
+from headrace.compute.quantization.scheme import HEAD, Scheme, StoredFormat
 from headrace.compute.quantization.weight import QuantizedWeight
 
 _EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k", "top_k_experts")

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from headrace.compute.adopted.experts import is_experts, replace_experts
 from headrace.compute.adopted.samples import agree, nothing_like, result, sample
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import Activation, Kernels
 from headrace.compute.kernels.reference import ACTIVATIONS
 from headrace.compute.kernels.stack import Linear
-from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import Scheme, round_to_nearest
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
 

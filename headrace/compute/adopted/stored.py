@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from headrace.compute.model.checkpoint import Checkpoint, listed
-from headrace.compute.model.sources import parts_of, read_linear
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import Checkpoint, ModelError, listed
+from headrace.compute.model.layout import parts_of, read_linear
 from headrace.compute.quantization.formats import read_format
-from headrace.compute.quantization.stored import StoredFormat
+from headrace.compute.quantization.scheme import StoredFormat
 from headrace.compute.quantization.weight import QuantizedWeight
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch
-from headrace.compute.encoder.packed import Packed
-from headrace.compute.kv import PagedKV
+from headrace.compute.encoder.networks import Packed
 from headrace.compute.model.decoder import ModelDecoder
+from headrace.compute.model.kv import PagedKV
 from headrace.core.capacity import blocks_needed
 
 BLOCK_SIZE = 16

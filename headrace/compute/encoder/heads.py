@@ -9,12 +9,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.compute.encoder.families import FAMILIES, MODERN
-from headrace.compute.encoder.packed import Packed
-from headrace.compute.encoder.pooling import pool
-from headrace.compute.encoder.spec import EncoderSpec
-from headrace.compute.encoder.tensors import Tensors
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.encoder.families import FAMILIES, MODERN, EncoderSpec
+from headrace.compute.encoder.networks import Packed, Tensors
+
+# Pooling: one vector of an input from the hidden states of its tokens.
+
+
+class Dense(NamedTuple):
+    """A linear layer after pooling, and its activation."""
+
+    linear: Callable[[Tensor], Tensor]
+    activation: Callable[[Tensor], Tensor]
+
+
+def pool(mode: str, hidden: Tensor, rows: Packed) -> Tensor:
+    """Vectors [rows, hidden] of the first token (``cls``), the last one (``last``), or the mean of all tokens."""
+    if mode == "mean":
+        means = [
+            hidden[group.start : group.end].view(group.rows, group.length, -1).mean(1)
+            for group in rows.groups
+        ]
+        return means[0] if len(means) == 1 else torch.cat(means)
+    at = torch.tensor(rows.starts, device=hidden.device)
+    if mode == "last":
+        at += torch.tensor(rows.lengths, device=hidden.device) - 1
+    return hidden[at]
+
 
 Head = Callable[[Tensor, Packed], Tensor]
 """Logits [rows, labels] of hidden states [T, hidden]."""

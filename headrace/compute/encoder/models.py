@@ -7,30 +7,308 @@ work. `service.embedding` batches and paces them.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import tokenizers
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.compute.encoder import bert, modern_bert
-from headrace.compute.encoder.bert import Bert
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.encoder.causal import BLOCK_SIZE, CausalEncoder
-from headrace.compute.encoder.families import MODERN, parse_encoder_config
-from headrace.compute.encoder.folder import Sentence, read_sentence
-from headrace.compute.encoder.heads import Activation, Head, activation_of, read_head, same_label
-from headrace.compute.encoder.modern_bert import ModernBert
-from headrace.compute.encoder.packed import Packed, pack
-from headrace.compute.encoder.pooling import Dense, pool
-from headrace.compute.encoder.spec import EncoderSpec
-from headrace.compute.encoder.tensors import Tensors, prefix_before, read_tensors
-from headrace.compute.encoder.texts import TextTokenizer
+from headrace.compute.encoder.families import MODERN, EncoderSpec, parse_encoder_config
+from headrace.compute.encoder.heads import Activation, Dense, Head, activation_of, pool, read_head, same_label
+from headrace.compute.encoder.networks import (
+    BERT_WORDS,
+    MODERN_WORDS,
+    Bert,
+    ModernBert,
+    Packed,
+    Tensors,
+    pack,
+    prefix_before,
+    read_tensors,
+)
 from headrace.compute.kernels import Kernels, select
+from headrace.compute.model.config_reader import ConfigReader
 from headrace.compute.model.hub import read_config
-from headrace.compute.model.spec import ModelError
 from headrace.core.embedding import TokenRow
+from headrace.files import read_json_file
+
+# The files of sentence-transformers in a model's folder: pooling, prompts, and the longest input.
+#
+# It reads JSON only. A folder without these files is used with the defaults of its kind of model.
+
+_MODES = {
+    "cls_token": "cls",
+    "cls": "cls",
+    "mean_tokens": "mean",
+    "mean": "mean",
+    "lasttoken": "last",
+    "last": "last",
+}
+"""Names of pooling modes in older and newer files."""
+
+_ACTIVATIONS = {"Tanh": torch.tanh, "Identity": lambda x: x, "GELU": F.gelu, "ReLU": F.relu}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFile:
+    """A linear layer after pooling, in a folder of its own."""
+
+    folder: Path
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+    def read(self, kernels: Kernels, device: torch.device) -> Dense:
+        """Load its weights.
+
+        Raises:
+            ModelError: a tensor is missing or has another shape.
+        """
+        of = Tensors(read_tensors(self.folder), "linear.", kernels, device)
+        weight = of.get("weight", self.outputs, self.inputs)
+        bias = of.get("bias", self.outputs) if self.bias else None
+
+        def linear(x: Tensor) -> Tensor:
+            return F.linear(x, weight, bias)
+
+        return Dense(linear, _ACTIVATIONS[self.activation])
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """How a folder's texts become vectors.
+
+    ``max_tokens`` is the longest input that it was trained for (None: the model's limit). ``prompts`` are texts to put
+    before an input, by name; ``default_prompt`` names the one to use if a request names none.
+    """
+
+    pooling: str
+    normalize: bool
+    dense: tuple[DenseFile, ...] = ()
+    max_tokens: int | None = None
+    lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+
+def read_sentence(folder: Path, pooling: str) -> Sentence:
+    """What the files of a folder say. Without ``modules.json``: ``pooling``, and vectors of length one.
+
+    Raises:
+        ModelError: a file is damaged, or names something that is not supported.
+    """
+    limits = _object(folder / "sentence_bert_config.json")
+    normalize, dense = True, list[DenseFile]()
+    modules = _list(folder / "modules.json")
+    if modules:
+        normalize = False
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        path = folder / str(module.get("path", ""))
+        if kind == "Pooling":
+            pooling = _pooling(folder, _object(path / "config.json"))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind == "Dense":
+            dense.append(_dense(path))
+        elif kind != "Transformer":
+            raise ModelError(f"{folder}: a module {kind!r} after the encoder is not supported")
+    prompts, default = _prompts(folder / "config_sentence_transformers.json")
+    return Sentence(
+        pooling,
+        normalize,
+        tuple(dense),
+        ConfigReader("sentence_bert_config.json", limits, {}).optional_integer("max_seq_length"),
+        limits.get("do_lower_case") is True,
+        prompts,
+        default,
+    )
+
+
+def _pooling(folder: Path, config: Mapping[str, Any]) -> str:
+    prefix = "pooling_mode_"
+    chosen = [
+        name.removeprefix(prefix) for name, on in config.items() if name.startswith(prefix) and on is True
+    ]
+    if config.get("pooling_mode"):
+        named = config["pooling_mode"]
+        chosen = [str(each) for each in (named if isinstance(named, list) else [named])]
+    if len(chosen) != 1 or chosen[0] not in _MODES:
+        shown = ", ".join(sorted(chosen)) or "none"
+        raise ModelError(f"{folder}: pooling {shown} is not supported, only cls, mean or lasttoken")
+    if config.get("include_prompt") is False:
+        raise ModelError(
+            f"{folder}: include_prompt false is not supported: prompts are pooled like other tokens"
+        )
+    return _MODES[chosen[0]]
+
+
+def _dense(path: Path) -> DenseFile:
+    config = _object(path / "config.json")
+    read = ConfigReader(f"module 'Dense' in {path}", config, {})
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        raise ModelError(f"{path}: activation_function {activation} is not supported")
+    return DenseFile(
+        path,
+        read.integer("in_features"),
+        read.integer("out_features"),
+        config.get("bias") is not False,
+        activation,
+    )
+
+
+def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
+    config = _object(path)
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ModelError(f"{path}: prompts must be an object of texts")
+    if default is not None and default not in prompts:
+        raise ModelError(f"{path}: default_prompt_name {default!r} is not among the prompts")
+    return prompts, default
+
+
+def _list(path: Path) -> list[dict[str, Any]]:
+    value = _json(path, [])
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise ModelError(f"{path} is not a list of JSON objects")
+    return value
+
+
+def _object(path: Path) -> dict[str, Any]:
+    value = _json(path, {})
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return value
+
+
+def _json(path: Path, missing: Any) -> Any:
+    if not path.is_file():
+        return missing
+    try:
+        return read_json_file(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+# Tokens of one text or of a pair of texts for an encoder, cut at a limit without losing the special tokens.
+
+_AT_ONCE = 32
+"""Texts in one call of the library, which uses all cores for a call and none between two."""
+
+
+class TextTokenizer:
+    """The tokenizer of a folder; one instance serves all threads.
+
+    ``lower_case``: texts are converted to lower case first.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, lower_case: bool = False) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._lower = lower_case
+
+    @classmethod
+    def from_folder(cls, folder: Path, lower_case: bool = False) -> TextTokenizer:
+        """Read ``tokenizer.json``.
+
+        Raises:
+            ModelError: it is missing or damaged.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{folder} contains no tokenizer.json")
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)), lower_case)
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(f"{path} cannot be read: {error}") from error
+
+    def texts(self, texts: Sequence[str], limit: int | None = None) -> list[TokenRow]:
+        """The tokens of each text with its special tokens; at most ``limit``, cut at the text's end.
+
+        Raises:
+            ValueError: a text is not valid Unicode, or the limit leaves no room for the special tokens.
+        """
+        if limit is None:
+            return [TokenRow(tuple(each.ids)) for each in self._encode(texts, special=True)]
+        room = self._room(limit, pair=False)
+        rows = []
+        for each in self._encode(texts, special=False):
+            each.truncate(room)
+            rows.append(TokenRow(tuple(self._backend.post_process(each).ids)))
+        return rows
+
+    def pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        limit: int | None = None,
+        second_limit: int | None = None,
+    ) -> list[TokenRow]:
+        """The tokens of each pair: at most ``limit``, cut from the longer text; of the second ``second_limit``.
+
+        Raises:
+            ValueError: a text is not valid Unicode, or the limit leaves no room for the special tokens.
+        """
+        room = None if limit is None else self._room(limit, pair=True)
+        distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
+        encoded = dict(zip(distinct, self._encode(distinct, special=False), strict=True))
+        rows = []
+        for one, other in pairs:
+            first, second = encoded[one], encoded[other]
+            lengths = len(first.ids), min(len(second.ids), second_limit or len(second.ids))
+            if room is not None:
+                lengths = _shares(*lengths, room)
+            rows.append(self._joined(first, second, *lengths))
+        return rows
+
+    def _joined(
+        self, first: tokenizers.Encoding, second: tokenizers.Encoding, one: int, other: int
+    ) -> TokenRow:
+        parts = (tokenizers.Encoding.merge([first]), tokenizers.Encoding.merge([second]))
+        parts[0].truncate(one)
+        parts[1].truncate(other)
+        joined = self._backend.post_process(*parts)
+        kinds = joined.type_ids
+        return TokenRow(tuple(joined.ids), kinds.index(1) if 1 in kinds else 0)
+
+    def _room(self, limit: int, *, pair: bool) -> int:
+        special = self._backend.num_special_tokens_to_add(pair)
+        if limit <= special:
+            raise ValueError(f"a limit of {limit} tokens leaves no room beside {special} special tokens")
+        return limit - special
+
+    def _encode(self, texts: Sequence[str], *, special: bool) -> list[tokenizers.Encoding]:
+        lowered = [text.lower() for text in texts] if self._lower else texts
+        encoded: list[tokenizers.Encoding] = []
+        for begin in range(0, len(lowered), _AT_ONCE):
+            part = list(lowered[begin : begin + _AT_ONCE])
+            try:
+                encoded += self._backend.encode_batch(part, add_special_tokens=special)
+            except (TypeError, UnicodeError) as error:
+                raise ValueError("text must be valid Unicode (it contains a lone surrogate)") from error
+        return encoded
+
+
+def _shares(one: int, other: int, room: int) -> tuple[int, int]:
+    """The lengths of two texts that fit into ``room`` together, cut from the longer one."""
+    if one + other <= room:
+        return one, other
+    half = room // 2
+    if one <= half:
+        return one, room - one
+    if other <= half:
+        return room - other, other
+    return half, room - half
+
 
 Values = NDArray[np.float32]
 ResultT = TypeVar("ResultT")
@@ -247,6 +525,6 @@ def read_encoder(
         ModelError: a tensor is missing or does not have the shape in ``spec``.
     """
     modern = spec.family == MODERN
-    prefix = prefix_before(tensors, modern_bert.WORDS if modern else bert.WORDS)
+    prefix = prefix_before(tensors, MODERN_WORDS if modern else BERT_WORDS)
     of = Tensors(tensors, prefix, kernels, device)
     return ModernBert(spec, of) if modern else Bert(spec, of), of

@@ -8,19 +8,123 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from headrace.compute.grammar.call_arguments import Spelt, marked_arguments, python_arguments
-from headrace.compute.grammar.lark import as_lark
-from headrace.compute.grammar.neutral import plain
 from headrace.compute.grammar.rules import matches_nothing
 from headrace.compute.grammar.schemas import json_rules
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
+
+# Grammars in Lark's notation, without the marks that llguidance does not know and that allow the same texts.
+#
+# ``?rule`` and ``!rule`` change the parse tree. Priorities (``rule.2``, ``NAME.1``) choose between several parses of
+# one text: with Lark's default parser they allow the same texts. There is no tree here, so all of them are removed.
+
+_PART = re.compile(
+    r"""
+    (?P<literal> //[^\n]* | "(?:\\.|[^"\\\n])*" | /(?!/)(?:\\.|[^/\\\n])*/ )
+  | ^(?P<space>[ \t]*) (?P<marks>[?!]*) [ \t]*
+    (?P<name>[A-Za-z_][A-Za-z0-9_]*) (?P<rest>(?:\{[^}\n]*\}|\[[^\]\n]*\])*)
+    (?P<priority>\.[+-]?[0-9]+)? (?P<colon>[ \t]*:(?!:))
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+"""A comment or a literal, in which nothing is a rule; or the beginning of a rule."""
+
+_MARKS = ("", "?", "!", "?!", "!?")
+
+
+def as_lark(source: str) -> str:
+    """A grammar in Lark or GBNF as llguidance takes it.
+
+    Raises:
+        UnusableConstraint: it is neither, or a rule has marks that Lark does not have.
+    """
+    rules = 0
+
+    def plain(found: re.Match[str]) -> str:
+        nonlocal rules
+        if found["literal"] is not None:
+            return found[0]
+        rules += 1
+        name, marks = found["name"], found["marks"]
+        if marks not in _MARKS or (marks and name.lstrip("_")[:1].isupper()):
+            kind = "terminal" if name.lstrip("_")[:1].isupper() else "rule"
+            raise UnusableConstraint(f"the {kind} {name!r} cannot begin with {marks!r}")
+        return found["space"] + name + found["rest"] + found["colon"]
+
+    made = _PART.sub(plain, source)
+    if rules:
+        return made
+    try:
+        return any_to_lark(source)
+    except Exception as error:  # the converter raises what its parser does
+        first = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise UnusableConstraint(f"the grammar is neither Lark nor GBNF: {first}") from None
+
+
+# Keywords of JSON schemas that allow everything: a schema means the same without them.
+
+_ONE = (
+    *("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else"),
+    *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
+)
+_MANY = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+_EVERYTHING: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "uniqueItems": lambda node: node["uniqueItems"] is False,
+    "contains": lambda node: _is(node.get("minContains"), 0) and "maxContains" not in node,
+    "minContains": lambda node: "contains" not in node or _EVERYTHING["contains"](node),
+    "maxContains": lambda node: "contains" not in node,
+    "not": lambda node: node["not"] is False,
+    "propertyNames": lambda node: _allows_all(node["propertyNames"]),
+    "unevaluatedItems": lambda node: _allows_all(node["unevaluatedItems"]),
+    "unevaluatedProperties": lambda node: _allows_all(node["unevaluatedProperties"]),
+    "dependentRequired": lambda node: node["dependentRequired"] == {},
+    "dependentSchemas": lambda node: node["dependentSchemas"] == {},
+    "dependencies": lambda node: node["dependencies"] == {},
+    "if": lambda node: "then" not in node and "else" not in node,
+    "then": lambda node: "if" not in node,
+    "else": lambda node: "if" not in node,
+    "$dynamicAnchor": lambda _: True,  # only $dynamicRef needs it, which is not supported
+    "$recursiveAnchor": lambda node: node["$recursiveAnchor"] is False,
+}
+"""Keywords, and when a schema with this keyword means the same without it."""
+
+
+def plain(schema: Any) -> Any:
+    """``schema`` without keywords that allow everything."""
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _EVERYTHING and _EVERYTHING[key](schema):
+            continue
+        if key in _MANY and isinstance(value, list):
+            made[key] = [plain(each) for each in value]
+        elif key in _ONE:
+            made[key] = plain(value)
+        elif key in _NAMED and isinstance(value, Mapping):
+            made[key] = {name: plain(each) for name, each in value.items()}
+        else:
+            made[key] = value
+    return made
+
+
+def _allows_all(schema: object) -> bool:
+    return schema is True or schema == {}
+
+
+def _is(value: object, number: int) -> bool:
+    return not isinstance(value, bool) and value == number
+
 
 WHITESPACE = r"( |\r?\n( {0,32}|\t{0,8}))?"  # see docs/decisions/structured-output.md#whitespace-in-json
 """Allowed whitespace between JSON tokens: a space, or a line break and an indentation. Otherwise models may generate

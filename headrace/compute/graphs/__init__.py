@@ -10,9 +10,6 @@ Steps that a graph cannot compute (long prompts, scores) are launched operation 
 
 - `steps`: records graphs at start-up, and replays the one that fits a step.
 - `plan`: the graphs that a model records, and their memory.
-- `body`: the work that a graph records.
-- `buffers`: the inputs and outputs of graphs, on host and device.
-- `sizes`: the sizes of graphs in lines.
-- `others`: runs steps without a graph once, so that their kernels are compiled.
-- `recorder`: the required interface of a device, and its implementation with CUDA.
+- `body`: the work that a graph records; it also compiles the kernels of steps without a graph.
+- `buffers`: the inputs and outputs of graphs, on host and device, and the device as graphs see it.
 """

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.graphs.buffers import Fields, StepBuffers
-from headrace.compute.kv import PagedKV
-from headrace.compute.sampling.choice import Choice
+from headrace.compute.model.kv import PagedKV
+from headrace.compute.model.largest_step import in_one_block
+from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Penalty
-from headrace.compute.sampling.step_sampling import Head
 from headrace.compute.slots import Slots
+from headrace.compute.step_sampling import Head
 
 
 class Ending(StrEnum):
@@ -153,5 +154,26 @@ def _put(tokens: Tensor, places: Tensor, values: Tensor) -> None:
     tokens.index_copy_(0, places, values.clamp(min=0).to(tokens.dtype))
 
 
-def _choice(given: Fields[Any]) -> Choice:
-    return Choice(given.temperature, given.min_p, given.top_k, given.top_p, given.uniform)
+def _choice(given: Fields[Any]) -> TokenChoice:
+    return TokenChoice(given.temperature, given.min_p, given.top_k, given.top_p, given.uniform)
+
+
+# Compiles the kernels of steps without a graph by running them once before the first request.
+#
+# Otherwise a request would wait for a second or more for each of them. These are steps with more tokens than the
+# largest graph, and steps with prompt chunks after long contexts. Here they have few tokens, with a row for each
+# kernel.
+
+ROWS = (((1, 20, 100), (600, 20, 100)), ((1, 100), (100, 100)))
+"""Tokens of rows, and their contexts: one token with a context that several programs split, a short and a long chunk;
+then a token with a short context.
+"""
+
+
+@torch.inference_mode()
+def compile_others(decoder: Decoder, kv: PagedKV, max_model_len: int) -> None:
+    """Compute each of `ROWS` in block 0 of ``kv``, before any request uses it."""
+    for lengths, contexts in ROWS:
+        chunks = tuple(min(length, max_model_len) for length in lengths)
+        ends = tuple(min(context, max_model_len) for context in contexts)
+        decoder.hidden(in_one_block(chunks, ends, kv.block_size, kv.device), kv)

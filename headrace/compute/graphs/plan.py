@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headrace.compute.graphs.body import Ending
-from headrace.compute.graphs.recorder import CudaRecorder
-from headrace.compute.graphs.sizes import MOST_LINES, MOST_TOKENS, few_sizes, graph_sizes, prompt_sizes
-from headrace.compute.graphs.steps import Captured, GraphSpec
+from headrace.compute.graphs.buffers import CudaRecorder
+from headrace.compute.graphs.steps import (
+    MOST_LINES,
+    MOST_TOKENS,
+    Captured,
+    GraphSpec,
+    few_sizes,
+    graph_sizes,
+    prompt_sizes,
+)
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.core.capacity import activation_bytes
 

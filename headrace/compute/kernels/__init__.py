@@ -3,15 +3,14 @@
 The plain-torch reference defines each call and runs everywhere; `tests/compute/kernels` and `tests/oracle` compare
 every other backend with it. To add a backend, write a module with a class and add it to `_BACKENDS`.
 
-- `reference`: the backend in plain torch. `paging`: its plan of attention. `linear`: its linear layers.
+- `reference`: the backend in plain torch. `linear`: its linear layers.
 - `stack`: all layers of a decoder as one value.
 - `cpp`: the backend in C++ for CPUs. `cpp_checks`: checks of its arguments.
 - `triton`: the backend in Triton for GPUs.
 - `native_calls`: whole forward passes in one call of it.
 - `step_arrays`: the inputs of a step in one call of it.
-- `native_stack`: a stack in the tables of the C++ backend. `packed`: its weights.
-- `timed`: measures the time of each part of a forward pass.
-- `probe`: measures the memory bandwidth and arithmetic of a CPU.
+- `packed`: weights in the layout of the C++ backend.
+- `measure`: the time of each part of a forward pass; the memory bandwidth and arithmetic of a CPU.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from torch import Tensor
 
 from headrace.compute.batch import Batch
 from headrace.compute.quantization.weight import QuantizedWeight
-from headrace.compute.sampling.allowed import Allowed
-from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.penalties import Penalty
+from headrace.compute.sampling.choice import TokenChoice
+from headrace.compute.sampling.penalties import Allowed, Penalty
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.stack import Stack
@@ -181,7 +179,7 @@ class Kernels(Protocol):
     def likeliest(self, logits: Tensor) -> Tensor:
         """The first token int64 [S] of the largest logit of each row [S, V], or a fault: see `draw.likeliest`."""
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+    def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         """A token int64 [S] sampled from each row of logits [S, V], or a fault: see `choice.choose`.
 
         Every filter is a threshold on the logit, equals are kept or removed together, and the draw inverts the
@@ -200,7 +198,7 @@ class Kernels(Protocol):
         """
 
     def accept(self, drawn: Tensor, drafts: Tensor, first: Tensor, offsets: Tensor) -> Tensor:
-        """Which of the tokens ``drawn`` count, bool [L], all arguments int64 [L]: see `lines.counting_of`."""
+        """Which of the tokens ``drawn`` count, bool [L], all arguments int64 [L]: see `sampling.choice.counting_of`."""
 
     def prepare_stack(self, stack: Stack) -> Any:
         """Convert a decoder's layers to the form that this backend's `run_stack` needs; called once."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.device import limit_threads
 from headrace.compute.kernels import (
     Activation,
@@ -36,16 +36,22 @@ from headrace.compute.kernels.cpp_checks import (
     row_lines,
     shown,
 )
-from headrace.compute.kernels.native_calls import Rotation, StackCall, layers_call, run_drafts, stack_call
-from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack, Room, native
+from headrace.compute.kernels.native_calls import (
+    ALL_KEYS,
+    NativeStack,
+    Room,
+    Rotation,
+    StackCall,
+    layers_call,
+    native,
+    run_drafts,
+    stack_call,
+)
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight, WeightMemory, pack, pack_integers
 from headrace.compute.kernels.stack import Stack, apply
 from headrace.compute.quantization.weight import QuantizedWeight
-from headrace.compute.sampling.allowed import Allowed
-from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.draw import likeliest
-from headrace.compute.sampling.penalties import penalize
-from headrace.compute.step_interrupt import StepInterrupted
+from headrace.compute.sampling.choice import TokenChoice, likeliest
+from headrace.compute.sampling.penalties import Allowed, penalize
 
 
 class AttentionPlan(NamedTuple):
@@ -405,7 +411,7 @@ class CppKernels:
         self._cpu.permit(logits.data_ptr(), out.data_ptr(), *addresses, rows, size, logits.itemsize, never)
         return out
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+    def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         check_cpu(logits)
         logits = logits.contiguous()
         rows, size = logits.shape

@@ -5,7 +5,8 @@ The arguments are those of `csrc/module.cpp`. `cpp` has checked the rows and blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.compute.batch import Batch, Taps
+from headrace.compute.device import huge_memory
 from headrace.compute.kernels import Drafted, Pages
 from headrace.compute.kernels.cpp_checks import (
     DTYPES,
@@ -23,8 +25,181 @@ from headrace.compute.kernels.cpp_checks import (
     page_words,
     row_lines,
 )
-from headrace.compute.kernels.native_stack import ALL_KEYS, NativeStack
 from headrace.compute.kernels.packed import PackedIntegers, PackedWeight
+from headrace.compute.kernels.stack import Layer, Linear, Stack
+
+# A stack as tables of words, so that the extension runs it in one call.
+#
+# The Python time of a step then does not depend on layers or rows, and the interpreter lock is released once per
+# forward pass instead of several times per layer. The words of the tables are defined in `csrc/stack.h`.
+
+PageWords = Callable[[Pages, int, int, torch.dtype], tuple[int, ...]]
+
+Weight = PackedIntegers | PackedWeight
+Words = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+ALL_KEYS = 2**62
+"""The window of a layer whose tokens attend to all keys."""
+
+
+class Room:
+    """The working memory of passes, one at a time: a thread holds ``lock`` from `take` to the end of the pass.
+
+    An embedding may be computed beside a step that runs on the runner's thread.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._parts: list[Tensor] = []
+        self._words: tuple[int, ...] = ()
+
+    def take(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The addresses of parts of at least as many bytes, kept from pass to pass, as large as the largest need."""
+        if len(self._parts) != len(sizes) or any(
+            len(part) < size for part, size in zip(self._parts, sizes, strict=True)
+        ):
+            old = [len(part) for part in self._parts] or [0] * len(sizes)
+            self._parts = [huge_memory(max(pair)) for pair in zip(sizes, old, strict=True)]
+            self._words = tuple([part.data_ptr() for part in self._parts])
+        return self._words
+
+
+class NativeStack:
+    """``stack``, its ``table`` int64 [layers, words] and ``ropes`` int64 [ropes, 2], with weights in panels of
+    ``panel``.
+
+    `pages_table` caches the table of the last keys and values. Stacks that run one after another share a ``room``.
+    ``turns`` positions have rotations, and ``turned`` is the rotation of each layer. ``after`` int64 [1] is the number
+    of layers. Per token, ``hidden`` elements pass between layers, ``attended`` come from attention, and at most
+    ``wide`` and ``narrow`` exist before and after the rotation or the gates' product.
+
+    Raises:
+        ValueError: a weight does not fit the others.
+    """
+
+    def __init__(self, stack: Stack, room: Room | None = None) -> None:
+        heads, kv_heads, head_dim = stack.heads
+        if heads % kv_heads or not stack.scale > 0:
+            raise ValueError(f"{heads} heads for {kv_heads} of keys, scores multiplied by {stack.scale}")
+        panels = {linear.weight.panel for layer in stack.layers for linear in layer.linears}
+        if len(panels) != 1:
+            raise ValueError(f"weights in panels of {sorted(panels)}, which are those of several levels")
+        (self.panel,) = panels
+        self.stack = stack
+        self._room = room or Room()
+        self.lock = self._room.lock
+        self.hidden = stack.layers[0].qkv.weight.inputs
+        self.attended = heads * head_dim
+        qkv = self.attended + 2 * kv_heads * head_dim
+        self.table = torch.tensor(
+            [self._layer_words(layer, qkv) for layer in stack.layers], dtype=torch.int64
+        )
+        self.embedding = self._address(stack.embedding, stack.dtype, len(stack.embedding) * self.hidden)
+        self.input_norm = self._address(stack.input_norm, torch.float32, self.hidden)
+        self.turned = [layer.rope for layer in stack.layers]
+        self.after = torch.tensor([len(stack.layers)])
+        self.turns = min(len(table) for table in stack.ropes)
+        self.ropes = torch.tensor([self._rope(table, head_dim) for table in stack.ropes], dtype=torch.int64)
+        for layer in stack.layers:
+            if not 0 <= layer.rope < len(stack.ropes):
+                raise ValueError(f"a layer has the rotation {layer.rope} of {len(stack.ropes)}")
+        self.windows = tuple({layer.window for layer in stack.layers})
+        inner = max(layer.down.weight.inputs for layer in stack.layers)
+        self.wide, self.narrow = max(qkv, 2 * inner), max(self.attended, inner)
+        self._pages: Sequence[Pages] = ()
+        self._pages_table = torch.empty(0, dtype=torch.int64)
+        self._head: tuple[Weight | None, Words] = None, np.zeros(0, dtype=np.int64)
+        either = max(self.hidden, self.attended)
+        widths = (self.hidden, either, either, self.wide, self.narrow)
+        self._token_bytes = [width * stack.dtype.itemsize for width in widths]
+
+    def pages_table(self, pages: Sequence[Pages], words: PageWords) -> Tensor:
+        """``words`` of each layer's pages, int64 [layers, words]; computed once for pages that stay the same."""
+        if pages is not self._pages or not isinstance(pages, tuple):  # a list may have changed
+            _, kv_heads, head_dim = self.stack.heads
+            if len(pages) != len(self.table) or any(each.keys.shape != pages[0].keys.shape for each in pages):
+                raise ValueError(
+                    f"{len(pages)} pages for {len(self.table)} layers, or pages of different sizes"
+                )
+            rows = [words(each, kv_heads, head_dim, self.stack.dtype) for each in pages]
+            self._pages, self._pages_table = pages, torch.tensor(rows, dtype=torch.int64)
+        return self._pages_table
+
+    def room(self, tokens: int) -> tuple[int, ...]:
+        """The working memory of a step of ``tokens``: addresses of residual, hidden (twice), wide and narrow.
+
+        The caller holds ``lock`` until the step's end.
+        """
+        return self._room.take([max(tokens, 1) * size for size in self._token_bytes])
+
+    def _rope(self, table: Tensor, head_dim: int) -> tuple[int, int]:
+        rotary = table.shape[-1]
+        if table.shape[1:] != (2, rotary) or rotary > head_dim or rotary % 2:
+            raise ValueError(f"rotations {list(table.shape)} of heads of {head_dim}")
+        return self._address(table, torch.float32, table.numel()), rotary
+
+    def _layer_words(self, layer: Layer, qkv: int) -> list[int]:
+        inner, heads = layer.down.weight.inputs, self.stack.heads
+        shapes = (
+            (self.hidden, qkv),
+            (self.attended, self.hidden),
+            (self.hidden, 2 * inner),
+            (inner, self.hidden),
+        )
+        words = [
+            word
+            for linear, shape in zip(layer.linears, shapes, strict=True)
+            for word in self.linear_words(linear, *shape)
+        ]
+        of_heads = (heads.heads + heads.kv_heads) * heads.head_dim
+        words.append(self._address(layer.qk_norm, torch.float32, of_heads))
+        norms = (layer.post_attention_norm, layer.mlp_norm, layer.post_mlp_norm, layer.following_norm)
+        words.extend(self._address(norm, torch.float32, self.hidden) for norm in norms)
+        return [*words, ALL_KEYS if layer.window is None else layer.window, layer.rope]
+
+    def linear_words(self, linear: Linear, inputs: int, outputs: int) -> tuple[int, ...]:
+        """``linear`` [outputs, inputs] as words of a table."""
+        weight, bias = linear.weight, self._address(linear.bias, self.stack.dtype, outputs)
+        if (weight.inputs, weight.outputs) != (inputs, outputs):
+            raise ValueError(f"a linear layer [{weight.outputs}, {weight.inputs}] for [{outputs}, {inputs}]")
+        if isinstance(weight, PackedWeight):
+            return (weight.address, 0, 0, 0, 0, bias, inputs, outputs, 0, 0, 0)
+        planes = weight.planes(self.stack.dtype)
+        return (*weight.addresses, bias, inputs, outputs, weight.group_size, planes, weight.bits)
+
+    def head_words(self, head: Weight) -> Words:
+        """``head``, which gives logits of the stack's states, as words of a table; kept for the next call."""
+        if self._head[0] is not head:
+            words = self.linear_words(Linear(head, None), self.hidden, head.outputs)
+            self._head = head, np.array(words, dtype=np.int64)
+        return self._head[1]
+
+    @staticmethod
+    def _address(tensor: Tensor | None, dtype: torch.dtype, size: int) -> int:
+        if tensor is None:
+            return 0
+        if not tensor.is_cpu or tensor.dtype != dtype or tensor.numel() != size or not tensor.is_contiguous():
+            raise ValueError(
+                f"a norm, bias or table {tensor.dtype} {list(tensor.shape)} for {dtype} [{size}]"
+            )
+        return tensor.data_ptr()
+
+
+def native(stack: Stack, room: Room | None = None) -> NativeStack | None:
+    """``stack`` for the extension, in the working memory ``room`` or its own.
+
+    None if a linear layer is not packed for it, or other ranks have a part of it.
+    """
+    if stack.embedding.dtype != stack.dtype or not stack.whole:
+        return None
+    for layer in stack.layers:
+        for linear in layer.linears:
+            weight = linear.weight
+            if not isinstance(weight, PackedIntegers | PackedWeight):
+                return None
+            if isinstance(weight, PackedWeight) and weight.dtype != stack.dtype:
+                return None
+    return NativeStack(stack, room)
 
 
 class StackCall(NamedTuple):
@@ -99,7 +274,7 @@ def stack_call(
         *stack.room(tokens),
         out.data_ptr(),
         0 if seconds is None else seconds.data_ptr(),
-        0 if batch.bell is None else batch.bell.address,
+        0 if batch.interrupt is None else batch.interrupt.address,
         *(_tap_words(batch.taps, tokens, hidden, stack.stack.dtype) if batch.taps else (0, 0, 0)),
         *call.arguments,
     )
@@ -176,7 +351,7 @@ def layers_call(
         *stack.room(tokens),
         normed.data_ptr(),
         0,
-        0 if batch.bell is None else batch.bell.address,
+        0 if batch.interrupt is None else batch.interrupt.address,
         *(out.data_ptr(), stack.after.data_ptr(), 1),
         *(
             states.data_ptr(),

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Kernels, Pages
 from headrace.compute.parallel import ONE_PROCESS, Parallel
-from headrace.compute.step_interrupt import StepInterrupted
 
 
 class Linear(NamedTuple):
@@ -103,7 +102,7 @@ def apply(
     x = residual if stack.input_norm is None else kernels.rms_norm(residual, stack.input_norm, stack.eps)
     for number, (layer, held) in enumerate(zip(stack.layers, pages, strict=True)):
         copy_tapped(batch, number, residual)
-        if batch.bell is not None and batch.bell.is_set():
+        if batch.interrupt is not None and batch.interrupt.is_set():
             raise StepInterrupted
         qkv = kernels.linear(x, layer.qkv.weight, layer.qkv.bias)
         queries = kernels.rope_write_kv(

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.compute.batch import Batch, Ints
+from headrace.compute.batch import Batch, Ints, StepInterrupt
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp_checks import extension
-from headrace.compute.step_interrupt import StepInterrupt
 from headrace.core.plan import Row
 
 Words = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
@@ -66,7 +65,7 @@ class StepArrays:
         tokens: Words,
         *,
         limit: int,
-        bell: StepInterrupt | None = None,
+        interrupt: StepInterrupt | None = None,
     ) -> Batch:
         """Rows of some ``slots``, as `Slots.pack` packs them; raises what `Slots.check` raises.
 
@@ -81,18 +80,18 @@ class StepArrays:
             self._packed = np.zeros(2 * shape, dtype=np.int64)
             self._batches.clear()
             shape = self._cpu.pack(self._packed, *given, self._block_size)
-        batch = self._batches.get((shape, bell))
+        batch = self._batches.get((shape, interrupt))
         if batch is None:
             if len(self._batches) == SHAPES:
                 self._batches.clear()
-            batch = self._batches[shape, bell] = self._batch(shape, bell)
+            batch = self._batches[shape, interrupt] = self._batch(shape, interrupt)
         return batch
 
     def store(self, tokens: Words, slots: Ints, positions: Ints, values: Ints) -> None:
         """Write ``values`` to ``tokens`` int32 [N, M] of all slots, as `Slots.append` does."""
         self._cpu.store(tokens, tokens.shape[1], slots, positions, values)
 
-    def _batch(self, shape: Sequence[int], bell: StepInterrupt | None) -> Batch:
+    def _batch(self, shape: Sequence[int], interrupt: StepInterrupt | None) -> Batch:
         """The arrays of a shape as a batch; the order is that of `csrc/module.cpp`."""
         tokens, wanted, rows, columns, ones = shape
         positions, mapping, at, lengths, contexts, rest = np.split(
@@ -115,7 +114,7 @@ class StepArrays:
             contexts=contexts.data,
             decode_rows=ones,
             block_size=self._block_size,
-            bell=bell,
+            interrupt=interrupt,
         )
 
 

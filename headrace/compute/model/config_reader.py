@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
 
 MAX_INTEGER = 2**53
 """The largest integer of a config: floating point still holds it exactly."""

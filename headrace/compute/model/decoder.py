@@ -14,16 +14,15 @@ from torch import Tensor
 from headrace.compute.batch import Batch
 from headrace.compute.kernels import Counts, Drafted, HeadShape, Kernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.rope import rope_table
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Shard, shard_of
 from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from headrace.compute.model.weights import DecoderWeights
 from headrace.compute.parallel import ONE_PROCESS, Parallel
-from headrace.compute.sampling.allowed import Allowed
-from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.penalties import Penalty
+from headrace.compute.sampling.choice import TokenChoice
+from headrace.compute.sampling.penalties import Allowed, Penalty
 
 
 class ModelDecoder(ABC):
@@ -65,7 +64,7 @@ class ModelDecoder(ABC):
         """See `Kernels.restrict`."""
         return self.kernels.restrict(logits, allowed)
 
-    def choose(self, logits: Tensor, choice: Choice) -> Tensor:
+    def choose(self, logits: Tensor, choice: TokenChoice) -> Tensor:
         """See `Kernels.choose`."""
         return self.kernels.choose(logits, choice)
 

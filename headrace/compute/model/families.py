@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import Activation, HeadNorm
 from headrace.compute.model.config_reader import ConfigReader
-from headrace.compute.model.rope_config import PLAIN_ROPE, RopeReading, ropes_of
-from headrace.compute.model.spec import NORMS_BEFORE, DecoderSpec, LayerSpec, ModelError, Norms, RopeSpec
+from headrace.compute.model.rope import PLAIN_ROPE, RopeReading, ropes_of
+from headrace.compute.model.spec import NORMS_BEFORE, DecoderSpec, LayerSpec, Norms, RopeSpec
 from headrace.compute.quantization.formats import read_format
-from headrace.compute.quantization.stored import StoredFormat
+from headrace.compute.quantization.scheme import StoredFormat
 
 MAX_LAYERS = 4096
 """More layers than any model has; each one takes memory before the weights are read."""

@@ -12,9 +12,9 @@ from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from headrace.compute.gguf.config import config_of
-from headrace.compute.gguf.file import GgufFile, is_gguf
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.model.gguf.config import config_of
+from headrace.compute.model.gguf.file import GgufFile, is_gguf
 from headrace.files import read_json_file
 
 BUILTIN = {"builtin": "target", "builtin-draft": "draft"}

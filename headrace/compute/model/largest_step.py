@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from headrace.compute.batch import Batch
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import ModelDecoder
-from headrace.compute.sampling.choice import Choice
+from headrace.compute.model.kv import PagedKV
+from headrace.compute.sampling.choice import TokenChoice
 
 
 class Meter(Protocol):
@@ -76,7 +76,7 @@ def largest_step_bytes(
         logits = decoder.logits(hidden)
         shaped = logits.to(torch.float32, copy=True)  # as penalties and constraints do
         decoder.likeliest(logits)
-        decoder.choose(shaped, Choice(ones, none, none.astype(np.int64), ones * 0.9, uniform))
+        decoder.choose(shaped, TokenChoice(ones, none, none.astype(np.int64), ones * 0.9, uniform))
     finally:
         most = meter.end()
     return most

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.layout import LinearPlace, linear_places
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec
 
 TENSOR, PIPELINE = "--tensor-parallel-size", "--pipeline-parallel-size"
 

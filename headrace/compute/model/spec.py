@@ -11,13 +11,9 @@ from typing import Literal, NamedTuple
 
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape
 from headrace.compute.model.shape import LayerShape, ModelShape
-from headrace.compute.quantization.stored import StoredFormat
+from headrace.compute.quantization.scheme import StoredFormat
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"]
-
-
-class ModelError(ValueError):
-    """A model that cannot be served; the message names the unsupported part and the supported values."""
 
 
 @dataclass(frozen=True, slots=True)

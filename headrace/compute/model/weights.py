@@ -17,26 +17,29 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from headrace.compute.gguf import source as gguf
-from headrace.compute.gguf.config import config_of
-from headrace.compute.gguf.file import GgufFile, is_gguf
-from headrace.compute.gguf.source import GgufSource
-from headrace.compute.model.checkpoint import Checkpoint, has_weights, listed
+from headrace.compute.checkpoint import Checkpoint, ModelError, has_weights, listed
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.gguf import source as gguf
+from headrace.compute.model.gguf.config import config_of
+from headrace.compute.model.gguf.file import GgufFile, is_gguf
+from headrace.compute.model.gguf.source import GgufSource
 from headrace.compute.model.hub import read_config
 from headrace.compute.model.layout import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
     LinearPlace,
+    RandomSource,
+    Source,
+    StoredSource,
+    Weight,
     head_norms,
     linear_modules,
     norm_modules,
     other_tensors,
 )
 from headrace.compute.model.sharding import TENSOR, Cut, Range, Shard, shard_of
-from headrace.compute.model.sources import RandomSource, Source, StoredSource, Weight
-from headrace.compute.model.spec import DecoderSpec, ModelError, Norms
+from headrace.compute.model.spec import DecoderSpec, Norms
 from headrace.compute.quantization import scheme as quantization
 from headrace.compute.quantization.scheme import SCHEMES, Scheme, round_to_nearest
 from headrace.compute.quantization.weight import QuantizedWeight, stacked

@@ -11,12 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from headrace.compute.model.spec import ModelError
-from headrace.compute.quantization.awq_format import AwqLayout
-from headrace.compute.quantization.compressed_tensors import Int8Layout, PackedLayout
-from headrace.compute.quantization.fp8_format import Fp8Layout
-from headrace.compute.quantization.gptq_format import GptqLayout
-from headrace.compute.quantization.stored import LinearLayout, StoredFormat
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.quantization.layouts import AwqLayout, Fp8Layout, GptqLayout, Int8Layout, PackedLayout
+from headrace.compute.quantization.scheme import LinearLayout, StoredFormat
 
 _HEAD = "lm_head"
 _GPTQ_NOTES = {
@@ -78,7 +75,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """See `stored.StoredFormat`."""
+    """See `scheme.StoredFormat`."""
 
     name: str
     plain: Callable[[str], bool]

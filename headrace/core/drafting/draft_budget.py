@@ -73,14 +73,14 @@ class Candidate(NamedTuple):
     tokens_per_step: float = 1.0
 
 
-class Choice(NamedTuple):
+class DraftChoice(NamedTuple):
     """The number of tokens of a candidate to verify, those in flight included, and what bounded it."""
 
     tokens: int
     cut: Cut
 
 
-NO_CHOICE = Choice(0, Cut.NOTHING_PROPOSED)
+NO_CHOICE = DraftChoice(0, Cut.NOTHING_PROPOSED)
 
 
 class DraftBudget:
@@ -95,7 +95,7 @@ class DraftBudget:
         self.fixed = fixed
         self._margin = margin
 
-    def choose(self, candidates: Sequence[Candidate], load: StepLoad) -> list[Choice]:
+    def choose(self, candidates: Sequence[Candidate], load: StepLoad) -> list[DraftChoice]:
         """One choice for each candidate."""
         if self.fixed is not None:
             return _fixed(candidates, load.budget, self.fixed)
@@ -103,12 +103,13 @@ class DraftBudget:
             return [NO_CHOICE] * len(candidates)
         if load.times is None:
             return [
-                Choice(0, Cut.TIMES_UNKNOWN) if candidate.survivals else NO_CHOICE for candidate in candidates
+                DraftChoice(0, Cut.TIMES_UNKNOWN) if candidate.survivals else NO_CHOICE
+                for candidate in candidates
             ]
         return _StepChoice(candidates, load, load.times, self._margin).choices()
 
 
-def _fixed(candidates: Sequence[Candidate], budget: int, max_tokens: int) -> list[Choice]:
+def _fixed(candidates: Sequence[Candidate], budget: int, max_tokens: int) -> list[DraftChoice]:
     """Up to ``max_tokens`` tokens per row; if that exceeds the step's budget, the rows share it equally."""
     wanted = [
         max(0, min(max_tokens, len(candidate.survivals) - candidate.in_flight)) for candidate in candidates
@@ -123,9 +124,9 @@ def _fixed(candidates: Sequence[Candidate], budget: int, max_tokens: int) -> lis
         if not candidate.survivals:
             choices.append(NO_CHOICE)
         elif used == len(candidate.survivals):
-            choices.append(Choice(used, Cut.WHOLE))
+            choices.append(DraftChoice(used, Cut.WHOLE))
         else:
-            choices.append(Choice(used, Cut.FIXED if tokens == max_tokens else Cut.BUDGET))
+            choices.append(DraftChoice(used, Cut.FIXED if tokens == max_tokens else Cut.BUDGET))
     return choices
 
 
@@ -147,7 +148,7 @@ class _StepChoice:
         self._ratios: list[float] = []  # tokens per second by the number of drafted tokens
         self._keys: list[float] = []  # by rank of the tokens: the survival times the scale of the row
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[DraftChoice]:
         """The tokens that make the output per second largest, within the budget and the TPOT targets."""
         wanted = 0 if self._none_pays() else self._best()
         count = min(wanted, self._load.budget, self._reach)
@@ -166,7 +167,7 @@ class _StepChoice:
                 cut = self._bound
             elif kept == count < wanted and candidate.survivals:
                 cut = Cut.BUDGET
-            chosen.append(Choice(used, cut))
+            chosen.append(DraftChoice(used, cut))
         return chosen
 
     def _none_pays(self) -> bool:

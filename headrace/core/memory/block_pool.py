@@ -13,15 +13,125 @@ pool knows ids and tokens, not tensors: copying content is a `Move` that the run
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 from headrace.core.block_keys import chained_key
 from headrace.core.events import Event, Evicted, EvictReason
-from headrace.core.memory.content import ContentNotifier
 from headrace.core.memory.eviction import UNRANKED, Block, EvictionOrder, EvictionPolicy, mark
 from headrace.core.memory.lower_tier import Held
-from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.memory.tiers import LowerTiers
+from headrace.core.plan import Tier
+
+# The port for listeners to changes of the device's prefix cache, such as KV events for routers and KV transfer.
+
+
+class ContentListener(Protocol):
+    """Notified of every full block that the prefix cache of the device gains or loses.
+
+    It is called on the engine's thread within a step, so every method must return at once.
+    """
+
+    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
+        """A block was added, and its content can be read: its key, its tokens and its id, and the key of the block
+        before it; None if a sequence begins here.
+        """
+        ...
+
+    def removed(self, key: bytes) -> None:
+        """A block lost its content: from now on, a step may write to it."""
+        ...
+
+    def cleared(self) -> None:
+        """All blocks lost their content."""
+        ...
+
+
+class _Stored(NamedTuple):
+    parent: bytes | None
+    key: bytes
+    tokens: Sequence[int]
+    block: int
+
+
+class ContentNotifier:
+    """Notifies the listeners of a pool. Restored blocks are reported when they have arrived."""
+
+    def __init__(self) -> None:
+        self.listeners: list[ContentListener] = []
+        self._restoring = False
+        self._restored_later: dict[int, _Stored] = {}
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Blocks stored within this context are reported later by `restored`, after the planned moves have run."""
+        self._restoring = True
+        try:
+            yield
+        finally:
+            self._restoring = False
+
+    def restored(self, blocks: Iterable[int]) -> None:
+        """These blocks have been filled by moves."""
+        for block in blocks:
+            if (news := self._restored_later.pop(block, None)) is not None:
+                self._notify(news)
+
+    def stored(self, parent: bytes | None, key: bytes, tokens: Sequence[int], block: int) -> None:
+        if not self.listeners:
+            return
+        news = _Stored(parent, key, tokens, block)
+        if self._restoring:
+            self._restored_later[block] = news
+        else:
+            self._notify(news)
+
+    def removed(self, key: bytes, block: int) -> None:
+        if self._restored_later.pop(block, None) is None:
+            for listener in self.listeners:
+                listener.removed(key)
+
+    def cleared(self) -> None:
+        self._restored_later.clear()
+        for listener in self.listeners:
+            listener.cleared()
+
+    def _notify(self, news: _Stored) -> None:
+        for listener in self.listeners:
+            listener.stored(*news)
+
+
+# The result of a prefix cache lookup: which blocks are shared, copied, or fetched from a lower tier.
+
+
+class PrefixHit(NamedTuple):
+    """The cached prefix of a sequence: whole blocks to share, whole blocks to restore from lower tiers, and one of
+    which ``copied`` tokens match. ``declined`` further blocks are in lower tiers, but are faster to compute.
+    """
+
+    blocks: tuple[int, ...]
+    source: int
+    copied: int
+    below: tuple[Held, ...] = ()
+    declined: int = 0
+
+    @property
+    def full(self) -> int:
+        """Number of whole blocks that need no computing."""
+        return len(self.blocks) + len(self.below)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of it can be used in the step that is being planned."""
+        return all(held.tier is Tier.HOST and held.ready for held in self.below)
+
+    def tokens(self, block_size: int) -> int:
+        return self.full * block_size + self.copied
+
+
+NO_HIT = PrefixHit((), 0, 0)
+
 
 CANDIDATES = 8
 """The most partly matching blocks compared in a lookup, which bounds its cost."""
@@ -93,6 +203,7 @@ class BlockPool:
         if count > self.num_free:
             raise IndexError(f"{count} blocks requested, {self.num_free} free")
         blocks, blank = self._blocks, self._blank
+        # 1. Blocks without content, which cost nothing. 2. Blocks that were never used. 3. Only then evict content.
         taken = [blank.pop() for _ in range(min(count, len(blank)))]
         for block_id in range(len(blocks), min(self.num_blocks, len(blocks) + count - len(taken))):
             blocks.append(Block(block_id))
@@ -129,6 +240,7 @@ class BlockPool:
             if refs < 0:
                 raise ValueError(f"block {block_id} is released but has no reference")
             block.refs = refs
+            # The longest chain that ends behind this block: what recomputation would cost if it were lost.
             if block.chain < chain:
                 block.chain = chain
             if not refs:
@@ -150,7 +262,7 @@ class BlockPool:
         evicted, unranked = [], 0
         for block in self._cached.pop(count):
             if lower:
-                lower.demote(block)
+                lower.demote(block)  # before its content is forgotten: the host tier copies it first
             forget(block)
             evicted.append(block.id)
             unranked += block.rank == UNRANKED
@@ -189,7 +301,9 @@ class BlockPool:
         at = 0
         for block_id, key in zip(table, keys, strict=True):
             announced.pop(key, None)
-            if key not in by_key:
+            if (
+                key not in by_key
+            ):  # an equal block stays the one that is found; this one is freed with its sequence
                 block = self._blocks[block_id]
                 self._link(block, parent, packed[at : at + size])
                 block.key = key
@@ -256,6 +370,7 @@ class BlockPool:
             may_wait: whether there is time to fetch content that is not in the host tier.
         """
         size = self.block_size
+        # 1. Whole blocks on the device. The keys are SHA-256 chains, so a key stands for all tokens before it, too.
         shared: list[int] = []
         parent = root
         for key in keys[: limit // size]:
@@ -264,12 +379,15 @@ class BlockPool:
                 break
             shared.append(block.id)
             parent = key
+        # 2. Whole blocks that follow them in lower tiers, if fetching is faster than computing.
         below: tuple[Held, ...] = ()
         declined = 0
         if self.lower:
             following = keys[len(shared) : limit // size]
             below, declined = self.lower.find(following, tokens, len(shared) * size, may_wait=may_wait)
             parent = following[len(below) - 1] if below else parent
+        # 3. A part of one more block: the longest common beginning with a block that follows the same parent. It is
+        #    copied, since the sequence will write behind it.
         start = (len(shared) + len(below)) * size
         rest = tuple(tokens[start : min(start + size, limit)])
         best, copied = 0, 0

@@ -9,23 +9,92 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from headrace.core.block_keys import chained_keys, root_key
 from headrace.core.capacity import blocks_needed
 from headrace.core.events import SkipReason
-from headrace.core.memory.block_pool import BlockPool
+from headrace.core.memory.block_pool import NO_HIT, BlockPool, PrefixHit
 from headrace.core.memory.claims import Claim
-from headrace.core.memory.fence import Fence
 from headrace.core.memory.lower_tier import Saved
-from headrace.core.memory.prefix_hit import NO_HIT, PrefixHit
 from headrace.core.memory.restore import RestoreFailed
-from headrace.core.memory.retention import block_retention
 from headrace.core.memory.tiers import LowerTiers
 from headrace.core.peers import Inquiry
 from headrace.core.plan import Arrival, Move, StepPlan, Tier
 from headrace.core.queueing.tenant_queue import PolicyFailed
-from headrace.core.request import Request
+from headrace.core.request import DEFAULT_RETENTION, Request
 from headrace.core.sequence import Sequence
+
+# The fence: blocks of ended or preempted sequences that a step in flight may still write to.
+#
+# If they were freed at once, another sequence could get them and a stale row could overwrite them. So each table waits
+# for the commit of the last step that had a row of its sequence. The fence knows steps and block ids, nothing else.
+
+
+class Fence:
+    """Tables with the step whose commit frees them; ``num_blocks`` counts references, not distinct blocks."""
+
+    def __init__(self) -> None:
+        self.tables: list[tuple[int, list[int]]] = []
+        self.num_blocks = 0
+
+    def hold(self, table: list[int], until_step: int) -> None:
+        """Hold a table's references until ``until_step`` has been committed."""
+        self.tables.append((until_step, table))
+        self.num_blocks += len(table)
+
+    def lift(self, committed: int) -> list[list[int]]:
+        """Remove and return the tables that the commit of this step frees, oldest first."""
+        lifted = [table for step, table in self.tables if step <= committed]
+        if lifted:
+            self.tables = [entry for entry in self.tables if entry[0] > committed]
+            self.num_blocks -= sum(map(len, lifted))
+        return lifted
+
+
+# Retention priority of each block of a request, from the ranges in the request.
+
+
+class BlockRetention(NamedTuple):
+    """The retention of one block: its priority, and the seconds after its last use that it lasts (None: no end)."""
+
+    priority: int = DEFAULT_RETENTION
+    seconds: float | None = None
+
+
+UNSET_RETENTION = BlockRetention()
+
+
+def block_retention(request: Request, block_size: int, num_blocks: int) -> list[BlockRetention]:
+    """The retention of each of the first ``num_blocks`` blocks of a request.
+
+    A block that overlaps a range has its priority. Blocks of the answer have that of the prompt's last block. A block
+    is retained at least as long as the blocks after it, because they are only found through it.
+    """
+    prompt = len(request.tokens)
+    last = (prompt - 1) // block_size
+    kept: list[BlockRetention] = []
+    best: BlockRetention | None = None
+    for i in range(num_blocks - 1, -1, -1):
+        own = _requested(request, min(i, last), block_size)
+        best = own if best is None else _longest((best, own))
+        kept.append(best)
+    return kept[::-1]
+
+
+def _requested(request: Request, block: int, block_size: int) -> BlockRetention:
+    begin, end = block * block_size, min((block + 1) * block_size, len(request.tokens))
+    touching = [
+        BlockRetention(each.priority, each.seconds)
+        for each in request.retention
+        if each.start < end and (each.end is None or each.end > begin)
+    ]
+    return _longest(touching) if touching else UNSET_RETENTION
+
+
+def _longest(kept: Iterable[BlockRetention]) -> BlockRetention:
+    return max(kept, key=lambda each: (each.priority, each.seconds is None, each.seconds or 0.0))
+
 
 RESTORE_SECONDS = 5.0
 """How long a request waits for its blocks from disk and peers; then it computes the missing ones."""
@@ -145,15 +214,19 @@ class BlockTables:
     def _look_up(self, sequence: Sequence) -> PrefixHit | SkipReason:
         if not self.caching or sequence.request.params.prompt_logprobs is not None:
             return NO_HIT
+        # 1. It was looked up before, and nothing has arrived since. Without this, each waiting request would cost a
+        #    lookup at every step.
         patient = self._now < sequence.restore_by
         if (reason := self._still_waits(sequence, patient)) is not None:
             return reason
+        # 2. What is cached here. The last known token is computed in any case: its logits are needed.
         keys = sequence.full_keys(self.pool.block_size)
         limit = sequence.known - 1
         hit = self.pool.match(sequence.root, keys, sequence.tokens, limit, may_wait=patient)
         sequence.awaited_key = keys[hit.full] if hit.full < len(keys) else b""
         if self.pool.is_announced(sequence.awaited_key):
             return SkipReason.PREFIX_IN_FLIGHT
+        # 3. What peers have of the rest.
         if self._lower and self._lower.has_peers and patient:
             inquiry = sequence.inquiry
             if inquiry is None or self._all_arrived(sequence, inquiry, hit):
@@ -162,9 +235,11 @@ class BlockTables:
                 return SkipReason.ASKING_PEERS
             if self._lower.take(inquiry, sequence.request.id):
                 hit = self.pool.match(sequence.root, keys, sequence.tokens, limit)
+        # 4. Pin what lower tiers have, or others could evict it while it is on its way.
         if self._lower:
             claim = self._lower.claims.make(hit.below, self._claims.get(sequence))
             self._claims[sequence] = claim
+        # 5. Fetch what is not in host memory. If the time for this is over, compute it.
         if self._lower and not hit.is_ready:
             sequence.restore_by = min(sequence.restore_by, self._now + RESTORE_SECONDS)
             if self._lower.fetch(hit.below, sequence.request.id, claim):
@@ -245,6 +320,7 @@ class BlockTables:
 
     def take(self, sequence: Sequence, hit: PrefixHit) -> list[Move]:
         """Build the table of a sequence that starts; the returned moves must run before its first row."""
+        # Shared blocks get their references first: allocation must not evict them.
         self.pool.share(hit.blocks)
         if self._lower:
             self._lower.hold(hit.below)

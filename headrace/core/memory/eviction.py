@@ -212,12 +212,15 @@ class EvictionOrder:
             raise IndexError(f"{count} blocks requested, {self._length} idle")
         popped: list[Block] = []
         while True:
+            # 1. The run with the lowest block, of both heaps: a sweep has examined only one of them.
             runs, others = self._runs, self._unswept
             if others and (not runs or others[0] < runs[0]):
                 runs, others = others, runs
             _, stamp, run = runs[0]
             following = min([*runs[1:3], *others[:1]], default=_NO_RUN)  # the second lowest of a heap
             entries = len(run)
+            # 2. Take from it as long as no other run has a lower block. A block whose stamp differs is stale: it is
+            #    in use again, or has a newer entry. That is cheaper than to remove entries from the middle of a heap.
             while run:
                 block = run[-1]
                 if block.stamp == stamp:
@@ -226,6 +229,7 @@ class EvictionOrder:
                     block.stamp = 0
                     popped.append(block)
                 run.pop()
+            # 3. Put the rest of the run back by its new lowest block.
             self._entries -= entries - len(run)
             if run:
                 heapq.heapreplace(runs, (run[-1].rank, stamp, run))

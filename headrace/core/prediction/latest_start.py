@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import Request, Slo
-from headrace.core.tenancy.classes import ServiceClass
+from headrace.core.tenancy.tenants import ServiceClass
 
 NEW_WEIGHT = 0.05
 """Weight of the newest first token in the mean slowdown of prefill."""

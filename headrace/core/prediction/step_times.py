@@ -12,14 +12,219 @@ over all computed tokens of the number of positions each attends to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from operator import mul
 from statistics import median
+from typing import NamedTuple
 
-from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
-from headrace.core.prediction.step_curve import StepCurve
-from headrace.core.prediction.step_residuals import StepResiduals
-from headrace.core.prediction.verify_times import VerifyTimes
+from headrace.core.prediction.step_curve import TOKENS_ONLY, StepCost, StepCurve
+
+# Corrections of the linear fit of step times: tables by the numbers of rows and tokens of a step.
+#
+#  seconds     .---------    kernels compute tokens in tiles, and rows of one token by another kernel:
+#         .----'             real step times are a staircase, `StepTimes` is a line through it
+#  -------'
+#  tokens 1   8   16   32
+# For steps whose rows all have one token, the table has the ratio to the line. For steps with drafts it has the ratio
+# to a step of the same rows with one token each. The weight of old observations decays, so that sizes that once seemed
+# slow are tried again.
+
+EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Upper bounds of the classes of rows or tokens; larger numbers belong to a last class."""
+
+MAX_CHANGE = 1.0
+"""Largest change of a logarithmic estimate by one observation (a factor of e), because a step may be interrupted."""
+
+MIN_NEW_WEIGHT = 1 / 16
+"""Minimum weight of a new observation."""
+
+DECAY = 1 - 1 / 4000
+"""Factor by which the weight of an observation decays at each step."""
+
+ENOUGH_WEIGHT = 12.0
+"""Total weight of observations that is enough to compare a step with drafts with one without."""
+
+SOME_WEIGHT = 4.0
+"""Total weight of a few observations."""
+
+MAX_GROWTH = 2
+"""A step with drafts may have at most this multiple of the tokens of the largest measured one."""
+
+MIN_DRAFTED = 15  # see docs/decisions/speculative-decoding.md#growth-of-steps-with-drafts
+"""Drafted positions that any step may have. The first step with drafts is several times slower than later ones, because
+its code is not in the CPU caches. Steps limited to twice its few positions would never seem to pay."""
+
+
+class VerifyRatio(NamedTuple):
+    """Measured steps with drafts: their ``ratio`` to one-token rows, mean ``tokens``, and its ``confidence`` (0 to 1).
+
+    ``larger``: they have more tokens than the requested step, which takes no longer than they do.
+    """
+
+    ratio: float
+    tokens: float
+    confidence: float
+    larger: bool = False
+
+
+class StepResiduals:
+    """Ratios learned from observed steps."""
+
+    def __init__(self) -> None:
+        self._decode = [_Cell() for _ in range(len(EDGES) + 1)]
+        self._verify: dict[int, list[_Cell]] = {}  # by class of rows, then of tokens
+        self._steps = 0
+        self.revision = 0
+        """Increases with each observation of a class of steps with drafts that has few observations."""
+
+    def observe(self, rows: int, tokens: int, ratio: float, expected: float = 1.0) -> None:
+        """Observe a step's ``ratio`` to the line (rows of one token), or to a step of the same rows without drafts.
+
+        The first estimate of a class starts at the ``expected`` ratio, because it changes by `MAX_CHANGE` at most.
+        """
+        self._steps += 1
+        at = bisect_left(EDGES, tokens)
+        if tokens == rows:
+            cells = self._decode
+        else:
+            cells = self._verify.setdefault(bisect_left(EDGES, rows), [])
+            if not cells:
+                cells += [_Cell() for _ in range(len(EDGES) + 1)]
+            self.revision += cells[at].weight < SOME_WEIGHT
+        if not cells[at].weight and tokens > rows:
+            cells[at].value = math.log(min(expected, ratio))
+        cells[at].learn(math.log(ratio), tokens, self._steps)
+
+    def decode_ratio(self, rows: int) -> float:
+        """The ratio of a step of ``rows`` rows of one token to the line."""
+        return math.exp(self._decode[bisect_left(EDGES, rows)].value)
+
+    def is_measured(self, rows: int) -> bool:
+        """Whether enough steps of this class of rows, with one token each, have been observed lately."""
+        cell = self._decode[bisect_left(EDGES, rows)]
+        return cell.weight * DECAY ** (self._steps - cell.seen) >= ENOUGH_WEIGHT
+
+    def max_drafted(self, rows: int) -> int:
+        """Maximum number of drafted positions of a step of ``rows`` rows: few more than have been measured."""
+        cells = self._verify.get(bisect_left(EDGES, rows), ())
+        known = max([rows, *(cell.tokens for cell in cells if cell.weight)])
+        return max(MIN_DRAFTED, int(MAX_GROWTH * known) - rows)
+
+    def line_changed(self, line: Callable[[float], float], before: Sequence[float]) -> None:
+        """Adapt the ratios to a refitted line, so that the estimated seconds stay the same.
+
+        ``before`` are the `line_seconds` of the old line.
+        """
+        for cell, was, now in zip(self._decode, before, self.line_seconds(line), strict=True):
+            if was > 0 and now > 0:
+                cell.value += math.log(was / now)
+
+    def line_seconds(self, line: Callable[[float], float]) -> list[float]:
+        """The seconds of the line for the observed steps of one-token rows, by class of rows; 0 without any."""
+        return [line(cell.tokens) if cell.weight else 0.0 for cell in self._decode]
+
+    def verify_ratio(self, rows: int, tokens: int) -> VerifyRatio | None:
+        """The nearest measured class of steps with drafts: of as many rows and at most as many tokens, or else of more.
+
+        None if no step with drafts of so many rows was observed.
+        """
+        cells = self._verify.get(bisect_left(EDGES, rows))
+        if cells is None:
+            return None
+        middle = bisect_left(EDGES, tokens)
+        for at in (*range(middle, -1, -1), *range(middle + 1, len(cells))):
+            cell = cells[at]
+            if cell.weight:
+                weight = cell.weight * DECAY ** (self._steps - cell.seen)
+                # More tokens do not take less time. A single observation of them is not enough to say so.
+                known = [other.value for other in cells[at + 1 :] if other.weight >= SOME_WEIGHT]
+                value = min([cell.value, *known])
+                return VerifyRatio(math.exp(value), cell.tokens, weight / (weight + 0.25), at > middle)
+        return None
+
+
+class _Cell:
+    __slots__ = ("seen", "tokens", "value", "weight")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.tokens = 0.0
+        self.weight = 0.0
+        self.seen = 0
+
+    def learn(self, value: float, tokens: int, step: int) -> None:
+        self.weight = self.weight * DECAY ** (step - self.seen) + 1
+        self.seen = step
+        rate = max(MIN_NEW_WEIGHT, 1 / self.weight)
+        change = value - self.value
+        self.value += max(-MAX_CHANGE, min(MAX_CHANGE, change)) * rate
+        self.tokens += (tokens - self.tokens) * rate
+
+
+# The seconds of a step by the number of its drafted positions: a table that is built rarely and read at every step.
+#
+#  seconds          .-----     0 positions: the step without drafts
+#             .-----'          more positions never take less time
+#  ----------'
+#  positions  0   7   15
+# Within a class of `step_residuals`, `StepTimes.verify_seconds` is linear. So the table needs two values per class.
+
+LIFETIME = 16
+"""Number of observed steps after which a table is rebuilt."""
+
+DRIFT = 1 / 32
+"""Relative change of the seconds without drafts after which a table is rebuilt."""
+
+VerifySeconds = Callable[[int, int, int], float]
+"""The seconds of a step by its rows, tokens and contexts."""
+
+
+class VerifyTimes:
+    """The table of a step of ``rows`` rows of one token, whose contexts are ``contexts``.
+
+    ``plain`` are the seconds without drafts, and ``verify_seconds`` computes those with drafts at the same mean
+    context. ``seen`` counts the steps that `StepTimes` has observed, and ``revision`` is `StepResiduals.revision`.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        contexts: int,
+        plain: float,
+        verify_seconds: VerifySeconds,
+        *,
+        seen: int,
+        revision: int,
+    ) -> None:
+        self._rows = rows
+        self._contexts = contexts
+        self._verify_seconds = verify_seconds
+        self._expires = seen + LIFETIME
+        self._revision = revision
+        self._seconds = [plain]
+
+    def is_valid(self, plain: float, seen: int, revision: int) -> bool:
+        """Whether the table is still valid if a step without drafts takes ``plain`` seconds now."""
+        known = self._seconds[0]
+        return seen < self._expires and revision == self._revision and abs(plain - known) <= DRIFT * known
+
+    def up_to(self, count: int) -> list[float]:
+        """Seconds by the number of drafted positions, for 0 to at least ``count`` of them."""
+        seconds = self._seconds
+        while len(seconds) <= count:
+            first = self._rows + len(seconds)
+            at = bisect_left(EDGES, first)
+            last = EDGES[at] if at < len(EDGES) else 2 * first
+            begin = max(seconds[-1], self._at(first))
+            slope = max(0.0, self._at(last) - begin) / max(1, last - first)
+            seconds += [begin + slope * more for more in range(last - first + 1)]
+        return seconds
+
+    def _at(self, tokens: int) -> float:
+        return self._verify_seconds(self._rows, tokens, self._contexts * tokens // self._rows)
+
 
 DECAY_STEPS = 500
 """Number of steps after which an older one has lost 63 % of its weight."""

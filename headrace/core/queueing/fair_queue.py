@@ -12,8 +12,8 @@ from collections.abc import Sequence as Many
 
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.sequence import Rank, Sequence
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ClassAccount, ShareLedger, TenantAccount
+from headrace.core.tenancy.tenants import CLASSES
 
 MAX_IMBALANCE = 1.25  # see docs/decisions/scheduling.md#slots-that-a-large-tenant-holds
 """A tenant is preempted for another one if it holds this many times as many slots, by their weights."""

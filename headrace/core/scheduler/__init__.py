@@ -9,6 +9,6 @@
 - `prefix_choice`: which of the first waiting requests has the longest cached prefix.
 - `running_set`: running sequences, their slots, and preemption.
 - `victims`: victim selection for preemption.
-- `start_estimate`: position in the queue and expected start of a waiting request.
+- `start_estimate`: position in the queue, predicted start and end of a waiting request.
 - `routing`: which replica of a fleet serves a request.
 """

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 
 from headrace.core.events import Chunked, ChunkReason, Event, Skipped, SkipReason
 from headrace.core.knobs import Knobs
-from headrace.core.memory.block_table import BlockTables
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.queueing.fair_queue import FairQueue, by_share
 from headrace.core.queueing.tenant_queue import PolicyFailed
-from headrace.core.request import FinishReason
 from headrace.core.scheduler.admission import AdmissionPolicy, Queue, ask_admission, ask_ready_at
 from headrace.core.scheduler.holds import HOLD_SECONDS, HOLDS, WAITS_FOR_CONTENT, HoldPolicy, ask_hold
 from headrace.core.scheduler.running_set import RunningSet
@@ -35,29 +32,24 @@ TPOT_SHARE = 0.8
 
 
 class Admitter:
-    """Starts waiting requests; ``finish`` ends one that a failing policy or an impossible demand has stopped."""
+    """Starts waiting requests in the running set, while policies, budget and blocks allow it."""
 
     def __init__(
         self,
         waiting: FairQueue,
         running: RunningSet,
-        pages: BlockTables,
         policy: AdmissionPolicy,
         holds: HoldPolicy,
         predictions: LatestStarts | None,
-        block_size: int,
         events: list[Event],
-        finish: Callable[[Sequence, FinishReason, str], None],
     ) -> None:
         self._waiting = waiting
         self._running = running
-        self._pages = pages
+        self._tables = running.tables
         self._policy = policy
         self._holds = holds
         self._predictions = predictions
-        self._block_size = block_size
         self._events = events
-        self._finish = finish
         self._now = -math.inf  # of the last plan
         self._max_running = sys.maxsize  # maximum number of running requests in this plan
         self._batch_seconds: float | None = None  # of the last plan
@@ -65,7 +57,11 @@ class Admitter:
         self._retry_at = math.inf  # when a held request may start
 
     def admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
-        """Start requests while policies and step have room; ``before``: only those served less than it."""
+        """Start requests while policies and step have room; ``before``: only those served less than it.
+
+        Raises:
+            PolicyFailed: a policy failed for a request, which waits in the queue again. End it and call this again.
+        """
         self._now = now
         self._max_running = knobs.max_running or sys.maxsize
         self._batch_seconds = knobs.static_batch_seconds
@@ -73,24 +69,34 @@ class Admitter:
             return
         allowed = self._allowed(now)
         passed: list[Sequence] = []
-        held = 0
+        try:
+            self._admit(step, knobs, before, allowed, passed)
+        finally:
+            # Those passed over go back in any case. They keep their ranks, so their order is what it was.
+            for sequence in passed:
+                self._waiting.push(sequence)
+
+    def _admit(
+        self, step: StepBuilder, knobs: Knobs, before: Sequence | None, allowed: int, passed: list[Sequence]
+    ) -> None:
+        """Start at most ``allowed`` requests; those that do not fit are moved from the queue to ``passed``."""
+        now, held = self._now, 0
         while len(passed) - held < LOOKAHEAD and held < MAX_HELD and not self._is_closed(allowed, now):
-            try:
-                head = self._waiting.pop(now)
-            except PolicyFailed as failed:
-                self._finish(failed.sequence, FinishReason.FAILED, str(failed))
-                continue
+            # 1. The next request by shares and order. It counts only if it is served before ``before``.
+            head = self._waiting.pop(now)
             if head is None:
                 break
             if before is not None and by_share(head) >= by_share(before):
                 self._waiting.push(head)
                 break
+            # 2. Whether it fits: hold, cached prefix, blocks, budget, in this order (the cheap questions first).
             try:
                 reason = self._try_admit(head, step, knobs)
-            except PolicyFailed as failed:
+            except PolicyFailed:
                 self._waiting.push(head)
-                self._finish(head, FinishReason.FAILED, str(failed))
-                continue
+                raise
+            # 3. It has started: those passed over have been overtaken once more. After the last time, nothing may
+            #    start before them, or a stream of small requests would starve a large one.
             if reason is None:
                 allowed -= 1
                 for sequence in passed:
@@ -98,10 +104,11 @@ class Admitter:
                 if any(sequence.skips >= knobs.max_skips for sequence in passed):
                     break
                 continue
+            # 4. It does not fit: pass it over and look at the next one, unless none may pass it.
             passed.append(head)
             self._skip(head, reason)
             if reason in HOLDS:
-                due = max(self._pages.poll_at(head), now + HOLD_SECONDS)
+                due = max(self._tables.poll_at(head), now + HOLD_SECONDS)
                 self._retry_at = min(due, self._retry_at) if self.holding else due
                 self._held_at = now
                 held += 1
@@ -109,8 +116,6 @@ class Admitter:
                 break
             if step.closed:
                 break
-        for sequence in passed:
-            self._waiting.push(sequence)
 
     def add_chunk(self, step: StepBuilder, sequence: Sequence, length: int, reason: ChunkReason) -> None:
         """Plan ``length`` tokens of a prompt, and say why so many."""
@@ -148,13 +153,14 @@ class Admitter:
         return ""
 
     def _allowed(self, now: float) -> int:
-        """How many requests the admission policy admits; if the policy fails, the queue head fails."""
-        while (head := self._waiting.peek(now)) is not None:
-            try:
-                return ask_admission(self._policy, self._queue(), now)
-            except Exception as error:
-                self._finish(head, FinishReason.FAILED, str(PolicyFailed(head, "admission", error)))
-        return 0
+        """How many requests the admission policy admits; if the policy fails, it fails for the queue head."""
+        head = self._waiting.peek(now)
+        if head is None:
+            return 0
+        try:
+            return ask_admission(self._policy, self._queue(), now)
+        except Exception as error:
+            raise PolicyFailed(head, "admission", error) from error
 
     def _is_closed(self, allowed: int, now: float) -> bool:
         """Whether no request may start; then none is taken out, because asking must not change whose turn it is."""
@@ -175,14 +181,18 @@ class Admitter:
             return SkipReason.NO_BUDGET
         if self._is_full(sequence, step):
             return SkipReason.STEP_FULL
+        # Does it wait for something outside the engine, such as its grammar?
         if (held := ask_hold(self._holds, sequence)) is not None:
             return held
-        hit = self._pages.look_up(sequence)
+        # Which of its blocks are cached? It also waits if another request computes them, or a tier brings them.
+        hit = self._tables.look_up(sequence)
         if isinstance(hit, SkipReason):
             return hit
+        # Are there blocks for the others?
         if not self._running.has_room(sequence, hit):
             return SkipReason.NO_BLOCKS
-        cached = hit.tokens(self._block_size)
+        # How many of its tokens does this step compute? Behind the cached ones, so this is asked last.
+        cached = hit.tokens(self._tables.pool.block_size)
         length, reason = step.share(
             cached, sequence.known - cached, knobs, self._waiting.may_slow_decoding(sequence)
         )

@@ -19,7 +19,7 @@ from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal, StepLoa
 from headrace.core.events import DraftDeclined, DraftedStep, DraftingFailed, Event, Verified
 from headrace.core.plan import Row, new_tuple
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.request_settings import NO_SETTINGS
+from headrace.core.request import NO_SETTINGS
 from headrace.core.scheduler.running_set import RunningSet
 from headrace.core.scheduler.step_builder import DraftTimes, StepBuilder
 from headrace.core.sequence import Sequence
@@ -112,7 +112,7 @@ class DraftedRows:
             part = slice(first, first + count)
             cut = proposal._replace(tokens=tokens[part], confidences=proposal.confidences[part])
         slot, start, _, blocks, *_ = step.rows[row]
-        missing = blocks_needed(start + 1 + count, self._running.pages.pool.block_size) - len(sequence.table)
+        missing = blocks_needed(start + 1 + count, self._running.tables.pool.block_size) - len(sequence.table)
         if missing > 0:
             blocks += self._running.extend(sequence, missing)
         step.rows[row] = new_tuple(Row, (slot, start, 1 + count, blocks, True, cut.tokens))
@@ -121,7 +121,7 @@ class DraftedRows:
 
     def _room(self, step: StepBuilder, row: int, count: int) -> int:
         """How many of ``count`` further positions of a row have blocks, or can get them without taking the last."""
-        sequence, pool = step.sequences[row], self._running.pages.pool
+        sequence, pool = step.sequences[row], self._running.tables.pool
         spare = max(0, pool.num_free - len(self._running))  # every other sequence may need one next
         places = (len(sequence.table) + spare) * pool.block_size
         count = min(count, places - step.rows[row].start - 1)

@@ -24,8 +24,8 @@ from headrace.core.events import (
     Stepped,
     StepRows,
 )
+from headrace.core.memory.block_pool import PrefixHit
 from headrace.core.memory.block_table import BlockTables
-from headrace.core.memory.prefix_hit import PrefixHit
 from headrace.core.plan import Entry
 from headrace.core.prediction.memory_peak import RoomPolicy
 from headrace.core.queueing.fair_queue import FairQueue
@@ -45,14 +45,14 @@ class RunningSet:
 
     def __init__(
         self,
-        pages: BlockTables,
+        tables: BlockTables,
         victims: VictimPolicy,
         room: RoomPolicy,
         waiting: FairQueue,
         events: list[Event],
         slots: int,
     ) -> None:
-        self.pages = pages
+        self.tables = tables
         self.committed = -1  # the last committed step
         self.admissions = 0
         self._victims = victims
@@ -115,8 +115,8 @@ class RunningSet:
         return fits
 
     def _fits(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        pool = self.pages.pool
-        fresh = self.pages.fresh_blocks(sequence, hit)
+        pool = self.tables.pool
+        fresh = self.tables.fresh_blocks(sequence, hit)
         free = pool.num_free - pool.references_of(hit.blocks).count(0)
         if fresh > free or (self.is_protected(sequence) and not self._can_protect(sequence)):
             return False
@@ -132,7 +132,7 @@ class RunningSet:
         """Give a waiting sequence a slot and blocks for all known tokens; ``step`` gets its entry and moves."""
         reason = AdmitReason.NEW if sequence.status is Status.WAITING else AdmitReason.RESUMED
         sequence.enter(Status.RUNNING)
-        step.moves += self.pages.take(sequence, hit)
+        step.moves += self.tables.take(sequence, hit)
         if reason is AdmitReason.NEW:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
             sequence.started = step.now
@@ -169,7 +169,7 @@ class RunningSet:
         self._count(sequence, -1)
         sequence.account.give_slot()
         self._slots.append(sequence.slot)
-        self.pages.give_back(sequence, self.committed)
+        self.tables.give_back(sequence, self.committed)
         sequence.epoch += 1
         sequence.slot = -1
 
@@ -181,7 +181,7 @@ class RunningSet:
         sequence.enter(Status.PREEMPTED)
         self._events.append(Preempted(sequence.request.id, reason, lost))
         self._waiting.push(sequence)
-        self.pages.want(sequence)
+        self.tables.want(sequence)
 
     # -- preemption ---------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class RunningSet:
         """
         self._pause_background()
         head = self._waiting.peek(now)
-        if head is None or self.pages.fenced:  # fenced blocks become free without preemption
+        if head is None or self.tables.fenced:  # fenced blocks become free without preemption
             return
         if self._slots and head.skip_reason is not SkipReason.NO_BLOCKS:
             return
@@ -232,8 +232,8 @@ class RunningSet:
         Raises:
             PolicyFailed: the victim policy failed for this sequence.
         """
-        while self.pages.pool.num_free == 0:
-            if self.pages.fenced:
+        while self.tables.pool.num_free == 0:
+            if self.tables.fenced:
                 return False  # fenced blocks become free at commit
             if self._paused:
                 self.preempt(self._paused[-1], PreemptReason.YIELD)
@@ -247,15 +247,15 @@ class RunningSet:
             self.preempt(victim, PreemptReason.NO_BLOCKS)
             if victim is sequence:
                 return False
-        self.pages.grow(sequence)
-        self._allocated_positions += self.pages.pool.block_size
+        self.tables.grow(sequence)
+        self._allocated_positions += self.tables.pool.block_size
         return True
 
     def extend(self, sequence: Sequence, count: int) -> tuple[int, ...]:
         """Add ``count`` free blocks to the table of a sequence; `BlockPool.num_free` must not be lower."""
         for _ in range(count):
-            self.pages.grow(sequence)
-        self._allocated_positions += count * self.pages.pool.block_size
+            self.tables.grow(sequence)
+        self._allocated_positions += count * self.tables.pool.block_size
         return tuple(sequence.table[-count:])
 
     def _choose(self, candidates: list[Sequence], now: float, asking: Sequence) -> Sequence:
@@ -273,10 +273,11 @@ class RunningSet:
 
     def _can_protect(self, sequence: Sequence) -> bool:
         """Whether this sequence and all protected ones fit in the pool at their largest possible size."""
-        size = self.pages.pool.block_size
+        size = self.tables.pool.block_size
         kept = [s for s in self._sequences if self.is_protected(s)]
         return (
-            sum(blocks_needed(s.finish_length, size) for s in (*kept, sequence)) <= self.pages.pool.num_blocks
+            sum(blocks_needed(s.finish_length, size) for s in (*kept, sequence))
+            <= self.tables.pool.num_blocks
         )
 
     def planned(self, step: StepBuilder) -> None:
@@ -299,12 +300,12 @@ class RunningSet:
                 self._planned_positions -= length
 
     def _count(self, sequence: Sequence, times: int) -> None:
-        self._allocated_positions += times * len(sequence.table) * self.pages.pool.block_size
+        self._allocated_positions += times * len(sequence.table) * self.tables.pool.block_size
         self._planned_positions += times * sequence.planned
 
     def stepped(self, step: StepBuilder) -> Stepped:
         """The event for a committed step: its size, and what runs and waits after it."""
-        pool = self.pages.pool
+        pool = self.tables.pool
         decodes = step.lengths.count(1) + len(step.drafts)
         held = pool.num_blocks - pool.num_free
         allocated = held * pool.block_size
@@ -325,8 +326,8 @@ class RunningSet:
     def check(self) -> None:
         """Raise AssertionError unless blocks, slots and states agree."""
         all_sequences = self.all_sequences
-        self.pages.check(all_sequences)
-        allocated = self.pages.pool.block_size * sum(len(s.table) for s in all_sequences)
+        self.tables.check(all_sequences)
+        allocated = self.tables.pool.block_size * sum(len(s.table) for s in all_sequences)
         planned = sum(s.planned for s in all_sequences)
         assert (self._allocated_positions, self._planned_positions) == (allocated, planned), (
             "positions are counted wrongly"

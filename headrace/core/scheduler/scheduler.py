@@ -24,7 +24,7 @@ from headrace.core.memory.block_table import BlockTables
 from headrace.core.plan import StepOutput, StepPlan, new_tuple
 from headrace.core.prediction.latest_start import LatestStarts
 from headrace.core.prediction.memory_peak import RoomPolicy
-from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_curve import TOKENS_ONLY, StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue, by_share
 from headrace.core.queueing.order import OrderPolicy, ask_rank
@@ -87,8 +87,8 @@ class Scheduler:
         self.pool = pool
         self.max_model_len = max_model_len
         self._order = order
-        self.pages = BlockTables(pool, prefix_caching)
-        self._running = RunningSet(self.pages, victims, room, queue, events, max_num_seqs)
+        self.tables = BlockTables(pool, prefix_caching)
+        self._running = RunningSet(self.tables, victims, room, queue, events, max_num_seqs)
         self.drafter = drafter
         self._drafted = DraftedRows(drafter, self._running, events)
         self._cost = cost
@@ -97,17 +97,7 @@ class Scheduler:
         self._events = events
         self.live: dict[str, Sequence] = {}  # all open requests by id; others only read it
         self._waiting = queue
-        self._admitter = Admitter(
-            queue,
-            self._running,
-            self.pages,
-            admission,
-            holds or NoHolds(),
-            predictions,
-            pool.block_size,
-            events,
-            self._finish,
-        )
+        self._admitter = Admitter(queue, self._running, admission, holds or NoHolds(), predictions, events)
         self._deadlines: list[tuple[float, str]] = []
         self._launched: deque[tuple[StepPlan, StepBuilder]] = deque()
         self._collected: StepBuilder | None = None  # the step whose duration is being measured
@@ -124,7 +114,7 @@ class Scheduler:
         problem = self._why_not(request)
         reason = FinishReason.REJECTED
         if not problem and self._predictions is not None and request.deadline is not None:
-            problem = self._predictions.unreachable(request, now, self.pages.cached_estimate(request))
+            problem = self._predictions.unreachable(request, now, self.tables.cached_estimate(request))
             reason = FinishReason.UNREACHABLE
         if not problem:
             self._arrivals += 1
@@ -144,7 +134,7 @@ class Scheduler:
             sequence.tpot_seconds = slo.tpot_seconds or math.inf
         self.live[request.id] = sequence
         self._waiting.enter(sequence)
-        self.pages.want(sequence)
+        self.tables.want(sequence)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
         if request.answered and (ended := sequence.finish_reason()) is not None:
@@ -199,30 +189,38 @@ class Scheduler:
 
     def plan(self, now: float, knobs: Knobs) -> StepPlan:
         """The next step: rows within ``knobs.batched_tokens``, decode before prefill."""
+        # 1. End what is too late, and learn from the first tokens of the step before.
         self._expire(now)
         if self._drafted.in_flight:
+            # How many drafts are right is not known yet, and so neither are the next positions: plan nothing.
             return StepBuilder(self._step, 0, self._cost, now).freeze()
-        self.pages.advance(now)
+        self.tables.advance(now)
         self._observe_first_tokens(now)
+        # 2. Give slots and blocks back to those that are owed them.
         self._preempt_for_head(now)
+        # 3. Decode rows first: a token of each costs little, because the step reads all weights anyway.
         step = StepBuilder(self._step, knobs.batched_tokens, self._cost, now, not self._waiting.foreground)
         step.row_cost = self._cost.fixed_tokens / self._last_rows
         if self._times is not None and step.idle:
             step.limit_background(self._times)
         prefills = self._plan_decodes(step, knobs)
+        # 4. Prompts that have started, by share. A request that has been served less goes before each of them.
+        #    One long prompt goes last: the others need not wait for it, and a part of the budget is reserved for it.
         long = self._longest(prefills, knobs)
         step.fraction = 1.0 if long is None else 1.0 - LONG_PROMPT_SHARE
         for sequence in sorted(prefills, key=by_share):
             if sequence is not long:
-                self._admitter.admit(step, now, knobs, before=sequence)
+                self._admit(step, now, knobs, before=sequence)
                 self._plan_prefill(step, sequence, knobs)
-        self._admitter.admit(step, now, knobs)
+        # 5. New requests, in what is left of the budget.
+        self._admit(step, now, knobs)
         if long is not None:
             step.fraction = 1.0
             self._plan_prefill(step, long, knobs)
+        # 6. Freeze the plan. An empty one is not launched; then something must be in flight or due.
         self._running.planned(step)
-        step.moves += self.pages.take_moves()
-        step.waits = not step.rows and not self._launched and self.pages.restoring
+        step.moves += self.tables.take_moves()
+        step.waits = not step.rows and not self._launched and self.tables.restoring
         plan = step.freeze()
         if plan.has_work:
             self._step += 1
@@ -232,6 +230,14 @@ class Scheduler:
         elif not self._launched:
             self._ensure_liveness(now)
         return plan
+
+    def _admit(self, step: StepBuilder, now: float, knobs: Knobs, before: Sequence | None = None) -> None:
+        """Start waiting requests; a failing policy ends the request that it failed for, and no other one."""
+        while True:
+            try:
+                return self._admitter.admit(step, now, knobs, before)
+            except PolicyFailed as failed:
+                self._finish(failed.sequence, FinishReason.FAILED, str(failed))
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -316,6 +322,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, output: StepOutput) -> None:
         """Commit the oldest launched plan with the output of its step."""
+        # 1. Outputs arrive in the order of their plans.
         launched_plan, step = self._launched.popleft()
         if launched_plan is not plan or output.step != plan.step:
             raise ValueError(
@@ -323,14 +330,17 @@ class Scheduler:
             )
         self._running.committed = plan.step
         self._drafted.in_flight -= bool(step.drafts)
+        # 2. The rows. A step that was broken off has computed nothing: its rows are planned again.
         computed = bool(plan.rows) and not output.broken_off
         if output.broken_off:
             self._running.unplan(step)
         else:
             self._commit_rows(step, output)
             self._drafted.stepped(step)
-        self.pages.committed(plan)
-        self.pages.arrived(output.arrivals)
+        # 3. Now no row of this step can write any more: fenced blocks become free, and copies have arrived.
+        self.tables.committed(plan)
+        self.tables.arrived(output.arrivals)
+        # 4. The step as an event. `observe_step` adds its duration, which is known only to the engine.
         self._collected = step if computed else None
         if computed:
             self._events.append(self._running.stepped(step))
@@ -343,10 +353,11 @@ class Scheduler:
         lines = zip(step.sequences, step.epochs, step.lengths, step.samples, output.tokens, strict=True)
         for i, (sequence, epoch, length, samples, drawn) in enumerate(lines):
             if sequence.epoch != epoch:
-                continue
+                continue  # it was preempted or has ended since this row was planned
             if failures and i in failures:
                 self._finish(sequence, FinishReason.FAILED, failures[i])
                 continue
+            # How many positions are valid: of a row with drafts only those before the first wrong one.
             if drafts and i in drafts:
                 length = self._drafted.settle(step, i, drawn)
             sequence.computed = computed = sequence.computed + length
@@ -363,9 +374,10 @@ class Scheduler:
                 events.append(new_tuple(Emitted, (sequence.request.id, drawn, scored)))
                 if len(tokens) >= sequence.finish_length or tokens[-1] in sequence.end_tokens:
                     reason = sequence.finish_reason()
+            # Full blocks become findable by others; of a prompt that ends here, also its last, partial block.
             tail = length > 1 and samples and i >= decodes
             if tail or computed // size > sequence.registered:
-                self.pages.register(sequence, tail=tail)
+                self.tables.register(sequence, tail=tail)
             if reason is not None:
                 self._finish(sequence, reason, stop_token=sequence.stop_token(reason))
 
@@ -375,7 +387,7 @@ class Scheduler:
         waited = sequence.status is not Status.RUNNING
         if not waited:
             self._running.leave(sequence)
-        self.pages.unwant(sequence)
+        self.tables.unwant(sequence)
         sequence.enter(Status.FINISHED)
         if self._predictions is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._predictions.observe_finish(sequence.request, sequence.output_tokens)

@@ -11,11 +11,11 @@ from headrace.core.drafting.proposal import Proposal
 from headrace.core.events import ChunkReason
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Entry, Move, Row, StepPlan, new_tuple
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.sequence import Sequence, Status
-from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.fair_share import TenantAccount
+from headrace.core.tenancy.tenants import ServiceClass
 
 SMOOTH_SECONDS = 0.01
 """Duration that a mixed step may always have, even if decoding alone is faster: 100 tokens per second are more than

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
-from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_curve import TOKENS_ONLY, StepCost
 from headrace.core.sequence import Sequence
-from headrace.core.tenancy.classes import CLASSES, ServiceClass
+from headrace.core.tenancy.tenants import CLASSES, ServiceClass
 
 URGENT_SECONDS = 1.0
 """The slack at which a sequence's work counts twice: about the time that a preemption and its resumption may cost."""

@@ -180,7 +180,7 @@ def _make_service(loaded: Loaded, options: Options, page: MetricsPage) -> Servic
         Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
         watchers=(metrics,),
         meter=QuotaMeter(loaded.tenants, loaded.name),
-        interrupt=loaded.runner.bell,
+        interrupt=loaded.runner.interrupt,
     )
 
 

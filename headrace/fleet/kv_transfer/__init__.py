@@ -9,9 +9,9 @@ Blocks are named by their content keys, which contain the tenant's salt. The pub
 it copies a block into the connection's area, and then checks that the block still had this content. So a lost peer
 leaves no state behind. In reading order:
 
-- `port`: the interface for transferring the bytes of blocks.
-- `shared_memory`: between processes of one machine. `nixl`: also between machines.
+- `shared_memory`: the interface for transferring the bytes of blocks, and transfer between processes of one machine.
+- `nixl`: also between machines.
 - `wire`: messages and the handshake.
-- `published`: the readable blocks. `exporter`: serves peers.
-- `link`: the client of one peer. `importer`: the clients of all peers.
+- `exporter`: the readable blocks, and the threads that serve peers.
+- `link`: the clients of all peers.
 """

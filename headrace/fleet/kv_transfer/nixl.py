@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config
 
-from headrace.fleet.kv_transfer.port import CannotAttach
+from headrace.fleet.kv_transfer.shared_memory import CannotAttach
 
 NAME = "NixlConnector"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.core.tenancy.fairness_index import jain
+from headrace.core.tenancy.fair_share import jain
 from headrace.lab.bench.stats import Spread, Summary, spread
 from headrace.lab.simulate.tally import Group, Tally
 from headrace.observe.sketch import Sketch

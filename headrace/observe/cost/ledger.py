@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace.core.embedding_events import Embedded, EmbeddingSlice
+from headrace.core.embedding import Embedded, EmbeddingSlice
 from headrace.core.events import (
     AdmitReason,
     Admitted,

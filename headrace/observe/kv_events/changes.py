@@ -29,7 +29,7 @@ Change = Stored | Removed | Cleared
 
 
 class Changes:
-    """A `core.memory.content.ContentListener` that remembers at most ``limit`` changes until `take`.
+    """A `core.memory.block_pool.ContentListener` that remembers at most ``limit`` changes until `take`.
 
     Changes beyond the limit are dropped and counted in ``lost``, and the next `take` begins with `Cleared`. A reader
     then misses blocks, but never assumes blocks that the cache does not hold.

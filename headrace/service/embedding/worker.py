@@ -25,8 +25,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from headrace.core.embedding import InputQueue
-from headrace.core.embedding_events import Embedded, EmbeddingSlice, SlicedCall
+from headrace.core.embedding import Embedded, EmbeddingSlice, InputQueue, SlicedCall
 from headrace.core.request import FinishReason, RejectReason
 from headrace.core.tenancy.gate import Limits, Load, Reject, decide
 from headrace.service.admission_rate import AdmissionRate

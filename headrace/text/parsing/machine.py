@@ -12,13 +12,9 @@ import re
 from enum import Enum, auto
 
 from headrace.text.parsing.formats import Arguments, Opening, ReasoningFormat, ToolFormat
-from headrace.text.parsing.json_calls import JsonCalls
-from headrace.text.parsing.named_calls import NamedCall
-from headrace.text.parsing.parts import Kind, Part, Progress
-from headrace.text.parsing.python_calls import PythonCalls
-from headrace.text.parsing.reader import Either, Reader
-from headrace.text.parsing.scan import held_from
-from headrace.text.parsing.typed import Schemas
+from headrace.text.parsing.json_calls import JsonCalls, Schemas
+from headrace.text.parsing.python_calls import NamedCall, PythonCalls
+from headrace.text.parsing.reader import Either, Kind, Part, Progress, Reader, held_from
 from headrace.text.parsing.xml_calls import XmlCall
 
 

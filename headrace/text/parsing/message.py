@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat
+from headrace.text.parsing.json_calls import Schemas
 from headrace.text.parsing.machine import Machine
-from headrace.text.parsing.parts import Kind, Part
-from headrace.text.parsing.typed import Schemas
+from headrace.text.parsing.reader import Kind, Part
 
 SHORT_ID = 9
 

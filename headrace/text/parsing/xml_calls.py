@@ -15,9 +15,8 @@ import json
 import re
 from collections.abc import Collection
 
-from headrace.text.parsing.reader import Reader
-from headrace.text.parsing.scan import held_from
-from headrace.text.parsing.typed import Schemas, argument_types, is_plain, typed_json
+from headrace.text.parsing.json_calls import Schemas, argument_types, is_plain, typed_json
+from headrace.text.parsing.reader import Reader, held_from
 
 MAX_HEADER = 512
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from headrace.core.events import Arrived, Emitted, Event, Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.request import FinishReason
-from headrace.core.tenancy.classes import is_awaited
+from headrace.core.tenancy.tenants import is_awaited
 from headrace.tuning.experiments.arms import Assignment, By
 from headrace.tuning.experiments.measures import BAD, COMPLETED, METRICS, Metric
 

@@ -15,8 +15,7 @@ from headrace.core.events import Event
 from headrace.core.knobs import Knobs
 from headrace.core.ports import Watcher
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.request import Request
-from headrace.core.request_settings import NO_SETTINGS
+from headrace.core.request import NO_SETTINGS, Request
 from headrace.tuning.experiments.conductor import Change, Conductor
 from headrace.tuning.steering.settings import AnyValue, Setting, Value, changed, checked, values
 from headrace.tuning.tuner.chooser import Rehearse

@@ -1,7 +1,7 @@
 """The settings that may change while the engine runs, by the names of their options, with types and bounds.
 
 Experiments and the tuner change only these. Engine settings are fields of `core.knobs.Knobs`, which is replaced as a
-whole between two steps. Per-request settings are fields of `core.request_settings.RequestSettings`.
+whole between two steps. Per-request settings are fields of `core.request.RequestSettings`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.core.knobs import Knobs
-from headrace.core.request_settings import ALL_METHODS, NO_METHOD
+from headrace.core.request import ALL_METHODS, NO_METHOD
 
 Value = float | int
 """The value of a setting of the engine."""

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.compute.encoder.pairs import PairJudge
-from headrace.compute.encoder.sentences import Sentences
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.config import ConfigError, SemanticOptions
-from headrace.core.drafting.cached import CachedAnswerProposer
+from headrace.core.drafting.prediction import CachedAnswerProposer
 from headrace.core.events import Event
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.rules.semantic.bounds import CONFIDENCE

@@ -19,12 +19,12 @@ from headrace.compute.device import (
     resolve_dtype,
 )
 from headrace.compute.drafting.loading import Beside
-from headrace.compute.gguf.file import is_gguf
 from headrace.compute.kernels import Kernels, check_fp8, select
-from headrace.compute.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.memory_plan import ModelSize, check_room
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.families import UnknownArchitecture
+from headrace.compute.model.gguf.file import is_gguf
+from headrace.compute.model.kv import KV_DTYPES, bytes_per_block
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.sharding import Place
 from headrace.compute.model.weights import read_spec

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.compute.drafting.head_loading import LoadedHead, load_head
-from headrace.compute.drafting.loading import Beside, LoadedDraft, load_draft
+from headrace.compute.drafting.loading import Beside, LoadedDraft, LoadedHead, load_draft, load_head
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 from headrace.wiring.drafting import speculation
 

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.api.generation.kv_fields import KVSharing
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.config import CacheOptions, ConfigError, Options
 from headrace.config.objects.kv_transfer import KVTransferConfig, read_kv_transfer
 from headrace.core.memory.block_pool import BlockPool
-from headrace.fleet.kv_transfer.exporter import Exporter
-from headrace.fleet.kv_transfer.importer import Importer
-from headrace.fleet.kv_transfer.link import Link
-from headrace.fleet.kv_transfer.port import KVTransfer
-from headrace.fleet.kv_transfer.published import Published
-from headrace.fleet.kv_transfer.shared_memory import SharedMemory
+from headrace.fleet.kv_transfer.exporter import Exporter, Published
+from headrace.fleet.kv_transfer.link import Importer, Link
+from headrace.fleet.kv_transfer.shared_memory import KVTransfer, SharedMemory
 
 OPTION = "--kv-transfer-config"
 

@@ -9,14 +9,13 @@ from typing import NamedTuple
 import torch
 
 from headrace.compute.device import device_facts
-from headrace.compute.drafting.head_drafts import HeadDrafts
-from headrace.compute.drafting.head_loading import LoadedHead
-from headrace.compute.drafting.loading import LoadedDraft, StepSizes
+from headrace.compute.drafting.head import HeadDrafts
+from headrace.compute.drafting.loading import LoadedDraft, LoadedHead, StepSizes
 from headrace.compute.grammar.matchers import Matchers
 from headrace.compute.graphs.plan import Graphs, describe_graphs, plan_graphs
-from headrace.compute.kv import PagedKV
 from headrace.compute.memory_clearing import MemoryClearing
 from headrace.compute.memory_plan import MemoryPlan, RankSize, plan_memory
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.largest_step import CudaMeter, largest_step_bytes
 from headrace.compute.runner import LocalRunner
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions

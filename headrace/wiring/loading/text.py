@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.compute.gguf.config import generation_of
-from headrace.compute.gguf.file import GgufFile, is_gguf
+from headrace.compute.model.gguf.config import generation_of
+from headrace.compute.model.gguf.file import GgufFile, is_gguf
 from headrace.compute.model.hub import resolve_model
 from headrace.config import ModelOptions
 from headrace.service.sampling_defaults import SamplingDefaults, read_defaults
 from headrace.text import gguf
 from headrace.text.content import AddedTokens
-from headrace.text.template import ChatTemplate, given_template, load_templates
+from headrace.text.template import ChatTemplate, given_template, load_templates, with_tools
 from headrace.text.tokenizer import Tokenizer, TokenizerError
-from headrace.text.tool_prompt import with_tools
 
 
 class ModelText(NamedTuple):

@@ -13,16 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headrace.compute.blockfile import BLOCKS_FILE, BlockFile
-from headrace.compute.kv import PagedKV
+from headrace.compute.blockfile import BLOCKS_FILE, BlockFile, NotUsable, read_snapshot, write_snapshot
 from headrace.compute.memory_plan import MemoryPlan
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.sharding import Place
 from headrace.compute.mover import Mover
-from headrace.compute.snapshot import NotUsable, read_snapshot, write_snapshot
 from headrace.core.engine import Engine
 from headrace.core.ports import RunnerLost
 from headrace.files import private_folder
-from headrace.fleet.kv_transfer.importer import Importer
+from headrace.fleet.kv_transfer.link import Importer
 from headrace.fleet.setup import disk_folder
 from headrace.service.takeover import when_free
 from headrace.wiring.engine import TierSizes

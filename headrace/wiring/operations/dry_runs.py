@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason
 from headrace.observe.steps.timelines import Timelines

@@ -15,8 +15,7 @@ from headrace.api.auth.key_file import KeyFile
 from headrace.api.model import ServedModel
 from headrace.config import ConfigError, Options, changed_options, reread
 from headrace.core.engine import Engine
-from headrace.core.tenancy.classes import ServiceClass
-from headrace.core.tenancy.tenants import Tenants
+from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.observe.log.writer import Level
 from headrace.service.service import Service
 from headrace.wiring.tenants import read_tenants

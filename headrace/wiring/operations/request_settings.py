@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.config import SchedulerOptions
-from headrace.core.request_settings import ALL_METHODS
+from headrace.core.request import ALL_METHODS
 from headrace.tuning.steering.engine import Requests
 from headrace.tuning.steering.settings import AnyValue, request_settings
 from headrace.wiring.drafting import speculation

@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import device_facts, resolve_device, resolve_dtype
 from headrace.compute.encoder.causal import BLOCK_SIZE, CausalEncoder
-from headrace.compute.encoder.folder import Sentence, read_sentence
-from headrace.compute.encoder.models import BATCH_TOKENS, EmbeddingModel
-from headrace.compute.encoder.texts import TextTokenizer
+from headrace.compute.encoder.models import (
+    BATCH_TOKENS,
+    EmbeddingModel,
+    Sentence,
+    TextTokenizer,
+    read_sentence,
+)
 from headrace.compute.kernels import select
 from headrace.compute.model.decoder import Decoder, ModelDecoder
 from headrace.compute.model.families import FAMILIES, parse_config
 from headrace.compute.model.hub import read_config
-from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import load_weights
 from headrace.config import ModelOptions
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.device import apart, limit_threads, resolve_device
 from headrace.compute.encoder.families import is_encoder
 from headrace.compute.encoder.models import (
@@ -16,9 +17,8 @@ from headrace.compute.encoder.models import (
 )
 from headrace.compute.encoder.models import run as run_whole
 from headrace.compute.encoder.sentences import PACKAGED, encoder_folder
-from headrace.compute.gguf.file import is_gguf
+from headrace.compute.model.gguf.file import is_gguf
 from headrace.compute.model.hub import read_config, resolve_model
-from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.embedding import TokenRow
 from headrace.service.embedding.models import PoolingModels

@@ -8,8 +8,7 @@ from headrace.api.errors import ApiError
 from headrace.api.generation.scheduling_fields import Rules, Scheduling, retentions, scheduling_of
 from headrace.api.openai.completions_wire import CompletionBody
 from headrace.core.request import NO_SLO, Retention, Slo
-from headrace.core.tenancy.classes import DEFAULT, FLEX, PRIORITY
-from headrace.core.tenancy.tenants import Tenants, TenantTerms
+from headrace.core.tenancy.tenants import DEFAULT, FLEX, PRIORITY, Tenants, TenantTerms
 
 ACME = TenantTerms(default_class="flex", classes=frozenset({"default"}))
 TENANTS = Tenants({"acme": ACME})

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from benchmarks.peers.shapes import SHAPES
 from headrace.cli import app
 from headrace.cli.bench.roofline import _step
-from headrace.compute.kernels import KernelsUnavailable, probe
+from headrace.compute.kernels import KernelsUnavailable, measure
 from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.measure import TimedKernels
 from headrace.compute.kernels.reference import TorchKernels
-from headrace.compute.kernels.timed import TimedKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.spec import LayerSpec
 from headrace.config import ConfigError
@@ -33,8 +33,8 @@ def test_the_parts_of_a_step_are_shown_with_the_machines_limits(
         CppKernels()
     except KernelsUnavailable as reason:
         pytest.skip(str(reason))
-    monkeypatch.setattr(probe, "_READ_BYTES", 1 << 20)
-    monkeypatch.setattr(probe, "_ROWS", 8)
+    monkeypatch.setattr(measure, "_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(measure, "_ROWS", 8)
     output = tmp_path / "roofline.json"
     words = ["bench", "roofline", *SMALL, "--batch-size", "1", "--batch-size", "20", "--dtype", dtype]
     result = CliRunner().invoke(app, [*words, "--output", str(output)], catch_exceptions=False)

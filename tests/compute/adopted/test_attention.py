@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.compute.adopted.attention import Mask, window_of
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
 
 LONGEST = 300
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from headrace.compute.adopted.experts import is_experts, replace_experts
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import select
-from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import SCHEMES
 from tests.compute.adopted.models import tiny
 

@@ -10,10 +10,10 @@ from headrace.compute.adopted.attention import NAME, Recording, heard_by, regist
 from headrace.compute.adopted.decoder import AdoptedDecoder, cut
 from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import replace
+from headrace.compute.batch import StepInterrupt, StepInterrupted
 from headrace.compute.kernels import KernelsUnavailable, select
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.shape import ModelShape
-from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from tests.compute.adopted.models import logits, tiny
 from tests.oracle.harness import pack
 
@@ -163,10 +163,10 @@ def test_a_step_is_interrupted_between_layers() -> None:
     decoder, computed = _adopt(model)
     _fuse(decoder, computed)
     batch, kv = first_step([torch.arange(3, 13)], decoder, 256)
-    bell = StepInterrupt()
-    bell.set()
+    interrupt = StepInterrupt()
+    interrupt.set()
     with pytest.raises(StepInterrupted):
-        decoder.hidden(dataclasses.replace(batch, bell=bell), kv)
+        decoder.hidden(dataclasses.replace(batch, interrupt=interrupt), kv)
 
 
 def test_other_kernels_compute_layers_as_they_are() -> None:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace.compute.adopted.loading import Adopted, load_adopted, read_adoptable
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import select
-from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import SCHEMES
 from tests.oracle.tiny import build
 

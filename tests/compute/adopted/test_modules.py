@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from headrace.compute.adopted.modules import GatedMlp, Norm, held_bytes, replace
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import select
-from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import SCHEMES, round_to_nearest
 from headrace.compute.quantization.weight import QuantizedWeight
 from tests.compute.adopted.models import logits, tiny

@@ -13,8 +13,8 @@ from torch import nn
 
 from headrace.compute.adopted.agreement import first_step
 from headrace.compute.adopted.loading import load_adopted, read_adoptable
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.kernels import select
-from headrace.compute.model.spec import ModelError
 from headrace.compute.quantization.scheme import SCHEMES
 from tests.compute.adopted.models import tiny
 from tests.oracle.test_quantized import FORMATS

@@ -10,10 +10,10 @@ from headrace.compute.drafting.forward import Forward, Rows
 from headrace.compute.kernels import Drafted, Kernels, KernelsUnavailable
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.reference import TorchKernels
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.weights import load_weights
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from headrace.compute.encoder.packed import attend, pack
-from headrace.compute.encoder.pooling import pool
+from headrace.compute.encoder.heads import pool
+from headrace.compute.encoder.networks import attend, pack
 from headrace.core.embedding import TokenRow
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def test_attention_sees_its_own_row_only(
 ) -> None:
     if reach is not None and biased:
         return  # no family has both
-    monkeypatch.setattr("headrace.compute.encoder.packed._QUERIES", 4)
+    monkeypatch.setattr("headrace.compute.encoder.networks._QUERIES", 4)
     torch.manual_seed(1)
     lengths = (2, 5, 5, 11)
     packed = pack([TokenRow(tuple(range(length))) for length in lengths], CPU)

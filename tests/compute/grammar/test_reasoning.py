@@ -10,9 +10,8 @@ import pytest
 import torch
 from llguidance import LLTokenizer
 
-from headrace.compute.grammar.compiler import Compiler
+from headrace.compute.grammar.compiler import Compiler, ReasoningCount, spelt
 from headrace.compute.grammar.matchers import Matchers
-from headrace.compute.grammar.reasoning import ReasoningCount, spelt
 from headrace.core.constraint import ANY_TEXT, Constraint, ReasoningLimit, as_constraint
 from tests.compute.fakes import entry
 from tests.doubles.scripted_model import with_special_tokens

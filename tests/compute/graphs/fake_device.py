@@ -94,7 +94,7 @@ class Trace(TorchDispatchMode):
 
 
 class Place:
-    """See `recorder.Mark`."""
+    """See `buffers.Mark`."""
 
     def __init__(self, device: FakeDevice, number: int) -> None:
         self._device, self._number = device, number
@@ -104,7 +104,7 @@ class Place:
 
 
 class FakeDevice:
-    """See `recorder.Recorder`. ``room`` graphs can be recorded before its memory is full.
+    """See `buffers.Recorder`. ``room`` graphs can be recorded before its memory is full.
 
     Only if ``traced``, replays are compared with what was recorded, operation by operation.
 

@@ -18,7 +18,7 @@ from headrace.compute.batch import Batch
 from headrace.compute.graphs.body import Variant
 from headrace.compute.graphs.steps import GraphSpec
 from headrace.compute.runner import LocalRunner
-from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.choice import TokenChoice
 from headrace.compute.sampling.penalties import Penalty, penalize
 from headrace.core.drafting.proposal import Drafter, DraftRow
 from headrace.core.engine import Engine
@@ -64,10 +64,10 @@ class OpaqueDecoder(FakeDecoder):
         with untraced():
             penalize(logits, counts, Penalty(*(np.array(each) for each in penalty)))
 
-    def choose(self, logits: torch.Tensor, choice: Choice) -> torch.Tensor:
+    def choose(self, logits: torch.Tensor, choice: TokenChoice) -> torch.Tensor:
         out = torch.empty(len(logits), dtype=torch.int64)
         with untraced():
-            out.copy_(super().choose(logits, Choice(*(np.array(each) for each in choice))))
+            out.copy_(super().choose(logits, TokenChoice(*(np.array(each) for each in choice))))
         return out
 
 

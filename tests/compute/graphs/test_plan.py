@@ -10,8 +10,7 @@ import torch
 
 from headrace.compute.graphs import plan
 from headrace.compute.graphs.plan import describe_graphs, plan_graphs
-from headrace.compute.graphs.sizes import MOST_TOKENS, graph_sizes
-from headrace.compute.graphs.steps import Captured
+from headrace.compute.graphs.steps import MOST_TOKENS, Captured, graph_sizes
 from headrace.compute.kernels import HeadShape
 from headrace.config import ModelOptions, Options
 from headrace.wiring.loading.memory import _graphs

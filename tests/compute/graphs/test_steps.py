@@ -11,9 +11,15 @@ from headrace.compute import batch
 from headrace.compute.batch import Batch
 from headrace.compute.graphs import steps
 from headrace.compute.graphs.body import Variant
-from headrace.compute.graphs.sizes import MOST_LINES, MOST_TOKENS, few_sizes, graph_sizes, prompt_sizes
-from headrace.compute.graphs.steps import GraphSpec
-from headrace.compute.kv import PagedKV
+from headrace.compute.graphs.steps import (
+    MOST_LINES,
+    MOST_TOKENS,
+    GraphSpec,
+    few_sizes,
+    graph_sizes,
+    prompt_sizes,
+)
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.runner import LocalRunner
 from headrace.compute.sampling.penalties import IN_PROMPT
 from headrace.core.events import Finished

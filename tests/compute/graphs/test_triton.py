@@ -7,11 +7,10 @@ import torch
 
 pytest.importorskip("triton", reason="the extra `test` installs it on Linux")
 
-from headrace.compute.graphs.body import Ending, Variant
-from headrace.compute.graphs.others import compile_others
+from headrace.compute.graphs.body import Ending, Variant, compile_others
 from headrace.compute.graphs.steps import GraphedSteps, GraphSpec
 from headrace.compute.kernels.triton.launches import _KINDS, AttentionPlan, Tiles
-from headrace.compute.kv import PagedKV
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.runner import LocalRunner
 from headrace.core.plan import Row, StepPlan
 from headrace.lab.plan.launches import GRAPHS

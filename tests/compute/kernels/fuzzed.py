@@ -20,8 +20,8 @@ from torch import Tensor
 from headrace.compute.kernels import HeadShape, Pages
 from headrace.compute.kernels.cpp import CppKernels
 from headrace.compute.kernels.step_arrays import StepArrays
-from headrace.compute.sampling.allowed import Allowed
-from headrace.compute.sampling.choice import Choice
+from headrace.compute.sampling.choice import TokenChoice
+from headrace.compute.sampling.penalties import Allowed
 from headrace.core.plan import Row
 from tests.compute.kernels.test_stack import MIXED, make, pages_for
 from tests.compute.kernels.weights import quantized_weight
@@ -91,7 +91,7 @@ def calls(kernels: CppKernels, turn: Callable[[Any], Any]) -> None:
     plan = kernels.plan_attention(turn(MIXED), turn(None), torch.float32)
     call(kernels.paged_attention, torch.randn(8, 4, 16), pages, plan, 0.25, None)
     call(kernels.likeliest, torch.randn(3, 40).to(dtype))
-    choice = Choice(*(np.full(3, 5 if name == "top_k" else 0.5) for name in Choice._fields))
+    choice = TokenChoice(*(np.full(3, 5 if name == "top_k" else 0.5) for name in TokenChoice._fields))
     call(kernels.choose, torch.randn(3, 40), choice)
     call(kernels.restrict, torch.randn(3, 40), Allowed(np.array([0, 2]), np.zeros((2, 2), np.int32)))
     count = torch.arange(4)
@@ -160,7 +160,7 @@ def other(rng: random.Random, value: Any) -> Any:
         return other_tensor(rng, value)
     if isinstance(value, np.ndarray):
         return other_array(rng, value)
-    if isinstance(value, Pages | Choice | Allowed | HeadShape):
+    if isinstance(value, Pages | TokenChoice | Allowed | HeadShape):
         name = rng.choice(value._fields)
         return value._replace(**{name: other(rng, getattr(value, name))})
     if isinstance(value, tuple) and value:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from headrace.compute.kernels import KernelsUnavailable
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.sampling.choice import Choice, choose, probabilities
-from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED
+from headrace.compute.sampling.choice import NOT_FINITE, NOTHING_ALLOWED, TokenChoice, choose, probabilities
 
 try:
     LEVELS = CppKernels().levels
@@ -38,19 +37,19 @@ def choice_of(
     top_k: int = 0,
     top_p: float = 1.0,
     uniform: np.ndarray | None = None,
-) -> Choice:
+) -> TokenChoice:
     """The same parameters for all rows, by default with uniform numbers spread evenly over [0, 1)."""
     if uniform is None:
         uniform = (np.arange(rows) + 0.5) / rows
     reals = [np.full(rows, value) for value in (temperature, min_p, top_p)]
-    return Choice(reals[0], reals[1], np.full(rows, top_k), reals[2], uniform)
+    return TokenChoice(reals[0], reals[1], np.full(rows, top_k), reals[2], uniform)
 
 
-def row_of(choice: Choice, row: int) -> Choice:
-    return Choice(*(line[row : row + 1].copy() for line in choice))
+def row_of(choice: TokenChoice, row: int) -> TokenChoice:
+    return TokenChoice(*(line[row : row + 1].copy() for line in choice))
 
 
-def assert_drawn(tokens: Tensor, logits: Tensor, choice: Choice, rounding: float = ROUNDING) -> None:
+def assert_drawn(tokens: Tensor, logits: Tensor, choice: TokenChoice, rounding: float = ROUNDING) -> None:
     """Each token's part of the oracle's distribution function holds the uniform number, and none is of weight zero."""
     mass = probabilities(logits.float(), choice).double()
     after = mass.cumsum(-1)
@@ -147,7 +146,7 @@ def test_a_row_draws_alone_what_it_draws_among_others(level: str) -> None:
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(23, 3001, generator=generator).mul_(3).bfloat16()
     numbers = np.random.default_rng(5)
-    choice = Choice(
+    choice = TokenChoice(
         numbers.uniform(0.2, 2.0, 23),
         numbers.choice([0.0, 0.02], 23),
         numbers.choice([0, 1, 50, 1000], 23),
@@ -178,7 +177,7 @@ def test_faults_are_the_oracles(level: str, params: dict[str, float], dtype: tor
     assert tokens[1:5].tolist() == [NOTHING_ALLOWED, NOT_FINITE, NOT_FINITE, NOT_FINITE]
     assert choose(logits, choice)[1:5].tolist() == tokens[1:5].tolist()
     assert tokens[5:7].tolist() == [299, 7]
-    assert_drawn(tokens[[0, 7]], logits[[0, 7]], Choice(*(line[[0, 7]] for line in choice)))
+    assert_drawn(tokens[[0, 7]], logits[[0, 7]], TokenChoice(*(line[[0, 7]] for line in choice)))
 
 
 def test_a_row_without_weights_has_no_result(level: str) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from headrace.compute import kernels as backends
 from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages, select
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.sampling.draw import NOTHING_ALLOWED
+from headrace.compute.sampling.choice import NOTHING_ALLOWED
 from tests.compute.kernels.pages import (
     CPU,
     DTYPES,

@@ -22,12 +22,12 @@ from headrace.compute.kernels import (
     Pages,
     check_fp8,
     linear,
-    paging,
+    reference,
     select,
 )
 from headrace.compute.kernels.reference import TorchKernels
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV
 from tests.compute.kernels.weights import quantized_weight
 from tests.compute.model.configs import LLAMA
 from tests.oracle.harness import pack
@@ -119,8 +119,8 @@ def test_attention_in_tiles_and_groups_is_the_same(
 
     batch = pack([0] * sum(lengths), starts, lengths, tables, [], 4, CPU)
     whole = attend(batch)
-    monkeypatch.setattr(paging, "TILE_TOKENS", 7)
-    monkeypatch.setattr(paging, "GROUP_TOKENS", {"cpu": 64})
+    monkeypatch.setattr(reference, "TILE_TOKENS", 7)
+    monkeypatch.setattr(reference, "GROUP_TOKENS", {"cpu": 64})
     torch.testing.assert_close(attend(batch), whole)
 
 
@@ -128,7 +128,7 @@ def test_decode_groups_are_few_and_hold_every_row_once() -> None:
     contexts = [1, 900, 17, 450, 33, 890, 20, 16]
     tables = [list(range(60))] * len(contexts)
     batch = pack([0] * 8, [c - 1 for c in contexts], [1] * 8, tables, [], 16, CPU)
-    groups = paging.plan(batch, None, torch.float32).groups
+    groups = reference.plan(batch, None, torch.float32).groups
     rows = [row for group in groups for row in (group.rows.tolist() if group.rows is not None else [0])]
     assert sorted(rows) == list(range(8))
     assert len(groups) <= 4

@@ -13,15 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.batch import Batch, Taps
+from headrace.compute.batch import Batch, StepInterrupt, StepInterrupted, Taps
 from headrace.compute.kernels import HeadNorm, HeadShape, KernelsUnavailable, Pages
 from headrace.compute.kernels.cpp import CppKernels
-from headrace.compute.kernels.native_calls import Rotation
-from headrace.compute.kernels.native_stack import NativeStack
+from headrace.compute.kernels.measure import TimedKernels
+from headrace.compute.kernels.native_calls import NativeStack, Rotation
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack, apply
-from headrace.compute.kernels.timed import TimedKernels
-from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from tests.compute.kernels.weights import quantized_weight
 from tests.oracle.harness import pack
 
@@ -242,12 +240,12 @@ def test_the_reference_runs_layers_call_by_call() -> None:
 @pytest.mark.parametrize("kernels", [CppKernels(), TorchKernels()], ids=type)
 def test_an_interrupt_stops_a_forward_pass_whose_writes_are_repeated(kernels: Any) -> None:
     stack = kernels.prepare_stack(make(kernels, torch.float32))
-    bell, pages = StepInterrupt(), pages_for(torch.float32)
-    batch = replace(MIXED, bell=bell)
-    bell.set()
+    interrupt, pages = StepInterrupt(), pages_for(torch.float32)
+    batch = replace(MIXED, interrupt=interrupt)
+    interrupt.set()
     with pytest.raises(StepInterrupted):
         kernels.run_stack(stack, batch, pages)
-    bell.clear()
+    interrupt.clear()
     whole = kernels.run_stack(stack, batch, pages)
     assert torch.equal(whole, kernels.run_stack(stack, MIXED, pages_for(torch.float32)))
 
@@ -258,11 +256,11 @@ def test_an_interrupt_is_checked_between_two_layers() -> None:
     stack = make(kernels, torch.float32)
     stack = kernels.prepare_stack(replace(stack, layers=stack.layers * 20_000))
     pages = pages_for(torch.float32) * 20_000
-    bell = StepInterrupt()
-    ringing = threading.Timer(0.02, bell.set)
+    interrupt = StepInterrupt()
+    ringing = threading.Timer(0.02, interrupt.set)
     ringing.start()
     with pytest.raises(StepInterrupted):
-        kernels.run_stack(stack, replace(MIXED, bell=bell), pages)
+        kernels.run_stack(stack, replace(MIXED, interrupt=interrupt), pages)
     ringing.join()
 
 
@@ -454,7 +452,7 @@ def test_layers_that_do_not_fit_are_refused() -> None:
         kernels.run_layers(prepared, states, rotation, MIXED, pages[:2])
     with pytest.raises(IndexError):
         kernels.run_layers(prepared, states, rotation, MIXED, pages_for(torch.float32, blocks=5))
-    bell = StepInterrupt()
-    bell.set()
+    interrupt = StepInterrupt()
+    interrupt.set()
     with pytest.raises(StepInterrupted):
-        kernels.run_layers(prepared, states, rotation, replace(MIXED, bell=bell), pages)
+        kernels.run_layers(prepared, states, rotation, replace(MIXED, interrupt=interrupt), pages)

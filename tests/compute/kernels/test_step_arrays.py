@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.compute.sampling.lines import Columns, columns_of, counting_of
+from headrace.compute.sampling.choice import counting_of
 from headrace.compute.slots import Slots
+from headrace.compute.step_sampling import Columns, columns_of
 from headrace.core.plan import Row
 
 SLOTS, LENGTH, BLOCK, VOCAB = 8, 200, 4, 100

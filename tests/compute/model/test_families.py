@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.families import FAMILIES, parse_config
-from headrace.compute.model.spec import DecoderSpec, LayerSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec, LayerSpec
 from tests.compute.model.configs import LLAMA
 
 

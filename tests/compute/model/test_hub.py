@@ -9,8 +9,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.hub import BUILTIN, model_name, read_config, resolve_folder, resolve_model
-from headrace.compute.model.spec import ModelError
 
 
 def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

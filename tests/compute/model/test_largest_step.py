@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headrace.compute.batch import Batch
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.decoder import Decoder
+from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.largest_step import largest_step_bytes, row_lengths
 from tests.parity.drafted_runs import decoder
 

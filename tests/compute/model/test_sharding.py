@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.sharding import Place, Range, Shard, check_sizes, shard_of
-from headrace.compute.model.spec import DecoderSpec, ModelError
+from headrace.compute.model.spec import DecoderSpec
 from headrace.compute.model.weights import dummy_weights
 from headrace.compute.quantization.scheme import W4A16, W8A8, round_to_nearest
 from tests.compute.model.configs import LLAMA

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headrace.compute.model.checkpoint import Checkpoint
+from headrace.compute.checkpoint import Checkpoint, ModelError
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.layout import plain_shapes
 from headrace.compute.model.sharding import Place, shard_of
-from headrace.compute.model.spec import DecoderSpec, ModelError, Norms
+from headrace.compute.model.spec import DecoderSpec, Norms
 from headrace.compute.model.weights import DecoderWeights, dummy_weights, load_weights, read_spec
 from headrace.compute.quantization.scheme import SCHEMES, round_to_nearest
 from headrace.compute.quantization.weight import FP8, QuantizedWeight

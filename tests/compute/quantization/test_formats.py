@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace.compute.model.spec import ModelError
-from headrace.compute.quantization.awq_format import AwqLayout
-from headrace.compute.quantization.compressed_tensors import Int8Layout, PackedLayout
+from headrace.compute.checkpoint import ModelError
 from headrace.compute.quantization.formats import read_format
-from headrace.compute.quantization.fp8_format import Fp8Layout
-from headrace.compute.quantization.gptq_format import GptqLayout
+from headrace.compute.quantization.layouts import AwqLayout, Fp8Layout, GptqLayout, Int8Layout, PackedLayout
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}

@@ -6,12 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.quantization.awq_format import AwqLayout
-from headrace.compute.quantization.compressed_tensors import Int8Layout, PackedLayout
-from headrace.compute.quantization.fp8_format import Fp8Layout
-from headrace.compute.quantization.gptq_format import GptqLayout
+from headrace.compute.quantization.layouts import (
+    AwqLayout,
+    Fp8Layout,
+    GptqLayout,
+    Int8Layout,
+    PackedLayout,
+    integers_of,
+    words_of,
+)
 from headrace.compute.quantization.weight import QuantizedWeight, stacked
-from headrace.compute.quantization.words import integers_of, words_of
 from tests.compute.quantization import packing
 from tests.compute.quantization.packing import Linear
 

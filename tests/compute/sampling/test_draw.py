@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED, PIECE, _pieces, draw, likeliest
+from headrace.compute.sampling.choice import NOT_FINITE, NOTHING_ALLOWED, PIECE, _pieces, draw, likeliest
 
 LAST = 1 - 2.0**-52
 

@@ -19,12 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.compute.kernels import Kernels, KernelsUnavailable, select
 from headrace.compute.kernels.reference import TorchKernels
-from headrace.compute.sampling import filters, penalties
-from headrace.compute.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from headrace.compute.sampling import choice as filters
+from headrace.compute.sampling import penalties
+from headrace.compute.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler, uniforms
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
 
-VOCAB = 300  # not a multiple of the pieces of `draw`
+VOCAB = 300  # not a multiple of the pieces of a draw
 WIDTH = 64
 
 
@@ -443,3 +444,42 @@ def test_tiny_temperature_is_greedy_and_extremes_stay_finite(kernels: Kernels) -
 def test_seeds_of_any_size_are_taken() -> None:
     for seed in (-1, 2**63, 2**70 + 3, 0):
         assert Bench([make_entry(0, (1,), seed=seed)]).sample(random_logits(1), [0])[0] >= 0
+
+
+GAMMA, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+
+def mix(word: int) -> int:
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+    return word ^ (word >> 31)
+
+
+def table(seeds: int, positions: int) -> np.ndarray:
+    grid = np.meshgrid(np.arange(seeds, dtype=np.uint64), np.arange(positions), indexing="ij")
+    return uniforms(grid[0].ravel(), grid[1].ravel()).reshape(seeds, positions)
+
+
+def test_equals_the_definition_in_plain_integers() -> None:
+    # mix(GAMMA) is the first output of SplitMix64 seeded with 0, as published.
+    assert mix(GAMMA) == 0xE220A8397B1DCDAF
+    for seed in (0, 1, 12345, MASK):
+        for position in (0, 1, 77, 1 << 40):
+            expected = mix((mix((seed + GAMMA) & MASK) + (position + 1) * GAMMA) & MASK) >> 12
+            got = uniforms(np.array([seed], dtype=np.uint64), np.array([position]))
+            assert float(got[0]) == expected * 2.0**-52
+
+
+def test_uniform_and_independent_along_both_axes() -> None:
+    values = table(400, 400)
+    assert values.min() >= 0
+    assert values.max() < 1
+    counts = np.histogram(values, bins=100, range=(0, 1))[0]
+    assert ((counts - 1600) ** 2 / 1600).sum() / 99 < 1.5
+    for a, b in (
+        (values[:, :-1], values[:, 1:]),
+        (values[:-1], values[1:]),
+        (values[:-1, 1:], values[1:, :-1]),
+    ):
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.01
+    assert len(np.unique(values)) == values.size

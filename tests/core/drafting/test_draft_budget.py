@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.core.drafting.draft_budget import MARGIN, TPOT_SHARE, Candidate, Choice, Cut, DraftBudget
+from headrace.core.drafting.draft_budget import MARGIN, TPOT_SHARE, Candidate, Cut, DraftBudget, DraftChoice
 from headrace.core.drafting.proposal import StepLoad
 from headrace.core.prediction.step_times import StepTimes
 
@@ -157,43 +157,43 @@ def test_the_predictable_rows_are_drafted_for_first() -> None:
 def test_tokens_in_flight_cost_and_gain_nothing() -> None:
     step = load(1, times(0.02, 0.001))
     (choice,) = DraftBudget().choose([Candidate((0.5, 0.45, 0.4), 100, in_flight=1)], step)
-    assert choice == Choice(3, Cut.WHOLE)
+    assert choice == DraftChoice(3, Cut.WHOLE)
     (choice,) = DraftBudget().choose([Candidate((0.5,), 100, in_flight=1)], step)
     assert choice.tokens == 0
     (choice,) = DraftBudget(2).choose([Candidate((0.5, 0.4, 0.3, 0.2), 100, in_flight=1)], step)
-    assert choice == Choice(3, Cut.FIXED)
+    assert choice == DraftChoice(3, Cut.FIXED)
 
 
 def test_without_step_times_nothing_is_drafted() -> None:
-    assert DraftBudget().choose([Candidate((0.9,), 1)], load(1, None)) == [Choice(0, Cut.TIMES_UNKNOWN)]
-    assert DraftBudget().choose([Candidate((), 1)], load(1, None)) == [Choice(0, Cut.NOTHING_PROPOSED)]
+    assert DraftBudget().choose([Candidate((0.9,), 1)], load(1, None)) == [DraftChoice(0, Cut.TIMES_UNKNOWN)]
+    assert DraftBudget().choose([Candidate((), 1)], load(1, None)) == [DraftChoice(0, Cut.NOTHING_PROPOSED)]
 
 
 def test_fixed() -> None:
     candidates = [Candidate(survivals(0.1, 5), 1), Candidate((), 1), Candidate(survivals(0.9, 2), 1)]
     assert DraftBudget(3).choose(candidates, load(3, None)) == [
-        Choice(3, Cut.FIXED),
-        Choice(0, Cut.NOTHING_PROPOSED),
-        Choice(2, Cut.WHOLE),
+        DraftChoice(3, Cut.FIXED),
+        DraftChoice(0, Cut.NOTHING_PROPOSED),
+        DraftChoice(2, Cut.WHOLE),
     ]
     assert [choice.tokens for choice in DraftBudget(3).choose(candidates, load(3, None, budget=3))] == [
         1,
         0,
         1,
     ]
-    assert DraftBudget(3).choose(candidates, load(3, None, budget=0))[0] == Choice(0, Cut.BUDGET)
+    assert DraftBudget(3).choose(candidates, load(3, None, budget=0))[0] == DraftChoice(0, Cut.BUDGET)
 
 
 def test_drafts_of_some_rows_slow_down_a_quarter_of_the_others_at_most() -> None:
     known = times(0.010, 0.001)
     drafted, plain = Candidate(survivals(0.95, 8), 1), Candidate((), 1)
     (first, *_) = DraftBudget().choose([drafted, plain, plain, plain], load(4, known))
-    assert first == Choice(1, Cut.OTHERS), "1.4 ms of the 14 ms of a step without drafts"
+    assert first == DraftChoice(1, Cut.OTHERS), "1.4 ms of the 14 ms of a step without drafts"
     helped = plain._replace(tokens_per_step=3.0)
     (first, *_) = DraftBudget().choose([drafted, helped, helped, plain], load(4, known))
     assert first.tokens == 8, "drafts have helped the others before"
     (first,) = DraftBudget().choose([drafted], load(4, known)._replace(other_tokens_per_step=(1.0, 1.0, 1.0)))
-    assert first == Choice(1, Cut.OTHERS), "rows that are not asked for count, too"
+    assert first == DraftChoice(1, Cut.OTHERS), "rows that are not asked for count, too"
 
 
 def test_so_few_drafts_that_they_do_not_pay_are_not_verified() -> None:
@@ -204,7 +204,7 @@ def test_so_few_drafts_that_they_do_not_pay_are_not_verified() -> None:
     assert DraftBudget().choose(candidates, load(2, known))[0].tokens == 8
     target = known.verify_seconds(2, 6, 0) / TPOT_SHARE
     choice = DraftBudget().choose([candidates[0], Candidate((), 1, 0, target, 9.0)], load(2, known))[0]
-    assert choice == Choice(0, Cut.TPOT)
+    assert choice == DraftChoice(0, Cut.TPOT)
 
 
 def test_drafts_of_one_row_keep_the_tpot_target_of_another() -> None:
@@ -213,7 +213,7 @@ def test_drafts_of_one_row_keep_the_tpot_target_of_another() -> None:
     drafted = Candidate(survivals(0.95, 8), 1)
     target = (seconds + 0.0035) / TPOT_SHARE
     first, other = DraftBudget().choose([drafted, Candidate((), 1, 0, target, 9.0)], load(2, known))
-    assert first == Choice(3, Cut.TPOT)
+    assert first == DraftChoice(3, Cut.TPOT)
     assert other.tokens == 0
     missed = Candidate((), 1, 0, 0.5 * seconds, 9.0)
     first, _ = DraftBudget().choose([drafted, missed], load(2, known))

@@ -3,9 +3,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.core.drafting.cached import CachedAnswerProposer
-from headrace.core.drafting.known_text import KnownText
-from headrace.core.drafting.prediction import PredictionProposer
+from headrace.core.drafting.prediction import CachedAnswerProposer, KnownText, PredictionProposer
 from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.request import Request
 

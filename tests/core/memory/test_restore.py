@@ -4,7 +4,7 @@ import pytest
 
 from headrace.core.memory.restore import AlwaysRestore, Link, RestoreIfFaster
 from headrace.core.plan import Tier
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 
 SIZE, BYTES = 10, 1000

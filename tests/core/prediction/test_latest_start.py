@@ -12,8 +12,8 @@ from headrace.core.prediction.step_times import ENOUGH_STEPS, StepTimes
 from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import LATE_SHARE, TenantQueue
 from headrace.core.request import FinishReason, SamplingParams, Slo
-from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import ServiceClass
 from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import chunks, request, step
 

@@ -3,8 +3,7 @@ import random
 
 import pytest
 
-from headrace.core.prediction.step_cost import StepCost
-from headrace.core.prediction.step_curve import StepCurve
+from headrace.core.prediction.step_curve import StepCost, StepCurve
 from headrace.core.prediction.step_times import StepTimes
 
 

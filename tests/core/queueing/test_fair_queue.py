@@ -10,8 +10,8 @@ from headrace.core.queueing.fair_queue import FairQueue, single_queue
 from headrace.core.queueing.tenant_queue import PolicyFailed, TenantQueue
 from headrace.core.request import FinishReason
 from headrace.core.sequence import Sequence, Status
-from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES, ServiceClass
 from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import admitted, request, step
 

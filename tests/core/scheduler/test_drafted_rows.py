@@ -22,8 +22,8 @@ from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.drafters import hashed_truth
 from headrace.testing.engines import Record, drain, hashing_engine
 from headrace.testing.hashing_runner import expected_tokens

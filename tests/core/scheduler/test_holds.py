@@ -7,8 +7,8 @@ from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.admitter import LOOKAHEAD
 from headrace.core.scheduler.holds import HOLD_SECONDS, UntilCompiled
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.engines import hashing_engine
 from tests.doubles.grammars import Compiling
 

@@ -9,8 +9,8 @@ from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason
 from headrace.core.scheduler.step_builder import BACKGROUND_ADMISSIONS, LEAST_PREFILL
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import admitted, plans, request, step
 

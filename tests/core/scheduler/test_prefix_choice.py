@@ -5,8 +5,8 @@ from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.scheduler.prefix_choice import LongestPrefix
 from headrace.core.sequence import Sequence
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.testing.engines import Record, drain, hashing_engine
 from tests.doubles.scenes import request, step
 

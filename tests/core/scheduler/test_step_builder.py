@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_cost import TOKENS_ONLY, StepCost
+from headrace.core.prediction.step_curve import TOKENS_ONLY, StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.scheduler.step_builder import (
     BACKGROUND_SECONDS,

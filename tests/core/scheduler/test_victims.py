@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost, slack_seconds
 from headrace.core.sequence import Sequence
 from tests.doubles.scenes import request

@@ -12,12 +12,9 @@ import pytest
 
 from headrace.core.peers import Inquiry, Offer
 from headrace.fleet.kv_transfer import wire
-from headrace.fleet.kv_transfer.exporter import Exporter
-from headrace.fleet.kv_transfer.importer import Importer
-from headrace.fleet.kv_transfer.link import Link, PeerLost
-from headrace.fleet.kv_transfer.port import KVTransfer
-from headrace.fleet.kv_transfer.published import Published
-from headrace.fleet.kv_transfer.shared_memory import SharedMemory
+from headrace.fleet.kv_transfer.exporter import Exporter, Published
+from headrace.fleet.kv_transfer.link import Importer, Link, PeerLost
+from headrace.fleet.kv_transfer.shared_memory import KVTransfer, SharedMemory
 
 BYTES, SLOTS = 5000, 3
 IDENTITY = {

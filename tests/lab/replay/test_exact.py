@@ -18,8 +18,8 @@ from headrace.core.queueing.fair_queue import FairQueue
 from headrace.core.queueing.tenant_queue import TenantQueue
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.scheduler.scheduler import Stalled
-from headrace.core.tenancy.classes import CLASSES
 from headrace.core.tenancy.fair_share import ShareLedger
+from headrace.core.tenancy.tenants import CLASSES
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.moments import Begun

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.events import Finished, Verified
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.queueing.order import ByPriority, FirstComeFirstServed
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.drafting.proposal import DraftRow, Proposal
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_cost import TOKENS_ONLY
+from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.core.request import Request
 from headrace.core.scheduler.routing import RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.peers import PeersAnswered, Pulled
-from headrace.core.prediction.step_cost import TOKENS_ONLY
+from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.handover import Wire
 from headrace.lab.workload.call import Call, Span

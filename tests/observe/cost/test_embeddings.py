@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.embedding_events import Embedded, EmbeddingSlice, SlicedCall
+from headrace.core.embedding import Embedded, EmbeddingSlice, SlicedCall
 from headrace.core.request import FinishReason, RejectReason
 from headrace.observe.cost.account import NOTHING, Key
 from headrace.observe.cost.ledger import CostLedger

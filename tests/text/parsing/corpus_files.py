@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.text.parsing.catalogue import REASONING_FORMATS, TOOL_FORMATS
 from headrace.text.parsing.machine import Machine
-from headrace.text.parsing.parts import Kind
+from headrace.text.parsing.reader import Kind
 
 FOLDER = Path(__file__).parent / "corpus"
 TOOLS = {each.name: each for each in TOOL_FORMATS}

@@ -1,7 +1,12 @@
 import pytest
 
-from headrace.text.parsing.catalogue import REASONING_FORMATS, TOOL_FORMATS
-from headrace.text.parsing.detect import UnknownParser, reasoning_format, tool_format
+from headrace.text.parsing.catalogue import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    UnknownParser,
+    reasoning_format,
+    tool_format,
+)
 
 TEMPLATES = {
     "hermes": 'return a json object within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>}',

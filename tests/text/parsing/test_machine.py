@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.text.parsing.machine import Machine
-from headrace.text.parsing.parts import Kind
+from headrace.text.parsing.reader import Kind
 from tests.text.parsing.corpus_files import FOLDER, REASONING, SCHEMAS, TOOLS, cases, machine_for, read
 
 FORMATS = sorted(TOOLS)

@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from headrace.core.knobs import Knobs
-from headrace.core.request import Request
-from headrace.core.request_settings import NO_SETTINGS
+from headrace.core.request import NO_SETTINGS, Request
 from headrace.tuning.experiments.run import Status
 from headrace.tuning.experiments.spec import BadExperiment
 from headrace.tuning.steering.engine import Requests, Steering

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.knobs import Knobs
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
 from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.requests import from_calls

@@ -16,9 +16,8 @@ import httpx
 import pytest
 
 from headrace.api.cache import pair_comparison
-from headrace.compute.encoder.pairs import PairJudge
-from headrace.compute.encoder.sentences import Sentences
-from headrace.compute.model.spec import ModelError
+from headrace.compute.checkpoint import ModelError
+from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.config import ConfigError, options
 from headrace.response_cache.rules.semantic.bounds import Tally
 from headrace.response_cache.rules.semantic.calibration import Calibration, Stratum

@@ -7,9 +7,9 @@ import pytest
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, ServerOptions
 from headrace.core.engine import Engine
-from headrace.core.prediction.step_cost import StepCost
+from headrace.core.prediction.step_curve import StepCost
 from headrace.core.request import Request, SamplingParams, Slo
-from headrace.core.tenancy.classes import ServiceClass
+from headrace.core.tenancy.tenants import ServiceClass
 from headrace.lab.replay.drafter import RecordedDrafts
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import Step, read_trace

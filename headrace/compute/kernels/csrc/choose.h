@@ -5,7 +5,7 @@
 // ten instructions, so every step goes over the row once more, past the pieces whose largest logit says that there is
 // nothing in them. All filters are one cut: what is below it has no weight.
 
-static const int64_t CHOICE_PIECE = 128;  // see PIECE in sampling/draw.py
+static const int64_t CHOICE_PIECE = 128;  // see PIECE in sampling/choice.py
 static const float LEAST_LOGIT = -87.0f;  // below it, with the largest at 0, filters count nothing: e^-87 is never drawn
 static const int BINS = 1024;
 
@@ -136,7 +136,7 @@ static float edge(const Row<T> &row, double wanted, float lowest) {
   return lowest;
 }
 
-// Fills the sums; what all weigh from `cut` on. In pieces, as sampling/draw.py says.
+// Fills the sums; what all weigh from `cut` on. In pieces, as sampling/choice.py says.
 template <class T>
 static double weigh(const Row<T> &row, float cut) {
   double total = 0.0;

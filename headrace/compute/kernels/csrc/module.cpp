@@ -281,7 +281,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   a.narrow = in.pointer<void>();
   a.out = in.optional<void>();
   a.seconds = in.optional<double>();
-  a.bell = in.optional<const uint8_t>();
+  a.interrupt = in.optional<const uint8_t>();
   a.taps = in.optional<void>();
   a.tapped = in.optional<const int64_t>();
   a.tap_count = in.size();
@@ -322,7 +322,7 @@ void read_stack(Arguments &in, Stack &a, StackBounds &bounds) {
   require_heads(in, a.heads.heads, a.heads.kv_heads, a.heads.head_dim);
 }
 
-// Fails with a Python exception where what the arrays hold is out of bounds: kernels/native_stack.py has checked the rest.
+// Fails with a Python exception where what the arrays hold is out of bounds: kernels/native_calls.py has checked the rest.
 bool stack_fits(const Stack &a, const StackBounds &bounds) {
   if (!all_below("slots", a.slots, a.tokens, bounds.num_slots) ||
       !all_below("tokens", a.token_ids, a.tokens, bounds.vocab) ||
@@ -425,7 +425,7 @@ inline int16_t ordered(int16_t bits) {
   return turned + (turned == -1);
 }
 
-// The first place of the largest of a row, or NOT_FINITE or NOTHING_ALLOWED (see sampling/draw.py). Only the part that
+// The first place of the largest of a row, or NOT_FINITE or NOTHING_ALLOWED (see sampling/choice.py). Only the part that
 // holds the largest is looked through number by number.
 int64_t likeliest_of(const int16_t *x, int64_t size) {
   if (size < 1) return NOTHING_ALLOWED;

@@ -10,8 +10,8 @@ const int INTERFACE = 16;  // raised with every change of what cpp.py passes, so
 
 const int64_t MAX_HEAD_DIM = 512;
 const float SMALLEST = 1e-30f;  // see Kernels.SMALLEST
-const int64_t NOT_FINITE = -1, NOTHING_ALLOWED = -2;  // see sampling/draw.py
-const int64_t NO_DRAFT = -3;  // see sampling/lines.py
+const int64_t NOT_FINITE = -1, NOTHING_ALLOWED = -2;  // see sampling/choice.py
+const int64_t NO_DRAFT = -3;  // see step_sampling.py
 
 // Whether lines that are wanted later are better asked into the second cache, as those on their way to the first one take
 // places that tiles wait for. Told from the first one's size: measured to be so with 32 KiB (Zen 4), not with 48 (Zen 5).

@@ -1,5 +1,5 @@
 // A decoder's layers in one call, from tokens on: the operations that kernels/stack.py calls one by one, in its order.
-// The words of the tables are written by kernels/native_stack.py.
+// The words of the tables are written by kernels/native_calls.py.
 
 #pragma once
 #include <string.h>
@@ -51,7 +51,7 @@ struct Stack {
   int dtype, gelu, head_norm;
   float eps, scale, softcap, embedding_scale;
   double *seconds;      // to which is added what each StackPart took; null where nobody asks
-  const uint8_t *bell;  // not 0 once the step is to be broken off, by another thread; null where it never is
+  const uint8_t *interrupt;  // not 0 once the step is to be broken off, by another thread; null where it never is
   void *taps;           // [tokens, tap_count, hidden], see kernels/__init__.py: hidden states before layers
   const int64_t *tapped;  // [tap_count], the layers; the number of layers: after the last one, where all tokens are kept
   int64_t tap_count;
@@ -125,7 +125,7 @@ static StackEnd run_stack(const Operations &run, const Stack &s) {
   norm(s.residual, nullptr, s.input_norm, x);
   copy_tapped(s, 0, count);
   for (int64_t i = 0; i < s.layer_count; i++) {
-    if (s.bell && __atomic_load_n(s.bell, __ATOMIC_RELAXED)) return StackEnd::BROKEN_OFF;
+    if (s.interrupt && __atomic_load_n(s.interrupt, __ATOMIC_RELAXED)) return StackEnd::BROKEN_OFF;
     const StackLayer &layer = s.layers[i];
     const StackRotation &turn = s.rotations[layer.rope];
     const bool last = i + 1 == s.layer_count;

@@ -1,4 +1,4 @@
-// The arrays of a step in memory that Python keeps: what sampling/lines.py and slots.py define by numpy.
+// The arrays of a step in memory that Python keeps: what step_sampling.py and slots.py define by numpy.
 
 #pragma once
 #include <algorithm>
@@ -24,7 +24,7 @@ bool read_row(PyObject *row, PlanRow &r) {
   return !PyErr_Occurred();
 }
 
-// columns(words, rows, vocab): `sampling/lines.py: columns_of`. Words int64 get slot, start, length, samples and drafts of
+// columns(words, rows, vocab): `step_sampling.py: columns_of`. Words int64 get slot, start, length, samples and drafts of
 // all rows, one column after the other, then row, slot, position, offset, draft and packed token of all lines. Returns
 // their numbers, and whether any row has drafts; where the words are too few, only how many there must be.
 PyObject *columns(PyObject *, PyObject *const *values, Py_ssize_t count) {
@@ -154,7 +154,7 @@ PyObject *store(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// accept(drawn, drafts, offsets, counting, size): `sampling/lines.py: counting_of`, one byte for each line.
+// accept(drawn, drafts, offsets, counting, size): `sampling/choice.py: counting_of`, one byte for each line.
 PyObject *accept(PyObject *, PyObject *const *values, Py_ssize_t count) {
   Arguments in(values, count);
   const int64_t *drawn = in.pointer<const int64_t>(), *drafts = in.pointer<const int64_t>();

@@ -22,9 +22,8 @@ from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.kernels.stack import Layer, Linear, Stack
 from headrace.compute.kernels.triton.quantized import MOST_FP8_ROWS, MOST_INTEGER_ROWS, MOST_ROWS
 from headrace.compute.quantization.weight import FP8, QuantizedWeight, pack_halves
-from headrace.compute.sampling.allowed import Allowed
-from headrace.compute.sampling.choice import Choice
-from headrace.compute.sampling.penalties import IN_PROMPT, Penalty
+from headrace.compute.sampling.choice import TokenChoice
+from headrace.compute.sampling.penalties import IN_PROMPT, Allowed, Penalty
 
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Differences that are rounding, as parts of a result's largest magnitude; torch may use TF32 for float32."""
@@ -264,7 +263,7 @@ def _sampling(draw: _Draw) -> Iterator[tuple[str, Call]]:
         return [changed]
 
     yield "likeliest token", lambda kernels: [kernels.likeliest(logits)]
-    yield "sampling", lambda kernels: [kernels.choose(logits, Choice(*(each.copy() for each in choice)))]
+    yield "sampling", lambda kernels: [kernels.choose(logits, TokenChoice(*(each.copy() for each in choice)))]
     allowed = Allowed(np.array([1]), words)
     yield "allowed tokens", lambda kernels: [kernels.restrict(logits, allowed).clamp(min=-99)]
     yield "penalties", penalized

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from headrace.compute.kernels import linear
-from headrace.compute.kernels.triton import elementwise, fp8
+from headrace.compute.kernels.triton import elementwise
 from headrace.compute.kernels.triton import linear as device
-from headrace.compute.kernels.triton.target import Target, power
+from headrace.compute.kernels.triton.target import Target, fits, power, scaled, sums
 from headrace.compute.quantization.weight import FP8, FP8_LARGEST, QuantizedWeight
 
 MOST_ROWS = 256
@@ -117,8 +117,8 @@ def multiply(x: Tensor | Rounded, packed: Packed, bias: Tensor | None, target: T
         if not weight.in_fp8:
             return _finished(torch._int_mm(x.values, weight.values.t()), x, weight, bias)
         if target.fp8 == "rows" and dtype == torch.bfloat16:
-            return fp8.scaled(x.values, x.scales, weight, bias)
-        return _finished(fp8.sums(x.values, weight), x, weight, bias)
+            return scaled(x.values, x.scales, weight, bias)
+        return _finished(sums(x.values, weight), x, weight, bias)
     if rows > MOST_ROWS:
         return _expanded(x.wide() if isinstance(x, Rounded) else x, weight, bias)
     return _divided(x, packed, bias, target)
@@ -129,7 +129,7 @@ def _in_library(rows: int, weight: QuantizedWeight) -> bool:
     if weight.bits == 4 or weight.scales.shape[1] > 1:
         return False
     if weight.in_fp8:
-        return rows > MOST_FP8_ROWS and fp8.fits(weight)
+        return rows > MOST_FP8_ROWS and fits(weight)
     return rows > MOST_INTEGER_ROWS and all(size % 8 == 0 for size in weight.shape)
 
 

@@ -18,7 +18,7 @@ _NEARLY_ONE = tl.constexpr(1.0 - 2.0**-52)
 
 @triton.jit
 def _fault(token, peak, wrong):
-    """``token``, or the fault of a row whose largest logit is ``peak``; see `draw.or_fault`."""
+    """``token``, or the fault of a row whose largest logit is ``peak``; see `choice.or_fault`."""
     token = tl.where(peak == float("-inf"), NOTHING_ALLOWED, token)
     return tl.where(wrong | (peak == float("inf")), NOT_FINITE, token)
 
@@ -128,7 +128,7 @@ def _draw(line, vocab, peak, heat, limit, target, BLOCK: tl.constexpr):
     do_not_specialize_on_alignment=["temperature", "min_p", "top_k", "top_p", "uniform"],
 )
 def choose(logits, out, temperature, min_p, top_k, top_p, uniform, vocab, BLOCK: tl.constexpr):
-    """A token by `Choice`: filters, then the inverse of the distribution function at ``uniform``."""
+    """A token by `TokenChoice`: filters, then the inverse of the distribution function at ``uniform``."""
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * vocab
     peak, _, wrong = _peak(line, vocab, BLOCK)

@@ -9,11 +9,10 @@ import pytest
 import torch
 import triton
 
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, StepInterrupt, StepInterrupted
 from headrace.compute.kernels import KernelsUnavailable, Pages, select
 from headrace.compute.kernels.stack import apply
 from headrace.compute.kernels.triton.backend import TritonKernels
-from headrace.compute.step_interrupt import StepInterrupt, StepInterrupted
 from tests.compute.kernels.pages import CPU, ORACLE, close
 from tests.compute.kernels.test_stack import DECODING, MIXED, PROMPTS, make, pages_for
 
@@ -36,9 +35,9 @@ def test_a_stack_is_the_same_as_by_torch(kind: str, rich: bool) -> None:
 
 
 def test_an_interrupt_ends_a_step_after_a_layer() -> None:
-    bell = StepInterrupt()
-    bell.set()
-    batch: Batch = replace(DECODING, bell=bell)
+    interrupt = StepInterrupt()
+    interrupt.set()
+    batch: Batch = replace(DECODING, interrupt=interrupt)
     with pytest.raises(StepInterrupted):
         KERNELS.run_stack(make(KERNELS, torch.float32), batch, pages_for(torch.float32))
 

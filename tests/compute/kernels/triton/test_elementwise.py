@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headrace.compute.kernels import Activation, HeadNorm, HeadShape, Pages
 from headrace.compute.kernels.linear import quantize_rows
 from headrace.compute.kernels.triton.backend import TritonKernels
-from headrace.compute.kv import PagedKV
 from headrace.compute.model.families import parse_config
+from headrace.compute.model.kv import PagedKV
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close
 from tests.compute.model.configs import LLAMA
 

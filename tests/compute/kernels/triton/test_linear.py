@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headrace.compute.kernels.linear import quantize_rows
 from headrace.compute.kernels.triton import quantized
 from headrace.compute.kernels.triton.backend import TritonKernels
-from headrace.compute.kernels.triton.fp8 import way_of
 from headrace.compute.kernels.triton.quantized import Packed, Rounded
+from headrace.compute.kernels.triton.target import way_of
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE, close
 from tests.compute.kernels.weights import quantized_weight
 

@@ -9,19 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.compute.kernels.triton.backend import TritonKernels
-from headrace.compute.sampling.allowed import Allowed
-from headrace.compute.sampling.choice import Choice, probabilities
-from headrace.compute.sampling.draw import NOT_FINITE, NOTHING_ALLOWED
-from headrace.compute.sampling.penalties import IN_PROMPT, Penalty
+from headrace.compute.sampling.choice import NOT_FINITE, NOTHING_ALLOWED, TokenChoice, probabilities
+from headrace.compute.sampling.penalties import IN_PROMPT, Allowed, Penalty
 from tests.compute.kernels.pages import CPU, DTYPES, ORACLE
 
 KERNELS = TritonKernels(CPU)
 quick = settings(max_examples=15, deadline=None, derandomize=True)
 
 
-def choice_of(rows: int, seed: int, *, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Choice:
+def choice_of(rows: int, seed: int, *, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> TokenChoice:
     drawn = np.random.default_rng(seed)
-    return Choice(
+    return TokenChoice(
         drawn.uniform(0.3, 2.0, rows),
         np.full(rows, min_p),
         np.full(rows, top_k, dtype=np.int64),
@@ -89,7 +87,7 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
     choice = choice_of(6, 3, top_k=40, top_p=0.8)
     together = KERNELS.choose(logits, choice)
     for row in (0, 5):
-        one = Choice(*(line[row : row + 1].copy() for line in choice))
+        one = TokenChoice(*(line[row : row + 1].copy() for line in choice))
         assert torch.equal(KERNELS.choose(logits[row : row + 1], one), together[row : row + 1])
 
 

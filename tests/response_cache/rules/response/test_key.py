@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.request import Request, Retention, SamplingParams, Slo
-from headrace.core.request_settings import RequestSettings
+from headrace.core.request import Request, RequestSettings, Retention, SamplingParams, Slo
 from headrace.response_cache.rules.response.cacheability import classify
 from headrace.response_cache.rules.response.control import NO_DIRECTIVES
 from headrace.response_cache.rules.response.key import (

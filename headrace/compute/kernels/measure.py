@@ -1,0 +1,157 @@
+"""Measurements for `headrace bench roofline`: the parts of a forward pass, and what this CPU can do.
+
+`TimedKernels` forward every call and measure the time of each part. The bytes and operations of
+linear layers are those of their weights, however these are packed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.compute.batch import Batch
+from headrace.compute.kernels import Kernels, Pages, linear
+from headrace.compute.kernels.cpp import CppKernels
+from headrace.compute.kernels.native_calls import NativeStack
+from headrace.compute.kernels.packed import PackedIntegers
+from headrace.compute.kernels.stack import Stack, apply
+from headrace.compute.quantization.weight import QuantizedWeight
+
+_ATTENTION = frozenset({"plan_attention", "rope_write_kv", "paged_attention"})
+
+
+class TimedKernels:
+    """`Kernels` around other kernels. ``totals`` sums seconds by part: ``linear``, ``head``, ``attention``,
+    ``elementwise``.
+
+    ``linear bytes`` and ``linear products`` are the size of the weights and the number of multiplications.
+    ``numbers["linear"]`` lists the number types that may be used, and how many products of each a multiplication is:
+    activations in 16 bits are two bytes for quantized weights. The same holds for the head, which is the linear layer
+    of ``head_outputs`` outputs.
+    """
+
+    def __init__(self, kernels: Kernels, head_outputs: int) -> None:
+        self._kernels = kernels
+        self._head_outputs = head_outputs
+        parts = ("linear", "head", "attention", "elementwise")
+        counts = [f"{part} {count}" for part in parts[:2] for count in ("bytes", "products")]
+        self.numbers: dict[str, dict[str, int]] = {}
+        self.totals = dict.fromkeys((*parts, *counts), 0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        inner: Callable[..., Any] = getattr(self._kernels, name)
+        if not callable(inner):
+            return inner
+        part = "attention" if name in _ATTENTION else "elementwise"
+
+        def timed(*given: Any) -> Any:
+            began = time.perf_counter()
+            result = inner(*given)
+            self.totals[part] += time.perf_counter() - began
+            return result
+
+        setattr(self, name, timed)
+        return timed
+
+    def run_stack(self, stack: Stack | NativeStack, batch: Batch, pages: Sequence[Pages]) -> Tensor:
+        """In one call if the kernels have one, which times its parts itself; else call by call."""
+        if isinstance(stack, Stack):
+            return apply(self, stack, batch, pages)
+        seconds = torch.zeros(3, dtype=torch.float64)
+        out: Tensor = self._kernels.run_stack(stack, batch, pages, seconds)  # type: ignore[call-arg]
+        for part, spent in zip(("linear", "attention", "elementwise"), seconds.tolist(), strict=True):
+            self.totals[part] += spent
+        layers, dtype = stack.stack.layers, stack.stack.dtype
+        for layer in layers:
+            wanted = len(batch.logits_indices) if layer is layers[-1] else len(batch.tokens)
+            for each in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                rows = len(batch.tokens) if each is layer.qkv else wanted
+                self._count("linear", each.weight, rows * each.weight.inputs * each.weight.outputs, dtype)
+        return out
+
+    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        began = time.perf_counter()
+        out = self._kernels.linear(x, weight, bias)
+        part = "head" if out.shape[1] == self._head_outputs else "linear"
+        self.totals[part] += time.perf_counter() - began
+        self._count(part, weight, x.numel() * out.shape[1], x.dtype)
+        return out
+
+    def _count(self, part: str, weight: Any, products: int, dtype: torch.dtype) -> None:
+        in_bytes = {"int8": weight.planes(dtype)} if isinstance(weight, PackedIntegers) else {}
+        self.numbers[part] = {**in_bytes, str(dtype).removeprefix("torch."): 1}
+        self.totals[f"{part} bytes"] += weight_bytes(weight)
+        self.totals[f"{part} products"] += products
+
+
+def weight_bytes(weight: Any) -> int:
+    """The size of a prepared weight in memory."""
+    if isinstance(weight, Tensor | QuantizedWeight):
+        return weight.nbytes
+    return sum(weight_bytes(part) for part in weight if isinstance(part, Tensor | tuple))
+
+
+# Measures how fast this CPU reads memory and multiplies, for comparison in `headrace bench roofline`.
+
+_READ_BYTES = 512 << 20
+"""Far more than the size of any cache."""
+_ROWS, _INPUTS, _OUTPUTS = 768, 1024, 4096
+_FEW_ROWS = 24
+_LONG_SECONDS = 4.0
+"""A product of all rows that would take longer is measured with few: the CPU has no instructions for it."""
+_TRIES = 5
+
+
+def read_rates(kernels: CppKernels) -> dict[int, float]:
+    """Bytes per second read from memory, by number of threads from 1 to the kernels' own."""
+    words = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
+
+    def rate(threads: int) -> float:
+        return words.nbytes / _least_seconds(lambda: kernels.read(words, threads))
+
+    return {threads: rate(threads) for threads in range(1, kernels.threads + 1)}
+
+
+def product_rates(kernels: CppKernels, dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    """Operations per second of a large matrix product, in ``dtype`` and in bytes, by the kernels and by oneDNN.
+
+    Without oneDNN's product in ``dtype`` on this CPU, its rate is left out.
+    """
+    x, weight = torch.randn(_ROWS, _INPUTS).to(dtype), torch.randn(_OUTPUTS, _INPUTS).to(dtype)
+    bytes_of_x = torch.randint(-127, 128, (_ROWS, _INPUTS), dtype=torch.int8)
+    integers = torch.randint(-127, 128, (_OUTPUTS, _INPUTS), dtype=torch.int8)
+    quantized = QuantizedWeight(integers, torch.ones(_OUTPUTS, 1), None, None, 8, 8)
+    ours, ours_in_bytes = kernels.prepare_linear(weight), kernels.prepare_linear(quantized)
+    turned = integers.T.contiguous()
+
+    def rate(multiply: Callable[[int], object]) -> float:
+        rows = min(_FEW_ROWS, _ROWS)
+        seconds = _least_seconds(lambda: multiply(rows))
+        if seconds * _ROWS < _LONG_SECONDS * rows:
+            rows, seconds = _ROWS, _least_seconds(lambda: multiply(_ROWS))
+        return 2.0 * rows * _INPUTS * _OUTPUTS / seconds
+
+    rates = {"own": rate(lambda rows: kernels.linear(x[:rows], ours))}
+    if linear.has_packed_product(dtype):
+        packed = linear.prepare(weight)
+        rates["oneDNN"] = rate(lambda rows: linear.apply(x[:rows], packed, None))
+    return {
+        str(dtype).removeprefix("torch."): rates,
+        "int8": {
+            "own": rate(lambda rows: kernels.linear(x[:rows], ours_in_bytes)),
+            "oneDNN": rate(lambda rows: torch._int_mm(bytes_of_x[:rows], turned)),
+        },
+    }
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(_TRIES):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

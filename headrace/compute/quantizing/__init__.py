@@ -1,0 +1,1 @@
+"""Writes a quantized copy of a model: calibration on texts, better values than the nearest, and the files."""

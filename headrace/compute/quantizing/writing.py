@@ -1,0 +1,247 @@
+"""Writes a quantized copy of a plain checkpoint, as compressed-tensors, layer by layer.
+
+The LM head is not quantized, as most readers of the format expect. Embedding, norms and biases are not quantized
+either; activation-aware scaling may change them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headrace.compute.checkpoint import INDEX, Checkpoint, ModelError
+from headrace.compute.model.layout import (
+    FINAL_NORM,
+    HEAD,
+    LinearPlace,
+    head_norms,
+    linear_places,
+    norm_modules,
+    plain_shapes,
+)
+from headrace.compute.model.spec import DecoderSpec
+from headrace.compute.model.weights import as_stored, check_names, plain_name
+from headrace.compute.quantization.layouts import stored_format, stored_parts
+from headrace.compute.quantization.scheme import Scheme, round_to_nearest
+from headrace.compute.quantizing.calibration import Calibration
+from headrace.compute.quantizing.methods import best_factors, gptq
+
+Method = Literal["rtn", "gptq", "awq"]
+
+_SHARD_BYTES = 4 << 30
+_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*")
+
+
+@dataclass(slots=True)
+class _Layer:
+    """The tensors of a layer in float32, by the fields of `weights.LayerWeights`; parts that become one are stacked."""
+
+    places: Mapping[str, LinearPlace]
+    linears: dict[str, Tensor]
+    biases: dict[str, Tensor]
+    norms: dict[str, Tensor]
+
+
+def write_quantized(
+    source: Path,
+    target: Path,
+    config: Mapping[str, Any],
+    spec: DecoderSpec,
+    scheme: Scheme,
+    method: Method,
+    calibration: Calibration,
+) -> None:
+    """Write the model in ``source`` to the new folder ``target``; the method "rtn" needs no moments.
+
+    Raises:
+        ModelError: its weights are quantized already, belong to a larger model, do not match ``spec``, do not fit
+            ``scheme``, or are not finite.
+        OSError: the folder cannot be written.
+    """
+    if spec.stored or spec.nested_checkpoint:
+        raise ModelError(f"{source}: only text models with plain weights can be quantized")
+    groups: dict[int, set[str]] = defaultdict(set)
+    with Checkpoint(source, plain_name) as checkpoint:
+        spec = as_stored(checkpoint, spec)
+        check_names(checkpoint, spec)
+        _check_widths(source, spec, scheme)
+        target.mkdir(parents=True)
+        shards = _Shards(target)
+        stored = checkpoint.read(f"{FINAL_NORM}.weight").dtype
+        scale_dtype = torch.bfloat16 if stored == torch.bfloat16 else torch.float32
+        for index in range(spec.num_layers):
+            layer = _read(checkpoint, spec, index)
+            moments = {} if method == "rtn" else calibration.of(index)
+            _check_numbers(source, layer, moments)
+            if method == "awq":
+                _scale(layer, moments, scheme, spec.norm_offset)
+            for name, place in layer.places.items():
+                weight = layer.linears[name]
+                if method == "gptq":
+                    quantized = gptq(weight, moments[name], scheme, scale_dtype)
+                else:
+                    quantized = round_to_nearest(weight, scheme, scale_dtype)
+                groups[quantized.group_size].update(module.rpartition(".")[2] for module in place.modules)
+                for module, begin, end in _outputs(place):
+                    parts = stored_parts(quantized.rows(begin, end), scale_dtype)
+                    shards.add({f"{module}.{suffix}": part for suffix, part in parts.items()})
+            shards.add({name: tensor.to(stored) for name, tensor in _others(layer, spec, index).items()})
+            del moments  # free them before those of the next layer are computed
+        outside = [name for name in plain_shapes(spec) if not name.startswith("model.layers.")]
+        shards.add({name: checkpoint.read(name).clone() for name in outside})
+    shards.close()
+    for pattern in _COPIED:
+        for file in source.glob(pattern):
+            if file.name not in (INDEX, "config.json"):
+                shutil.copyfile(file, target / file.name)
+    written = {
+        **config,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "quantization_config": _config(scheme, groups),
+    }
+    (target / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+
+
+def _check_widths(source: Path, spec: DecoderSpec, scheme: Scheme) -> None:
+    try:
+        for place in linear_places(spec, 0).values():
+            scheme.group(place.inputs)
+    except ValueError as error:
+        raise ModelError(f"{source}: {error}") from error
+
+
+def _check_numbers(source: Path, layer: _Layer, moments: Mapping[str, Tensor]) -> None:
+    for name, place in layer.places.items():
+        for kind, tensors in (("weights", layer.linears), ("inputs", moments)):
+            if name in tensors and not tensors[name].isfinite().all():
+                raise ModelError(f"{source}: {kind} of {', '.join(place.modules)} are not finite")
+
+
+def _read(checkpoint: Checkpoint, spec: DecoderSpec, index: int) -> _Layer:
+    places = linear_places(spec, index)
+
+    def stacked(place: LinearPlace, kind: str) -> Tensor:
+        return torch.cat([checkpoint.read(f"{module}.{kind}").float() for module in place.modules])
+
+    return _Layer(
+        places,
+        {name: stacked(place, "weight") for name, place in places.items()},
+        {name: stacked(place, "bias") for name, place in places.items() if place.bias},
+        {
+            name: checkpoint.read(f"{module}.weight").float()
+            for name, module in norm_modules(spec, index).items()
+        }
+        | {name: checkpoint.read(f"{name}.weight").float() for name in head_norms(spec, index)},
+    )
+
+
+def _scale(layer: _Layer, moments: dict[str, Tensor], scheme: Scheme, norm_offset: float) -> None:
+    """Scale the inputs' weights, and divide their producers: norms, and for ``down`` the outputs of ``up``.
+
+    The inputs of ``output`` are values that several heads share, so they are not scaled.
+    """
+    factors = best_factors(layer.linears["down"], moments["down"], scheme)
+    layer.linears["down"] *= factors
+    layer.linears["gate_up"][len(factors) :] /= factors[:, None]
+    if "gate_up" in layer.biases:
+        layer.biases["gate_up"][len(factors) :] /= factors
+    for norm, linear in (("input_norm", "qkv"), ("mlp_norm", "gate_up")):
+        if norm not in layer.norms:  # its inputs are the residual, which others read too
+            continue
+        factors = best_factors(layer.linears[linear], moments[linear], scheme)
+        layer.linears[linear] *= factors
+        layer.norms[norm] = (layer.norms[norm] + norm_offset) / factors - norm_offset
+
+
+def _outputs(place: LinearPlace) -> Iterator[tuple[str, int, int]]:
+    """The modules of a place, with the range of outputs of each."""
+    begin = 0
+    for module, outputs in place.modules.items():
+        yield module, begin, begin + outputs
+        begin += outputs
+
+
+def _others(layer: _Layer, spec: DecoderSpec, index: int) -> dict[str, Tensor]:
+    """Norms and biases by their names in a checkpoint."""
+    modules = norm_modules(spec, index)
+    tensors = {f"{modules.get(name, name)}.weight": norm for name, norm in layer.norms.items()}
+    for name, bias in layer.biases.items():
+        parts = _outputs(layer.places[name])
+        tensors |= {f"{module}.bias": bias[begin:end].clone() for module, begin, end in parts}
+    return tensors
+
+
+class _Shards:
+    """Collects tensors and writes them to files of limited size."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: dict[str, Tensor] = {}
+        self._places: dict[str, str] = {}
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        self._waiting |= {name: tensor.contiguous() for name, tensor in tensors.items()}
+        if sum(tensor.nbytes for tensor in self._waiting.values()) >= _SHARD_BYTES:
+            self._write()
+
+    def close(self) -> None:
+        """Write the remaining tensors, and the index."""
+        self._write()
+        index = {"metadata": {}, "weight_map": self._places}
+        (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+    def _write(self) -> None:
+        name = f"model-{len(set(self._places.values())) + 1:05}.safetensors"
+        file = self._folder / name
+        file.touch()
+        mode = file.stat().st_mode
+        try:
+            save_file(self._waiting, file, {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{file}: {error}") from error
+        file.chmod(mode)  # the library makes the file private: give it the usual mode
+        self._places |= dict.fromkeys(self._waiting, name)
+        self._waiting = {}
+
+
+def _config(scheme: Scheme, groups: Mapping[int, set[str]]) -> dict[str, Any]:
+    """The ``quantization_config``: one group, or one per group size if the widths need different ones."""
+    whole = scheme.group_size is None
+    activations = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+
+    def group(size: int, targets: list[str]) -> dict[str, Any]:
+        weights = {
+            "num_bits": scheme.bits,
+            "type": "int",
+            "strategy": "channel" if whole else "group",
+            "group_size": None if whole else size,
+            "symmetric": scheme.symmetric,
+            "dynamic": False,
+        }
+        acting = activations if scheme.activation_bits == 8 else None
+        return {"targets": targets, "weights": weights, "input_activations": acting}
+
+    if whole or len(groups) == 1:
+        found = [group(next(iter(groups)), ["Linear"])]
+    else:
+        found = [
+            group(size, [f"re:.*\\.{name}$" for name in sorted(names)])
+            for size, names in sorted(groups.items())
+        ]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": stored_format(scheme.bits, scheme.activation_bits),
+        "quantization_status": "compressed",
+        "config_groups": {f"group_{index}": each for index, each in enumerate(found)},
+        "ignore": [HEAD],
+    }

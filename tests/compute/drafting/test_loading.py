@@ -1,0 +1,124 @@
+"""Heads that are no EAGLE-3 head, or none for the target, are refused by name; published variants are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.compute.drafting.loading import Beside, LoadedHead, load_head, read_spec
+from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.config import ConfigError
+from headrace.config.objects.speculation import SpeculativeConfig
+from tests.compute.drafting.heads import CONFIG, write_head
+
+TARGET = parse_config(read_config(resolve_folder("builtin"))).shape
+
+
+def load(folder: Path) -> LoadedHead:
+    embedding = torch.randn(TARGET.vocab_size, TARGET.hidden_size)
+    cpu, dtype = torch.device("cpu"), torch.float32
+    target = Beside(TARGET, 128, cpu, dtype, dtype, TorchKernels(), embedding, embedding)
+    return load_head(SpeculativeConfig(("eagle3",), model=str(folder)), target)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "the config names GPT2LMHeadModel; expected LlamaForCausalLMEagle3",
+        ),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2, and this model needs 1"),
+        ({"vocab_size": 5000}, "vocab_size is 5,000, and this model needs 4,096"),
+        ({"hidden_size": 512}, "hidden_size is 512, and this model needs 256"),
+        (
+            {"hidden_size": 64, "target_hidden_size": 512},
+            "target_hidden_size is 512, and this model needs 256",
+        ),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]},
+            r"numbers of the 3 layers of this model, got \[1, 2, 4\]",
+        ),
+        ({"eagle_aux_hidden_state_layer_ids": [True]}, r"got \[True\]"),
+        ({"eagle_aux_hidden_state_layer_ids": []}, r"got \[\]"),
+        (
+            {
+                "eagle_aux_hidden_state_layer_ids": None,
+                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [3]},
+            },
+            r"got \[3\]",
+        ),
+        ({"draft_vocab_size": "many"}, "draft_vocab_size must be a positive integer"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    write_head(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | fields))
+    with pytest.raises(ConfigError, match=f"^--speculative-config: eagle3: .*{message}"):
+        load(tmp_path)
+
+
+def missing(name: str) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda found: found.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "message"),
+    [
+        (missing("fc.weight"), {}, r"lacks fc\.weight"),
+        (missing("d2t"), {"draft_vocab_size": 300}, "lacks d2t"),
+        (
+            missing("embed_tokens.weight"),
+            {"hidden_size": 64, "target_hidden_size": 256},
+            r"lacks embed_tokens",
+        ),
+        (
+            lambda found: found.update(other=torch.ones(1)),
+            {},
+            "tensors that an EAGLE-3 head does not use: other",
+        ),
+        (
+            lambda found: found.update({"fc.weight": torch.ones(256, 512)}),
+            {},
+            r"fc\.weight has shape \[256, 512\], the config says \[256, 768\]",
+        ),
+        (
+            lambda found: found["d2t"].add_(4000),
+            {"draft_vocab_size": 300},
+            "d2t names tokens beyond the vocabulary",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_layout_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], Any], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(write_head(tmp_path, change, **fields))
+
+
+def test_names_of_other_writers_are_read(tmp_path: Path) -> None:
+    def renamed(found: dict[str, Tensor]) -> None:
+        for name in list(found):
+            found[f"model.{name.replace('midlayer', 'layers.0')}"] = found.pop(name)
+        found["model.rotary_emb.inv_freq"] = torch.ones(4)
+
+    usual, other = load(write_head(tmp_path / "a")), load(write_head(tmp_path / "b", renamed))
+    assert torch.equal(usual.head._weights.qkv, other.head._weights.qkv)
+    assert usual.nbytes == other.nbytes
+
+
+def test_states_are_those_that_the_writer_of_the_config_means() -> None:
+    ids = "eagle_aux_hidden_state_layer_ids"
+    outer = read_spec(CONFIG | {ids: [1, 2, 3]}, TARGET)
+    inner = read_spec(CONFIG | {ids: None, "eagle_config": {ids: [0, 1, 2]}}, TARGET)
+    published = read_spec({name: each for name, each in CONFIG.items() if name != ids}, TARGET)
+    assert outer.layers == inner.layers == (1, 2, 3)
+    assert published.layers == (2, 1, 0)

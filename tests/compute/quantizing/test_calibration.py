@@ -1,0 +1,130 @@
+"""Moments are taken of what was asked for, on as much memory as was said, and no further than they need."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.model.families import parse_config
+from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.weights import DecoderWeights, load_weights
+from headrace.compute.quantization.scheme import SCHEMES
+from headrace.compute.quantizing import calibration
+from headrace.compute.quantizing.calibration import (
+    LINEARS,
+    Calibration,
+    Quality,
+    Reader,
+    compare,
+    input_moments,
+)
+from headrace.compute.quantizing.writing import write_quantized
+
+FOLDER = resolve_folder("builtin")
+SPEC = parse_config(read_config(FOLDER))
+WINDOWS = [list(range(8, 40)), list(range(50, 70))]
+
+
+def load() -> DecoderWeights:
+    return load_weights(FOLDER, SPEC, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("last", [0, 2])
+def test_a_reading_ends_where_the_last_layer_asked_for_does(
+    monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    computed: list[Tensor] = []
+    linear = TorchKernels.linear
+
+    def watched(self: TorchKernels, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        computed.append(x)
+        return linear(self, x, weight, bias)
+
+    monkeypatch.setattr(TorchKernels, "linear", watched)
+    found = input_moments(SPEC, load(), WINDOWS, [last])
+    assert found.keys() == {(last, name) for name in LINEARS}
+    before = len(LINEARS) * (last + 1) - 1  # what the last linear gives is not computed, and there is no head
+    assert len(computed) == len(WINDOWS) * before
+
+
+def test_the_model_s_last_layer_is_read_at_every_position() -> None:
+    """Where only the last position is wanted, the last layer goes on with that one alone."""
+    shorter = replace(SPEC, num_layers=2, layers=SPEC.layers[:2])
+    weights = load()
+    del weights.layers[2:]
+    assert_same = torch.testing.assert_close
+    found = input_moments(shorter, weights, WINDOWS, [1])
+    for place, moments in input_moments(SPEC, load(), WINDOWS, [1]).items():
+        assert_same(found[place], moments)
+
+
+def test_old_moments_are_gone_when_the_next_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "_MOMENTS_BYTES", 1)
+    given: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def counting() -> DecoderWeights:
+        alive.append(sum(moments() is not None for moments in given))
+        return load()
+
+    class Watched(Calibration):
+        def of(self, layer: int) -> dict[str, Tensor]:
+            moments = super().of(layer)
+            given.extend(map(weakref.ref, moments.values()))
+            return moments
+
+    calibrated = Watched(SPEC, counting, WINDOWS)
+    write_quantized(FOLDER, tmp_path / "few", read_config(FOLDER), SPEC, SCHEMES["int8"], "gptq", calibrated)
+    assert alive == [0, 0, 0]
+
+
+class Parrot:
+    """Gives token 0 the same odds everywhere, and shares the rest among two others."""
+
+    def __init__(self, odds: float) -> None:
+        self._row = torch.tensor([odds, (1 - odds) / 2, (1 - odds) / 2]).log()
+
+    def logits(self, tokens: Sequence[int], wanted: int) -> Tensor:
+        return self._row.expand(wanted, 3) + 7.0  # logits are known up to a constant
+
+
+def compared(plain: float, other: float, *windows: list[int]) -> Quality:
+    return compare(cast(Reader, Parrot(plain)), cast(Reader, Parrot(other)), windows)
+
+
+def test_a_model_is_as_good_as_itself() -> None:
+    quality = compared(0.5, 0.5, [0, 0, 1], [1, 2])
+    assert quality.tokens == 3
+    assert quality.plain_perplexity == pytest.approx((0.5 * 0.25 * 0.25) ** (-1 / 3))
+    assert quality.growth == pytest.approx(0)
+    assert quality.divergence == pytest.approx(0, abs=1e-6)
+    assert quality.agreement == 1
+    assert not quality.faults()
+
+
+def test_numbers_are_those_of_the_definitions() -> None:
+    quality = compared(0.5, 0.2, [1, 0, 0, 0])
+    assert quality.perplexity == pytest.approx(5)
+    assert quality.growth == pytest.approx(1.5)
+    expected = 0.5 * math.log(0.5 / 0.2) + 0.5 * math.log(0.25 / 0.4)
+    assert quality.divergence == pytest.approx(expected, rel=1e-4)
+    assert quality.agreement == 0
+    assert quality.faults() == [
+        "perplexity grew by 150.0%, more than 5%",
+        f"divergence is {expected:.3f} nats a token, more than 0.1",
+    ]
+
+
+def test_what_is_not_a_number_is_not_good() -> None:
+    assert len(Quality(2.0, math.nan, math.nan, 0.0, 9).faults()) == 2
