@@ -16,7 +16,7 @@ from headrace.core.plan import Row
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.resources.work import ModelWork, WorkMeter
+from headrace.observe.work import ModelWork, WorkMeter
 from tests.lab.simulate.scenes import Fixed, fleet, run
 from tests.property.test_cost_conservation import calls
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from benchmarks.access_log import Round, load_round, report, serving
-from headrace.service.step_watch import LEASE_SECONDS
+from headrace.wiring.pages import LEASE_SECONDS
 
 POLL_SECONDS = 0.5
 """How often the page reads new steps."""

@@ -29,8 +29,7 @@ from headrace.core.embedding import InputQueue, TokenRow
 from headrace.core.events import Emitted, Event
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
-from headrace.service.embedding.job import EmbeddingJob
-from headrace.service.embedding.worker import EmbeddingWorker
+from headrace.service.embedding_worker import EmbeddingJob, EmbeddingWorker
 from headrace.service.service import Service
 
 VOCABULARY, HIDDEN, INNER, LAYERS, HEADS = 30522, 384, 1536, 6, 12
@@ -209,8 +208,8 @@ async def measure(service: Service, worker: EmbeddingWorker, model: Any, rounds:
 def latency(rounds: int, size: int, ratio: float) -> None:
     """Measure the engine of a server, and its embedding worker, in this process."""
     from headrace.config import options
+    from headrace.wiring.embedding import load_pooling
     from headrace.wiring.model import load, warm_up
-    from headrace.wiring.pooling.models import load_pooling
 
     given = options(
         {"model": "builtin", "embedding_model": "all-MiniLM-L6-v2", "kv_cache_memory_bytes": 256 << 20}

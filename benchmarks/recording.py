@@ -21,9 +21,9 @@ from headrace.core.engine import Engine
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Request, SamplingParams
-from headrace.observe.recording.tape import Tape
+from headrace.observe.recording.trace_file import Tape
 from headrace.wiring.engine import make_engine, make_knobs
-from headrace.wiring.operations.recording import make_recorded_engine
+from headrace.wiring.recording import make_recorded_engine
 
 PROMPT_TOKENS = 200
 

@@ -33,19 +33,16 @@ from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
 from headrace.lab.plan.shapes import SHAPES
 from headrace.llm import RequestMetrics
 from headrace.notebook import Simulation, Trace, load_trace, make_trace, simulate
-from headrace.observe.cost.ledger import CostLedger
-from headrace.observe.cost.meter import CostMeter
+from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
-from headrace.observe.http_requests import HttpRequests
+from headrace.observe.http_metrics import HttpRequests, Traffic
 from headrace.observe.metrics import Metrics
-from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.prefixes.book import PrefixBook
-from headrace.observe.resources.meter import ResourceMeter
-from headrace.observe.resources.traffic import Traffic
-from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
-from headrace.observe.vllm_names import ALIASES
-from headrace.wiring.operations.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
+from headrace.observe.metrics_page import ALIASES, MetricsPage
+from headrace.observe.prefixes import PrefixBook
+from headrace.observe.resources import ResourceMeter
+from headrace.observe.work import ModelWork, Peaks, WorkMeter
+from headrace.wiring.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 

@@ -14,10 +14,9 @@ from headrace.config.objects.generation import generation_overrides_text
 from headrace.config.objects.kv_events import kv_events_text
 from headrace.config.objects.kv_transfer import kv_transfer_text
 from headrace.config.objects.speculation import speculation_text
-from headrace.config.parts import PARTS, Options, Source
-from headrace.config.profiles import PROFILES
+from headrace.config.parts import PARTS, PROFILES, Options, Source
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
-from headrace.config.validation import parse_host, parse_value
+from headrace.config.values import parse_host, parse_value
 
 LISTS = (
     *("allowed_hosts", "allowed_origins", "api_key", "admin_key", "metrics_key"),

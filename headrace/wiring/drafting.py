@@ -17,7 +17,7 @@ from headrace.core.drafting.prediction import PredictionProposer
 from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.lab.forced_acceptance import ForcedAcceptance
-from headrace.observe.recording.drafter import RecordedDrafter
+from headrace.observe.recording.engine import RecordedDrafter
 
 ProposerT = TypeVar("ProposerT", bound=Proposer)
 

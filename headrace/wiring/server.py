@@ -53,40 +53,46 @@ from headrace.api.tools.dialect import Dialect
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
-from headrace.observe.cost.focus import focus_csv
-from headrace.observe.dashboard.folds import Folds
-from headrace.observe.log.writer import set_level
+from headrace.observe.cost.report import focus_csv
+from headrace.observe.dashboard.reading import Folds
+from headrace.observe.log import set_level
 from headrace.response_cache.lookup import CacheLookup
-from headrace.service.embedding.models import PoolingModels
+from headrace.service.embedding_models import PoolingModels
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
 from headrace.text.parsing.detect import UnknownParser
 from headrace.wiring.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
 from headrace.wiring.caching.semantic import make_verdicts
 from headrace.wiring.caching.warming import Warming, make_recorder, open_history
+from headrace.wiring.embedding import (
+    Endpoints,
+    describe_models,
+    load_pooling,
+    open_endpoints,
+    runs_pooling,
+    with_served,
+)
+from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.ranks import launched_rank
 from headrace.wiring.model import Loaded, close, describe, load, served_names, timed, warm_up
-from headrace.wiring.operations.dashboard import make_pages
-from headrace.wiring.operations.dry_runs import machine_of
-from headrace.wiring.operations.folds import make_folds, open_usage_file
-from headrace.wiring.operations.kv_events import open_kv_events
-from headrace.wiring.operations.observability import (
+from headrace.wiring.observability import (
     SystemdLink,
     Traces,
     costs,
     hooks,
+    make_folds,
     open_traces,
+    open_usage_file,
     start_log,
     systemd_link,
     watchers,
 )
-from headrace.wiring.operations.recording import open_tape
-from headrace.wiring.operations.reload import Reload, read_settings
-from headrace.wiring.operations.stepping import make_stepping
+from headrace.wiring.operations.dry_runs import machine_of
 from headrace.wiring.operations.tuning import make_tuning
-from headrace.wiring.pooling.endpoints import Endpoints, describe_models, open_endpoints
-from headrace.wiring.pooling.models import load_pooling, runs_pooling, with_served
+from headrace.wiring.pages import make_pages, make_stepping
 from headrace.wiring.pooling.server import build_pooling_app, make_metrics_app, serve_pooling
+from headrace.wiring.recording import open_tape
+from headrace.wiring.reload import Reload, read_settings
 from headrace.wiring.tenants import describe_tenants, open_keys
 
 startup = logging.getLogger("headrace.startup")

@@ -34,7 +34,7 @@ from headrace.api.auth.key_file import KeyFile
 from headrace.api.prompts.markers import known_marker
 from headrace.config import ConfigError, ServerOptions, read_mapping
 from headrace.config.errors import suggestion
-from headrace.config.validation import plain_reason
+from headrace.config.values import plain_reason
 from headrace.core.request import Slo
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
 from headrace.core.tenancy.tenants import EQUALS, TenantLimits, Tenants, TenantTerms

@@ -5,7 +5,7 @@ import pytest
 from starlette.routing import Route
 
 from headrace.api.openapi import OPERATIONS, describe
-from headrace.service.embedding.models import PoolingModels
+from headrace.service.embedding_models import PoolingModels
 from tests.doubles.pooling_models import LetterModel
 
 

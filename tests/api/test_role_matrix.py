@@ -5,7 +5,7 @@ import pytest
 from headrace.api.app import create_app, endpoints
 from headrace.api.auth.api_keys import Grant
 from headrace.api.auth.roles import ALLOWED, METRICS_PORT, ROUTES, Access, Role
-from headrace.service.embedding.models import PoolingModels
+from headrace.service.embedding_models import PoolingModels
 from tests.doubles.pooling_models import LetterModel, LetterPairs
 
 GRANTS = {

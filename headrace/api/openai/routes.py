@@ -29,7 +29,7 @@ from headrace.api.openai.completions_wire import CompletionBody
 from headrace.api.openai.tokens_wire import DetokenizeBody, TokenizeBody, tokenize_body
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.wire import WireT, beside, json_object, parse_beside
-from headrace.service.intake import Pieces
+from headrace.service.service import Pieces
 from headrace.text.content import PromptText
 
 LISTED_AT_ONCE = 20_000

@@ -118,7 +118,7 @@ def read_slo(goodput: Sequence[str] | None, flag: str = "--goodput") -> dict[str
     Raises:
         ConfigError: a value cannot be parsed.
     """
-    from headrace.config.quantities import parse_duration
+    from headrace.config.values import parse_duration
     from headrace.lab.bench.stats import SLO_NAMES
 
     slo = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.config.errors import ConfigError, suggestion
 from headrace.config.objects.readers import Reader, json_object, read_keys, switch, text, whole_number
-from headrace.config.quantities import parse_size
+from headrace.config.values import parse_size
 
 METHODS = ("ngram", "suffix", "prediction", "cached", "draft_model", "eagle3")
 

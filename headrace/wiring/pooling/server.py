@@ -36,23 +36,20 @@ from headrace.config import PARTS, ConfigError, Options, ServerOptions
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request
 from headrace.core.tenancy.gate import Limits
-from headrace.observe.cost.focus import focus_csv
 from headrace.observe.cost.ledger import CostLedger
-from headrace.observe.cost.report import CostReport
-from headrace.observe.log.writer import set_level
+from headrace.observe.cost.report import CostReport, focus_csv
+from headrace.observe.log import set_level
 from headrace.observe.metrics import Metrics
-from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.metrics_page import MetricsPage, aliases, labels
 from headrace.observe.usage import UsageBook
-from headrace.observe.vllm_names import aliases, labels
 from headrace.response_cache.lookup import CacheLookup
-from headrace.service.embedding.models import PoolingModels
+from headrace.service.embedding_models import PoolingModels
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
+from headrace.wiring.embedding import describe_models, load_pooling, open_endpoints
 from headrace.wiring.engine import make_pricing
-from headrace.wiring.operations.observability import SystemdLink, Traces, costs, hooks, systemd_link, watchers
-from headrace.wiring.operations.reload import read_settings
-from headrace.wiring.pooling.endpoints import describe_models, open_endpoints
-from headrace.wiring.pooling.models import load_pooling
+from headrace.wiring.observability import SystemdLink, Traces, costs, hooks, systemd_link, watchers
+from headrace.wiring.reload import read_settings
 from headrace.wiring.tenants import describe_tenants, open_keys, read_tenants
 
 startup = logging.getLogger("headrace.startup")

@@ -15,7 +15,7 @@ from headrace.api.batch.lines import ENDPOINTS, BatchRequest
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.core.events import Arrived
 from headrace.observe.cost.prices import Pricing, TokenPrices
-from headrace.service.embedding.models import PoolingModels
+from headrace.service.embedding_models import PoolingModels
 from tests.doubles.pooling_models import LetterModel, LetterPairs
 
 

@@ -9,7 +9,7 @@ import pytest
 from headrace.core.request import FinishReason, Request
 from headrace.lab.replay.trace import BadTrace, Step, read_trace
 from headrace.observe.recording.moments import Begun, Submitted, Took
-from headrace.observe.recording.tape import Tape
+from headrace.observe.recording.trace_file import Tape
 from tests.lab.replay.recorded import record_life
 
 HEADER = '{"headrace_trace": 2, "version": "test", "settings": {}}\n'
