@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from headrace import __version__
 from headrace.api.anthropic.routes import Messages
 from headrace.api.app import BackgroundWork, create_app
-from headrace.api.auth.key_file import KeyFile
+from headrace.api.auth.api_keys import KeyFile
 from headrace.api.auth.origin import Hosts
 from headrace.api.batch.line_endpoints import (
     GeneratedLines,

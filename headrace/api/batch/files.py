@@ -6,17 +6,18 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.batch.batches import Batches
 from headrace.api.batch.store import FileInUse
 from headrace.api.batch.upload import receive
-from headrace.api.batch.wire import file_object, found, list_object, not_found
+from headrace.api.batch.wire import UploadForm, file_object, found, list_object, not_found
 from headrace.api.edge import CALLER
 from headrace.api.errors import ApiError
 from headrace.api.generation.caller import Caller
 from headrace.api.paging import read_page
+from headrace.api.routing import Endpoints, route
 
 MAX_LISTED = 10_000
 """Maximum and default number of files in a page, as at OpenAI."""
@@ -28,28 +29,24 @@ def tenant_of(request: Request) -> str:
     return tenant(caller.key_id, caller.tenant_header, None)
 
 
-class Files:
+class Files(Endpoints):
     """The endpoint."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/files", self.upload, methods=["POST"]),
-            Route("/v1/files", self.list),
-            Route("/v1/files/{id}", self.get),
-            Route("/v1/files/{id}", self.delete, methods=["DELETE"]),
-            Route("/v1/files/{id}/content", self.content),
-        ]
-
+    @route(
+        "POST /v1/files",
+        Access.INFERENCE,
+        "Upload a file of requests for a batch. All file routes need the server's option --batch-path.",
+        body=UploadForm,
+        media="multipart/form-data",
+    )
     async def upload(self, request: Request) -> Response:
-        """``POST /v1/files``."""
         return JSONResponse(file_object(await receive(request, self._batches, tenant_of(request))))
 
+    @route("GET /v1/files", Access.INFERENCE, "List the tenant's files. Query: purpose, after, limit, order.")
     async def list(self, request: Request) -> Response:
-        """``GET /v1/files``."""
         limit, newest_first, after = read_page(request.query_params, MAX_LISTED, MAX_LISTED)
         with found("file", after or "", "after"):
             files = await self._batches.files(
@@ -61,14 +58,14 @@ class Files:
             )
         return JSONResponse(list_object([file_object(file) for file in files], limit))
 
+    @route("GET /v1/files/{id}", Access.INFERENCE, "Get a file's metadata.")
     async def get(self, request: Request) -> Response:
-        """``GET /v1/files/{id}``."""
         id = request.path_params["id"]
         with found("file", id, "id"):
             return JSONResponse(file_object(await self._batches.file(tenant_of(request), id)))
 
+    @route("GET /v1/files/{id}/content", Access.INFERENCE, "Download a file's contents.")
     async def content(self, request: Request) -> Response:
-        """``GET /v1/files/{id}/content``."""
         id = request.path_params["id"]
         with found("file", id, "id"):
             file = await self._batches.file(tenant_of(request), id)
@@ -81,8 +78,8 @@ class Files:
             headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}"},
         )
 
+    @route("DELETE /v1/files/{id}", Access.INFERENCE, "Delete a file.")
     async def delete(self, request: Request) -> Response:
-        """``DELETE /v1/files/{id}``."""
         id = request.path_params["id"]
         try:
             with found("file", id, "id"):

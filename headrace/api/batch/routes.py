@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.batch.batches import Batches
 from headrace.api.batch.files import tenant_of
 from headrace.api.batch.lines import ENDPOINTS
@@ -26,6 +26,7 @@ from headrace.api.body import read_body
 from headrace.api.errors import ApiError, invalid
 from headrace.api.generation.unsupported import NotYet
 from headrace.api.paging import read_page
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import parse, parse_beside
 
 MAX_LISTED = 100
@@ -34,7 +35,7 @@ MAX_BODY_BYTES = 64 << 10
 NOT_YET: NotYet = {}
 
 
-class BatchRoutes:
+class BatchRoutes(Endpoints):
     """The endpoint; ``model`` is the served model's name, ``endpoints`` are those that batches may use."""
 
     def __init__(self, batches: Batches, model: str, endpoints: Sequence[str]) -> None:
@@ -42,17 +43,13 @@ class BatchRoutes:
         self._model = model
         self._endpoints = endpoints
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/batches", self.create, methods=["POST"]),
-            Route("/v1/batches", self.list),
-            Route("/v1/batches/{id}", self.get),
-            Route("/v1/batches/{id}/cancel", self.cancel, methods=["POST"]),
-        ]
-
+    @route(
+        "POST /v1/batches",
+        Access.INFERENCE,
+        "Create a batch from an uploaded file. Needs --batch-path.",
+        body=BatchBody,
+    )
     async def create(self, request: Request) -> Response:
-        """``POST /v1/batches``."""
         body = await parse_beside(await read_body(request, MAX_BODY_BYTES), BatchBody, NOT_YET)
         if body.endpoint not in self._endpoints:
             known, missing = ", ".join(self._endpoints), ""
@@ -83,21 +80,23 @@ class BatchRoutes:
         except QuotaExceeded as error:
             raise batch_quota_exceeded(str(error)) from None
 
+    @route(
+        "GET /v1/batches", Access.INFERENCE, "List the tenant's batches, newest first. Query: after, limit."
+    )
     async def list(self, request: Request) -> Response:
-        """``GET /v1/batches``."""
         limit, _, after = read_page(request.query_params, LISTED, MAX_LISTED)
         with found("batch", after or "", "after"):
             page = await self._batches.batches(tenant_of(request), limit=limit + 1, after=after)
         return JSONResponse(list_object([batch_object(batch, self._model) for batch in page], limit))
 
+    @route("GET /v1/batches/{id}", Access.INFERENCE, "Get a batch: its status, counts and output files.")
     async def get(self, request: Request) -> Response:
-        """``GET /v1/batches/{id}``."""
         id = request.path_params["id"]
         with found("batch", id, "id"):
             return self._shown(await self._batches.batch(tenant_of(request), id))
 
+    @route("POST /v1/batches/{id}/cancel", Access.INFERENCE, "Cancel a batch. Results so far stay available.")
     async def cancel(self, request: Request) -> Response:
-        """``POST /v1/batches/{id}/cancel``."""
         id = request.path_params["id"]
         if raw := await read_body(request, MAX_BODY_BYTES):
             parse(raw, CancelBody, NOT_YET)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.api.app import BackgroundWork, create_app, create_metrics_app
-from headrace.api.auth.key_file import KeyFile
+from headrace.api.auth.api_keys import KeyFile
 from headrace.api.auth.origin import Hosts
 from headrace.api.batch.line_endpoints import PooledLines
 from headrace.api.batch.opening import open_batches
