@@ -16,8 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from headrace.api.anthropic.routes import Messages
 from headrace.api.auth.access import Access
-from headrace.api.batch.files import Files
-from headrace.api.batch.routes import BatchRoutes
+from headrace.api.batch.routes import BatchRoutes, Files
 from headrace.api.cache.routes import CacheApi
 from headrace.api.cache.warm import Warm
 from headrace.api.embedding.routes import EmbeddingApi
