@@ -1,3 +1,5 @@
+from contextlib import suppress
+
 import httpx
 import pytest
 from hypothesis import given, settings
@@ -24,10 +26,8 @@ def read(body: bytes, boundary: bytes = b"x", sizes: tuple[int, ...] = (), limit
         form.feed(body[:size])
         body = body[size:]
     form.feed(body)
-    try:
+    with suppress(ApiError):
         form.close()
-    except ApiError as error:
-        assert error.code == "missing_required_parameter"
     return form
 
 
@@ -60,16 +60,15 @@ def test_a_form_reads_the_same_however_it_is_split(
     assert (form.filename, bytes(form.pending)) == ("ü 1.jsonl", value)
 
 
-@given(
-    st.lists(st.sampled_from([b"\r", b"\n", b"-", b"x", b"\r\n--", b"\r\n--x", b"y"]), max_size=30),
-    st.integers(1, 40),
-)
+PIECES = (b"\r", b"\n", b"-", b"x", b"y", b"\r\n--", b"\r\n--xy")
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30), st.integers(1, 40))
 @settings(max_examples=200, deadline=None)
 def test_bytes_that_look_like_a_boundary_stay_in_the_file(pieces: list[bytes], size: int) -> None:
-    value = b"".join(pieces) + b"y"
-    boundary = b"xxxx"
-    body = part(value, boundary=boundary) + b"--xxxx--"
-    assert bytes(read(body, boundary, (size,) * (len(body) // size)).pending) == value or b"--xxxx" in value
+    value, boundary = b"".join(pieces), b"xyzx"
+    body = part(value, boundary=boundary) + b"--xyzx--"
+    assert bytes(read(body, boundary, (size,) * (len(body) // size)).pending) == value
 
 
 def test_text_after_the_form_is_left_out() -> None:
