@@ -16,10 +16,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import headrace
 from headrace.api.anthropic.refusals import MESSAGES
 from headrace.api.anthropic.wire import MessagesBody
+from headrace.api.auth.access import Access
 from headrace.api.generation.unsupported import CHAT, COMPLETIONS
 from headrace.api.openai.chat_wire import ChatBody
 from headrace.api.openai.completions_wire import CompletionBody
-from headrace.api.openapi import OPERATIONS
+from headrace.api.openapi import described
 from headrace.api.responses.refusals import RESPONSES
 from headrace.api.responses.wire import ResponsesBody
 from headrace.api.wire import Wire
@@ -111,6 +112,8 @@ FAMILY_OF = {
 }  # fmt: skip
 """Family of a shape by the beginning of its name."""
 
+GUIDE = FOLDER.parent / "guide" / "security.md"
+
 CONTEXT = 8192
 GIB = 1 << 30
 
@@ -148,13 +151,9 @@ def http_page() -> str:
         "|---|---|---|",
     ]
     lines += [
-        f"| `{each.method.upper()} {each.path}` | {each.access} | {each.summary} |" for each in OPERATIONS
-    ]
-    lines += [
-        "| `GET /` | public | Links to the pages of this server. |",
-        "| `GET /dashboard` | public | The dashboard, and with `/{file}` its scripts and styles. It asks for a key. |",
-        "| `GET /docs` | public | Interactive API documentation. |",
-        "| `GET /openapi.json` | public | The OpenAPI document of the API. |",
+        f"| `{row.method} {row.shown_path}` | {row.access} | {row.summary} |"
+        for row in described()
+        if row.summary
     ]
     for title, body, refused in (
         ("Chat completions", ChatBody, CHAT),
@@ -171,6 +170,19 @@ def http_page() -> str:
             + ".",
         ]
     return "\n".join([*lines, ""])
+
+
+def with_access_table(guide: str) -> str:
+    """``guide`` with the current routes of each access in its table."""
+    paths: dict[str, dict[str, None]] = {}
+    for row in described():
+        paths.setdefault(row.access, {})[f"`{row.shown_path}`"] = None
+    return re.sub(
+        rf"^\| ({'|'.join(Access)}) \| `/.*$",
+        lambda line: f"| {line[1]} | {', '.join(paths[line[1]])} |",
+        guide,
+        flags=re.MULTILINE,
+    )
 
 
 class _Measured:
@@ -494,3 +506,4 @@ if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page(), encoding="utf-8")
+    GUIDE.write_text(with_access_table(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")

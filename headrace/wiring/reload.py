@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from headrace.api.auth.key_file import KeyFile
+from headrace.api.auth.api_keys import KeyFile
 from headrace.api.model import ServedModel
 from headrace.config import ConfigError, Options, changed_options, reread
 from headrace.core.engine import Engine

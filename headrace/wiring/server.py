@@ -17,16 +17,16 @@ from starlette.types import ASGIApp
 from headrace import __version__
 from headrace.api.anthropic.routes import Messages
 from headrace.api.app import BackgroundWork, create_app
-from headrace.api.auth.key_file import KeyFile
+from headrace.api.auth.api_keys import KeyFile
 from headrace.api.auth.origin import Hosts
-from headrace.api.batch.line_endpoints import (
+from headrace.api.batch.line_runner import (
     GeneratedLines,
+    LineEndpoints,
     MessagesLines,
     PooledLines,
     ResponsesLines,
 )
-from headrace.api.batch.line_runner import LineEndpoints
-from headrace.api.batch.opening import open_batches
+from headrace.api.batch.routes import open_batches
 from headrace.api.cache.question_recorder import QuestionRecorder
 from headrace.api.cache.routes import CacheApi
 from headrace.api.generation.call_notes import CallNotes

@@ -29,8 +29,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from headrace.api.auth.api_keys import read_keys
-from headrace.api.auth.key_file import KeyFile
+from headrace.api.auth.api_keys import KeyFile, read_keys
 from headrace.api.prompts.markers import known_marker
 from headrace.config import ConfigError, ServerOptions, read_mapping
 from headrace.config.errors import suggestion

@@ -17,15 +17,14 @@ from headrace.api.anthropic.routes import Messages
 from headrace.api.app import BackgroundWork, create_app
 from headrace.api.auth.api_keys import Grant, Keys
 from headrace.api.batch.batches import Batches, Bounds
-from headrace.api.batch.files import Files
-from headrace.api.batch.line_endpoints import (
+from headrace.api.batch.line_runner import (
     GeneratedLines,
+    LineRunner,
     MessagesLines,
     PooledLines,
     ResponsesLines,
 )
-from headrace.api.batch.line_runner import LineRunner
-from headrace.api.batch.routes import BatchRoutes
+from headrace.api.batch.routes import BatchRoutes, Files
 from headrace.api.batch.store import Limits as TenantLimits
 from headrace.api.cache.routes import CacheApi
 from headrace.api.cache.warm import Computing, Warm

@@ -19,10 +19,10 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.api.app import BackgroundWork, create_app, create_metrics_app
-from headrace.api.auth.key_file import KeyFile
+from headrace.api.auth.api_keys import KeyFile
 from headrace.api.auth.origin import Hosts
-from headrace.api.batch.line_endpoints import PooledLines
-from headrace.api.batch.opening import open_batches
+from headrace.api.batch.line_runner import PooledLines
+from headrace.api.batch.routes import open_batches
 from headrace.api.embedding.instead import NoGeneration
 from headrace.api.generation.call_notes import CallNotes
 from headrace.api.openapi import Docs

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from headrace.api.batch.lines import BadLine, BatchRequest, answered, refused
-from headrace.api.batch.results import Results, ResultsError
+from headrace.api.batch.work import Results, ResultsError
 
 
 def result(name: str, status_code: int = 200, text: str = "") -> dict[str, object]:

@@ -7,18 +7,18 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.api.batch import run
+from headrace.api.batch import client
+from headrace.api.batch.client import Outcome, ServerGone, run_batch
 from headrace.api.batch.lines import read_lines
-from headrace.api.batch.results import Results
-from headrace.api.batch.run import Outcome, ServerGone, run_batch
+from headrace.api.batch.work import Results
 
 Answer = Callable[[httpx.Request], Awaitable[httpx.Response]]
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "FIRST_WAIT_SECONDS", 0.0)
-    monkeypatch.setattr(run, "MAX_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(client, "MAX_WAIT_SECONDS", 0.0)
 
 
 def line(name: str, **body: Any) -> bytes:

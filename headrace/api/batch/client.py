@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from headrace.api.batch.lines import BadLine, BatchRequest, answered, refused, succeeded, used
-from headrace.api.batch.results import Results
-from headrace.api.batch.work import Feed, run_lines
+from headrace.api.batch.work import Feed, Results, run_lines
 
 BUSY = frozenset({429, 503})
 BUSY_TRIES = 12
