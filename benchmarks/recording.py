@@ -21,7 +21,7 @@ from headrace.core.engine import Engine
 from headrace.core.plan import StepOutput, StepPlan
 from headrace.core.prediction.step_cost import StepCost
 from headrace.core.request import Request, SamplingParams
-from headrace.observe.recording.trace_file import Tape
+from headrace.observe.recording.trace_file import TraceWriter
 from headrace.wiring.engine import make_engine, make_knobs
 from headrace.wiring.recording import make_recorded_engine
 
@@ -77,7 +77,7 @@ def _median(costs: list[Cost], name: str) -> float:
 def _measure(rows: int, steps: int, name: str | None) -> Cost:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / (name or "none")
-        tape = Tape(path, 1 << 32) if name else None
+        tape = TraceWriter(path, 1 << 32) if name else None
         engine = _engine(rows, steps, tape)
         for number in range(rows):
             prompt = tuple(number * PROMPT_TOKENS + i for i in range(PROMPT_TOKENS))
@@ -94,7 +94,7 @@ def _measure(rows: int, steps: int, name: str | None) -> Cost:
         return Cost(1e6 * spent / steps, 1e6 * rest / steps, size / (rows * steps))
 
 
-def _engine(rows: int, steps: int, tape: Tape | None) -> Engine:
+def _engine(rows: int, steps: int, tape: TraceWriter | None) -> Engine:
     plans = SchedulerOptions(max_num_seqs=rows, max_num_batched_tokens=max(rows, 8192))
     compose = partial(make_recorded_engine, tape.tell) if tape else make_engine
     longest = PROMPT_TOKENS + steps + 1

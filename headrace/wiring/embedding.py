@@ -1,4 +1,4 @@
-"""Loads a decoder as an embedding model: its own weights without a head, or the weights of the served decoder."""
+"""Loads the models for embeddings, reranking and scores: encoders, decoders, or the served decoder itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from starlette.routing import Route
-
-from headrace.api.embedding.calls import CostOf, PoolingCalls
-from headrace.api.embedding.cards import PoolingCard
-from headrace.api.embedding.routes import EmbeddingApi
-from headrace.api.rate_limit_headers import rate_headers
 from headrace.compute.device import apart, device_facts, limit_threads, resolve_device, resolve_dtype
 from headrace.compute.encoder.causal import BLOCK_SIZE, CausalEncoder
 from headrace.compute.encoder.families import is_encoder
@@ -36,12 +30,7 @@ from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import load_weights
 from headrace.config import ConfigError, ModelOptions, Options
 from headrace.core.embedding import TokenRow
-from headrace.core.tenancy.gate import Limits
-from headrace.observe.metrics import Metrics
-from headrace.observe.metrics_page import MetricsPage
 from headrace.service.embedding_models import PoolingModels
-from headrace.service.embedding_worker import EmbeddingWorker
-from headrace.service.service import Service
 from headrace.wiring.model import Loaded, served_names
 
 MAX_TOKENS = 8192
@@ -100,9 +89,6 @@ def _generating(config: Mapping[str, Any]) -> dict[str, Any]:
     )
     known = [name for name in whole if name in FAMILIES]
     return {**config, "architectures": known} if known else dict(config)
-
-
-# Loads the models for embeddings, reranking and scores that the options name.
 
 
 class _Names(NamedTuple):
@@ -266,63 +252,3 @@ def _api_name(name: str, option: str, options: Options) -> str:
 def _warm(model: EmbeddingModel | CrossEncoder) -> None:
     """Compute one input, so that one-time costs do not delay the first request."""
     run_whole(model.run([TokenRow((0,))]))
-
-
-# Builds the worker and the routes of embeddings, reranking and scores, with their metrics and model cards.
-
-
-class Endpoints(NamedTuple):
-    """The worker, the endpoints that use it, and the cards of the models."""
-
-    worker: EmbeddingWorker
-    calls: PoolingCalls
-    api: EmbeddingApi
-    cards: list[PoolingCard]
-
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return self.api.routes()
-
-
-def describe_models(models: PoolingModels) -> list[str]:
-    """The models, as lines for the terminal."""
-    lines = []
-    if (one := models.embedding) is not None:
-        lines.append(
-            f"embeddings   {one.name}: {one.dimensions} dimensions, inputs of up to {one.max_tokens:,} tokens"
-        )
-    if (other := models.rerank) is not None:
-        lines.append(f"rerank       {other.name}: pairs of up to {other.max_tokens:,} tokens")
-    return lines
-
-
-def open_endpoints(
-    options: Options,
-    models: PoolingModels,
-    service: Service,
-    page: MetricsPage,
-    metrics: Metrics,
-    cost: CostOf | None,
-) -> Endpoints:
-    """The endpoints over ``models``; without models, their errors name the option that loads one.
-
-    ``cost`` returns the cost of calls, if there are prices.
-    """
-    server = options.server
-    worker = EmbeddingWorker(
-        service,
-        Limits(server.max_num_queued_reqs, server.max_num_queued_tokens),
-        server.mixed_embedding_ratio,
-    )
-    page.before_render(
-        lambda: metrics.embeddings.measure(worker.open_calls, worker.waiting_tokens, worker.busy_seconds)
-    )
-    calls = PoolingCalls(worker, models, service.now, cost)
-    api = EmbeddingApi(
-        calls,
-        max_body_bytes=server.max_body_bytes,
-        request_timeout=server.request_timeout,
-        headers=lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
-    )
-    cards = [PoolingCard(model, models.also_named.get(model.name, ())) for model in models.all()]
-    return Endpoints(worker, calls, api, cards)

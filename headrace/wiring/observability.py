@@ -1,4 +1,4 @@
-"""Builds the folds over a server's events, and the file of its usage."""
+"""Folds over a server's events, usage and cost, logs, warnings, HTTP metrics, traces, and systemd notification."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import platform
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import torch
@@ -18,11 +19,12 @@ from headrace.api.exchange import Exchange, Hook, Hooks
 from headrace.api.generation.call_notes import CallNotes
 from headrace.api.model import ServedModel
 from headrace.api.operations.access_log import PROBES, AccessLog, access_fields
+from headrace.api.operations.usage_report import UsageReport
 from headrace.config import ConfigError, ObservabilityOptions, Options, read_systemd
 from headrace.core.events import Layer
-from headrace.core.ports import StoreFacts, Watcher
+from headrace.core.ports import StoreFacts
 from headrace.observe.cost.ledger import CostMeter
-from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.report import CostReport, focus_csv
 from headrace.observe.cost.usage import UsageJournal, UsageStore
 from headrace.observe.dashboard.reading import Folds
 from headrace.observe.goodput import Goodput
@@ -41,6 +43,7 @@ from headrace.service.health_watch import HealthWatch, SystemdNotifier
 from headrace.service.service import Service
 from headrace.service.usage_file import UsageFile
 from headrace.wiring.engine import make_ledger, make_pricing
+from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.model import Loaded
 
 CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
@@ -68,7 +71,15 @@ def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes
     return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work, Timelines())
 
 
-def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
+def accounts(options: Options, hall: Hall, savings: TenantSavings | None) -> Feature:
+    """The report of usage and cost, and the file of ``--usage-file``; ``savings`` of the caches, if there are any."""
+    file = None if savings is None else _open_usage_file(options, hall.cost, savings)
+    focus = partial(focus_csv, hall.cost)
+    report = UsageReport(hall.service, hall.usage.tenants, hall.usage_of, hall.cost.device, focus, file)
+    return Feature([report], background=[] if file is None else [file])
+
+
+def _open_usage_file(options: Options, cost: CostReport, savings: TenantSavings) -> UsageFile | None:
     """The file of ``--usage-file``.
 
     Raises:
@@ -78,13 +89,11 @@ def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
     if path is None:
         return None
     try:
-        store = UsageStore(Path(path), folds.cost.ledger.pricing.currency)
+        store = UsageStore(Path(path), cost.ledger.pricing.currency)
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"--usage-file {path} cannot be opened: {error}") from error
-    return UsageFile(store, UsageJournal(folds.cost, folds.savings, time.time).take)
+    return UsageFile(store, UsageJournal(cost, savings, time.time).take)
 
-
-# Log, warnings, HTTP metrics, traces and systemd notification of a server, composed from its options.
 
 TRACES_PATH = "/v1/traces"
 """The path of OTLP over HTTP, for an endpoint that names only a host and a port."""
@@ -151,9 +160,11 @@ def open_traces(options: ObservabilityOptions) -> Traces | None:
     return Traces(RequestSpans(exporter.export, time.time() - time.monotonic()), exporter.close)
 
 
-def watchers(traces: Traces | None) -> list[tuple[Watcher, bool]]:
-    """The watchers that log and trace, and whether each needs `Emitted` events."""
-    return [(WarningLog(), False), *([(traces.spans, True)] if traces else [])]
+def watching(traces: Traces | None) -> Feature:
+    """Logs warnings, and exports traces if an exporter is open."""
+    if traces is None:
+        return Feature(watchers=[WarningLog()])
+    return Feature(watchers=[WarningLog()], token_watchers=[traces.spans], close=traces.close)
 
 
 def hooks(
@@ -177,16 +188,6 @@ def hooks(
     if traces is None:
         return Hooks((), (notes.name,), tuple(ended), tuple(stopped))
     return Hooks((traces.begin,), (notes.name, traces.follow), (*ended, traces.end), tuple(stopped))
-
-
-def costs(service: Service, report: CostReport) -> Callable[[Iterable[str]], Mapping[str, Any]]:
-    """A function that returns the cost of engine requests; it counts all completed steps first."""
-
-    def cost(request_ids: Iterable[str]) -> Mapping[str, Any]:
-        service.count()
-        return report.usage_cost(request_ids)
-
-    return cost
 
 
 def model_work(loaded: Loaded) -> ModelWork:
@@ -228,7 +229,7 @@ class SystemdLink(NamedTuple):
     watch: HealthWatch
 
 
-def systemd_link(service: Service) -> SystemdLink:
+def systemd(service: Service) -> SystemdLink:
     """The link to systemd as configured by the environment; without systemd, the watch only logs."""
     asked = read_systemd()
     notifier = SystemdNotifier(asked.notify_socket)

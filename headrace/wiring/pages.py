@@ -1,4 +1,4 @@
-"""Attaches a fold to the service only while it is read, so that it costs nothing otherwise."""
+"""The pages in the browser: the dashboard, the steps of the server, and timelines of requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ FoldT = TypeVar("FoldT", bound=Watcher)
 
 
 class StepWatch(Generic[FoldT]):
-    """Attaches the fold that ``make`` creates, on the event loop of the service."""
+    """Attaches the fold that ``make`` creates to the service only while it is read: it costs nothing otherwise.
+
+    It runs on the event loop of the service.
+    """
 
     def __init__(self, service: Service, make: Callable[[], FoldT], seconds: float = LEASE_SECONDS) -> None:
         self._service = service
@@ -165,10 +168,25 @@ def make_stepping(
     )
 
 
-# Builds the dashboard: its snapshots read the folds of the server, its pages are files of the package.
+def make_pages(
+    loaded: Loaded, options: Options, model: ServedModel, service: Service, notes: CallNotes, folds: Folds
+) -> tuple[Pages, StepRoutes, RequestTimeline]:
+    """The pages, and the steps and timelines that they show."""
+    settings = {
+        "model": loaded.name,
+        "scheduling_policy": loaded.policy,
+        "max_num_seqs": options.scheduler.max_num_seqs,
+        "max_num_batched_tokens": loaded.engine.knobs.batched_tokens,
+        "num_blocks": loaded.ledger.num_blocks,
+        "block_size": loaded.ledger.block_size,
+    }
+    steps = make_stepping(loaded.engine, service, notes, folds.lives, folds.explain, settings)
+    return (_make_dashboard(loaded, options, model, service, folds), *steps)
 
 
-def make_pages(loaded: Loaded, options: Options, model: ServedModel, service: Service, folds: Folds) -> Pages:
+def _make_dashboard(
+    loaded: Loaded, options: Options, model: ServedModel, service: Service, folds: Folds
+) -> Pages:
     """The pages of one engine. The event loop's thread makes the snapshots, so its CPU time is the loop's."""
     most = options.scheduler.max_num_seqs
 

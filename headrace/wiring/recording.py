@@ -24,7 +24,7 @@ from headrace.core.ports import Grammars, Runner
 from headrace.lab.forced_acceptance import ForcedAcceptance
 from headrace.observe.recording.engine import Tell
 from headrace.observe.recording.moments import Begun
-from headrace.observe.recording.trace_file import Tape, plain
+from headrace.observe.recording.trace_file import TraceWriter, plain
 from headrace.wiring.drafting import ModelDrafts, make_simulated_drafter
 from headrace.wiring.engine import make_engine, make_knobs
 
@@ -39,7 +39,7 @@ SPENT = (
 """Options that only matter while the engine is built; their results are recorded in other settings."""
 
 
-def open_tape(options: ServerOptions) -> Tape | None:
+def open_recording(options: ServerOptions) -> TraceWriter | None:
     """The recording of ``--record-trace``, if there is one.
 
     Raises:
@@ -48,7 +48,7 @@ def open_tape(options: ServerOptions) -> Tape | None:
     if options.record_trace is None:
         return None
     try:
-        return Tape(Path(options.record_trace), options.record_trace_bytes)
+        return TraceWriter(Path(options.record_trace), options.record_trace_bytes)
     except BlockingIOError:
         raise ConfigError(
             f"--record-trace {options.record_trace}: another server writes to this file"

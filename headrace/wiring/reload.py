@@ -53,7 +53,8 @@ def read_settings(started: Options) -> Settings:
 class Reload:
     """The handler of SIGHUP; called on the server's event loop.
 
-    ``classes`` are the service classes at the start; ``recorded``: a scheduler trace is recorded.
+    ``tenants`` and ``classes`` are those at the start; ``recorded``: a scheduler trace is recorded. A server without a
+    model that generates has neither ``engine`` nor ``model``.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class Reload:
         settings: Callable[[], Settings],
         keys: KeyFile,
         service: Service,
-        engine: Engine,
-        model: ServedModel,
+        engine: Engine | None,
+        model: ServedModel | None,
         *,
+        tenants: Tenants,
         classes: tuple[ServiceClass, ...],
         recorded: bool,
         set_level: Callable[[Level], None],
@@ -73,6 +75,7 @@ class Reload:
         self._service = service
         self._engine = engine
         self._model = model
+        self._tenants = tenants
         self._classes = classes
         self._recorded = recorded
         self._set_level = set_level
@@ -93,17 +96,19 @@ class Reload:
             return
         if classes != self._classes:
             logger.warning("--tenants: changed service classes need a restart")
-        rules = self._model.rules
-        if tenants == rules.tenants:
+        if tenants == self._tenants:
             return
-        self._model.rules = replace(rules, tenants=tenants)
+        self._tenants = tenants
+        if self._model is not None:
+            self._model.rules = replace(self._model.rules, tenants=tenants)
         self._service.meter.replace(tenants)
-        await self._set_weights(tenants)
+        if self._engine is not None:
+            await self._set_weights(self._engine, tenants)
         logger.info("tenants reloaded: %d named", len(tenants.named))
 
-    async def _set_weights(self, tenants: Tenants) -> None:
+    async def _set_weights(self, engine: Engine, tenants: Tenants) -> None:
         if self._recorded:  # a replay could not repeat the change
             logger.warning("tenants' weights stay as they are while a trace is recorded")
             return
         weights = tenants.weights()
-        await self._service.between_steps(lambda: self._engine.set_tenant_weights(weights))
+        await self._service.between_steps(lambda: engine.set_tenant_weights(weights))

@@ -16,7 +16,7 @@ from headrace.lab.replay.trace import Step, read_trace
 from headrace.observe.recording.engine import RecordedEngine
 from headrace.testing.hashing_runner import HashingRunner
 from headrace.wiring.engine import TierSizes, make_engine, make_knobs
-from headrace.wiring.recording import make_engine_again, make_recorded_engine, open_tape
+from headrace.wiring.recording import make_engine_again, make_recorded_engine, open_recording
 
 PLANS = SchedulerOptions(scheduling_policy="priority", max_num_seqs=3, max_num_batched_tokens=24)
 CACHE = CacheOptions(block_size=8)
@@ -24,7 +24,7 @@ CACHE = CacheOptions(block_size=8)
 
 def recorded(path, plans=PLANS, cache=CACHE, **more):
     """A recorded engine's life, written to a file by the tape of a server."""
-    tape = open_tape(ServerOptions(record_trace=str(path)))
+    tape = open_recording(ServerOptions(record_trace=str(path)))
     engine = make_recorded_engine(
         tape.tell,
         plans,
@@ -51,7 +51,7 @@ def recorded(path, plans=PLANS, cache=CACHE, **more):
 
 
 def test_what_is_not_recorded_is_the_plain_engine():
-    assert open_tape(ServerOptions()) is None
+    assert open_recording(ServerOptions()) is None
     made = make_engine(
         PLANS,
         CACHE,
@@ -175,15 +175,15 @@ def test_settings_that_are_none_are_refused(settings):
 
 def test_a_recording_that_is_being_written_is_refused_at_the_start(tmp_path):
     options = ServerOptions(record_trace=str(tmp_path / "trace.jsonl"))
-    tape = open_tape(options)
+    tape = open_recording(options)
     with pytest.raises(ConfigError, match=r"--record-trace .*: another server writes to this file"):
-        open_tape(options)
+        open_recording(options)
     tape.close()
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     with pytest.raises(ConfigError, match=r"--record-trace .*no such file"):
-        open_tape(ServerOptions(record_trace=str(tmp_path / "no" / "trace.jsonl")))
+        open_recording(ServerOptions(record_trace=str(tmp_path / "no" / "trace.jsonl")))
 
 
 def test_drafts_come_back_from_a_recording(tmp_path):

@@ -270,7 +270,7 @@ MOST_WAITING = 100_000
 """Maximum number of queued moments. Beyond it, the recording stops, so that it does not fill memory."""
 
 
-class Tape:
+class TraceWriter:
     """Writes moments to ``path`` (compressed if it ends in ``.gz``) until `close`, or until it has ``limit_bytes``.
 
     A replay needs everything since the start of the engine, so old entries are never dropped. At the limit the trace

@@ -38,7 +38,7 @@ from headrace.observe.recording.trace_file import (
     WITHHELD,
     Fingerprints,
     Scribe,
-    Tape,
+    TraceWriter,
     event_line,
     plain,
     read,
@@ -229,7 +229,7 @@ BEGUN = Begun("test", {"num_blocks": 4})
 
 
 def test_moments_are_written_in_order(tmp_path):
-    tape = Tape(tmp_path / "trace.jsonl", 1 << 20)
+    tape = TraceWriter(tmp_path / "trace.jsonl", 1 << 20)
     for moment in (BEGUN, Submitted(Request("r", (1, 2)), 0.5), Took(0.5, 0.1, None, ()), Reset(lower=True)):
         tape.tell(moment)
     tape.close()
@@ -239,7 +239,7 @@ def test_moments_are_written_in_order(tmp_path):
 
 
 def test_a_name_that_ends_in_gz_is_compressed(tmp_path):
-    tape = Tape(tmp_path / "trace.jsonl.gz", 1 << 20)
+    tape = TraceWriter(tmp_path / "trace.jsonl.gz", 1 << 20)
     tape.tell(BEGUN)
     tape.close()
     text = gzip.decompress((tmp_path / "trace.jsonl.gz").read_bytes())
@@ -250,7 +250,7 @@ def test_a_name_that_ends_in_gz_is_compressed(tmp_path):
 def test_a_start_that_fails_leaves_the_last_recording_and_one_that_does_not_replaces_it(tmp_path, name):
     path = tmp_path / name
     for count in (50, 0, 2):
-        tape = Tape(path, 1 << 20)
+        tape = TraceWriter(path, 1 << 20)
         for number in range(count):
             tape.tell(Took(float(number), 0.0, None, ()))
         tape.close()
@@ -261,17 +261,17 @@ def test_a_start_that_fails_leaves_the_last_recording_and_one_that_does_not_repl
 
 
 def test_a_file_that_another_server_writes_is_left_alone(tmp_path):
-    tape = Tape(tmp_path / "trace.jsonl", 1 << 20)
+    tape = TraceWriter(tmp_path / "trace.jsonl", 1 << 20)
     with pytest.raises(BlockingIOError):
-        Tape(tmp_path / "trace.jsonl", 1 << 20)
+        TraceWriter(tmp_path / "trace.jsonl", 1 << 20)
     tape.tell(BEGUN)
     tape.close()
     assert json.loads((tmp_path / "trace.jsonl").read_text())["settings"] == {"num_blocks": 4}
-    Tape(tmp_path / "trace.jsonl", 1 << 20).close()  # it is free again
+    TraceWriter(tmp_path / "trace.jsonl", 1 << 20).close()  # it is free again
 
 
 def test_a_full_file_ends_the_recording_and_says_so(tmp_path, caplog):
-    tape = Tape(tmp_path / "trace.jsonl", 400)
+    tape = TraceWriter(tmp_path / "trace.jsonl", 400)
     with caplog.at_level(logging.WARNING):
         for number in range(1000):
             tape.tell(Took(float(number), 0.0, None, ()))
@@ -289,7 +289,7 @@ def test_a_full_file_ends_the_recording_and_says_so(tmp_path, caplog):
 
 
 def test_what_cannot_be_written_ends_the_recording_only(tmp_path, caplog):
-    tape = Tape(tmp_path / "trace.jsonl", 1 << 20)
+    tape = TraceWriter(tmp_path / "trace.jsonl", 1 << 20)
     with caplog.at_level(logging.WARNING):
         tape.tell(Took(0.0, 0.0, None, (None,)))  # type: ignore[arg-type]
         tape.close()

@@ -1,1 +1,0 @@
-"""A server that has only embedding and reranking models."""
