@@ -92,12 +92,14 @@ def parse_value(label: str, hint: Any, value: Any, *, secret: bool = False) -> A
     Raises:
         ConfigError: the value has the wrong type or is out of range.
     """
-    kind, info = get_args(hint)
+    kind, info, *_ = get_args(hint)
     try:
         if isinstance(value, bool) and not _is_switch(kind):
             raise ValueError
         return TypeAdapter(hint).validate_python(_number(info, value))
-    except ValueError:  # a ValidationError is one
+    except ValueError as error:
+        if isinstance(error, ValidationError) and (why := _own_reason(error)):
+            raise ConfigError(f"{label}{why}") from None
         got = "" if secret else f", got {value!r}"
         hinted = _near_choice(kind, value)
         raise ConfigError(f"{label}: expected {expected(kind, info)}{got}{hinted}") from None
@@ -138,6 +140,12 @@ def plain_type(kind: Any) -> Any:
     if get_origin(kind) in (Union, UnionType):
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
     return kind
+
+
+def expected_of(hint: Any) -> str:
+    """The accepted values of a field by its annotation."""
+    kind, info, *_ = get_args(hint)
+    return expected(kind, info)
 
 
 def expected(kind: Any, info: FieldInfo) -> str:
@@ -194,6 +202,15 @@ def plain_reason(error: ValidationError) -> str:
         bounds[kind].format(**limits) if kind in bounds else types.get(kind.split("_")[0], "another value")
     )
     return f"expected {wanted}, got {first['input']!r}"
+
+
+def _own_reason(error: ValidationError) -> str:
+    """The reason that a validator of the field gave, after its place in a list; empty if pydantic refused the value."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] != "value_error":
+        return ""
+    places = (f"[{each}]" for each in first["loc"] if isinstance(each, int))
+    return f"{''.join(places)}: {first['ctx']['error']}"
 
 
 def _number(info: FieldInfo, value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 from headrace.config import SchedulerOptions
-from headrace.config.objects.speculation import SpeculativeConfig, read_speculation
+from headrace.config.objects import SpeculativeConfig, read_speculation
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.drafting.draft_budget import DraftBudget

@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, Options
-from headrace.config.objects.kv_events import read_kv_events
+from headrace.config.objects import read_kv_events
 from headrace.wiring.model import Loaded
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from headrace.compute.model.hub import read_config, resolve_folder
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError
-from headrace.config.objects.speculation import SpeculativeConfig
+from headrace.config.objects import SpeculativeConfig
 from headrace.core.capacity import activation_bytes
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")

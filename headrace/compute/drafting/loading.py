@@ -19,7 +19,7 @@ from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.spec import ModelError
 from headrace.compute.model.weights import dummy_weights, load_weights, read_spec
 from headrace.config import ConfigError
-from headrace.config.objects.speculation import SpeculativeConfig
+from headrace.config.objects import SpeculativeConfig
 from headrace.core.capacity import activation_bytes, blocks_needed
 
 ROW_TOKENS = 16
