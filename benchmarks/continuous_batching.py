@@ -15,9 +15,9 @@ from benchmarks.stage import arguments, publish, say, target
 from headrace.lab.bench.measure import compare, measure
 from headrace.lab.bench.record import Target
 from headrace.lab.bench.stats import median
-from headrace.lab.workload import Work
 from headrace.lab.workload.bound import bound
 from headrace.lab.workload.dataset import Dataset
+from headrace.lab.workload.work import Work
 
 COST_TOKENS = 128
 """Length of the equal outputs with which the cost of a decode step is measured."""

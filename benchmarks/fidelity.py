@@ -60,13 +60,13 @@ from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.requests import from_work
 from headrace.lab.simulate.work import StepWork
-from headrace.lab.workload import Work
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.population import calls as population_calls
 from headrace.lab.workload.population import parse
 from headrace.lab.workload.synthesis import Synthesis, replayed
 from headrace.lab.workload.tokens import VOCABULARY
 from headrace.lab.workload.traces import read_trace
+from headrace.lab.workload.work import Work
 from headrace.wiring.simulation import calibrated_machine, make_fleet
 
 SMOLLM2 = {

@@ -35,7 +35,7 @@ from benchmarks.peers.weights import write_config
 from benchmarks.stage import arguments, say
 from headrace import LLM, SamplingParams
 from headrace.compute.drafting.draft_model import DraftModel
-from headrace.config.objects.speculation import QUANTIZATIONS
+from headrace.config.objects import QUANTIZATIONS
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.costly_sources import INITIAL_CONFIDENCE
 from headrace.core.drafting.draft_budget import DraftBudget

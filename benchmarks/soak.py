@@ -20,7 +20,7 @@ import aiohttp
 from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.lab.bench.client import Answer
 from headrace.lab.bench.stats import median
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 MALFORMED: tuple[bytes, ...] = (
     b"{",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headrace.config import PARTS
-from headrace.config.validation import unit_of
+from headrace.config.values import unit_of
 from headrace.llm.settings import ENGINE_PARTS
 
 CLASSES = ("queue_order", "admission_policy", "victim_policy", "eviction_policy")

@@ -16,10 +16,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import headrace
 from headrace.api.anthropic.refusals import MESSAGES
 from headrace.api.anthropic.wire import MessagesBody
+from headrace.api.auth.access import Access
 from headrace.api.generation.unsupported import CHAT, COMPLETIONS
 from headrace.api.openai.chat_wire import ChatBody
 from headrace.api.openai.completions_wire import CompletionBody
-from headrace.api.openapi import OPERATIONS
+from headrace.api.openapi import described
 from headrace.api.responses.refusals import RESPONSES
 from headrace.api.responses.wire import ResponsesBody
 from headrace.api.wire import Wire
@@ -33,19 +34,16 @@ from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
 from headrace.lab.plan.shapes import SHAPES
 from headrace.llm import RequestMetrics
 from headrace.notebook import Simulation, Trace, load_trace, make_trace, simulate
-from headrace.observe.cost.ledger import CostLedger
-from headrace.observe.cost.meter import CostMeter
+from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
-from headrace.observe.http_requests import HttpRequests
+from headrace.observe.http_metrics import HttpRequests, Traffic
 from headrace.observe.metrics import Metrics
-from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.prefixes.book import PrefixBook
-from headrace.observe.resources.meter import ResourceMeter
-from headrace.observe.resources.traffic import Traffic
-from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
-from headrace.observe.vllm_names import ALIASES
-from headrace.wiring.operations.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
+from headrace.observe.metrics_page import ALIASES, MetricsPage
+from headrace.observe.prefixes import PrefixBook
+from headrace.observe.resources import ResourceMeter
+from headrace.observe.work import ModelWork, Peaks, WorkMeter
+from headrace.wiring.observability import BUILD_INFO_HELP, BUILD_INFO_LABELS
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 
@@ -114,6 +112,8 @@ FAMILY_OF = {
 }  # fmt: skip
 """Family of a shape by the beginning of its name."""
 
+GUIDE = FOLDER.parent / "guide" / "security.md"
+
 CONTEXT = 8192
 GIB = 1 << 30
 
@@ -151,13 +151,9 @@ def http_page() -> str:
         "|---|---|---|",
     ]
     lines += [
-        f"| `{each.method.upper()} {each.path}` | {each.access} | {each.summary} |" for each in OPERATIONS
-    ]
-    lines += [
-        "| `GET /` | public | Links to the pages of this server. |",
-        "| `GET /dashboard` | public | The dashboard, and with `/{file}` its scripts and styles. It asks for a key. |",
-        "| `GET /docs` | public | Interactive API documentation. |",
-        "| `GET /openapi.json` | public | The OpenAPI document of the API. |",
+        f"| `{row.method} {row.shown_path}` | {row.access} | {row.summary} |"
+        for row in described()
+        if row.summary
     ]
     for title, body, refused in (
         ("Chat completions", ChatBody, CHAT),
@@ -174,6 +170,19 @@ def http_page() -> str:
             + ".",
         ]
     return "\n".join([*lines, ""])
+
+
+def with_access_table(guide: str) -> str:
+    """``guide`` with the current routes of each access in its table."""
+    paths: dict[str, dict[str, None]] = {}
+    for row in described():
+        paths.setdefault(row.access, {})[f"`{row.shown_path}`"] = None
+    return re.sub(
+        rf"^\| ({'|'.join(Access)}) \| `/.*$",
+        lambda line: f"| {line[1]} | {', '.join(paths[line[1]])} |",
+        guide,
+        flags=re.MULTILINE,
+    )
 
 
 class _Measured:
@@ -497,3 +506,4 @@ if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page(), encoding="utf-8")
+    GUIDE.write_text(with_access_table(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 FOREIGN = "foreign CPU percent"
 """Name of the fact: time of the race's processors that neither the target nor the client used, of all they had."""

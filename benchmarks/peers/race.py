@@ -27,7 +27,7 @@ from headrace.lab.bench import plot, report
 from headrace.lab.bench.measure import Comparison, compare
 from headrace.lab.bench.record import Target
 from headrace.lab.bench.report import Run
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 PROBE_TOKENS = 16
 

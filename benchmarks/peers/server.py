@@ -23,7 +23,7 @@ from benchmarks.peers.vocabulary import read
 from headrace.lab.bench.client import Endpoint
 from headrace.lab.bench.load import ServerTarget
 from headrace.lab.bench.record import Record
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 READY_SECONDS = 180.0
 PATIENCE_SECONDS = 600.0

@@ -38,7 +38,7 @@ from benchmarks.stage import say
 from benchmarks.widened import write_pair
 from headrace import LLM, SamplingParams
 from headrace.compute.model.hub import resolve_folder
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 ENGINES = ("headrace", "openvino", "llama.cpp", "transformers")
 METHODS = ("none", "lookup", "draft")

@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass
 
 from benchmarks.peers.vocabulary import WORDS
-from headrace.lab.workload import Work
 from headrace.lab.workload.tokens import fixed_lengths, log_normal_lengths
+from headrace.lab.workload.work import Work
 
 IDS = range(WORDS, 20_000)
 """Ids of prompts: words, and within every vocabulary that is raced."""

@@ -1,6 +1,7 @@
 """The HTTP server: application, routes, errors and streams.
 
 - `auth`: API keys, roles and origins.
+- `routing`: one row a route, above its handler.
 - `app`: the ASGI applications. `edge`: roles, request ids and error handling around all routes.
 - `exchange`: one HTTP request and its response, for the access log, metrics and traces.
 - `runtime`: listening, connections, start and drain.

@@ -12,17 +12,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
-from headrace.api.auth.access import AccessCheck
+from headrace.api.auth.access import Access, AccessCheck
 from headrace.api.auth.api_keys import Keys
 from headrace.api.auth.origin import Hosts, OriginCheck, plain_origin
-from headrace.api.auth.roles import METRICS_PORT, ROUTES
 from headrace.api.edge import Edge
 from headrace.api.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
 from headrace.api.exchange import Hooks
 from headrace.api.generation.caller import COST_HEADER
+from headrace.api.openapi import described
 from headrace.api.prompts.normalize import NORMALIZED_HEADER
 from headrace.api.rate_limit_headers import RATE_HEADERS
 from headrace.api.replies import CACHE_HEADER
+from headrace.api.routing import ApiRoute, Row
 from headrace.core.request import InvalidParameter
 from headrace.response_cache.lookup import CacheLookup
 
@@ -62,10 +63,9 @@ def create_app(
     name none of the ``hosts`` are refused.
 
     Raises:
-        ValueError: a route is not in the table of roles.
+        ValueError: a route has no access, or two.
     """
-    if missing := unlisted(routes):
-        raise ValueError(f"not in api.auth.roles.ROUTES: {', '.join(missing)}")
+    table = access_table(routes)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -80,7 +80,7 @@ def create_app(
             yield
 
     check = OriginCheck(origins, hosts)
-    edge = Edge(_starlette(routes, lifespan), AccessCheck(keys), routes, hooks, origins=check)
+    edge = Edge(_starlette(routes, lifespan), AccessCheck(keys, table), routes, hooks, origins=check)
     if not origins:
         return edge
     # Outermost, because a browser's preflight request carries no key.
@@ -96,20 +96,27 @@ def create_metrics_app(
     hosts: Hosts = Hosts(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
     """The application of the metrics port: only metrics and health, without a key."""
-    served = [route for route in routes if f"GET {route.path}" in METRICS_PORT]
-    return Edge(_starlette(served), AccessCheck(Keys({})), served, origins=OriginCheck(origins, hosts))
+    served = [route for route in routes if isinstance(route, ApiRoute) and route.rows[0].metrics_port]
+    check = AccessCheck(Keys({}), access_table(served))
+    return Edge(_starlette(served), check, served, origins=OriginCheck(origins, hosts))
 
 
-def endpoints(routes: Iterable[Route]) -> list[str]:
-    """Every method and path of ``routes``, as in the table of roles; HEAD is the same as GET."""
-    return [
-        f"{method} {route.path}" for route in routes for method in sorted((route.methods or set()) - {"HEAD"})
-    ]
+def access_table(routes: Iterable[Route]) -> dict[str, Access]:
+    """The access of every method and path: of ``routes``, and of those that an option of the server would add.
 
-
-def unlisted(routes: Iterable[Route]) -> list[str]:
-    """The methods and paths that the table of roles does not have."""
-    return [each for each in endpoints(routes) if each not in ROUTES]
+    Raises:
+        ValueError: a route has no access, or two.
+    """
+    table: dict[str, Access] = {}
+    mounted: list[Row] = []
+    for route in routes:
+        if not isinstance(route, ApiRoute):
+            raise ValueError(f"no access is declared for the route {route.path}; see api.routing")
+        mounted += route.rows
+    for row in (*described(), *mounted):
+        if table.setdefault(row.key, row.access) is not row.access:
+            raise ValueError(f"two kinds of access are declared for {row.key}")
+    return table
 
 
 def _starlette(routes: Sequence[Route], lifespan: Lifespan[Starlette] | None = None) -> Starlette:

@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace.api.auth.roles import Access
+from headrace.api.auth.access import Access
 from headrace.api.content_encoding import ENCODINGS
 from headrace.api.exchange import record_error
 from headrace.core.constraint import FAILED_PREFIX

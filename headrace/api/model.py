@@ -16,8 +16,8 @@ from headrace.api.prompts.policy import PromptPolicy
 from headrace.api.template_lanes import TemplateLanes
 from headrace.api.tools.dialect import Dialect
 from headrace.core.ports import Grammars
-from headrace.service.intake import Intake
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from headrace.service.service import Intake
 from headrace.text.content import PromptText
 from headrace.text.infill import find_infill
 from headrace.text.stream import TextStreams

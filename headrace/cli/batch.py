@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import httpx
     from rich.progress import Progress
 
-    from headrace.api.batch.results import Results
-    from headrace.api.batch.run import Outcome
+    from headrace.api.batch.client import Outcome
+    from headrace.api.batch.work import Results
 
 EXIT_FAILED_LINES = 1
 EXIT_STOPPED = 130
@@ -71,7 +71,7 @@ def run_batch(
     If it is interrupted, run the same command again: it continues and neither loses nor repeats a line.
     """
     from headrace.api.batch.lines import DuplicateId, check_ids, read_lines
-    from headrace.api.batch.results import Results, ResultsError
+    from headrace.api.batch.work import Results, ResultsError
 
     try:
         if url:
@@ -196,8 +196,8 @@ async def _run(
     concurrency: int,
     tally: Tally,
 ) -> None:
+    from headrace.api.batch.client import run_batch
     from headrace.api.batch.lines import read_lines
-    from headrace.api.batch.run import run_batch
 
     async with reaching as reached:
         tally.began = time.monotonic()  # loading the model does not count towards the rate

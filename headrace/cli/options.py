@@ -16,8 +16,7 @@ from pydantic.fields import FieldInfo
 
 from headrace.config import PARTS, TITLES, ConfigError, Options, options
 from headrace.config.errors import suggestion
-from headrace.config.quantities import parse_duration
-from headrace.config.validation import plain_type, show_value, unit_of
+from headrace.config.values import parse_duration, plain_type, show_value, unit_of
 
 _TITLES = {kind: TITLES[part] for part, kind in PARTS.items()}
 _METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT"}

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from headrace.config.quantities import BYTES, SECONDS
+from headrace.config.values import BYTES, SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from headrace.config.quantities import BYTES, SECONDS
+from headrace.config.values import BYTES, SECONDS
 
 BUILTIN_MODEL = "builtin"
 
@@ -326,5 +326,27 @@ class SchedulerOptions:
         Field(
             description="Speculative decoding as a JSON object: method (ngram, suffix, prediction, cached, "
             "draft_model, eagle3, or a list), num_speculative_tokens and more; see the guide (default: none)."
+        ),
+    ] = None
+
+
+# Options of embeddings, reranking and scores: their models.
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOptions:
+    """The models of `/v1/embeddings`, `/v1/rerank` and `/v1/score`, which are computed between the engine's steps."""
+
+    embedding_model: Annotated[
+        str | None,
+        Field(
+            description="Model of /v1/embeddings: a folder or Hugging Face name of an encoder, or of a decoder, "
+            "which may be MODEL itself (default: none)."
+        ),
+    ] = None
+    rerank_model: Annotated[
+        str | None,
+        Field(
+            description="Cross-encoder of /v1/rerank and /v1/score (default: none; they compare embeddings)."
         ),
     ] = None

@@ -10,14 +10,10 @@ from typing import Any, get_type_hints
 
 from headrace.config.errors import ConfigError
 from headrace.config.foreign import model_advice
-from headrace.config.objects.generation import generation_overrides_text
-from headrace.config.objects.kv_events import kv_events_text
-from headrace.config.objects.kv_transfer import kv_transfer_text
-from headrace.config.objects.speculation import speculation_text
-from headrace.config.parts import PARTS, Options, Source
-from headrace.config.profiles import PROFILES
+from headrace.config.objects import OBJECTS, object_text
+from headrace.config.parts import PARTS, PROFILES, Options, Source
 from headrace.config.sources import Setting, from_call, from_environment, from_yaml
-from headrace.config.validation import parse_host, parse_value
+from headrace.config.values import parse_host, parse_value
 
 LISTS = (
     *("allowed_hosts", "allowed_origins", "api_key", "admin_key", "metrics_key"),
@@ -34,15 +30,6 @@ SECRETS = (
     "rank_secret",
 )
 """Options whose values no error may show, because errors are logged."""
-
-READERS = {
-    "host": parse_host,
-    "speculative_config": speculation_text,
-    "kv_events_config": kv_events_text,
-    "kv_transfer_config": kv_transfer_text,
-    "override_generation_config": generation_overrides_text,
-}
-"""Options whose values are more than text, such as JSON objects, with the functions that check them."""
 
 
 def options(given: Mapping[str, Any], file: Path | None = None, *, keywords: bool = False) -> Options:
@@ -102,8 +89,10 @@ def _parsed(name: str, setting: Setting) -> Any:
     value = setting.value
     if name in LISTS and isinstance(value, str):
         value = (value,)
-    if name in READERS:
-        value = READERS[name](setting.label, value)
+    if name == "host":
+        value = parse_host(setting.label, value)
+    if name in OBJECTS:
+        value = object_text(name, setting.label, value)
     return parse_option(name, setting.label, value)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from headrace.config.batch_options import BatchOptions
 from headrace.config.cache_options import ResponseCacheOptions, SemanticOptions, WarmOptions
-from headrace.config.embedding_options import EmbeddingOptions
-from headrace.config.engine_options import CacheOptions, ModelOptions, SchedulerOptions
+from headrace.config.engine_options import CacheOptions, EmbeddingOptions, ModelOptions, SchedulerOptions
 from headrace.config.observability_options import CostOptions, ObservabilityOptions, ResourceOptions
-from headrace.config.server_options import ServerOptions, TuningOptions
+from headrace.config.server_options import BatchOptions, ServerOptions, TuningOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +77,44 @@ TITLES: dict[str, str] = {
     "tuning": "Experiments and tuner",
 }
 """The heading of each part in ``--help`` and in the reference."""
+
+
+# Profiles: presets of several settings, selected with ``--profile``.
+
+_INTERACTIVE = {
+    "scheduling_policy": "fair",
+    "queue_order": "auto",
+    "max_num_seqs": 32,
+    "mixed_prefill_ratio": 0.4,
+    "max_step_seconds": 0.05,
+    "max_num_queued_reqs": 256,
+    "stream_interval": 1,
+}
+_THROUGHPUT = {
+    "scheduling_policy": "fair",
+    "queue_order": "auto",
+    "max_num_seqs": 256,
+    "mixed_prefill_ratio": 0.0,
+    "max_step_seconds": 0.0,
+    "max_num_queued_reqs": 16_384,
+    "stream_interval": 8,
+}
+_DEFAULTS = {each.name: each.default for kind in PARTS.values() for each in fields(kind)}
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "interactive": _INTERACTIVE,
+    "balanced": {name: _DEFAULTS[name] for name in _INTERACTIVE},
+    "throughput": _THROUGHPUT,
+}
+"""The settings of each profile: low latency for people, a balance, or the most tokens per second for batch work."""
+
+
+def profile_line(chosen: Options) -> str:
+    """The profile with the values of its settings; if a value differs from the profile's, both are shown."""
+    parts = [getattr(chosen, part) for part in PARTS]
+    values = {each.name: getattr(part, each.name) for part in parts for each in fields(part)}
+    shown = []
+    for name, usual in PROFILES[chosen.scheduler.profile].items():
+        note = "" if values[name] == usual else f" (profile default {usual})"
+        shown.append(f"{name.replace('_', '-')} {values[name]}{note}")
+    return f"{chosen.scheduler.profile}: {', '.join(shown)}"

@@ -19,13 +19,12 @@ from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.llm.settings import engine_options
-from headrace.service.embedding.job import EmbeddingJob
-from headrace.service.embedding.worker import EmbeddingWorker
+from headrace.service.embedding_worker import EmbeddingJob, EmbeddingWorker
 from headrace.service.service import Service
 from headrace.text.stream import TextStreams
+from headrace.wiring.embedding import load_pooling, runs_pooling, with_served
 from headrace.wiring.engine import make_ledger, make_pricing
 from headrace.wiring.model import Loaded, close, load
-from headrace.wiring.pooling.models import load_pooling, runs_pooling, with_served
 
 ALL_MAY_WAIT = Limits(1 << 62, 1 << 62)
 

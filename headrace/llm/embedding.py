@@ -15,9 +15,18 @@ from headrace.core.embedding import InputQueue, TokenRow
 from headrace.core.request import InvalidParameter
 from headrace.llm.job import items
 from headrace.llm.outputs import EmbeddingOutput, ScoreOutput
-from headrace.service.embedding.inputs import check_truncation, pair_rows, prompt_of, side_rows, text_rows
-from headrace.service.embedding.models import PoolingModel, PoolingModels, Values
-from headrace.service.embedding.vectors import cosine, finish
+from headrace.service.embedding_models import (
+    PoolingModel,
+    PoolingModels,
+    Values,
+    check_truncation,
+    cosine,
+    finish,
+    pair_rows,
+    prompt_of,
+    side_rows,
+    text_rows,
+)
 
 OutputT = TypeVar("OutputT")
 

@@ -18,7 +18,7 @@ from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
 from headrace.core.request import FinishReason, InvalidParameter, Request, SamplingParams, choice_seed
 from headrace.llm.answer import PendingAnswer
 from headrace.llm.outputs import CompletionDelta, CompletionOutput, RequestMetrics, RequestOutput
-from headrace.observe.cost.account import Cost
+from headrace.observe.cost.ledger import Cost
 from headrace.text.stream import TextStreams
 from headrace.text.tokenizer import TokenizerError
 from headrace.wiring.model import Loaded

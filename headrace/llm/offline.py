@@ -18,9 +18,9 @@ from headrace.llm.terminal import interrupts_between_steps, progress_bar
 from headrace.llm.turns import Turns
 from headrace.text.stream import TextStreams
 from headrace.text.tokenizer import Tokenizer
+from headrace.wiring.embedding import load_pooling, runs_pooling, with_served
 from headrace.wiring.engine import make_ledger, make_pricing
 from headrace.wiring.model import Loaded, close, load
-from headrace.wiring.pooling.models import load_pooling, runs_pooling, with_served
 
 
 class LLM:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.series import Histogram
+from headrace.observe.metrics_page import Histogram, MetricsPage
 
 TTFT_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),

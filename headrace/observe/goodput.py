@@ -26,8 +26,7 @@ from headrace.core.events import (
 from headrace.core.request import FinishReason
 from headrace.observe.engine_series import REQUEST_SECONDS
 from headrace.observe.fairness import FairnessWindow
-from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.series import Cell, Family, Histogram
+from headrace.observe.metrics_page import Cell, Family, Histogram, MetricsPage
 
 SHARE_SECONDS = 60.0
 """Time constant of the goodput share: a request of this age has 37 % of the weight of a new one."""

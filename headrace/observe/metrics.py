@@ -37,7 +37,7 @@ from headrace.core.events import (
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.observe.cache_ledger import CacheLedger, Sizes, free
 from headrace.observe.cost.prices import TokenPrices
-from headrace.observe.drafts.ledger import DraftLedger
+from headrace.observe.drafts import DraftLedger
 from headrace.observe.engine_series import (
     EmbeddingSeries,
     EngineCounters,
@@ -45,8 +45,7 @@ from headrace.observe.engine_series import (
     RequestHistograms,
     StepHistograms,
 )
-from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.series import Cell
+from headrace.observe.metrics_page import Cell, MetricsPage
 from headrace.observe.tier_ledger import TierLedger
 
 

@@ -33,7 +33,7 @@ from headrace.core.events import (
 )
 from headrace.core.peers import AskReason, PeersAnswered
 from headrace.core.request import FinishReason
-from headrace.observe.drafts.record import DraftingRecord
+from headrace.observe.drafts import DraftingRecord
 from headrace.observe.reasons import reason_text
 
 LOOKUPS = 1000

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from headrace.core.events import AdmitReason, Admitted, Arrived, Event, Finished, Layer, Spared
 from headrace.observe.cache_ledger import free
-from headrace.observe.cost.account import Saving
+from headrace.observe.cost.ledger import Saving
 from headrace.observe.cost.prices import TokenPrices
 from headrace.observe.cost.report import saved_fields
-from headrace.observe.series import OTHER
+from headrace.observe.metrics_page import OTHER
 
 MAX_TENANTS = 10_000
 """Maximum number of tenants with separate counts; further ones are counted together as ``other``."""

@@ -22,7 +22,7 @@ from headrace.core.events import (
     Spared,
     TurnedAway,
 )
-from headrace.observe.series import OTHER
+from headrace.observe.metrics_page import OTHER
 
 MOST_TENANTS = 10_000
 """Maximum number of tenants with separate accounts; further tenants are counted together as ``other``."""

@@ -35,8 +35,7 @@ from headrace.response_cache.search import Search
 from headrace.response_cache.single_flight import SingleFlight
 from headrace.response_cache.writer import CacheWriter
 from headrace.service.answer import Answer
-from headrace.service.intake import Intake
-from headrace.service.service import Refused, Service
+from headrace.service.service import Intake, Refused, Service
 
 RENEWALS = 4
 """Maximum responses that are renewed early at the same time; further ones wait for their next request."""

@@ -1,6 +1,7 @@
 """The sampling parameters of requests that give none of their own, from the model's ``generation_config.json``.
 
-The rules are vLLM's: ``do_sample`` and fields that are not listed in `FIELDS` are ignored, and null removes a value.
+The rules are vLLM's: ``do_sample`` and fields that are not listed in `GENERATION_FIELDS` are ignored, and null removes
+a value.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.config.objects.generation import FIELDS
+from headrace.config.objects import GENERATION_FIELDS
 from headrace.core.request import InvalidParameter, SamplingParams
 from headrace.text.tokenizer import TokenizerError, read_json
 
@@ -37,7 +38,7 @@ class SamplingDefaults:
     def describe(self) -> str:
         """The values that are not neutral, and where they come from; empty if there are none."""
         neutral = SamplingParams()
-        values = {name: getattr(self.params, _own(name)) for name in FIELDS}
+        values = {name: getattr(self.params, _own(name)) for name in GENERATION_FIELDS}
         shown = [
             f"{name} {value:g}" for name, value in values.items() if value != getattr(neutral, _own(name))
         ]
@@ -71,7 +72,11 @@ def read_defaults(
         found = {} if source == NEUTRAL else own if own is not None and source == AUTO else read_json(path)
     except TokenizerError as error:
         raise DefaultsError(str(error)) from error
-    stored = {name: found[name] for name in FIELDS if found.get(name) is not None and name not in overrides}
+    stored = {
+        name: found[name]
+        for name in GENERATION_FIELDS
+        if found.get(name) is not None and name not in overrides
+    }
     given = {name: value for name, value in overrides.items() if value is not None}
     _check(stored, str(path), f"; {OVERRIDE} replaces it, and {OPTION} {NEUTRAL} ignores the file")
     _check(given, OVERRIDE, "")

@@ -1,15 +1,18 @@
 """The composition root: the only package that imports every class and reads every option. It passes to each class only
 what it needs.
 
-- `engine`: the engine from its options, without torch; the simulator runs the same engine.
-- `policies`: the policies that the options name. `plugins`: classes of other packages.
-- `model`: a loaded model and its engine. `loading`: its parts: weights, memory, drafts, the other ranks.
+- `server`: the HTTP server: what is loaded, the features in order, start and end. `feature`: what a feature adds.
+- `generation`: a model that generates text, behind its service and caches, and its features.
+- `pooling`: embeddings and reranking in the server. `embedding`: loads their models.
+- `engine`: the engine and its policies from the options, without torch; the simulator runs the same engine.
+- `plugins`: classes of other packages.
+- `model`: a loaded model and its engine. `loading`: its parts: weights, memory, the other ranks.
+- `first_requests`: warm-up requests. `drafting`: the drafter of speculative decoding.
 - `tenants`: tenants and service classes from their file; API keys.
-- `drafting`: the drafter of speculative decoding.
-- `pooling`: embedding and reranking models, and a server that has only these.
 - `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
-- `server`: the HTTP server in front of a loaded model.
-- `operations`: logs, reloads, recordings, experiments.
+- `observability`: folds, logs and traces. `pages`: the dashboard, steps and timelines. `kv_events`: for routers.
+- `reload`: new keys and tenants without a restart. `recording`: recordings of the engine's decisions.
+- `operations`: experiments and the tuner.
 - `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
 - `dry_run`: experiments in virtual time.
 - `workbench`: engines with different settings over one loaded model or simulated device, for sweeps and tuning.

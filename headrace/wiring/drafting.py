@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 from headrace.config import SchedulerOptions
-from headrace.config.objects.speculation import SpeculativeConfig, read_speculation
+from headrace.config.objects import SpeculativeConfig, read_speculation
 from headrace.core.drafting.acceptance import Acceptance
 from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
@@ -16,7 +16,7 @@ from headrace.core.drafting.prediction import CachedAnswerProposer, PredictionPr
 from headrace.core.drafting.proposal import CostlyProposer, Drafter, Proposer
 from headrace.core.drafting.suffix import SuffixProposer
 from headrace.lab.forced_acceptance import ForcedAcceptance
-from headrace.observe.recording.drafter import RecordedDrafter
+from headrace.observe.recording.engine import RecordedDrafter
 
 ProposerT = TypeVar("ProposerT", bound=Proposer)
 

@@ -25,8 +25,8 @@ from headrace.lab.workload.synthesis import Synthesis
 from headrace.tuning.experiments.run import Run, Status
 from headrace.tuning.steering.engine import Steering
 from headrace.tuning.steering.settings import live_settings
+from headrace.wiring.engine import has_patience, is_static
 from headrace.wiring.operations.request_settings import make_requests
-from headrace.wiring.policies import has_patience, is_static
 from headrace.wiring.simulation import calibrated_machine, make_fleet
 
 MOST_SECONDS = 60.0

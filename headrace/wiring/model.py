@@ -30,20 +30,19 @@ from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.fleet.leader import Leader
 from headrace.observe.recording.engine import Tell
 from headrace.service.sampling_defaults import DefaultsError, SamplingDefaults
-from headrace.text.template import ChatTemplate, TemplateError
+from headrace.text.rendering import TemplateError
+from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer, TokenizerError
-from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.wiring.engine import check_policies, make_engine, make_knobs, resolve_overlap, step_cost
+from headrace.wiring.first_requests import answer, groups
 from headrace.wiring.loading.computing import Computing, load_computing
 from headrace.wiring.loading.draft_models import load_drafting, reads_states
 from headrace.wiring.loading.kv_transfer import OpenTransfer, check_transfer
-from headrace.wiring.loading.memory import open_memory
+from headrace.wiring.loading.memory import OpenTiers, open_memory
 from headrace.wiring.loading.ranks import check_parallel
 from headrace.wiring.loading.states import with_states
 from headrace.wiring.loading.text import ModelText, load_text
-from headrace.wiring.loading.tiers import OpenTiers
-from headrace.wiring.operations.first_requests import answer, groups
-from headrace.wiring.operations.recording import make_recorded_engine
-from headrace.wiring.policies import check_policies
+from headrace.wiring.recording import make_recorded_engine
 from headrace.wiring.tenants import read_tenants
 
 logger = logging.getLogger(__name__)

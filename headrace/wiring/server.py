@@ -1,96 +1,81 @@
-"""Builds the HTTP server in front of a loaded model: service, watchers, routes."""
+"""The HTTP server: what is loaded, its features in order, its start and its end.
+
+A server has a model that generates, or models for embeddings and scores, or both. Everything else is a `Feature`.
+"""
 
 from __future__ import annotations
 
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.api.anthropic.routes import Messages
-from headrace.api.app import BackgroundWork, create_app
-from headrace.api.auth.key_file import KeyFile
+from headrace.api.app import create_app, create_metrics_app
+from headrace.api.auth.api_keys import KeyFile
 from headrace.api.auth.origin import Hosts
-from headrace.api.batch.line_endpoints import (
-    GeneratedLines,
-    MessagesLines,
-    PooledLines,
-    ResponsesLines,
-)
-from headrace.api.batch.line_runner import LineEndpoints
-from headrace.api.batch.opening import open_batches
-from headrace.api.cache.question_recorder import QuestionRecorder
-from headrace.api.cache.routes import CacheApi
-from headrace.api.generation.call_notes import CallNotes
-from headrace.api.generation.scheduling_fields import Rules
-from headrace.api.generation.serving import Serving
-from headrace.api.model import ServedModel
-from headrace.api.openai.routes import Api
+from headrace.api.batch.line_runner import LineEndpoints, PooledLines
+from headrace.api.batch.routes import open_batches
 from headrace.api.openapi import Docs
-from headrace.api.operations.abort import Abort
 from headrace.api.operations.pause import Pause
-from headrace.api.operations.status import ListedModel, Status
-from headrace.api.operations.steps import StepRoutes
-from headrace.api.operations.timeline import RequestTimeline
-from headrace.api.operations.usage_report import UsageReport
-from headrace.api.pages.routes import Pages
-from headrace.api.prompts.routes import SessionsApi
-from headrace.api.rate_limit_headers import rate_headers
-from headrace.api.responses.opening import open_responses
 from headrace.api.runtime.lifespan import lifespan_of
 from headrace.api.runtime.listening import check_address, exposure_warning, hosts
 from headrace.api.runtime.run import Apps, run_server
 from headrace.api.runtime.tls import check_tls
-from headrace.api.tools.dialect import Dialect
-from headrace.config import ConfigError, Options, ServerOptions, profile_line
-from headrace.core.scheduler.start_estimate import estimate_fields
-from headrace.core.tenancy.gate import Limits
-from headrace.observe.cost.focus import focus_csv
-from headrace.observe.dashboard.folds import Folds
-from headrace.observe.log.writer import set_level
-from headrace.response_cache.lookup import CacheLookup
-from headrace.service.embedding.models import PoolingModels
-from headrace.service.quota_meter import QuotaMeter
+from headrace.config import ConfigError, Options, profile_line
+from headrace.core.tenancy.tenants import ServiceClass, Tenants
+from headrace.observe.log import set_level
+from headrace.service.embedding_models import PoolingModels
+from headrace.service.health_watch import SystemdNotifier
 from headrace.service.service import Service
-from headrace.text.parsing.catalogue import UnknownParser
-from headrace.wiring.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
-from headrace.wiring.caching.semantic import make_verdicts
-from headrace.wiring.caching.warming import Warming, make_recorder, open_history
+from headrace.wiring.embedding import load_pooling, runs_pooling, with_served
+from headrace.wiring.feature import Feature, Hall
+from headrace.wiring.generation import Generation, generation_features, open_generation
+from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.ranks import launched_rank
-from headrace.wiring.model import Loaded, close, describe, load, served_names, timed, warm_up
-from headrace.wiring.operations.dashboard import make_pages
-from headrace.wiring.operations.dry_runs import machine_of
-from headrace.wiring.operations.folds import make_folds, open_usage_file
-from headrace.wiring.operations.kv_events import open_kv_events
-from headrace.wiring.operations.observability import (
-    SystemdLink,
-    Traces,
-    costs,
-    hooks,
-    open_traces,
-    start_log,
-    systemd_link,
-    watchers,
-)
-from headrace.wiring.operations.recording import open_tape
-from headrace.wiring.operations.reload import Reload, read_settings
-from headrace.wiring.operations.stepping import make_stepping
-from headrace.wiring.operations.tuning import make_tuning
-from headrace.wiring.pooling.endpoints import Endpoints, describe_models, open_endpoints
-from headrace.wiring.pooling.models import load_pooling, runs_pooling, with_served
-from headrace.wiring.pooling.server import build_pooling_app, make_metrics_app, serve_pooling
-from headrace.wiring.tenants import describe_tenants, open_keys
+from headrace.wiring.model import Loaded, close, describe, load, timed, warm_up
+from headrace.wiring.observability import Traces, accounts, hooks, open_traces, start_log, systemd, watching
+from headrace.wiring.pooling import make_pooling, open_pooling_hall, pooling_only
+from headrace.wiring.recording import open_recording
+from headrace.wiring.reload import Reload, read_settings
+from headrace.wiring.tenants import describe_tenants, open_keys, read_tenants
 
 startup = logging.getLogger("headrace.startup")
 shutdown = logging.getLogger("headrace.shutdown")
+
+
+class Models(NamedTuple):
+    """What is loaded: ``loaded`` is None on a server that does not generate. ``beside`` watches or feeds its engine."""
+
+    pooling: PoolingModels
+    loaded: Loaded | None
+    beside: tuple[Feature, ...]
+
+
+class Server(NamedTuple):
+    """The application, and the parts that its start, its reloads and its end need."""
+
+    app: ASGIApp
+    routes: list[Route]
+    service: Service
+    loaded: Loaded | None
+    features: list[Feature]
+    reload: Reload
+    notifier: SystemdNotifier
+
+    def close(self) -> str:
+        """Stop the engine and free its memory; returns a note on the blocks that are saved for the next process."""
+        saved = close(self.loaded) if self.service.stop() and self.loaded is not None else ""
+        for each in self.features:
+            if each.close is not None:
+                each.close()
+        return saved
 
 
 def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[None]]:
@@ -102,31 +87,18 @@ def build_app(options: Options) -> tuple[ASGIApp, AbstractAsyncContextManager[No
     Raises:
         ConfigError: as `load`, or API keys, a trace file or a trace exporter cannot be used.
     """
-    if runs_pooling(options.model):
-        return build_pooling_app(options, open_traces(options.observability))
-    keys = open_keys(options.server)
-    traces = open_traces(options.observability)
-    tape = open_tape(options.server)
-    models = load_pooling(options)
-    loaded = load(options, tape.tell if tape else None)
-    kv_events = open_kv_events(loaded, options)
-    models = with_served(models, options, loaded)
-    built = _make_app(loaded, options, keys, traces, models, Hosts(options.server.allowed_hosts))
-    recall = built.recall
+    keys, traces = open_keys(options.server), open_traces(options.observability)
+    server = _make_server(_load(options), options, keys, traces, Hosts(options.server.allowed_hosts))
 
     @asynccontextmanager
     async def running() -> AsyncIterator[None]:
         try:
-            async with lifespan_of(built.app):
+            async with lifespan_of(server.app):
                 yield
         finally:
-            if recall.service.stop():
-                close(loaded)
-            for each in (tape, traces, kv_events):
-                if each:
-                    each.close()
+            server.close()
 
-    return built.app, running()
+    return server.app, running()
 
 
 def serve(options: Options, *, began: float, when_loaded: Callable[[], None] = lambda: None) -> None:
@@ -151,6 +123,7 @@ def serve(options: Options, *, began: float, when_loaded: Callable[[], None] = l
 
 
 def _serve(options: Options, began: float, libraries: float, when_loaded: Callable[[], None]) -> None:
+    # 1. What can be wrong with the options is found before a model is loaded.
     check_tls(options.server)
     check_address(options.server)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # not handled yet; later reloads read changed files
@@ -158,242 +131,125 @@ def _serve(options: Options, began: float, libraries: float, when_loaded: Callab
     if warning := exposure_warning(options.server, keys.keys.required):
         startup.warning("%s", warning)
     traces = open_traces(options.observability)
-    if runs_pooling(options.model):
-        serve_pooling(options, keys, traces, began, when_loaded)
-        return
-    tape = open_tape(options.server)
-    models = load_pooling(options)
-    loaded = load(options, tape.tell if tape else None)
-    kv_events = open_kv_events(loaded, options)
-    models = with_served(models, options, loaded)
-    warm_up(loaded)
+    # 2. Load and warm up.
+    models = _load(options)
+    loaded = models.loaded
+    if loaded is not None:
+        warm_up(loaded)
     when_loaded()
-    loaded.seconds["libraries"] = libraries
-    with timed(loaded.seconds, "routes"):
-        built = _make_app(loaded, options, keys, traces, models, hosts(options.server))
-        recall = built.recall
-        metrics = make_metrics_app(built.routes, options.server)
-        reload = Reload(
-            partial(read_settings, options),
-            keys,
-            recall.service,
-            loaded.engine,
-            built.model,
-            classes=loaded.classes,
-            recorded=tape is not None,
-            set_level=set_level,
-        )
-    profile = f"profile      {profile_line(options)}"
-    for line in (
-        *describe(loaded),
-        *describe_models(models),
-        profile,
-        *describe_tenants(loaded.tenants, loaded.classes),
-        *describe_caches(options.response_cache),
-    ):
+    # 3. Put the features in order.
+    seconds = {} if loaded is None else loaded.seconds
+    seconds["libraries"] = libraries
+    with timed(seconds, "routes"):
+        server = _make_server(models, options, keys, traces, hosts(options.server))
+        metrics = _metrics_app(server.routes, options)
+    # 4. Say what was built, and serve.
+    first = [] if loaded is None else describe(loaded)
+    for line in (*first, *(line for feature in server.features for line in feature.lines)):
         startup.info("%s", line)
 
     def ready(url: str) -> None:
         seconds = time.perf_counter() - began
         startup.info("ready        %s after %.2f s", url, seconds, extra={"fields": {"url": url}})
-        built.systemd.notifier.send("READY=1")
+        server.notifier.send("READY=1")
 
     try:
-        run_server(Apps(built.app, metrics), recall.service, options.server, ready, reload)
+        run_server(Apps(server.app, metrics), server.service, options.server, ready, server.reload)
     finally:
-        saved = close(loaded) if recall.service.stop() else ""
-        for each in (tape, traces, kv_events):
-            if each:
-                each.close()
-        fields = {"finished_requests": recall.service.finished_requests, "saved": saved or None}
-        shutdown.info("server stopped", extra={"fields": fields})
+        saved = server.close()
+        fields = {"finished_requests": server.service.finished_requests, "saved": saved or None}
+        shutdown.info("server stopped", extra={"fields": fields if loaded is not None else {}})
 
 
-def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
-    try:
-        return Dialect(loaded.template, options.tool_call_parser, options.reasoning_parser)
-    except UnknownParser as error:
-        raise ConfigError(str(error)) from error
+def _load(options: Options) -> Models:
+    if runs_pooling(options.model):
+        models = load_pooling(options)
+        if not models.all():
+            raise ConfigError("--runner pooling: there is neither an embedding model nor a cross-encoder")
+        return Models(models, None, ())
+    recording = open_recording(options.server)
+    models = load_pooling(options)
+    loaded = load(options, recording.tell if recording else None)
+    kv_events = open_kv_events(loaded, options)
+    beside = tuple(Feature(close=each.close) for each in (recording, kv_events) if each is not None)
+    return Models(with_served(models, options, loaded), loaded, beside)
 
 
-class _Built(NamedTuple):
-    """The application, and the parts that its start, its reloads and its end need."""
-
-    app: ASGIApp
-    routes: list[Route]
-    recall: CacheLookup
-    model: ServedModel
-    systemd: SystemdLink
-
-
-def _make_app(
-    loaded: Loaded,
-    all_options: Options,
-    keys: KeyFile,
-    traces: Traces | None,
-    models: PoolingModels,
-    named: Hosts,
-) -> _Built:
-    options, caching = all_options.server, all_options.response_cache
-    model = _make_model(loaded, all_options)
-    # The lambdas use variables that are assigned below.
-    folds = make_folds(loaded, all_options, model, lambda: recall.sizes() | prefix_sizes(loaded))
-    service = _make_service(loaded, options, folds)
-    if folds.cost.ledger.pricing.given:
-        model.cost = costs(service, folds.cost)
-    prompts = make_prompts(loaded, all_options, folds.page, service)
-    model.prompts = prompts.policy
-    history = open_history(all_options.warm)
-    semantic, verdicts = all_options.semantic, make_verdicts(all_options.semantic)
-    recall = make_recall(caching, semantic, loaded, service, history, all_options.tuning, verdicts)
-
-    serving = _make_serving(options, recall, model, make_recorder(all_options.warm, history))
-    notes, api = serving.notes, Api(serving)
-    warming = Warming(all_options.warm, caching, options, recall, model, history, verdicts)
-    for each in (warming.warmer, *prompts.watchers):
-        service.watch(each, tokens=False)
-    for watcher, tokens in watchers(traces):
-        service.watch(watcher, tokens=tokens)
-    systemd = systemd_link(service)
-    embedding = open_endpoints(all_options, models, service, folds.page, folds.metrics, model.cost)
-    status = _make_status(loaded, service, model, notes, folds, prompts, warming.not_yet, embedding.cards)
-    stats = (folds.metrics.caches.stats, folds.savings.stats)
-    caches = CacheApi(recall, *stats, max_body_bytes=options.max_body_bytes)
-    usage_file, focus = open_usage_file(all_options, folds), partial(focus_csv, folds.cost)
-    accounts = UsageReport(service, folds.usage.tenants, folds.usage_of, folds.cost.device, focus, usage_file)
-    abort = Abort(notes, max_body_bytes=options.max_body_bytes)
-    responses, messages = open_responses(options, serving), Messages(serving)
-    lines = (*_lines(serving, embedding), ResponsesLines(responses), MessagesLines(messages))
-    batch = open_batches(all_options.batch, options, service, lines, model.name)
-    tuning = make_tuning(all_options, loaded.engine, recall, machine_of(loaded), folds.lives)
-    more = (
-        status,
-        SessionsApi(model),
-        Pause(service),
-        caches,
-        accounts,
-        warming.endpoint,
-        batch,
-        embedding,
-        *tuning.endpoints,
-        *_make_pages(loaded, all_options, model, service, notes, folds),
-        Docs(__version__),
+def _make_server(
+    models: Models, options: Options, keys: KeyFile, traces: Traces | None, named: Hosts
+) -> Server:
+    loaded = models.loaded
+    text = None if loaded is None else open_generation(loaded, options)
+    if loaded is not None:
+        tenants, classes = loaded.tenants, loaded.classes
+    else:
+        tenants, classes = read_tenants(options.scheduler.tenants)
+    hall = text.hall if text else open_pooling_hall(options, models.pooling.all()[0].name, tenants)
+    link = systemd(hall.service)
+    features = _features(models, text, hall, options, traces)
+    features.insert(1, _access(keys, tenants, classes, [] if text is None else [profile_line(options)]))
+    features.append(Feature(background=[link.watch]))
+    for feature in features:
+        for watcher in feature.watchers:
+            hall.service.watch(watcher, tokens=False)
+        for watcher in feature.token_watchers:
+            hall.service.watch(watcher, tokens=True)
+    routes = [route for feature in features for part in feature.endpoints for route in part.routes()]
+    background = [work for feature in features for work in feature.background]
+    text_seconds = text.model.text_seconds if text else dict
+    exchanges = hooks(options.observability, hall.page, hall.notes, traces, text_seconds)
+    origins = options.server.allowed_origins
+    app = create_app(hall.recall, routes, keys.keys, background, origins, exchanges, named)
+    reload = Reload(
+        partial(read_settings, options),
+        keys,
+        hall.service,
+        loaded.engine if loaded else None,
+        text.model if text else None,
+        tenants=tenants,
+        classes=classes,
+        recorded=options.server.record_trace is not None and text is not None,
+        set_level=set_level,
     )
-    routes = [route for part in (api, responses, messages, abort, *more) for route in part.routes()]
-    files: list[BackgroundWork | None] = [history, usage_file]
-    background = [keys.watch, *(file for file in files if file is not None), warming.warmer]
-    background += [systemd.watch, responses.background, *batch.background, embedding.worker, *tuning.tasks]
-    exchanges = hooks(all_options.observability, folds.page, notes, traces, model.text_seconds)
-    app = create_app(recall, routes, keys.keys, background, options.allowed_origins, exchanges, named)
-    return _Built(app, routes, recall, model, systemd)
+    return Server(app, routes, hall.service, loaded, features, reload, link.notifier)
 
 
-def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Service:
-    return Service(
-        loaded.engine,
-        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
-        watchers=folds.watchers,
-        meter=QuotaMeter(loaded.tenants, loaded.name),
-        request_timeout=options.request_timeout,
-        interrupt=loaded.runner.interrupt,
-    )
+def _features(
+    models: Models, text: Generation | None, hall: Hall, options: Options, traces: Traces | None
+) -> list[Feature]:
+    """All features, in the order in which they start; they stop in reverse order."""
+    pooling = make_pooling(options, models.pooling, hall)
+    pooled = PooledLines(pooling.calls, request_timeout=options.server.request_timeout)
+    lines: tuple[LineEndpoints, ...] = (pooled,)
+    if text is None:
+        own = [pooling_only(options, models.pooling, hall, pooling.cards)]
+    else:
+        own = generation_features(text, options, pooling.cards)
+        generated, *others = text.lines()
+        lines = (generated, pooled, *others)
+    batches = open_batches(options.batch, options.server, hall.service, lines, hall.name)
+    return [
+        pooling.feature,
+        *own,
+        Feature([Pause(hall.service)]),
+        accounts(options, hall, text.folds.savings if text else None),
+        Feature([batches], background=batches.background),
+        watching(traces),
+        *models.beside,
+        Feature([Docs(__version__)]),
+    ]
 
 
-def _make_serving(
-    options: ServerOptions, recall: CacheLookup, model: ServedModel, recorder: QuestionRecorder | None
-) -> Serving:
-    service = recall.service
-    return Serving(
-        recall,
-        model,
-        CallNotes(),
-        options.max_body_bytes,
-        options.request_timeout,
-        lambda tenant: rate_headers(service.meter.rooms(tenant, service.now())),
-        recorder,
-    )
+def _access(
+    keys: KeyFile, tenants: Tenants, classes: tuple[ServiceClass, ...], profiles: list[str]
+) -> Feature:
+    lines = [*(f"profile      {each}" for each in profiles), *describe_tenants(tenants, classes)]
+    return Feature(background=[keys.watch], lines=lines)
 
 
-def _lines(serving: Serving, pooling: Endpoints) -> tuple[LineEndpoints, ...]:
-    timeout = serving.request_timeout
-    generated = GeneratedLines(serving.recall, serving.model, serving.notes, request_timeout=timeout)
-    return generated, PooledLines(pooling.calls, request_timeout=timeout)
-
-
-def _make_status(
-    loaded: Loaded,
-    service: Service,
-    model: ServedModel,
-    notes: CallNotes,
-    folds: Folds,
-    prompts: Prompts,
-    not_yet: Callable[[], str],
-    cards: Sequence[ListedModel],
-) -> Status:
-    return Status(
-        service,
-        model,
-        notes,
-        explain=folds.explain,
-        metrics=folds.page.render,
-        info=partial(_server_info, loaded),
-        reset=loaded.engine.reset_prefix_cache,
-        version=__version__,
-        predict_start=lambda request_id, now: estimate_fields(loaded.engine.estimate_start(request_id)),
-        prefix=prompts.explain,
-        not_yet=not_yet,
-        others=cards,
-    )
-
-
-def _make_model(loaded: Loaded, options: Options) -> ServedModel:
-    loaded.grammars.prepare()
-    model = ServedModel(
-        loaded.name,
-        loaded.tokenizer,
-        loaded.template,
-        loaded.ledger.max_model_len,
-        loaded.shape.vocab_size,
-        source=str(loaded.folder),
-        rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, loaded.tenants),
-        stream_interval=options.server.stream_interval,
-        dialect=_dialect(loaded, options.server),
-        also_named=served_names(options.model)[1:],
-        aliases=(options.model.model,),
-        grammars=loaded.grammars,
-        trust_request_chat_template=options.server.trust_request_chat_template,
-        defaults=loaded.defaults,
-    )
-    if loaded.transfer is not None:
-        model.sharing = loaded.transfer.sharing()
-    return model
-
-
-def _make_pages(
-    loaded: Loaded, options: Options, model: ServedModel, service: Service, notes: CallNotes, folds: Folds
-) -> tuple[Pages, StepRoutes, RequestTimeline]:
-    """The pages, and the steps and timelines that they show."""
-    settings = {
-        "model": loaded.name,
-        "scheduling_policy": loaded.policy,
-        "max_num_seqs": options.scheduler.max_num_seqs,
-        "max_num_batched_tokens": loaded.engine.knobs.batched_tokens,
-        "num_blocks": loaded.ledger.num_blocks,
-        "block_size": loaded.ledger.block_size,
-    }
-    steps = make_stepping(loaded.engine, service, notes, folds.lives, folds.explain, settings)
-    return (make_pages(loaded, options, model, service, folds), *steps)
-
-
-def _server_info(loaded: Loaded) -> dict[str, Any]:
-    """The fields for ``GET /server_info``."""
-    return {
-        "model": loaded.name,
-        "dtype": loaded.dtype,
-        "kernels": loaded.kernels,
-        "isa": loaded.isa or None,
-        "quantization": loaded.quantization or None,
-        "ledger": asdict(loaded.ledger),
-        "knobs": asdict(loaded.engine.knobs),
-        "startup_seconds": loaded.seconds,
-    }
+def _metrics_app(routes: list[Route], options: Options) -> ASGIApp | None:
+    """The application of ``--metrics-port``, if there is one."""
+    server = options.server
+    if server.metrics_port is None:
+        return None
+    return create_metrics_app(routes, server.allowed_origins, hosts(server, metrics=True))

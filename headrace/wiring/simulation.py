@@ -32,8 +32,14 @@ from headrace.lab.simulate.runner import SimulatedRunner
 from headrace.lab.simulate.tally import Tally
 from headrace.lab.simulate.work import StepWork
 from headrace.wiring.drafting import make_simulated_drafter
-from headrace.wiring.engine import TierSizes, make_engine, make_knobs, resolve_overlap, step_cost
-from headrace.wiring.policies import check_policies
+from headrace.wiring.engine import (
+    TierSizes,
+    check_policies,
+    make_engine,
+    make_knobs,
+    resolve_overlap,
+    step_cost,
+)
 from headrace.wiring.tenants import read_tenants
 
 if TYPE_CHECKING:

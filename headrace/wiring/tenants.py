@@ -29,12 +29,11 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from headrace.api.auth.api_keys import read_keys
-from headrace.api.auth.key_file import KeyFile
+from headrace.api.auth.api_keys import KeyFile, read_keys
 from headrace.api.prompts.markers import known_marker
 from headrace.config import ConfigError, ServerOptions, read_mapping
 from headrace.config.errors import suggestion
-from headrace.config.validation import plain_reason
+from headrace.config.values import plain_reason
 from headrace.core.request import Slo
 from headrace.core.tenancy.tenants import CLASSES, EQUALS, ServiceClass, TenantLimits, Tenants, TenantTerms
 

@@ -17,15 +17,14 @@ from headrace.api.anthropic.routes import Messages
 from headrace.api.app import BackgroundWork, create_app
 from headrace.api.auth.api_keys import Grant, Keys
 from headrace.api.batch.batches import Batches, Bounds
-from headrace.api.batch.files import Files
-from headrace.api.batch.line_endpoints import (
+from headrace.api.batch.line_runner import (
     GeneratedLines,
+    LineRunner,
     MessagesLines,
     PooledLines,
     ResponsesLines,
 )
-from headrace.api.batch.line_runner import LineRunner
-from headrace.api.batch.routes import BatchRoutes
+from headrace.api.batch.routes import BatchRoutes, Files
 from headrace.api.batch.store import Limits as TenantLimits
 from headrace.api.cache.routes import CacheApi
 from headrace.api.cache.warm import Computing, Warm
@@ -71,14 +70,13 @@ from headrace.core.scheduler.admission import Continuous
 from headrace.core.scheduler.scheduler import Scheduler
 from headrace.core.scheduler.victims import LastRanked
 from headrace.core.tenancy.gate import Limits
-from headrace.observe.cost.focus import focus_csv
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
-from headrace.observe.cost.report import CostReport
-from headrace.observe.http_requests import HttpRequests
+from headrace.observe.cost.report import CostReport, focus_csv
+from headrace.observe.http_metrics import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.prefixes.book import PrefixBook
+from headrace.observe.prefixes import PrefixBook
 from headrace.observe.requests import RequestBook
 from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tenant_savings import TenantSavings
@@ -88,17 +86,17 @@ from headrace.response_cache.lookup import CacheLookup
 from headrace.response_cache.rules.warming.idle_detector import IdleDetector
 from headrace.response_cache.warmer import Warmer
 from headrace.service.answer import Answer
-from headrace.service.embedding.models import PoolingModels
-from headrace.service.embedding.worker import EmbeddingWorker
+from headrace.service.embedding_models import PoolingModels
+from headrace.service.embedding_worker import EmbeddingWorker
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.sampling_defaults import NO_DEFAULTS
 from headrace.service.service import Service
 from headrace.service.sessions import Sessions
 from headrace.text.template import ChatTemplate
+from headrace.wiring.observability import costs
 from headrace.wiring.operations.dry_runs import Machine
-from headrace.wiring.operations.observability import costs
-from headrace.wiring.operations.stepping import make_stepping
 from headrace.wiring.operations.tuning import make_tuning
+from headrace.wiring.pages import make_stepping
 from tests.doubles.scripted_runner import ScriptedRunner
 from tests.doubles.topics import Topics
 from tests.text.vocabularies import byte_level

@@ -88,7 +88,7 @@ def test_a_request_without_output_at_shutdown_gets_an_error(begun):
 
     async def cut_off():
         scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
-        answering = asyncio.create_task(Edge(stuck, AccessCheck(Keys({})))(scope, None, send))
+        answering = asyncio.create_task(Edge(stuck, AccessCheck(Keys({}), {}))(scope, None, send))
         await asyncio.sleep(0)
         answering.cancel()
         with pytest.raises(asyncio.CancelledError):

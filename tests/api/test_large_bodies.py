@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from headrace.api import wire
-from headrace.service.intake import Pieces
+from headrace.service.service import Pieces
 
 LONG = "x" * wire.INLINE_BYTES
 

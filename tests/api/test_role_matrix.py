@@ -1,13 +1,17 @@
 """The role matrix: every route of the application, with every kind of key, and the status that each gets."""
 
 import pytest
+from starlette.routing import Route
 
-from headrace.api.app import create_app, endpoints
-from headrace.api.auth.api_keys import Grant
-from headrace.api.auth.roles import ALLOWED, METRICS_PORT, ROUTES, Access, Role
-from headrace.service.embedding.models import PoolingModels
+from headrace.api import routing
+from headrace.api.app import access_table, create_app
+from headrace.api.auth.access import ALLOWED, Access
+from headrace.api.auth.api_keys import Grant, Role
+from headrace.api.openapi import described
+from headrace.service.embedding_models import PoolingModels
 from tests.doubles.pooling_models import LetterModel, LetterPairs
 
+ROUTES = access_table([])
 GRANTS = {
     "tenant": Grant("acme"),
     "other": Grant("globex"),
@@ -118,14 +122,28 @@ def send(house, route, key, own):
     return house.client.request(method, path, json=body or None, headers=bearer(key))
 
 
-def test_the_table_has_every_route_and_no_other(house):
-    assert set(endpoints(house.routes)) == ROUTES.keys()
+def test_a_whole_server_mounts_every_route_that_is_described_and_no_other(house):
+    assert {row.key for route in house.routes for row in route.rows} == ROUTES.keys()
 
 
-def test_a_route_that_is_not_in_the_table_stops_the_start(house, monkeypatch):
-    monkeypatch.delitem(ROUTES, "POST /pause")
+def test_a_route_without_its_access_stops_the_start(house):
+    with pytest.raises(ValueError, match="no access is declared for the route /open"):
+        create_app(house.recall, [*house.routes, Route("/open", lambda request: None)], None)
+
+
+def test_a_route_with_two_kinds_of_access_stops_the_start(house):
+    class Open(routing.Endpoints):
+        @routing.route("POST /pause", Access.PUBLIC)
+        async def pause(self, request): ...
+
     with pytest.raises(ValueError, match="POST /pause"):
-        create_app(house.recall, house.routes, None)
+        create_app(house.recall, [*house.routes, *Open().routes()], None)
+
+
+@pytest.mark.parametrize("access", [None, "public"])
+def test_a_handler_without_an_access_is_refused_where_it_is_declared(access):
+    with pytest.raises(TypeError, match="GET /open"):
+        routing.route("GET /open", access)
 
 
 @pytest.mark.parametrize("key", ROLES)
@@ -225,4 +243,10 @@ def test_an_admin_acts_for_the_tenant_that_it_names(house):
 
 
 def test_the_metrics_port_has_health_and_metrics_alone():
-    assert {ROUTES[route] for route in METRICS_PORT} == {Access.PUBLIC, Access.METRICS}
+    served = {row.key: row.access for row in described() if row.metrics_port}
+    health = ("/health", "/health/ready", "/healthz", "/livez", "/readyz", "/ping", "/version")
+    assert served == {
+        **{f"GET {path}": Access.PUBLIC for path in health},
+        "POST /ping": Access.PUBLIC,
+        "GET /metrics": Access.METRICS,
+    }

@@ -9,8 +9,8 @@ import pytest
 from headrace.api.batch.line_runner import _encoded
 from headrace.api.batch.lines import parse_line
 from headrace.core.constraint import ConstraintKind
-from tests.api.anthropic.scenes import TOOL_TEMPLATE
 from tests.api.caching import RequestsNoted
+from tests.api.tool_scenes import TOOL_TEMPLATE
 from tests.doubles.grammars import Compiled
 
 SCENE = {

@@ -9,7 +9,7 @@ from benchmarks.fidelity import Shared, _simulate
 from headrace.config import options
 from headrace.lab.calibration.values import Calibration
 from headrace.lab.simulate.work import StepWork
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 
 class Device:

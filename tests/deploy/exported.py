@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.core.prefix.prompt_memory import PromptMemory
-from headrace.observe.cost.ledger import CostLedger
-from headrace.observe.cost.meter import CostMeter
+from headrace.observe.cost.ledger import CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.goodput import Goodput
+from headrace.observe.http_metrics import Traffic
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.prefixes.book import PrefixBook
-from headrace.observe.resources.meter import ResourceMeter
-from headrace.observe.resources.traffic import Traffic
-from headrace.observe.resources.work import ModelWork, Peaks, WorkMeter
+from headrace.observe.prefixes import PrefixBook
+from headrace.observe.resources import ResourceMeter
+from headrace.observe.work import ModelWork, Peaks, WorkMeter
 
 
 class Measured:

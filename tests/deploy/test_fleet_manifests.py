@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from headrace.config import PARTS, options
-from headrace.config.objects.kv_events import read_kv_events
+from headrace.config.objects import read_kv_events
 from tests.deploy.files import DEPLOY, module, read_yaml, version
 from tests.server.conftest import serving
 

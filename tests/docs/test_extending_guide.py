@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.wiring.caching.cache import STORE
-from headrace.wiring.policies import ADMISSION, EVICTION, ORDER, VICTIM
+from headrace.wiring.engine import ADMISSION, EVICTION, ORDER, VICTIM
 from tests.server.conftest import serving
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from headrace.api.operations.access_log import FIELDS
 from headrace.config import ObservabilityOptions
-from headrace.observe.tracing import spans
-from headrace.observe.tracing.attributes import NAMES, span_attributes
+from headrace.observe import tracing
+from headrace.observe.tracing import NAMES, span_attributes
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "logging.md").read_text(encoding="utf-8")
 
@@ -35,6 +35,6 @@ def test_every_option_is_described() -> None:
 
 def test_every_attribute_is_described() -> None:
     made = span_attributes("/v1/completions", dict.fromkeys([*NAMES, "model", "finish_reason"], "x"))
-    inner = re.findall(r'"((?:headrace|gen_ai)\.[\w.]+)"', Path(spans.__file__).read_text())
+    inner = re.findall(r'"((?:headrace|gen_ai)\.[\w.]+)"', Path(tracing.__file__).read_text())
     assert inner
     assert all(f"`{name}`" in GUIDE for name in [*made, *inner])

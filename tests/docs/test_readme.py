@@ -22,7 +22,7 @@ import pytest
 import typer.main
 import yaml
 
-from headrace.api.openapi import OPERATIONS
+from headrace.api.openapi import described
 from headrace.cli import app
 from headrace.cli.bench.targets import read_spec
 from headrace.cli.experiment import read_experiment
@@ -284,7 +284,7 @@ def test_names_of_metrics_routes_variables_and_files_are_those_of_the_code(page:
     text = page.read_text()
     metrics = (ROOT / "docs/reference/metrics.md").read_text()
     assert all(f"`{each}`" in metrics for each in re.findall(r"headrace:[a-z_]+", text))
-    routes = {each.path for each in OPERATIONS}
+    routes = {row.shown_path for row in described()}
     assert all(path in routes for path in re.findall(r"`(?:GET |POST )?(/v1/[^` …]*)`", text))
     for variable in re.findall(rf"{ENVIRONMENT_PREFIX}([A-Z_]+)", text):
         assert variable.lower() in OPTIONS

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.api.openapi import OPERATIONS
+from headrace.api.openapi import described
 from headrace.config import PROFILES
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
@@ -34,7 +34,7 @@ def test_page_is_up_to_date(name: str) -> None:
 
 def test_every_route_and_metric_is_on_its_page() -> None:
     http = (ROOT / "docs/reference/http.md").read_text()
-    assert all(each.path in http for each in OPERATIONS)
+    assert all(row.shown_path in http for row in described() if row.summary)
     reported = (ROOT / "docs/reference/metrics.md").read_text()
     sheet = MetricsPage()
     Metrics(sheet)
@@ -42,6 +42,12 @@ def test_every_route_and_metric_is_on_its_page() -> None:
     served = re.findall(r"^# TYPE headrace:(\w+)", sheet.render().decode(), flags=re.MULTILINE)
     assert served
     assert all(name in reported for name in served)
+
+
+def test_the_guide_names_the_routes_of_each_access() -> None:
+    module = script()
+    guide = module.GUIDE.read_text(encoding="utf-8")
+    assert module.with_access_table(guide) == guide
 
 
 def test_every_page_of_the_folder_is_generated() -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
-from tests.wiring.operations.test_recording import recorded
+from tests.wiring.test_recording import recorded
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "replay.md").read_text()
 COMMANDS = [

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 import numpy as np
 
 from headrace.core.embedding import TokenRow
-from headrace.service.embedding.models import Values
+from headrace.service.embedding_models import Values
 
 LETTERS = 26
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from headrace.core.embedding import Embedded
 from headrace.core.events import (
     AdmitReason,
     Admitted,
     Arrived,
     Chunked,
     ChunkReason,
-    Embedded,
     Emitted,
     Finished,
     Layer,

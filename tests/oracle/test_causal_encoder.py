@@ -13,7 +13,7 @@ from headrace.compute.encoder import causal
 from headrace.compute.encoder.models import run
 from headrace.config import ModelOptions
 from headrace.core.embedding import TokenRow
-from headrace.wiring.pooling.causal import read_causal_model
+from headrace.wiring.embedding import read_causal_model
 from tests.doubles.tiny_encoder import tokenizer
 
 SIZES = {

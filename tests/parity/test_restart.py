@@ -10,7 +10,7 @@ import pytest
 from headrace.compute.blockfile import BLOCKS_FILE
 from headrace.core.request import SamplingParams
 from headrace.llm import LLM
-from headrace.wiring.loading.tiers import SNAPSHOT_FILE
+from headrace.wiring.loading.memory import SNAPSHOT_FILE
 
 STORY = "Once upon a time there was a small dog who lived by the river with a cat and an old grey horse. " * 3
 PROMPTS = [STORY + end for end in ("The dog", "The cat said", "The horse", "One day")]

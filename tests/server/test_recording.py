@@ -7,7 +7,7 @@ from headrace.core.request import FinishReason
 from headrace.lab.replay.exact import Replay
 from headrace.lab.replay.trace import read_trace
 from headrace.observe.recording.moments import Cancelled
-from headrace.wiring.operations.recording import make_engine_again
+from headrace.wiring.recording import make_engine_again
 from tests.server.conftest import serving
 
 

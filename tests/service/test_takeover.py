@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.api.batch.contents import Contents
+from headrace.api.batch.store import Contents
 from headrace.service import takeover
 from headrace.service.takeover import when_free
 

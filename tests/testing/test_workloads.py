@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.lab.workload import Work
 from headrace.lab.workload.dataset import DATASETS, Dataset
+from headrace.lab.workload.work import Work
 from headrace.testing import check_workload
 
 

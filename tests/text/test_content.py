@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from headrace.text.content import AddedTokens, PromptText, spelling_pattern
-from headrace.text.template import ChatTemplate, TemplateError
+from headrace.text.rendering import TemplateError
+from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 from tests.text.vocabularies import SPECIAL_TOKENS, byte_fallback, byte_level, metaspace
 

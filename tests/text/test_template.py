@@ -10,14 +10,8 @@ import pytest
 
 from headrace.api.tools.dialect import Dialect
 from headrace.text.content import AddedTokens
-from headrace.text.template import (
-    ChatTemplate,
-    TemplateError,
-    given_template,
-    load_templates,
-    shows_tools,
-    with_tools,
-)
+from headrace.text.rendering import TemplateError
+from headrace.text.template import ChatTemplate, given_template, load_templates, shows_tools, with_tools
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 

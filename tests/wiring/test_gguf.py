@@ -19,9 +19,9 @@ from headrace.fleet.setup import identity
 from headrace.llm.offline import LLM
 from headrace.text.tokenizer import TokenizerError
 from headrace.wiring.caching.cache import _weights
+from headrace.wiring.embedding import load_pooling
 from headrace.wiring.loading.text import load_text
 from headrace.wiring.model import load, served_names
-from headrace.wiring.pooling.models import load_pooling
 from tests.compute.model.gguf.files import Entry, plain, write
 from tests.text.vocabularies import metadata
 

@@ -19,8 +19,7 @@ from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
 from headrace.core.tenancy.tenants import CLASSES
 from headrace.wiring import plugins
 from headrace.wiring.caching.cache import STORE
-from headrace.wiring.plugins import find_class, make_plugin, name_of
-from headrace.wiring.policies import (
+from headrace.wiring.engine import (
     ADMISSION,
     EVICTION,
     ORDER,
@@ -31,6 +30,7 @@ from headrace.wiring.policies import (
     make_order,
     make_victims,
 )
+from headrace.wiring.plugins import find_class, make_plugin, name_of
 
 MODULE = """
 class Shortest:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from headrace.api.anthropic.conversation import chat_body, counted, tool_places
 from headrace.api.anthropic.refusals import refuse
 from headrace.api.anthropic.wire import CountBody, MessagesBody
 from headrace.api.anthropic.writer import MessageWriter
+from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
 from headrace.api.edge import CALLER
@@ -20,6 +20,7 @@ from headrace.api.generation.serving import Serving
 from headrace.api.openai.chat import open_chat, render
 from headrace.api.prompts.normalize import normalized
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import beside, json_object, valid
 
 NAMES = {
@@ -31,20 +32,24 @@ NAMES = {
 """The fields of a chat request that have other names in this API."""
 
 
-class Messages:
+class Messages(Endpoints):
     """The endpoints."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._recall, self._model = serving.recall, serving.model
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/messages", self.create, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
-        ]
-
+    @route(
+        "POST /v1/messages",
+        Access.INFERENCE,
+        "Create a message, in Anthropic's format.",
+        body=MessagesBody,
+        example={
+            "messages": [{"role": "user", "content": "Tell me a short story."}],
+            "max_tokens": 200,
+            "stream": True,
+        },
+    )
     async def create(self, request: Request) -> Response:
         """``POST /v1/messages``."""
         self._recall.service.expect()
@@ -82,6 +87,13 @@ class Messages:
         self._serving.notes.put(call, None)
         return call, writer, body
 
+    @route(
+        "POST /v1/messages/count_tokens",
+        Access.INFERENCE,
+        "Count the tokens of a message request's prompt.",
+        body=CountBody,
+        example={"messages": [{"role": "user", "content": "Hello"}]},
+    )
     async def count_tokens(self, request: Request) -> Response:
         """``POST /v1/messages/count_tokens``: the tokens of a request's prompt."""
         raw = await read_body(request, self._serving.max_body_bytes)

@@ -6,11 +6,31 @@ The edge of the HTTP server calls it once per request, before the request's body
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 from starlette.routing import compile_path
 
-from headrace.api.auth.api_keys import Identity, Keys
-from headrace.api.auth.roles import ALLOWED, ROUTES, Access, Role
+from headrace.api.auth.api_keys import Identity, Keys, Role
+
+
+class Access(StrEnum):
+    """The access that a route needs, once API keys are configured."""
+
+    PUBLIC = "public"  # no key
+    ANY_KEY = "any key"
+    INFERENCE = "inference"
+    METRICS = "metrics"
+    ADMIN = "admin"
+
+
+ALLOWED: Mapping[Access, frozenset[Role]] = {
+    Access.PUBLIC: frozenset(Role),
+    Access.ANY_KEY: frozenset(Role),
+    Access.INFERENCE: frozenset({Role.INFERENCE, Role.ADMIN}),
+    Access.METRICS: frozenset({Role.METRICS, Role.ADMIN}),
+    Access.ADMIN: frozenset({Role.ADMIN}),
+}
+"""Which roles each access admits. An admin key may use every route."""
 
 
 class KeyRequired(Exception):
@@ -26,9 +46,9 @@ class RoleRequired(Exception):
 
 
 class AccessCheck:
-    """The check for one port of the server: a table of routes, and the keys that may use them."""
+    """The check for one port of the server: the keys, and the access that each method and path needs."""
 
-    def __init__(self, keys: Keys, routes: Mapping[str, Access] = ROUTES) -> None:
+    def __init__(self, keys: Keys, routes: Mapping[str, Access]) -> None:
         self._keys = keys
         self._exact = dict(routes)
         # Matched as the router does, so that no variant of a path reaches a route without its check.

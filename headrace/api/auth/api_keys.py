@@ -1,4 +1,4 @@
-"""API keys: reads them from options and files, and finds the tenant and the role of a key.
+"""API keys: reads them from options and files, again when a file changes, and finds the tenant and the role of a key.
 
 It handles keys and header values, not routes. Limits and weights of tenants are in `core.tenancy.tenants`.
 """
@@ -7,19 +7,31 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.api.auth.roles import Role
+from headrace.service.file_watch import POLL_SECONDS, FileWatch
+
+logger = logging.getLogger(__name__)
 
 ANONYMOUS = "default"
 """The tenant of a request without one."""
 
 NO_TENANT = "-"
 """In the tenant column of a key file: the key has a role but names no tenant."""
+
+
+class Role(StrEnum):
+    """The role of an API key."""
+
+    INFERENCE = "inference"
+    METRICS = "metrics"
+    ADMIN = "admin"
 
 
 class Grant(NamedTuple):
@@ -110,6 +122,42 @@ def read_keys(
             "only metrics keys are configured, so no client could send requests: add --api-key or --admin-key"
         )
     return keys
+
+
+class KeyFile:
+    """Reads the API key file again when it changes, so that keys can be rotated without a restart.
+
+    If the file cannot be used, the previous keys stay valid and the error is logged once. Running streams continue.
+    Owns the server's `keys`; ``read`` returns all keys, those of ``file`` and of options.
+
+    Its ``watch`` reads a changed file again; `reload` reads it at once.
+
+    Raises:
+        ValueError: the keys cannot be used, see `read_keys`.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, Grant]],
+        file: str | None,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        self._read = read
+        self.watch = FileWatch([] if file is None else [file], self.reload, poll_seconds)
+        self.keys = Keys(read())
+
+    def reload(self) -> bool:
+        """Read the keys now; return whether they are valid. If not, the error is logged and the old keys stay valid."""
+        self.watch.reading()
+        try:
+            keys = self._read()
+        except ValueError as error:
+            logger.warning("API keys not reloaded, the previous keys stay valid: %s", error)
+            return False
+        self.keys.replace(keys)
+        counts = self.keys.count()
+        logger.info("API keys reloaded: %s", ", ".join(f"{counts[role]} {role}" for role in Role))
+        return True
 
 
 def _add(keys: dict[str, Grant], key: str, grant: Grant, source: str) -> None:

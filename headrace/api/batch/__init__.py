@@ -1,11 +1,10 @@
 """Files and batches: runs requests from a file and writes their results to a file, each exactly once.
 
-- `lines`: the format of a line and of its result. `job`: the order of lines. `work`: runs a number of lines at a time.
-- `results`: output files. `run`: ``run-batch``, through an HTTP client.
-- `records`: files and batches as values. `store`: their metadata in SQLite. `contents`: contents of files on disk.
-- `validation`: checks an input file. `runs`: runs one batch to its end. `batches`: all batches of a server.
-- `multipart`: reads a form as it arrives. `upload`: receives a file to disk.
-- `wire`: bodies, objects and errors. `files`: ``/v1/files``. `routes`: ``/v1/batches``.
-- `line_runner`: runs the lines of a batch on the endpoints of this server. `line_endpoints`: those endpoints.
-- `opening`: creates all of it from the server's options.
+- `lines`: the format of a line and of its result, the check of an input file, and the order of lines.
+- `records`: files and batches as values. `store`: their metadata in SQLite, and the contents of files on disk.
+- `work`: runs a number of lines at a time, and writes their results.
+- `client`: ``run-batch``, which sends lines to a server.
+- `runs`: runs one batch to its end. `batches`: all batches of a server.
+- `line_runner`: runs the lines of a batch on the endpoints of this server.
+- `upload`: receives a form and its file to disk. `routes`: ``/v1/files`` and ``/v1/batches``.
 """

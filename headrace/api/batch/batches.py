@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from headrace.api.batch.contents import Contents, Upload
+from headrace.api.batch.lines import Validation
 from headrace.api.batch.records import (
     CLASSES,
     DAY,
@@ -33,8 +33,7 @@ from headrace.api.batch.records import (
     FileRecord,
 )
 from headrace.api.batch.runs import INPUT_MISSING, Port, Run
-from headrace.api.batch.store import BatchStore, Limits, QuotaExceeded
-from headrace.api.batch.validation import Validation
+from headrace.api.batch.store import BatchStore, Contents, Limits, QuotaExceeded, Upload
 
 logger = logging.getLogger(__name__)
 

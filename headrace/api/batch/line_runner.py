@@ -1,6 +1,7 @@
 """Runs lines of batches on this server's endpoints, below other requests and without connections.
 
-A line is parsed, rendered and written by the same code as a request (`line_endpoints`). Its beginning and its end each
+A line is parsed, rendered and written by the same code as a request: by the endpoints of each API at the end of this
+file. Its beginning and its end each
 take a millisecond or more of the event loop, and lines often end together. So they take turns: one at a time, only
 while no request of another class is open, and with a pause in which the loop reads its sockets. Near the end of the
 completion window, lines run in the class flex and do not wait.
@@ -12,17 +13,39 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from starlette.types import Message
+
+from headrace.api.anthropic.routes import Messages
 from headrace.api.batch.lines import ENDPOINTS, BatchRequest
 from headrace.api.batch.runs import Busy, Reply
+from headrace.api.embedding.calls import PoolingCall, PoolingCalls
+from headrace.api.embedding.exchange import compute
 from headrace.api.errors import ApiError, failed, invalid, route_not_found
+from headrace.api.generation import unsupported
+from headrace.api.generation.call import Answers, Call
+from headrace.api.generation.call_notes import CallNotes
 from headrace.api.generation.caller import Caller
+from headrace.api.generation.fields import Generation
+from headrace.api.generation.unsupported import NotYet
+from headrace.api.generation.writing import WholeWriter, Writer
+from headrace.api.model import ServedModel
+from headrace.api.openai.chat import ChatWriter, open_chat
+from headrace.api.openai.chat_wire import ChatBody
+from headrace.api.openai.completions import CompletionWriter, open_completion
+from headrace.api.openai.completions_wire import CompletionBody
+from headrace.api.replies import writer_of
+from headrace.api.responses.refusals import RESPONSES
+from headrace.api.responses.routes import ResponsesApi
+from headrace.api.responses.wire import ResponsesBody
+from headrace.api.wire import parse_beside
 from headrace.core.constraint import UnusableConstraint, json_text
 from headrace.core.request import InvalidParameter
 from headrace.core.tenancy.tenants import is_awaited
+from headrace.response_cache.lookup import CacheLookup
 from headrace.service.service import Service
 
 logger = logging.getLogger(__name__)
@@ -93,7 +116,7 @@ class _Turns:
 
 
 class LineRunner:
-    """A `api.batch.runs.Port` over the endpoints of ``parts``."""
+    """A `batch.runs.Port` over the endpoints of ``parts``."""
 
     def __init__(self, service: Service, parts: Sequence[LineEndpoints]) -> None:
         self._service = service
@@ -152,3 +175,142 @@ def _encoded(body: dict[str, Any]) -> bytes:
         return json_text(body, "the body").encode("utf-8", "surrogatepass")
     except UnusableConstraint as error:
         raise invalid(f"The body cannot be read: {error}") from None
+
+
+class Endpoint(NamedTuple):
+    """How one endpoint parses a body, opens a call, and writes its response."""
+
+    form: type[Generation]
+    not_yet: NotYet
+    open: Callable[[Answers, ServedModel, Any, Caller, float], Awaitable[Call]]
+    writer: Callable[[Call, Any], Writer]
+
+
+OPENED: Mapping[str, Endpoint] = {
+    "/v1/chat/completions": Endpoint(ChatBody, unsupported.CHAT, open_chat, ChatWriter),
+    "/v1/completions": Endpoint(CompletionBody, unsupported.COMPLETIONS, open_completion, CompletionWriter),
+}
+
+
+class GeneratedLines:
+    """A `LineEndpoints`; ``request_timeout`` ends lines that run in another class than background."""
+
+    paths = tuple(OPENED)
+
+    def __init__(
+        self, recall: CacheLookup, model: ServedModel, notes: CallNotes, *, request_timeout: float
+    ) -> None:
+        self._recall = recall
+        self._model = model
+        self._notes = notes
+        self._request_timeout = request_timeout
+
+    async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
+        """See `LineEndpoints`."""
+        endpoint = OPENED[path]
+        body = await parse_beside(raw, endpoint.form, endpoint.not_yet)
+        self._model.check_name(body.model)
+        call = await endpoint.open(self._recall, self._model, body, caller, self._request_timeout)
+        writer = writer_of(call, lambda: endpoint.writer(call, body))
+        self._notes.put(call, body.metadata)
+        return _GeneratedLine(call, writer)
+
+
+class _GeneratedLine:
+    def __init__(self, call: Call, writer: WholeWriter) -> None:
+        self._call = call
+        self._writer = writer
+
+    async def answer(self, turn: Turn) -> bytes:
+        call = self._call
+        while not call.settled:
+            await call.due()
+            if not call.settled:  # events before the end: each token is searched for a stop string
+                await call.advance()
+        async with turn:
+            while not call.done:
+                await call.advance()
+            return self._writer.whole()
+
+    def close(self) -> None:
+        self._call.close()
+
+
+class ResponsesLines:
+    """A `LineEndpoints` of the Responses API. Responses are stored as those of requests are."""
+
+    paths = ("/v1/responses",)
+
+    def __init__(self, api: ResponsesApi) -> None:
+        self._api = api
+
+    async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
+        """See `LineEndpoints`."""
+        body = await parse_beside(raw, ResponsesBody, RESPONSES)
+        if body.background:
+            raise invalid("background cannot be used in a batch", "background")
+        opened = await self._api.open(body, caller, _no_disconnect)
+        return _ResponseLine(self._api, opened.call, opened.writer)
+
+
+class _ResponseLine(_GeneratedLine):
+    def __init__(self, api: ResponsesApi, call: Call, writer: WholeWriter) -> None:
+        super().__init__(call, writer)
+        self._api = api
+
+    async def answer(self, turn: Turn) -> bytes:
+        written = await super().answer(turn)
+        await self._api.written()
+        return written
+
+
+async def _no_disconnect() -> Message:
+    """The next message of a client that stays: none."""
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+class MessagesLines:
+    """A `LineEndpoints` of Anthropic's Messages API."""
+
+    paths = ("/v1/messages",)
+
+    def __init__(self, api: Messages) -> None:
+        self._api = api
+
+    async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
+        """See `LineEndpoints`."""
+        call, writer, _ = await self._api.open(raw, caller)
+        return _GeneratedLine(call, writer)
+
+
+class PooledLines:
+    """A `LineEndpoints` of embedding models; ``request_timeout`` ends a line."""
+
+    def __init__(self, calls: PoolingCalls, *, request_timeout: float) -> None:
+        self._calls = calls
+        self._request_timeout = request_timeout
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The endpoints that have a model."""
+        return self._calls.paths
+
+    async def open(self, path: str, raw: bytes, caller: Caller) -> OpenedLine:
+        """See `LineEndpoints`."""
+        call = await self._calls.prepare(path, raw, caller)
+        return _PooledLine(self._calls, call, self._request_timeout)
+
+
+class _PooledLine:
+    def __init__(self, calls: PoolingCalls, call: PoolingCall, seconds: float) -> None:
+        self._calls = calls
+        self._call = call
+        self._seconds = seconds
+
+    async def answer(self, turn: Turn) -> bytes:
+        values = await compute(self._calls.worker, self._call, self._seconds)
+        async with turn:
+            return await self._call.document(values)
+
+    def close(self) -> None:
+        """Do nothing: `compute` cleans up after itself."""

@@ -5,16 +5,20 @@ in   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body":
 out  {"id": "batch_req_1", "custom_id": "a", "response": {"status_code": 200, "request_id": …, "body": {…}},
       "error": null}
 ```
-`batch.results` stores the output, `batch.work` runs the lines.
+An input file is checked by `Validation` before any of its lines runs. Lines run in the order of `in_job_order`: results
+name their line, so any order is allowed. `batch.work` runs them and stores the output.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from headrace.core.constraint import WrittenFloat
+from headrace.core.prediction.output_lengths import prior_tokens
+from headrace.core.queueing.job_order import order_job
 
 MAX_CUSTOM_ID_CHARACTERS = 512
 
@@ -65,6 +69,9 @@ class BadLine(NamedTuple):
         return self.custom_id if self.custom_id is not None else line_id(self.number)
 
 
+Line = BatchRequest | BadLine
+
+
 class DuplicateId(ValueError):
     """Two lines of one batch have the same ``custom_id``, so their results could not be distinguished."""
 
@@ -74,14 +81,14 @@ def line_id(number: int) -> str:
     return f"batch_req_{number}"
 
 
-def read_lines(raw_lines: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
+def read_lines(raw_lines: Iterable[bytes]) -> Iterator[Line]:
     """Parse a batch line by line; blank lines are skipped."""
     for number, raw in enumerate(raw_lines, start=1):
         if raw.strip():
             yield parse_line(number, raw)
 
 
-def check_ids(lines: Iterable[BatchRequest | BadLine]) -> set[str]:
+def check_ids(lines: Iterable[Line]) -> set[str]:
     """The keys of all lines.
 
     Raises:
@@ -95,7 +102,7 @@ def check_ids(lines: Iterable[BatchRequest | BadLine]) -> set[str]:
     return set(seen)
 
 
-def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
+def parse_line(number: int, raw: bytes) -> Line:
     """The request of a line, or its error."""
     try:
         value = json.loads(raw, parse_float=WrittenFloat)
@@ -199,3 +206,125 @@ def succeeded(result: dict[str, Any]) -> bool:
     """Whether a result is a response with status 200."""
     response = result.get("response")
     return isinstance(response, dict) and response.get("status_code") == 200
+
+
+WINDOW_BYTES = 64 << 20
+"""Bytes of prompts that are ordered together: a batch larger than memory is processed as several jobs."""
+
+GRAIN_BYTES = 64
+"""Approximate text of one block of tokens: shorter common prefixes save nothing."""
+
+
+def in_job_order(lines: Iterable[Line], window_bytes: int = WINDOW_BYTES) -> Iterator[Line]:
+    """The same lines, with common prefixes together; ``window_bytes`` bytes of prompts are read ahead.
+
+    `core.queueing.job_order` explains the order. Prompts are compared as text, before template and tokenizer: a common
+    prefix of two texts is also a common prefix of their tokens.
+    """
+    window: list[Line] = []
+    prompts: list[bytes] = []
+    read = 0
+    for line in lines:
+        window.append(line)
+        prompts.append(_prompt(line))
+        read += len(prompts[-1])
+        if read >= window_bytes:
+            yield from _ordered(window, prompts)
+            window, prompts, read = [], [], 0
+    yield from _ordered(window, prompts)
+
+
+def _ordered(window: list[Line], prompts: list[bytes]) -> Iterator[Line]:
+    outputs = [_expected_tokens(line) for line in window]
+    return (window[index] for index in order_job(prompts, outputs, GRAIN_BYTES))
+
+
+def _prompt(line: Line) -> bytes:
+    """The text that determines a line's tokens, in the order of a chat template."""
+    if isinstance(line, BadLine):
+        return b""
+    body = line.body
+    asked = body.get("messages", body.get("prompt", body.get("input")))
+    try:
+        text = json.dumps([line.url, body.get("tools"), asked], ensure_ascii=False)
+    except RecursionError:
+        return b""
+    return text.encode(errors="surrogatepass")
+
+
+def _expected_tokens(line: Line) -> float:
+    if isinstance(line, BadLine):
+        return 0.0
+    named = (line.body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
+    asked = next((value for value in named if value is not None), None)
+    limit = asked if isinstance(asked, int) and asked > 0 else float("inf")
+    return prior_tokens(limit)
+
+
+MAX_ERRORS = 100
+"""Maximum errors of one batch that are reported."""
+
+SLICE_LINES = 256
+
+KEY_BYTES = 16
+"""Bytes of a digest that represents a custom_id, so that memory does not depend on its length."""
+
+
+class Validation:
+    """The check of one open file, which reports every error with its line; call `advance` until it returns False.
+
+    Attributes:
+        lines: requests so far.
+        errors: as in the field ``errors.data`` of a batch.
+    """
+
+    def __init__(self, file: BinaryIO, endpoint: str, *, max_lines: int, max_line_bytes: int) -> None:
+        self.lines = 0
+        self.errors: list[dict[str, Any]] = []
+        self._file = file
+        self._endpoint = endpoint
+        self._max_lines = max_lines
+        self._max_line_bytes = max_line_bytes
+        self._number = 0
+        self._seen: set[bytes] = set()
+
+    def advance(self) -> bool:
+        """Check the next lines; return whether more follow. It blocks on the disk."""
+        for _ in range(SLICE_LINES):
+            raw = self._file.readline(self._max_line_bytes + 1)
+            if not raw:
+                if not self.lines and not self.errors:
+                    self._report("empty_file", "The input file has no lines.", None, None)
+                return False
+            self._number += 1
+            if len(raw) > self._max_line_bytes:
+                message = f"line {self._number} is longer than {self._max_line_bytes} bytes"
+                self._report("line_too_long", message, self._number, None)
+                return False
+            if raw.strip():
+                self._check(raw)
+            if len(self.errors) >= MAX_ERRORS:
+                return False
+            if self.lines > self._max_lines:
+                message = f"The input file has more than {self._max_lines} requests."
+                self._report("too_many_requests", message, None, None)
+                return False
+        return True
+
+    def _check(self, raw: bytes) -> None:
+        line = parse_line(self._number, raw)
+        self.lines += 1
+        if isinstance(line, BadLine):
+            self._report(line.code, line.message, line.number, line.param)
+        elif line.url != self._endpoint:
+            message = f"line {line.number}: url must be the batch's endpoint {self._endpoint}"
+            self._report("mismatched_url", message, line.number, "url")
+        if line.custom_id is not None:
+            key = hashlib.sha256(line.custom_id.encode("utf-8", "surrogatepass")).digest()[:KEY_BYTES]
+            if key in self._seen:
+                message = f"line {line.number}: an earlier line has the same custom_id"
+                self._report("duplicate_custom_id", message, line.number, "custom_id")
+            self._seen.add(key)
+
+    def _report(self, code: str, message: str, line: int | None, param: str | None) -> None:
+        self.errors.append({"code": code, "message": message, "param": param, "line": line})

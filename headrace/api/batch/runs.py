@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from headrace.api.batch.contents import Contents
 from headrace.api.batch.lines import (
     CANCELLED,
     EXPIRED,
@@ -27,8 +26,8 @@ from headrace.api.batch.records import (
     FileRecord,
     service_class,
 )
-from headrace.api.batch.results import SplitResults
-from headrace.api.batch.work import Feed, run_lines
+from headrace.api.batch.store import Contents
+from headrace.api.batch.work import Feed, SplitResults, run_lines
 
 INPUT_MISSING = (
     {

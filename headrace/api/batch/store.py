@@ -1,10 +1,19 @@
-"""Metadata of files and batches in SQLite: every change is one transaction that survives a killed process.
+"""Files and batches on disk: their metadata in SQLite, and the contents of files.
 
-All calls block; make them on one thread. Contents of files are in `batch.contents`.
+```
+FOLDER/batches.db            metadata: every change is one transaction that survives a killed process
+FOLDER/lock                  held by the server that uses the folder
+FOLDER/contents/file-…       contents
+FOLDER/uploads/…             unfinished uploads; deleted at the next start
+```
+An upload becomes visible only when it is complete on disk. All calls block; make those of the metadata on one thread.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +28,7 @@ from headrace.api.batch.records import (
     FileRecord,
     batch_from_json,
 )
-from headrace.files import open_database
+from headrace.files import open_database, private_file, private_folder, private_opener
 
 LAYOUT = 1
 """The version of the tables."""
@@ -286,3 +295,91 @@ class BatchStore:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+
+
+class Contents:
+    """The folder; it is created if it is missing, and locked.
+
+    Raises:
+        BlockingIOError: another server uses it.
+        OSError: it cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.expanduser()
+        self._contents = self.folder / "contents"
+        self._uploads = self.folder / "uploads"
+        for each in (self.folder, self._contents, self._uploads):
+            private_folder(each)
+        self._lock = open(self.folder / "lock", "w", opener=private_opener)  # noqa: SIM115 (closed by close)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise BlockingIOError(f"another server uses {self.folder}") from error
+
+    @property
+    def database(self) -> Path:
+        """The file of the metadata."""
+        return self.folder / "batches.db"
+
+    def path(self, id: str) -> Path:
+        """The path of the contents of ``id``."""
+        return self._contents / id
+
+    def upload(self) -> Upload:
+        """Begin to store a new file."""
+        return Upload(self._uploads / secrets.token_hex(12))
+
+    def remove(self, id: str) -> None:
+        """Delete contents, if there are any."""
+        self.path(id).unlink(missing_ok=True)
+
+    def tidy(self, known: set[str]) -> None:
+        """Delete unfinished uploads, and contents without metadata. Make the other contents private."""
+        for left in (*self._uploads.iterdir(), *self._unknown(known)):
+            left.unlink(missing_ok=True)
+        for each in self._contents.iterdir():
+            private_file(each)
+
+    def close(self) -> None:
+        """Release the folder."""
+        self._lock.close()
+
+    def _unknown(self, known: set[str]) -> Iterator[Path]:
+        return (path for path in self._contents.iterdir() if path.name not in known)
+
+
+class Upload:
+    """A file that is being received, until `keep` or `drop`. Its calls block."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "xb", buffering=0, opener=private_opener)  # noqa: SIM115 (closed by keep and drop)
+        self.nbytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Append ``data``."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        self.nbytes += len(data)
+
+    def sync(self) -> None:
+        """Flush written data to the disk; this may take long."""
+        os.fsync(self._file.fileno())
+
+    def keep(self, path: Path) -> None:
+        """Make the synced file the contents at ``path``."""
+        self._file.close()
+        self._path.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def drop(self) -> None:
+        """Delete the received data; after `keep`, do nothing."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)

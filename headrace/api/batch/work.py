@@ -1,18 +1,40 @@
-"""Runs the lines of a batch: a number at a time, in job order, each result written exactly once.
+"""Runs the lines of a batch, a number at a time, and writes each result exactly once, whenever the process is killed.
 
 ``run-batch`` and the batches of a server use it. They pass a function that sends a line, and a sink for results.
+
+A result counts when its line is complete in the file, including the line break. When the file is opened again, an
+incomplete last line of a killed process is removed, and its request runs again. All other results are known by their
+key, and their requests do not run again. Writes are not buffered, so a killed process loses nothing. ``fsync`` follows
+in batches and limits the loss in a power failure.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
+import os
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from itertools import islice
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
-from headrace.api.batch.job import Line, in_job_order
-from headrace.api.batch.lines import BadLine, BatchRequest, refused
+from headrace.api.batch.lines import (
+    BadLine,
+    BatchRequest,
+    Line,
+    in_job_order,
+    refused,
+    result_key,
+    succeeded,
+    used,
+    was_executed,
+)
+from headrace.api.batch.records import Totals
+from headrace.files import private_file
 
 SLICE = 64
 """Number of lines that are read at once."""
@@ -22,7 +44,7 @@ Send = Callable[[BatchRequest], Awaitable[dict[str, Any]]]
 
 
 class Sink(Protocol):
-    """Receives results: `batch.results.Results`, or `batch.results.SplitResults`."""
+    """Receives results: `Results` or `SplitResults`."""
 
     def append(self, result: dict[str, Any]) -> None: ...
 
@@ -83,3 +105,192 @@ async def run_lines(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+
+SYNC_LINES = 256
+SYNC_SECONDS = 1.0
+
+
+class ResultsError(ValueError):
+    """An output file that cannot be continued."""
+
+
+class Results:
+    """An output file, open for appending and locked against a second run.
+
+    Attributes:
+        keys: the keys of the results in the file.
+        failed: the number of them that are errors.
+        totals: counts of completed and failed lines, and the tokens that they used.
+
+    With ``syncs`` False, the owner calls `sync` itself, because the disk may take long.
+
+    Raises:
+        ResultsError: another process writes to the file, or it contains something other than results.
+    """
+
+    def __init__(self, path: str | Path, syncs: bool = True) -> None:
+        self.path = Path(path)
+        self.keys: set[str] = set()
+        self.failed = 0
+        self.totals = Totals()
+        self._syncs = syncs
+        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
+        try:
+            self._lock()
+            self._recover()
+        except BaseException:
+            self._file.close()
+            raise
+        self._unsynced = 0
+        self._synced_at = time.monotonic()
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def append(self, result: dict[str, Any]) -> None:
+        """Write one result.
+
+        Raises:
+            ResultsError: the file already has a result of this line, or cannot be written.
+        """
+        key = result_key(result)
+        if key in self.keys:
+            raise ResultsError(f"{self.path} already has a result for {key!r}")
+        # A lone surrogate becomes backslash-u and four digits, as in JSON.
+        text = json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        line = memoryview(text + b"\n")
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise ResultsError(f"{self.path} cannot be written: {error.strerror}") from error
+        self._count(key, result)
+        self._unsynced += 1
+        if not self._syncs:
+            return
+        if self._unsynced >= SYNC_LINES or time.monotonic() - self._synced_at >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Flush what was written to the disk."""
+        os.fsync(self._file.fileno())
+        self._unsynced = 0
+        self._synced_at = time.monotonic()
+
+    def close(self) -> None:
+        """Sync and close the file."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+    def _count(self, key: str, result: dict[str, Any]) -> None:
+        self.keys.add(key)
+        self.failed += not succeeded(result)
+        self.totals = _added(self.totals, result)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ResultsError(f"another process is writing to {self.path}") from error
+
+    def _recover(self) -> None:
+        whole = 0  # bytes up to the end of the last whole line
+        with open(self.path, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                result = _parse(line)
+                if result is None:
+                    raise ResultsError(
+                        f"{self.path}, line {number}: not a result of a batch; is it the right file?"
+                    )
+                key = result_key(result)
+                if key in self.keys:
+                    raise ResultsError(f"{self.path}, line {number}: a second result for {key!r}")
+                self._count(key, result)
+                whole += len(line)
+        self._file.truncate(whole)
+
+
+class SplitResults:
+    """The two output files of a batch on a server: responses with status 200, and all other results.
+
+    A line has one result in one of them. Syncing is left to the owner; it may happen on another thread.
+
+    Only the server's user can read them.
+
+    Raises:
+        ResultsError: as `Results`, or both files have a result of the same line.
+    """
+
+    def __init__(self, output: Path, errors: Path) -> None:
+        for each in (output, errors):
+            private_file(each)
+        self._output = Results(output, syncs=False)
+        try:
+            self._errors = Results(errors, syncs=False)
+        except BaseException:
+            self._output.close()
+            raise
+        self.keys = self._output.keys | self._errors.keys
+        if len(self.keys) < len(self._output.keys) + len(self._errors.keys):
+            self.close()
+            raise ResultsError(f"{output} and {errors} have results of the same line")
+
+    @property
+    def totals(self) -> Totals:
+        """Counts of completed and failed lines, and the tokens that they used."""
+        return Totals(*map(sum, zip(self._output.totals, self._errors.totals, strict=True)))
+
+    def append(self, result: dict[str, Any]) -> None:
+        """Write one result.
+
+        Raises:
+            ResultsError: as `Results.append`.
+        """
+        key = result_key(result)
+        if key in self.keys:
+            raise ResultsError(f"there already is a result for {key!r}")
+        (self._output if succeeded(result) else self._errors).append(result)
+        self.keys.add(key)
+
+    def sync(self) -> None:
+        """Flush written results to the disk."""
+        self._output.sync()
+        self._errors.sync()
+
+    def close(self) -> None:
+        """Sync and release the files."""
+        self._output.close()
+        self._errors.close()
+
+
+def _added(totals: Totals, result: dict[str, Any]) -> Totals:
+    """``totals`` with one more result."""
+    if not was_executed(result):
+        return totals
+    tokens = used(result)
+    good = succeeded(result)
+    return Totals(
+        totals.completed + good,
+        totals.failed + (not good),
+        totals.prompt_tokens + tokens.prompt_tokens,
+        totals.cached_tokens + tokens.cached_tokens,
+        totals.completion_tokens + tokens.completion_tokens,
+    )
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    is_result = isinstance(value, dict) and {"id", "custom_id", "response", "error"} <= value.keys()
+    return value if is_result else None

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
 from headrace.api.cache.wire import MAX_TAGS
@@ -17,6 +17,7 @@ from headrace.api.edge import CALLER
 from headrace.api.errors import ApiError, invalid, permission_denied
 from headrace.api.generation.caller import Caller
 from headrace.api.generation.fields import MAX_CHOICES
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 from headrace.response_cache.lookup import CacheLookup
 from headrace.response_cache.rules.response.entry import Served
@@ -49,7 +50,7 @@ class FeedbackBody(Wire):
     user: str | None = Field(None, max_length=512, description="The `user` of the request.")
 
 
-class CacheApi:
+class CacheApi(Endpoints):
     """The endpoints. ``stats`` are the whole server's figures, ``tenant_stats`` those of one tenant."""
 
     def __init__(
@@ -65,22 +66,26 @@ class CacheApi:
         self._tenant_stats = tenant_stats
         self._max_body_bytes = max_body_bytes
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/cache/stats", self.stats),
-            Route("/v1/cache/clear", self.clear, methods=["POST"]),
-            Route("/v1/cache/feedback", self.feedback, methods=["POST"]),
-        ]
-
+    @route(
+        "GET /v1/cache/stats",
+        Access.INFERENCE,
+        "Report cache hits and savings by layer: of the key's tenant, or of all.",
+    )
     async def stats(self, request: Request) -> Response:
-        """``GET /v1/cache/stats``: the whole server's figures; for a tenant's key, the tenant's own."""
+        """The whole server's figures; for a tenant's key, the tenant's own."""
         self._recall.service.count()
         key_id = request.scope[CALLER].key_id
         return JSONResponse(dict(self._stats() if key_id is None else self._tenant_stats(key_id)))
 
+    @route(
+        "POST /v1/cache/clear",
+        Access.INFERENCE,
+        "Invalidate cached responses: by tag, of the tenant, or all.",
+        body=ClearBody,
+        example={"scope": "tenant"},
+    )
     async def clear(self, request: Request) -> Response:
-        """``POST /v1/cache/clear``: invalidate cached responses, and those that are being computed now."""
+        """Invalidate cached responses, and those that are being computed now."""
         body = await parse_beside(await read_body(request, self._max_body_bytes), ClearBody, {})
         owner = _tenant(request, body.user)
         if (body.tags is None) == (body.scope is None):
@@ -100,8 +105,14 @@ class CacheApi:
                 reached[store] = reached.get(store, True) and done
         return JSONResponse({"cleared": True, "stores": reached})
 
+    @route(
+        "POST /v1/cache/feedback",
+        Access.INFERENCE,
+        "Report a wrong response: it is deleted from the cache and not stored again.",
+        body=FeedbackBody,
+    )
     async def feedback(self, request: Request) -> Response:
-        """``POST /v1/cache/feedback``: a response was wrong; it is deleted and not stored again."""
+        """A response was wrong; it is deleted and not stored again."""
         body = await parse_beside(await read_body(request, self._max_body_bytes), FeedbackBody, {})
         owner = _tenant(request, body.user)
         await self._recall.settle()  # a response that has just ended may not be stored yet

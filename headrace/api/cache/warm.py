@@ -6,8 +6,8 @@ import time
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
 from headrace.api.cache.pair_comparison import PairComparison
@@ -24,6 +24,7 @@ from headrace.api.openai.chat_wire import ChatBody, Conversation
 from headrace.api.openai.completions import open_completion
 from headrace.api.openai.completions_wire import CompletionBody
 from headrace.api.prompts.normalize import normalized
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import parse, parse_beside
 from headrace.core.constraint import json_text
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
@@ -151,7 +152,7 @@ class Computing:
         return Outcome.KEPT if answer.cached_tokens[0] >= len(tokens) - 1 else Outcome.COMPUTED
 
 
-class Warm:
+class Warm(Endpoints):
     """The endpoint. ``max_body_bytes`` limits request bodies."""
 
     def __init__(
@@ -162,12 +163,15 @@ class Warm:
         self._model = model
         self._max_body_bytes = max_body_bytes
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [Route(PATH, self.warm, methods=["POST"]), Route(PATH, self.state)]
-
+    @route(
+        "POST /v1/cache/warm",
+        Access.INFERENCE,
+        "Compute responses and prompt prefixes into the caches during idle time.",
+        body=WarmBody,
+        example={"prefixes": [{"messages": [{"role": "system", "content": "You are brief."}]}]},
+    )
     async def warm(self, request: HttpRequest) -> Response:
-        """``POST /v1/cache/warm``: compute responses and prompt prefixes in idle time.
+        """Compute responses and prompt prefixes in idle time.
 
         Responses are computed for the request's own tenant and served to no other.
         """
@@ -200,8 +204,9 @@ class Warm:
             {"requests": taken, "prefixes": len(body.prefixes), "from_history": found}, status_code=202
         )
 
+    @route("GET /v1/cache/warm", Access.INFERENCE, "Report the progress of cache warming.")
     async def state(self, request: HttpRequest) -> Response:
-        """``GET /v1/cache/warm``: the progress of cache warming."""
+        """The progress of cache warming."""
         return JSONResponse(self._warmer.state()._asdict() | {"at": time.time()})
 
     def _check(self, url: str, raw: bytes, param: str) -> None:

@@ -23,18 +23,21 @@ from headrace.api.errors import ApiError, invalid
 from headrace.api.generation.caller import COST_HEADER, Caller
 from headrace.api.wire import parse_beside
 from headrace.core.embedding import TokenRow
-from headrace.service.embedding.inputs import (
+from headrace.service.embedding_models import (
     InputTooLong,
+    PoolingModel,
+    PoolingModels,
+    Values,
+    VectorModel,
     check_truncation,
+    cosine,
+    finish,
     pair_rows,
     prompt_of,
     side_rows,
     text_rows,
 )
-from headrace.service.embedding.job import EmbeddingJob
-from headrace.service.embedding.models import PoolingModel, PoolingModels, Values, VectorModel
-from headrace.service.embedding.vectors import cosine, finish
-from headrace.service.embedding.worker import EmbeddingWorker
+from headrace.service.embedding_worker import EmbeddingJob, EmbeddingWorker
 
 CostOf = Callable[[Iterable[str]], Mapping[str, Any]]
 """``cost`` and ``cost_details`` of calls, by their ids."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from headrace.api.errors import model_not_found
-from headrace.service.embedding.models import PoolingModel
+from headrace.service.embedding_models import PoolingModel
 
 
 class PoolingCard:

@@ -7,9 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.service.embedding.job import EmbeddingJob
-from headrace.service.embedding.models import Values
-from headrace.service.embedding.vectors import as_base64, as_json
+from headrace.service.embedding_models import Values, as_base64, as_json
+from headrace.service.embedding_worker import EmbeddingJob
 
 
 def embeddings(job: EmbeddingJob, vectors: Values, encoding: str, cost: Mapping[str, Any]) -> bytes:

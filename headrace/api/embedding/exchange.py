@@ -15,9 +15,8 @@ from headrace.api.exchange import Exchange
 from headrace.api.generation.usage import usage
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.core.request import FinishReason
-from headrace.service.embedding.job import EmbeddingFailed
-from headrace.service.embedding.models import Values
-from headrace.service.embedding.worker import EmbeddingWorker
+from headrace.service.embedding_models import Values
+from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingWorker
 from headrace.service.service import Refused
 
 

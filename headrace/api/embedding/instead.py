@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.errors import ApiError
+from headrace.api.routing import Endpoints, route
 
 PATHS = (
     "/v1/chat/completions",
@@ -20,16 +21,20 @@ PATHS = (
 )
 
 
-class NoGeneration:
+class NoGeneration(Endpoints):
     """Routes that return 404; ``model`` is the name of the server's model."""
 
     def __init__(self, model: str) -> None:
         self._model = model
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [Route(path, self.refuse, methods=["POST"]) for path in PATHS]
-
+    @route("POST /v1/chat/completions", Access.INFERENCE)
+    @route("POST /v1/completions", Access.INFERENCE)
+    @route("POST /v1/responses", Access.INFERENCE)
+    @route("POST /v1/responses/input_tokens", Access.INFERENCE)
+    @route("POST /v1/messages", Access.INFERENCE)
+    @route("POST /v1/messages/count_tokens", Access.INFERENCE)
+    @route("POST /tokenize", Access.INFERENCE)
+    @route("POST /detokenize", Access.INFERENCE)
     async def refuse(self, request: Request) -> Response:
         """Return 404."""
         raise ApiError(

@@ -6,21 +6,23 @@ from collections.abc import Callable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.body import read_body
 from headrace.api.edge import CALLER
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.api.embedding.exchange import Disconnected, Unsent, compute
+from headrace.api.embedding.wire import EmbeddingBody, RerankBody, ScoreBody
 from headrace.api.exchange import DISCONNECTED, record_error
 from headrace.api.generation.caller import Caller
 from headrace.api.replies import cost_header, hung_up
+from headrace.api.routing import Endpoints, route
 
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
 SCORE_PATHS = ("/v1/score", "/score")
 
 
-class EmbeddingApi:
+class EmbeddingApi(Endpoints):
     """The endpoints of ``calls``.
 
     ``max_body_bytes`` limits a request's body, ``request_timeout`` (seconds) its duration. ``headers`` returns the
@@ -40,24 +42,41 @@ class EmbeddingApi:
         self._request_timeout = request_timeout
         self._headers = headers
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
-            *(Route(path, self.rerank, methods=["POST"]) for path in RERANK_PATHS),
-            *(Route(path, self.score, methods=["POST"]) for path in SCORE_PATHS),
-        ]
-
+    @route(
+        "POST /v1/embeddings",
+        Access.INFERENCE,
+        "Convert texts to vectors. Needs the server's option --embedding-model.",
+        body=EmbeddingBody,
+        example={"input": ["A first text.", "A second text."]},
+    )
     async def embeddings(self, request: Request) -> Response:
-        """``POST /v1/embeddings``."""
         return await self._answered(request, "/v1/embeddings")
 
+    @route(
+        "POST /v1/rerank",
+        Access.INFERENCE,
+        "Order documents by their relevance for a query. Needs --rerank-model or --embedding-model.",
+        body=RerankBody,
+        example={
+            "query": "What is a fox?",
+            "documents": ["A fox is an animal.", "A box is a thing."],
+            "top_n": 1,
+        },
+    )
+    @route("POST /rerank", Access.INFERENCE, "Alias of /v1/rerank.", body=RerankBody)
+    @route("POST /v2/rerank", Access.INFERENCE, "Alias of /v1/rerank.", body=RerankBody)
     async def rerank(self, request: Request) -> Response:
-        """``POST /v1/rerank``."""
         return await self._answered(request, "/v1/rerank")
 
+    @route(
+        "POST /v1/score",
+        Access.INFERENCE,
+        "Score pairs of texts. Needs --rerank-model or --embedding-model.",
+        body=ScoreBody,
+        example={"text_1": "What is a fox?", "text_2": ["A fox is an animal.", "A box is a thing."]},
+    )
+    @route("POST /score", Access.INFERENCE, "Alias of /v1/score.", body=ScoreBody)
     async def score(self, request: Request) -> Response:
-        """``POST /v1/score``."""
         return await self._answered(request, "/v1/score")
 
     async def _answered(self, request: Request, path: str) -> Response:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, SkipValidation
 from headrace.api.errors import invalid
 from headrace.api.generation.unsupported import NotYet
 from headrace.api.wire import Wire, wrong_type, wrong_value
-from headrace.service.embedding.inputs import MAX_INPUTS
+from headrace.service.embedding_models import MAX_INPUTS
 
 MAX_TOKENS = 2**31 - 1
 _FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"

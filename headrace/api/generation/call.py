@@ -33,8 +33,7 @@ from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.lookup_request import LookupRequest, no_turn
 from headrace.response_cache.rules.response.query import Turn
 from headrace.service.answer import Answer
-from headrace.service.intake import Pieces
-from headrace.service.service import Refused
+from headrace.service.service import Pieces, Refused
 from headrace.text.parsing.message import Reading
 from headrace.text.stream import FirstCallStream, Texts
 

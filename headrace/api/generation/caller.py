@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.api.auth.roles import Role
+from headrace.api.auth.api_keys import Role
 from headrace.api.exchange import Exchange
 
 COST_HEADER = "X-Headrace-Cost"

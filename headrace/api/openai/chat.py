@@ -48,7 +48,8 @@ from headrace.response_cache.rules.response.key import Unkeyable, digest
 from headrace.response_cache.rules.response.query import Turn
 from headrace.text.content import PromptText
 from headrace.text.parsing.message import MessagePiece
-from headrace.text.template import NeedsProcess, TemplateError
+from headrace.text.rendering import TemplateError
+from headrace.text.template import NeedsProcess
 
 MAX_MARKS = 4
 """As many as Anthropic allows; each costs rendering and tokenizing its part of the conversation again."""

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
 from headrace.api.edge import CALLER
@@ -28,8 +28,9 @@ from headrace.api.openai.completions import CompletionWriter, open_completion
 from headrace.api.openai.completions_wire import CompletionBody
 from headrace.api.openai.tokens_wire import DetokenizeBody, TokenizeBody, tokenize_body
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import WireT, beside, json_object, parse_beside
-from headrace.service.intake import Pieces
+from headrace.service.service import Pieces
 from headrace.text.content import PromptText
 
 LISTED_AT_ONCE = 20_000
@@ -38,34 +39,50 @@ LISTED_AT_ONCE = 20_000
 GenerationT = TypeVar("GenerationT", bound=Generation)
 
 
-class Api:
+class Api(Endpoints):
     """The endpoints."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._recall, self._model = serving.recall, serving.model
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
-        ]
-
+    @route(
+        "POST /v1/chat/completions",
+        Access.INFERENCE,
+        "Create a chat completion.",
+        body=ChatBody,
+        example={
+            "messages": [{"role": "user", "content": "Tell me a short story."}],
+            "max_tokens": 200,
+            "stream": True,
+        },
+    )
     async def chat_completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
         body, caller = await self._read_generation(request, ChatBody, unsupported.CHAT)
         call = await open_chat(self._recall, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: ChatWriter(call, body), body.metadata, bool(body.stream))
 
+    @route(
+        "POST /v1/completions",
+        Access.INFERENCE,
+        "Create a text completion.",
+        body=CompletionBody,
+        example={"prompt": "Once upon a time", "max_tokens": 100, "stream": True},
+    )
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
         body, caller = await self._read_generation(request, CompletionBody, unsupported.COMPLETIONS)
         call = await open_completion(self._recall, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: CompletionWriter(call, body), body.metadata, bool(body.stream))
 
+    @route(
+        "POST /tokenize",
+        Access.INFERENCE,
+        "Convert text or messages to tokens.",
+        body=TokenizeBody,
+        example={"prompt": "Hello"},
+    )
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``: the tokens of a text or of a rendered conversation."""
         raw = await read_body(request, self._serving.max_body_bytes)
@@ -87,6 +104,13 @@ class Api:
         head = f'{{"count":{len(tokens)},"max_model_len":{self._model.max_model_len}'
         return Response(f'{head},"tokens":{ids},"token_strs":{texts}}}', media_type="application/json")
 
+    @route(
+        "POST /detokenize",
+        Access.INFERENCE,
+        "Convert tokens to text.",
+        body=DetokenizeBody,
+        example={"tokens": [1, 2, 3]},
+    )
     async def detokenize(self, request: Request) -> Response:
         """``POST /detokenize``: the text of tokens, special ones included."""
         body = await self._body(request, DetokenizeBody, unsupported.DETOKENIZE)

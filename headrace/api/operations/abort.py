@@ -5,12 +5,13 @@ from __future__ import annotations
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.body import read_body
 from headrace.api.edge import CALLER
 from headrace.api.errors import request_not_found
 from headrace.api.generation.call_notes import CallNotes
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 
 
@@ -24,19 +25,21 @@ class AbortBody(Wire):
     )
 
 
-class Abort:
+class Abort(Endpoints):
     """The endpoint. With API keys, a request is cancelled only by its own tenant."""
 
     def __init__(self, notes: CallNotes, *, max_body_bytes: int) -> None:
         self._notes = notes
         self._max_body_bytes = max_body_bytes
 
-    def routes(self) -> list[Route]:
-        """The route of this endpoint."""
-        return [Route("/abort_request", self.abort, methods=["POST"])]
-
+    @route(
+        "POST /abort_request",
+        Access.INFERENCE,
+        "Cancel a running request, by its id or its X-Request-Id.",
+        body=AbortBody,
+    )
     async def abort(self, request: Request) -> Response:
-        """``POST /abort_request``: the cancelled request ends with the error ``request_aborted``."""
+        """The cancelled request ends with the error ``request_aborted``."""
         body = await parse_beside(await read_body(request, self._max_body_bytes), AbortBody, {})
         caller = request.scope[CALLER]
         key_id = caller.key_id

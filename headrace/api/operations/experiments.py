@@ -8,10 +8,11 @@ from typing import Any
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.body import read_body
 from headrace.api.errors import ApiError
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 from headrace.tuning.live import Experiments
 
@@ -46,7 +47,7 @@ class ExperimentBody(Wire):
     name: str = Field("", description="Text that is shown with the experiment.")
 
 
-class ExperimentRoutes:
+class ExperimentRoutes(Endpoints):
     """The endpoints. ``known`` describes the settings that may change and the metrics.
 
     ``dry_run`` runs an experiment in virtual time; it raises RuntimeError if that is not possible now.
@@ -65,18 +66,15 @@ class ExperimentRoutes:
         self._dry_run = dry_run
         self._max_body_bytes = max_body_bytes
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/experiments", self.create, methods=["POST"]),
-            Route("/v1/experiments", self.list, methods=["GET"]),
-            Route("/v1/experiments/dry-run", self.dry_run, methods=["POST"]),
-            Route("/v1/experiments/{id}", self.get, methods=["GET"]),
-            Route("/v1/experiments/{id}", self.stop, methods=["DELETE"]),
-        ]
-
+    @route(
+        "POST /v1/experiments",
+        Access.ADMIN,
+        "Start an experiment: compare a setting's current value with another one on live traffic.",
+        body=ExperimentBody,
+        example={"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
+    )
     async def create(self, request: Request) -> Response:
-        """``POST /v1/experiments``: start one; 409 while another runs."""
+        """Start one; 409 while another runs."""
         body = await parse_beside(await read_body(request, self._max_body_bytes), ExperimentBody, {})
         try:
             experiment = self._experiments.begin(body.model_dump(exclude_unset=True))
@@ -84,27 +82,49 @@ class ExperimentRoutes:
             raise ApiError(409, str(error), code="experiment_running") from None
         return JSONResponse(experiment.report(), status_code=201)
 
+    @route(
+        "POST /v1/experiments/dry-run",
+        Access.ADMIN,
+        "Simulate an experiment with the server's own load and step times, and report it.",
+        body=ExperimentBody,
+        example={"setting": "mixed_prefill_ratio", "treatment": 0.4, "metric": "itl_p99_seconds"},
+    )
     async def dry_run(self, request: Request) -> Response:
-        """``POST /v1/experiments/dry-run``: simulate one with the server's own load; 409 if that is not possible."""
+        """Simulate one with the server's own load; 409 if that is not possible."""
         body = await parse_beside(await read_body(request, self._max_body_bytes), ExperimentBody, {})
         try:
             return JSONResponse(await self._dry_run(body.model_dump(exclude_unset=True)))
         except RuntimeError as error:
             raise ApiError(409, str(error), code="no_dry_run") from None
 
+    @route(
+        "GET /v1/experiments",
+        Access.ADMIN,
+        "List the experiments, the settings that may change, and the metrics.",
+    )
     async def list(self, request: Request) -> Response:
-        """``GET /v1/experiments``: all experiments, newest first, the settings that may change, and the metrics."""
+        """All experiments, newest first, the settings that may change, and the metrics."""
         shown = [each.report() for each in self._experiments.conductor.all()]
         return JSONResponse({"object": "list", "data": shown, **self._known()})
 
+    @route(
+        "GET /v1/experiments/{id}",
+        Access.ADMIN,
+        "Report one experiment: effect, interval, guards, windows, curve.",
+    )
     async def get(self, request: Request) -> Response:
-        """``GET /v1/experiments/{id}``: effect, interval, guards, decision, log, and the measurements over time."""
+        """Effect, interval, guards, decision, log, and the measurements over time."""
         experiment = self._find(request)
         measured = {"windows": experiment.windows(), "curve": experiment.curve()}
         return JSONResponse(experiment.report() | measured)
 
+    @route(
+        "DELETE /v1/experiments/{id}",
+        Access.ADMIN,
+        "Stop an experiment, or roll back the treatment that it adopted.",
+    )
     async def stop(self, request: Request) -> Response:
-        """``DELETE /v1/experiments/{id}``: stop it, or undo a treatment that it has adopted.
+        """Stop it, or undo a treatment that it has adopted.
 
         The setting returns to the control value. 409 if a later experiment changed it, or runs.
         """

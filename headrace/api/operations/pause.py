@@ -9,32 +9,28 @@ import logging
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
+from headrace.api.routing import Endpoints, route
 from headrace.service.service import Service
 
 logger = logging.getLogger(__name__)
 
 
-class Pause:
+class Pause(Endpoints):
     """The two endpoints."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/pause", self.pause, methods=["POST"]),
-            Route("/resume", self.resume, methods=["POST"]),
-        ]
-
+    @route("POST /pause", Access.ADMIN, "Reject new requests; queued and running ones continue.")
     async def pause(self, request: Request) -> Response:
-        """``POST /pause``: reject new requests with 503 until ``/resume``."""
+        """Reject new requests with 503 until ``/resume``."""
         return self._set(True)
 
+    @route("POST /resume", Access.ADMIN, "Accept new requests again.")
     async def resume(self, request: Request) -> Response:
-        """``POST /resume``: accept new requests again."""
+        """Accept new requests again."""
         return self._set(False)
 
     def _set(self, paused: bool) -> Response:

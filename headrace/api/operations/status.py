@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from headrace.api.anthropic.errors import SPEAKS
 from headrace.api.anthropic.models import card, listing
+from headrace.api.auth.access import Access
 from headrace.api.edge import CALLER
 from headrace.api.generation.call_notes import CallNotes
 from headrace.api.operations.owned_requests import Explain, owned
+from headrace.api.routing import Endpoints, route
 from headrace.service.service import Health, Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -47,7 +48,7 @@ class ListedModel(Protocol):
     def check_name(self, asked: str | None) -> None: ...
 
 
-class Status:
+class Status(Endpoints):
     """The endpoints. ``others`` are models for embeddings and reranking.
 
     ``explain`` and ``metrics`` come from `observe`. ``/server_info`` returns ``info``. ``reset`` empties the prefix
@@ -85,41 +86,28 @@ class Status:
         self._not_yet = not_yet
         self._others = [each for each in others if each.name != model.name]
 
-    def routes(self) -> list[Route]:
-        """The routes of these endpoints."""
-        return [
-            Route("/v1/models", self.models),
-            Route("/v1/models/{model:path}", self.retrieve_model),
-            Route("/v1/requests/{id}", self.explain),
-            Route("/health", self.health),
-            Route("/livez", self.health),
-            Route("/healthz", self.health),
-            Route("/health/ready", self.ready),
-            Route("/readyz", self.ready),
-            Route("/ping", self.health, methods=["GET", "POST"]),
-            Route("/version", self.version),
-            Route("/server_info", self.server_info),
-            Route("/metrics", self.metrics),
-            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
-        ]
-
+    @route("GET /v1/models", Access.INFERENCE, "List the served models.")
     async def models(self, request: Request) -> Response:
-        """``GET /v1/models``."""
         if SPEAKS in request.headers:
             return JSONResponse(listing(self._model))
         cards = [each.card | {"id": name} for each in (self._model, *self._others) for name in each.names]
         return JSONResponse({"object": "list", "data": cards})
 
+    @route("GET /v1/models/{model:path}", Access.INFERENCE, "Describe one model.")
     async def retrieve_model(self, request: Request) -> Response:
-        """``GET /v1/models/{model}``."""
         asked = request.path_params["model"]
         model = next((each for each in self._others if asked in each.names), self._model)
         model.check_name(asked)
         name = asked if asked in model.names else model.name
         return JSONResponse(card(model, name) if SPEAKS in request.headers else model.card | {"id": name})
 
+    @route(
+        "GET /v1/requests/{id}",
+        Access.INFERENCE,
+        "Explain a request by id or X-Request-Id: state, position, reasons, tokens.",
+    )
     async def explain(self, request: Request) -> Response:
-        """``GET /v1/requests/{id}``: explains a request, by its id or its ``X-Request-Id``.
+        """Explains a request, by its id or its ``X-Request-Id``.
 
         A call with several choices shows each of them. With API keys, a request is shown only to its tenant.
         """
@@ -139,24 +127,42 @@ class Status:
         except TimeoutError:  # the engine is stalled: explain the request without it
             return {}
 
+    @route(
+        "GET /health",
+        Access.PUBLIC,
+        "Liveness: 200 while steps make progress, otherwise 503 with the reason.",
+        metrics_port=True,
+    )
+    @route("GET /livez", Access.PUBLIC, "Alias of /health.", metrics_port=True)
+    @route("GET /healthz", Access.PUBLIC, "Alias of /health.", metrics_port=True)
+    @route("GET /ping", Access.PUBLIC, "Alias of /health.", metrics_port=True)
+    @route("POST /ping", Access.PUBLIC, metrics_port=True)
     async def health(self, request: Request) -> Response:
-        """``GET /health``: 200 while steps make progress; 503 with the reason if requests wait and no step finishes."""
+        """200 while steps make progress; 503 with the reason if requests wait and no step finishes."""
         health = self._service.health()
         return JSONResponse(_health(health), 200 if health.well else 503)
 
+    @route(
+        "GET /health/ready",
+        Access.PUBLIC,
+        "Readiness: 200 while the server accepts requests and its caches are warm.",
+        metrics_port=True,
+    )
+    @route("GET /readyz", Access.PUBLIC, "Alias of /health/ready.", metrics_port=True)
     async def ready(self, request: Request) -> Response:
-        """``GET /health/ready``: 200 while the server accepts requests and has warmed its caches as configured."""
+        """200 while the server accepts requests and has warmed its caches as configured."""
         health = self._service.health()
         not_yet = self._not_yet()
         shown = _health(health) | ({"status": not_yet} if health.ready and not_yet else {})
         return JSONResponse(shown, 200 if health.ready and not not_yet else 503)
 
+    @route("GET /version", Access.PUBLIC, "Report the version of the server.", metrics_port=True)
     async def version(self, request: Request) -> Response:
-        """``GET /version``."""
         return JSONResponse({"version": self._version})
 
+    @route("GET /server_info", Access.ANY_KEY, "Report the model, the settings and the current load.")
     async def server_info(self, request: Request) -> Response:
-        """``GET /server_info``: model, settings, and the current load."""
+        """Model, settings, and the current load."""
         load = self._service.load()
         counts = {
             "open_requests": self._service.open_requests(),
@@ -168,13 +174,15 @@ class Status:
         model = {"model": self._model.name, "max_model_len": self._model.max_model_len}
         return JSONResponse({"version": self._version} | model | counts | dict(self._info()))
 
+    @route("GET /metrics", Access.METRICS, "Report metrics in Prometheus' text format.", metrics_port=True)
     async def metrics(self, request: Request) -> Response:
-        """``GET /metrics``: metrics in Prometheus' text format."""
+        """Metrics in Prometheus' text format."""
         self._service.count()
         return Response(self._metrics(), media_type=METRICS_TYPE)
 
+    @route("POST /reset_prefix_cache", Access.ADMIN, "Empty the prefix cache.")
     async def reset_prefix_cache(self, request: Request) -> Response:
-        """``POST /reset_prefix_cache``: empty the prefix cache between two steps."""
+        """Empty the prefix cache between two steps."""
         await self._service.between_steps(self._reset)
         return JSONResponse({"reset": True})
 

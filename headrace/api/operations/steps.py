@@ -9,11 +9,12 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.body import read_body
 from headrace.api.errors import ApiError, invalid
 from headrace.api.operations.timeline import download, read_format
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 
 MOST_STEPS = 1000
@@ -55,7 +56,7 @@ class SimulationBody(Wire):
 Film = Mapping[str, Any]
 
 
-class StepRoutes:
+class StepRoutes(Endpoints):
     """The endpoints.
 
     ``live(after, limit, format, request)`` returns at most ``limit`` steps of this server with numbers above ``after``,
@@ -75,16 +76,13 @@ class StepRoutes:
         self._simulating = asyncio.Lock()
         self._asked = 0  # simulations that run or wait
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/steps", self.steps),
-            Route("/v1/simulations", self.simulate, methods=["POST"]),
-            Route("/v1/tour", self.tour),
-        ]
-
+    @route(
+        "GET /v1/steps",
+        Access.ADMIN,
+        "Report the last steps: rows, queue with reasons, blocks. Query: after, limit, request, format=perfetto.",
+    )
     async def steps(self, request: Request) -> Response:
-        """``GET /v1/steps``: the last steps. ``?after=`` selects those with a higher number.
+        """The last steps. ``?after=`` selects those with a higher number.
 
         ``?request=`` adds the block table of a running request to the state of the blocks.
         Steps are recorded from the first read on, until 15 seconds after the last one.
@@ -95,8 +93,15 @@ class StepRoutes:
         film = await self._live(after, limit, form, request.query_params.get("request", ""))
         return await asyncio.to_thread(_shown, film, form, "steps")
 
+    @route(
+        "POST /v1/simulations",
+        Access.ANY_KEY,
+        "Simulate a small workload and report each of its steps; ?format=perfetto for a trace.",
+        body=SimulationBody,
+        example={"requests": [{"prompt_tokens": 64, "output_tokens": 16}], "max_num_seqs": 2},
+    )
     async def simulate(self, request: Request) -> Response:
-        """``POST /v1/simulations``: simulate a small workload, and return all of its steps. One runs at a time."""
+        """Simulate a small workload, and return all of its steps. One runs at a time."""
         form = read_format(request)
         body = await parse_beside(await read_body(request, MAX_BODY_BYTES), SimulationBody, {})
         if self._asked >= MOST_SIMULATIONS:
@@ -114,8 +119,9 @@ class StepRoutes:
     def _simulated(self, body: SimulationBody, form: str) -> Response:
         return _shown(self._simulate(body.model_dump(), form), form, "simulation")
 
+    @route("GET /v1/tour", Access.ANY_KEY, "List the stops of the guided tour, with their simulations.")
     async def tour(self, request: Request) -> Response:
-        """``GET /v1/tour``: the stops of the guided tour, with the bodies of their simulations."""
+        """The stops of the guided tour, with the bodies of their simulations."""
         return JSONResponse({"object": "list", "data": list(self._tour())})
 
 

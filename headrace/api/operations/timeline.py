@@ -7,11 +7,12 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.errors import invalid
 from headrace.api.generation.call_notes import CallNotes
 from headrace.api.operations.owned_requests import Explain, owned
+from headrace.api.routing import Endpoints, route
 from headrace.service.service import Service
 
 FORMATS = ("json", "perfetto")
@@ -37,7 +38,7 @@ def download(trace: Mapping[str, Any], name: str) -> Response:
     )
 
 
-class RequestTimeline:
+class RequestTimeline(Endpoints):
     """The endpoint.
 
     ``explain``, ``timeline`` and ``trace`` come from `observe`: the explanation of a request, its timeline up to a
@@ -59,12 +60,13 @@ class RequestTimeline:
         self._timeline = timeline
         self._trace = trace
 
-    def routes(self) -> list[Route]:
-        """The route to mount."""
-        return [Route("/v1/requests/{id}/timeline", self.timeline)]
-
+    @route(
+        "GET /v1/requests/{id}/timeline",
+        Access.INFERENCE,
+        "Report when a request waited, computed its prompt and generated each token; ?format=perfetto for a trace.",
+    )
     async def timeline(self, request: Request) -> Response:
-        """``GET /v1/requests/{id}/timeline``; ``?format=perfetto`` returns it for https://ui.perfetto.dev.
+        """``?format=perfetto`` returns it for https://ui.perfetto.dev.
 
         With API keys, a request is shown only to its tenant. A timeline holds no text.
         """

@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.body import read_body
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 
 
@@ -23,7 +24,7 @@ class TunerBody(Wire):
     )
 
 
-class TunerRoutes:
+class TunerRoutes(Endpoints):
     """The endpoints; ``report`` and ``set_mode`` are the tuner's."""
 
     def __init__(
@@ -33,19 +34,16 @@ class TunerRoutes:
         self._set_mode = set_mode
         self._max_body_bytes = max_body_bytes
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/tuner", self.get, methods=["GET"]),
-            Route("/v1/tuner", self.set, methods=["POST"]),
-        ]
-
+    @route("GET /v1/tuner", Access.ADMIN, "Report the tuner: mode, settings with their bounds, changes.")
     async def get(self, request: Request) -> Response:
-        """``GET /v1/tuner``: mode, settings with their bounds, the change that is not confirmed, and the log."""
+        """Mode, settings with their bounds, the change that is not confirmed, and the log."""
         return JSONResponse(self._report())
 
+    @route(
+        "POST /v1/tuner", Access.ADMIN, "Change the tuner's mode.", body=TunerBody, example={"mode": "advise"}
+    )
     async def set(self, request: Request) -> Response:
-        """``POST /v1/tuner``: change the mode."""
+        """Change the mode."""
         body = await parse_beside(await read_body(request, self._max_body_bytes), TunerBody, {})
         self._set_mode(body.mode)
         return JSONResponse(self._report())

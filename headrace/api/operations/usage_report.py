@@ -7,10 +7,11 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.edge import CALLER
 from headrace.api.errors import invalid
+from headrace.api.routing import Endpoints, route
 from headrace.service.quota_meter import limits_of
 from headrace.service.service import Service
 from headrace.service.usage_file import UsageFile
@@ -19,7 +20,7 @@ MOST_SHOWN = 1000
 """Most tenants in one response; ``?tenant=`` selects one."""
 
 
-class UsageReport:
+class UsageReport(Endpoints):
     """The endpoint.
 
     ``tenants`` lists the known tenants, ``tell`` returns the usage of one, ``device`` the accounting of device time,
@@ -43,12 +44,13 @@ class UsageReport:
         self._focus = focus
         self._file = file
 
-    def routes(self) -> list[Route]:
-        """The route of this endpoint."""
-        return [Route("/v1/usage", self.usage)]
-
+    @route(
+        "GET /v1/usage",
+        Access.INFERENCE,
+        "Report usage and remaining quotas: of the key's tenant, or of all; ?tenant= selects one.",
+    )
     async def usage(self, request: Request) -> Response:
-        """``GET /v1/usage``: all tenants, or the one named by ``?tenant=``. An API key sees its own tenant only.
+        """All tenants, or the one named by ``?tenant=``. An API key sees its own tenant only.
 
         ``?format=focus`` returns the cost as CSV in the columns of FOCUS. The accounting of device time is shown to
         admin keys, or to all clients if the server has no keys.

@@ -10,16 +10,17 @@ from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from headrace.api.auth.roles import Role
+from headrace.api.auth.access import Access
+from headrace.api.auth.api_keys import Role
 from headrace.api.edge import CALLER
 from headrace.api.errors import ApiError, invalid, permission_denied
 from headrace.api.generation.caller import Caller
 from headrace.api.pages.assets import Assets
 from headrace.api.pages.broadcast import MOST_LISTENERS, Broadcast, Topic
 from headrace.api.replies import SSE_HEADERS
+from headrace.api.routing import Endpoints, route
 
 PARTS: Mapping[str, frozenset[Role]] = {
     "requests": frozenset({Role.INFERENCE, Role.ADMIN}),
@@ -43,42 +44,44 @@ class SnapshotStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-class Pages:
+class Pages(Endpoints):
     """The endpoints."""
 
     def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast = broadcast
         self._assets = Assets()
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/", self.home),
-            Route("/chat", self.chat),
-            Route("/dashboard", self.dashboard),
-            Route("/dashboard/{file}", self.file),
-            Route("/v1/dashboard/stream", self.stream),
-        ]
-
+    @route("GET /", Access.PUBLIC, "Links to the pages of this server.", listed=False)
     async def home(self, request: Request) -> Response:
-        """``GET /``: links to the server's pages and routes."""
+        """Links to the server's pages and routes."""
         return self._asset("home.html", request)
 
+    @route(
+        "GET /dashboard",
+        Access.PUBLIC,
+        "The dashboard, and with `/{file}` its scripts and styles. It asks for a key.",
+        listed=False,
+    )
     async def dashboard(self, request: Request) -> Response:
-        """``GET /dashboard``."""
         return self._asset("dashboard.html", request)
 
+    @route("GET /chat", Access.PUBLIC)
     async def chat(self, request: Request) -> Response:
-        """``GET /chat``."""
         return self._asset("chat.html", request)
 
+    @route("GET /dashboard/{file}", Access.PUBLIC)
     async def file(self, request: Request) -> Response:
-        """``GET /dashboard/{file}``: a script, a style sheet or an icon."""
+        """A script, a style sheet or an icon."""
         name = request.path_params["file"]
         return self._asset("" if name.endswith(".html") else name, request)
 
+    @route(
+        "GET /v1/dashboard/stream",
+        Access.ANY_KEY,
+        "Stream snapshots for the dashboard; ?part= adds requests, caches or tenants, ?count= ends after so many.",
+    )
     async def stream(self, request: Request) -> Response:
-        """``GET /v1/dashboard/stream``: one snapshot a second as server-sent events.
+        """One snapshot a second as server-sent events.
 
         ``?part=`` adds ``requests``, ``caches`` or ``tenants``. ``?count=`` limits the number of snapshots. An
         inference key sees its own tenant; a metrics key sees the whole server, but no single requests.

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.edge import CALLER
 from headrace.api.errors import ApiError
 from headrace.api.generation.caller import Caller
 from headrace.api.model import ServedModel
+from headrace.api.routing import Endpoints, route
 
 MOST_SHOWN = 128
 """Maximum characters of an unknown id in an error."""
 
 
-class SessionsApi:
+class SessionsApi(Endpoints):
     """The endpoint. A tenant releases only its own sessions."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    def routes(self) -> list[Route]:
-        """The route of this endpoint."""
-        return [Route("/v1/sessions/{id}", self.release, methods=["DELETE"])]
-
+    @route("DELETE /v1/sessions/{id}", Access.INFERENCE, "End a session: its prompt is retained no longer.")
     async def release(self, request: Request) -> Response:
         """``DELETE /v1/sessions/{id}``."""
         id = request.path_params["id"]

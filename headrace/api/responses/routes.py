@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import Receive
 
+from headrace.api.auth.access import Access
 from headrace.api.body import read_body
 from headrace.api.edge import CALLER
 from headrace.api.errors import ApiError, invalid, not_stored
@@ -36,6 +36,7 @@ from headrace.api.responses.streams.following import FollowedStream
 from headrace.api.responses.streams.log import EventLog
 from headrace.api.responses.wire import InputTokensBody, ResponsesBody
 from headrace.api.responses.writer import CompactionWriter, ResponseWriter
+from headrace.api.routing import Endpoints, route
 from headrace.api.wire import parse_beside
 
 ID_PREFIX = "resp_"
@@ -57,7 +58,7 @@ class Opened(NamedTuple):
     log: EventLog | None
 
 
-class ResponsesApi:
+class ResponsesApi(Endpoints):
     """The endpoints and their store; ``background`` is a `api.app.BackgroundWork`."""
 
     def __init__(self, serving: Serving, store: ResponseStore, background: BackgroundResponses) -> None:
@@ -66,18 +67,13 @@ class ResponsesApi:
         self._store = store
         self.background = background
 
-    def routes(self) -> list[Route]:
-        """The routes to mount."""
-        return [
-            Route("/v1/responses", self.create, methods=["POST"]),
-            Route("/v1/responses/compact", self.compact, methods=["POST"]),
-            Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
-            Route("/v1/responses/{id}", self.get, methods=["GET"]),
-            Route("/v1/responses/{id}", self.delete, methods=["DELETE"]),
-            Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
-            Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
-        ]
-
+    @route(
+        "POST /v1/responses",
+        Access.INFERENCE,
+        "Create a response (OpenAI's Responses API).",
+        body=ResponsesBody,
+        example={"input": "Tell me a short story.", "max_output_tokens": 200, "stream": True},
+    )
     async def create(self, request: Request) -> Response:
         """``POST /v1/responses``."""
         self._recall.service.expect()
@@ -139,6 +135,13 @@ class ResponsesApi:
         """Wait until all responses are stored."""
         await self._store.written()
 
+    @route(
+        "POST /v1/responses/compact",
+        Access.INFERENCE,
+        "Compact a conversation into one item that replaces it.",
+        body=CompactBody,
+        example={"model": "builtin", "input": "Tell me a short story."},
+    )
     async def compact(self, request: Request) -> Response:
         """``POST /v1/responses/compact``: a conversation as one item with a summary that the model writes."""
         self._recall.service.expect()
@@ -164,6 +167,13 @@ class ResponsesApi:
         self._serving.notes.put(call, None)
         return WholeAnswer(call, writer, self._serving.headers(call.tenant))
 
+    @route(
+        "POST /v1/responses/input_tokens",
+        Access.INFERENCE,
+        "Count the tokens of a response request's prompt.",
+        body=InputTokensBody,
+        example={"input": "Tell me a short story."},
+    )
     async def input_tokens(self, request: Request) -> Response:
         """``POST /v1/responses/input_tokens``: the tokens of a request's prompt."""
         body = await parse_beside(
@@ -178,6 +188,11 @@ class ResponsesApi:
             count = await count_chat(self._model, chat_body(body.response(), [*context, *items]), caller)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
+    @route(
+        "GET /v1/responses/{id}",
+        Access.INFERENCE,
+        "Return a stored response; ?stream=true replays its events, from ?starting_after= on.",
+    )
     async def get(self, request: Request) -> Response:
         """``GET /v1/responses/{id}``: the response, or with ``stream=true`` the events of its stream."""
         query = request.query_params
@@ -201,6 +216,7 @@ class ResponsesApi:
         seen = 0 if after is None else int(after) + 1
         return FollowedStream(log, seen, self._serving.headers(record.tenant))
 
+    @route("DELETE /v1/responses/{id}", Access.INFERENCE, "Delete a stored response.")
     async def delete(self, request: Request) -> Response:
         """``DELETE /v1/responses/{id}``; a running response is cancelled first."""
         record = await self._record(request)
@@ -211,6 +227,9 @@ class ResponsesApi:
             self._model.prompts.sessions.release(record.tenant, stored_name(id))
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
+    @route(
+        "POST /v1/responses/{id}/cancel", Access.INFERENCE, "Cancel a response that runs in the background."
+    )
     async def cancel(self, request: Request) -> Response:
         """``POST /v1/responses/{id}/cancel``: the cancelled response."""
         record = await self._record(request)
@@ -221,6 +240,11 @@ class ResponsesApi:
         await self.background.cancel(record.response["id"])
         return JSONResponse((await self._record(request)).response)
 
+    @route(
+        "GET /v1/responses/{id}/input_items",
+        Access.INFERENCE,
+        "List the input items of a stored response; ?limit=, ?order= and ?after= select a page.",
+    )
     async def input_items(self, request: Request) -> Response:
         """``GET /v1/responses/{id}/input_items``: what the request sent, without earlier responses."""
         query = request.query_params

@@ -13,7 +13,8 @@ from typing import Any
 from headrace.text.parsing.catalogue import AUTO, reasoning_format, tool_format
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat
 from headrace.text.processes import TemplateStopped
-from headrace.text.template import PROBE, PROBE_MESSAGE, PROBE_TOOL, ChatTemplate, TemplateError
+from headrace.text.rendering import TemplateError
+from headrace.text.template import PROBE, PROBE_MESSAGE, PROBE_TOOL, ChatTemplate
 
 _KEY, _VALUE = "probe_key", "probe_value"
 

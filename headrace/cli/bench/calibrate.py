@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.lab.calibration.fit import Measured
     from headrace.lab.calibration.measure import FrontMeasure
     from headrace.lab.calibration.values import Calibration
-    from headrace.lab.workload import Prompt
+    from headrace.lab.workload.work import Prompt
     from headrace.wiring.model import Loaded
 
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from headrace.lab.bench.record import Target
     from headrace.lab.bench.report import Run
     from headrace.lab.bench.spec import Spec
-    from headrace.lab.workload import Work
+    from headrace.lab.workload.work import Work
 
 bench_app = typer.Typer(
     cls=Group,

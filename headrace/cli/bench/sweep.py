@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from headrace.lab.bench.report import Run
     from headrace.lab.sweep.points import Point
     from headrace.lab.sweep.trials import Axis, Trial
-    from headrace.lab.workload import Work
     from headrace.lab.workload.dataset import Dataset
+    from headrace.lab.workload.work import Work
     from headrace.wiring.workbench import Workbench
 
 AXES = ("batch-size", "concurrency", "chunk-size")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace.lab.bench.latency import StepTimes, Stopwatch
     from headrace.lab.bench.record import Target
     from headrace.lab.bench.spec import Spec
-    from headrace.lab.workload import Prompt
+    from headrace.lab.workload.work import Prompt
 
 
 def read_spec(text: str) -> Spec:

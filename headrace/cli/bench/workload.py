@@ -12,8 +12,8 @@ import typer
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.lab.workload import Work
     from headrace.lab.workload.dataset import Dataset, Workload
+    from headrace.lab.workload.work import Work
 
 PANEL = "Workload"
 
@@ -118,7 +118,7 @@ def read_slo(goodput: Sequence[str] | None, flag: str = "--goodput") -> dict[str
     Raises:
         ConfigError: a value cannot be parsed.
     """
-    from headrace.config.quantities import parse_duration
+    from headrace.config.values import parse_duration
     from headrace.lab.bench.stats import SLO_NAMES
 
     slo = {}

@@ -150,7 +150,7 @@ def _show(
 ) -> bool:
     from headrace.lab.replay.exact import Replay
     from headrace.lab.replay.show import Timeline, scene_panel
-    from headrace.wiring.operations.recording import make_engine_again
+    from headrace.wiring.recording import make_engine_again
 
     life = Replay(recording, make_engine_again)
     timeline = None if request is None else Timeline(request)
@@ -192,7 +192,7 @@ def _export(
     from headrace.lab.replay.show import divergence_text
     from headrace.lab.steps.recording import RecordedSteps
     from headrace.wiring.films import recorded_steps, recorded_trace
-    from headrace.wiring.operations.recording import make_engine_again
+    from headrace.wiring.recording import make_engine_again
 
     found = RecordedSteps(recording, make_engine_again, first, last)
     if found.divergence is not None:
@@ -229,7 +229,7 @@ def _verdict(console: Console, life: Replay, scene: Scene | None) -> bool:
 def _compare(console: Console, recording: Trace, changes: Mapping[str, str]) -> bool:
     from headrace.lab.replay.rerun import recorded, rerun
     from headrace.lab.replay.show import comparison, divergence_text
-    from headrace.wiring.operations.recording import make_engine_again
+    from headrace.wiring.recording import make_engine_again
 
     baseline = recorded(recording, make_engine_again)
     if baseline.divergence is not None:

@@ -33,7 +33,7 @@ from headrace.compute.model.kv import PagedKV, bytes_per_block
 from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.weights import dummy_weights, load_weights, read_spec
 from headrace.config import ConfigError
-from headrace.config.objects.speculation import SpeculativeConfig
+from headrace.config.objects import SpeculativeConfig
 from headrace.core.capacity import activation_bytes, blocks_needed
 
 ROW_TOKENS = 16

@@ -39,9 +39,9 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
+from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.model import Loaded, close, describe, load, served_names, warm_up
-from headrace.wiring.operations.kv_events import open_kv_events
-from headrace.wiring.operations.observability import add_build_info
+from headrace.wiring.observability import add_build_info
 
 logger = logging.getLogger("headrace.startup")
 

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 from headrace.lab.bench.connection import Connections
 from headrace.lab.bench.record import Record, wrong_length
-from headrace.lab.workload import Work
-from headrace.lab.workload.work import is_chat
+from headrace.lab.workload.work import Work, is_chat
 
 DELTAS = ("content", "reasoning_content", "reasoning", "tool_calls")
 """Fields of a chat chunk that carry output; reasoning and tool calls are generated like text."""

@@ -16,7 +16,7 @@ from headrace.core.events import Emitted, Event, Finished
 from headrace.core.ports import Watcher
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.lab.bench.record import Record
-from headrace.lab.workload import Prompt, Work
+from headrace.lab.workload.work import Prompt, Work
 from headrace.observe.waste import KvWaste
 
 DELIVERED = (FinishReason.STOP, FinishReason.LENGTH)

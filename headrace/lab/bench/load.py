@@ -15,7 +15,7 @@ from typing import Any
 from headrace.lab.bench.client import Endpoint, ask
 from headrace.lab.bench.connection import Connections
 from headrace.lab.bench.record import Record
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 if sys.platform == "win32":
     from asyncio import run as run_loop

@@ -15,7 +15,7 @@ from headrace.lab.bench.figures import FIGURES, ratio
 from headrace.lab.bench.record import Target, wrong_length
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import median, summarize
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 
 def measure(target: Target, work: Sequence[Work], slo: Mapping[str, float] | None = None) -> Run:

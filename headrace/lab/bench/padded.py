@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from headrace.lab.bench.record import Record
-from headrace.lab.workload import Prompt, Work
-from headrace.lab.workload.work import is_chat
+from headrace.lab.workload.work import Prompt, Work, is_chat
 
 
 class NoTransformers(RuntimeError):

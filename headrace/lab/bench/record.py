@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 
 @dataclass(frozen=True, slots=True)

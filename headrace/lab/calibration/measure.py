@@ -17,9 +17,9 @@ from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.stats import median
 from headrace.lab.calibration.fit import Fit, Measured, non_negative
 from headrace.lab.calibration.recorder import StepRecorder
-from headrace.lab.workload import Work
 from headrace.lab.workload.lengths import log_normal
 from headrace.lab.workload.tokens import VOCABULARY
+from headrace.lab.workload.work import Work
 
 ANSWER_MEDIAN = 24
 """Median output tokens. Outputs are short, so that most steps have both prefill and decode rows, as in a server."""

@@ -16,7 +16,7 @@ from headrace.lab.replay.request_states import RequestStates
 from headrace.lab.replay.runner import NOTHING, PlannedRow, RecordedRunner
 from headrace.lab.replay.trace import Drained, Step, Trace
 from headrace.observe.recording.moments import Cancelled, Raised, Reset, Submitted, Turned
-from headrace.observe.recording.wire import event_line
+from headrace.observe.recording.trace_file import event_line
 from headrace.observe.steps.record import Waiting
 
 Compose = Callable[[Mapping[str, Any], Runner, Drafter | ForcedAcceptance], Engine]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from headrace.core.plan import Row, StepOutput, StepPlan, TokenLogprob
 from headrace.lab.replay.trace import Answer
-from headrace.observe.recording.fingerprints import SIZE
 from headrace.observe.recording.moments import Outcome
+from headrace.observe.recording.trace_file import SIZE
 
 NOTHING = Outcome({}, {}, {})
 UNKNOWN = 1 << (8 * SIZE)

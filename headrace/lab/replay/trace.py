@@ -17,7 +17,6 @@ from headrace.core.drafting.proposal import Proposal
 from headrace.core.knobs import Knobs
 from headrace.core.plan import Arrival, Move, Tier
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams, Slo
-from headrace.observe.recording.fingerprints import STOP, read
 from headrace.observe.recording.moments import (
     Adopted,
     Cancelled,
@@ -28,7 +27,7 @@ from headrace.observe.recording.moments import (
     Submitted,
     Turned,
 )
-from headrace.observe.recording.wire import MAGIC, RECORDED, RECORDED_PARAMS, VERSION
+from headrace.observe.recording.trace_file import MAGIC, RECORDED, RECORDED_PARAMS, STOP, VERSION, read
 
 DRAFTED = -1
 """Id that stands for a drafted token; fingerprints are never negative."""

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from headrace.core.request import NO_SLO, Request, SamplingParams, Slo
 from headrace.lab.simulate.runner import EOS_IDS
-from headrace.lab.workload import Work
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.workload.work import Work
 
 
 class SimulatedRequest(NamedTuple):

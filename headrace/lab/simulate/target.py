@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from headrace.core.engine import Engine
 from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.simulate.runner import EOS, SimulatedRunner
-from headrace.lab.workload import Prompt
+from headrace.lab.workload.work import Prompt
 
 
 class OneAnswer(Mapping[str, tuple[int, ...]]):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from headrace.lab.plan.roofline import Load, Replica
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 
 class Lengths(NamedTuple):

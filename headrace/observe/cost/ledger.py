@@ -29,10 +29,103 @@ from headrace.core.events import (
     Finished,
     Stepped,
 )
-from headrace.observe.cost.account import NOTHING, Account, Cost, Key, Tab
-from headrace.observe.cost.prices import Pricing, TokenPrices
-from headrace.observe.cost.split import BY_TOKENS, Coefficients, shares
-from headrace.observe.series import OTHER
+from headrace.observe.cost.prices import BY_TOKENS, Coefficients, Pricing, TokenPrices, shares
+from headrace.observe.metrics_page import OTHER, MetricsPage
+
+# What a request, or all requests of a tenant in a class on a day, have used.
+
+
+class Key(NamedTuple):
+    """An account: the day (days since 1970, UTC), tenant and service class."""
+
+    day: int
+    tenant: str
+    service_class: str
+
+
+class Cost(NamedTuple):
+    """A cost: ``total`` is by tokens if these have prices, otherwise by device time."""
+
+    total: float
+    device: float
+    tokens: float
+    device_seconds: float
+
+
+NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
+
+
+class Account:
+    """Device time and tokens. ``prompt_tokens`` are without the ``cached_tokens``."""
+
+    __slots__ = ("cached_tokens", "output_tokens", "prompt_tokens", "requests", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.requests = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
+
+    def cost(self, pricing: Pricing) -> Cost:
+        """The cost at these prices."""
+        device = self.seconds * pricing.device_second
+        tokens = pricing.tokens.of(self.prompt_tokens, self.cached_tokens, self.output_tokens)
+        return Cost(tokens if pricing.by_token else device, device, tokens, self.seconds)
+
+    def add(self, other: Account) -> None:
+        """Add the usage of another account."""
+        self.seconds += other.seconds
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.output_tokens += other.output_tokens
+
+
+class Billed(NamedTuple):
+    """An account with its key and the prices that applied."""
+
+    key: Key
+    model: str
+    pricing: Pricing
+    account: Account
+
+
+class UnusedDay(NamedTuple):
+    """Unused seconds of a day, and the prices that applied."""
+
+    day: int
+    model: str
+    pricing: Pricing
+    idle: float
+    overhead: float
+
+
+class Saving(NamedTuple):
+    """Hits, tokens and cost that a cache layer saved for a tenant."""
+
+    tenant: str
+    layer: str
+    hits: int
+    prompt_tokens: int
+    output_tokens: int
+    cost: float
+
+
+class Tab(Account):
+    """The account of one request. Its usage is also added to the account ``of`` its tenant and class on ``day``.
+
+    ``seconds`` include ``draft_seconds`` of draft models.
+    """
+
+    __slots__ = ("day", "draft_seconds", "of", "service_class", "tenant")
+
+    def __init__(self, tenant: str, service_class: str, prompt_tokens: int) -> None:
+        super().__init__()
+        self.tenant = tenant
+        self.service_class = service_class
+        self.requests = 1
+        self.day = -1
+        self.draft_seconds = 0.0
+        self.of: Account = self
+
 
 MOST_TENANTS = 10_000
 """Maximum number of tenants with separate accounts; further tenants are counted together as ``other``."""
@@ -322,3 +415,65 @@ class CostLedger:
             prompt=million * self.prefill_seconds / max(1, self._prefill_tokens),
             output=million * self.decode_seconds / max(1, self._output_tokens),
         )
+
+
+# Metrics of the cost ledger: device time by use and by kind of step, cost of each tenant, and the check of the sum.
+
+
+class CostMeter:
+    """Writes to ``page`` before it is rendered.
+
+    ``clock`` is the engine's. Tenants beyond the first ``tenants`` are counted as ``other``.
+    """
+
+    def __init__(
+        self, page: MetricsPage, ledger: CostLedger, clock: Callable[[], float], tenants: int = 100
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._device = page.counter(
+            "device_seconds",
+            "Wall clock by use: attributed to requests, idle (no request is open), or overhead (requests are open, "
+            "but no step computes).",
+            ["use"],
+        )
+        self._kinds = page.counter(
+            "step_kind_seconds",
+            "Time of steps that contained only prefill rows, only decode rows, or both (mixed).",
+            ["kind"],
+        )
+        self._tenants = page.counter(
+            "tenant_cost", "Cost of a tenant's requests, in --currency.", ["tenant"], limit=tenants
+        )
+        self._seconds = page.counter(
+            "tenant_device_seconds", "Device time of a tenant's requests.", ["tenant"], limit=tenants
+        )
+        self._error = page.gauge(
+            "cost_conservation_error",
+            "Relative difference between the wall clock and the sum of attributed, idle and overhead time; above 0.001 "
+            "it is a bug.",
+        ).of()
+        page.before_render(self.measure)
+
+    def measure(self) -> None:
+        """Bring all metrics up to date."""
+        balance = self._ledger.balance(self._clock())
+        for use in ("attributed", "idle", "overhead"):
+            cell = self._device.of(use)
+            cell.value = max(
+                cell.value, getattr(balance, use)
+            )  # what is idle now may turn out to be overhead
+        for kind, seconds in self._ledger.kinds.items():
+            self._kinds.of(kind).value = seconds
+        self._error.value = balance.error
+        totals: dict[str, Account] = {}
+        recent = ((key.tenant, account) for key, account in self._ledger.accounts.items())
+        for tenant, account in (*self._ledger.older.items(), *recent):
+            totals.setdefault(tenant, Account()).add(account)
+        costs: dict[int, float] = {}
+        for tenant, account in totals.items():
+            cost = account.cost(self._ledger.pricing)
+            for family, value in ((self._tenants, cost.total), (self._seconds, cost.device_seconds)):
+                cell = family.of(tenant)
+                costs[id(cell)] = costs.get(id(cell), 0.0) + value
+                cell.value = costs[id(cell)]

@@ -7,7 +7,10 @@ always reported, so that a provider sees its margin.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from headrace.core.plan import Row
 
 _MILLION = 1e6
 
@@ -73,3 +76,30 @@ class Pricing(NamedTuple):
     def given(self) -> bool:
         """Whether there is any price."""
         return self.by_token or self.device_second > 0.0
+
+
+# Divides a step's seconds among its rows, by what each row would add to the duration of the step.
+
+Coefficients = tuple[float, float, float, float]
+"""Seconds per step, row, token, and position attended to."""
+
+BY_TOKENS: Coefficients = (1.0, 0.0, 0.0, 0.0)
+"""Coefficients with which every token costs the same."""
+
+
+def shares(rows: Sequence[Row], tokens: int, seconds: float, coefficients: Coefficients) -> list[float]:
+    """The seconds of each row of a step that computed ``tokens`` tokens in ``seconds``."""
+    fixed, per_row, per_token, per_context = coefficients
+    per_token += fixed / tokens
+    if tokens == len(rows):
+        per_row += per_token
+        weights = [per_row + per_context * row[1] for row in rows]
+    else:
+        weights = [
+            per_row + row[2] * (per_token + per_context * (row[1] + 0.5 * (row[2] - 1))) for row in rows
+        ]
+    total = sum(weights)
+    if total <= 0.0:
+        return shares(rows, tokens, seconds, BY_TOKENS)
+    scale = seconds / total
+    return [scale * weight for weight in weights]

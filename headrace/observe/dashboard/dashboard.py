@@ -6,15 +6,241 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
 
-from headrace.observe.dashboard.folds import Folds
-from headrace.observe.dashboard.latency import latency
-from headrace.observe.dashboard.overview import overview
-from headrace.observe.dashboard.reading import Readings, read
-from headrace.observe.dashboard.request_rows import request_rows
-from headrace.observe.dashboard.tenant_overview import TenantReadings
-from headrace.observe.dashboard.tenants import TenantTable
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.dashboard.reading import Folds, Readings, Span, latency, read
+from headrace.observe.dashboard.tenants import TenantReadings, TenantTable, request_rows
+from headrace.observe.goodput import Goodput
+from headrace.observe.work import Peaks
+
+# The current bottleneck of the server with its reason, as a pure function of a few indicators.
+
+IDLE_SHARE = 0.5
+"""With no open request for this share of the time, the server is idle."""
+
+GAP_SHARE = 0.3
+"""With open requests but no computing step for this share of the time, the front end is the bottleneck."""
+
+LOOP_SHARE = 0.85
+"""Share of one core at which the event loop (HTTP and text) cannot keep up."""
+
+FULL_SHARE = 0.95
+"""Share of KV blocks in use at which the KV cache counts as full."""
+
+PREEMPT_SHARE = 0.8
+"""Preemptions with at least this share of KV blocks held are for lack of blocks, not for fairness."""
+
+PREFILL_SHARE = 0.5
+"""If the peaks are unknown: from this share of prefill time on, steps are bound by arithmetic, else by bandwidth."""
+
+
+class Kind(StrEnum):
+    """The resource that bounds the server."""
+
+    SLOTS = "slots"
+    MEMORY = "memory"
+    ARITHMETIC = "arithmetic"
+    BANDWIDTH = "bandwidth"
+    FRONT_END = "front_end"
+    IDLE = "idle"
+
+
+class Signs(NamedTuple):
+    """Indicators over the last seconds. Shares are 0 to 1.
+
+    ``computing``, ``idle`` and ``gap`` divide the wall clock: steps computed, no request was open, requests were open
+    but no step computed. ``loop`` is the event loop's CPU time per second. ``slots`` is the limit of running requests.
+    ``blocked`` and ``preempted`` count requests that began to wait for KV blocks, and preemptions. ``prefill`` is the
+    share of step time spent on prompt tokens. ``mfu`` and ``mbu`` are the utilization of peak arithmetic and bandwidth
+    while steps compute (None: the peak is unknown).
+    """
+
+    running: int
+    waiting: int
+    slots: int
+    kv: float
+    computing: float
+    idle: float
+    gap: float
+    loop: float
+    blocked: int
+    preempted: int
+    prefill: float
+    mfu: float | None = None
+    mbu: float | None = None
+
+
+class Bottleneck(NamedTuple):
+    """A bottleneck with its reason."""
+
+    kind: Kind
+    sentence: str
+
+
+def bottleneck(signs: Signs) -> Bottleneck:
+    """The resource that limits the server. Queues are checked first, because their cause is certain."""
+    if signs.waiting and signs.running >= signs.slots:
+        return Bottleneck(
+            Kind.SLOTS,
+            f"All {_count(signs.slots, 'slot')} {_are(signs.slots)} in use and {_count(signs.waiting, 'request')} "
+            f"{_wait(signs.waiting)}; steps compute {_percent(signs.computing)} of the time.",
+        )
+    preempted = signs.preempted and signs.kv >= PREEMPT_SHARE
+    if preempted or (signs.waiting and (signs.blocked or signs.kv >= FULL_SHARE)):
+        return Bottleneck(Kind.MEMORY, _memory(signs))
+    if signs.idle >= IDLE_SHARE:
+        return Bottleneck(Kind.IDLE, f"No request was open for {_percent(signs.idle)} of the last seconds.")
+    if signs.loop >= LOOP_SHARE:
+        return Bottleneck(
+            Kind.FRONT_END,
+            f"The event loop, which handles HTTP and text, uses {_percent(signs.loop)} of a core; steps compute "
+            f"{_percent(signs.computing)} of the time.",
+        )
+    if signs.gap >= GAP_SHARE:
+        return Bottleneck(
+            Kind.FRONT_END,
+            f"Requests were open but no step computed for {_percent(signs.gap)} of the time: HTTP, text and scheduling "
+            "take longer than the model.",
+        )
+    return _device(signs)
+
+
+def _memory(signs: Signs) -> str:
+    held = f"{_percent(signs.kv)} of the KV blocks are held"
+    if signs.preempted:
+        return f"{held} and {_count(signs.preempted, 'request')} had to give up blocks in the last seconds."
+    return f"{held} and {_count(signs.waiting, 'request')} {_wait(signs.waiting)} for blocks."
+
+
+def _device(signs: Signs) -> Bottleneck:
+    """The bottleneck when steps run without gaps: by utilization if peaks are known, else by the kind of rows."""
+    if signs.mfu is not None and signs.mbu is not None:
+        use = f"{_percent(signs.mfu)} of peak arithmetic and {_percent(signs.mbu)} of peak bandwidth"
+        kind = Kind.ARITHMETIC if signs.mfu >= signs.mbu else Kind.BANDWIDTH
+        return Bottleneck(kind, f"Steps compute {_percent(signs.computing)} of the time and use {use}.")
+    if signs.prefill >= PREFILL_SHARE:
+        return Bottleneck(
+            Kind.ARITHMETIC,
+            f"{_percent(signs.prefill)} of the step time is spent on prompt tokens, which share a read of the "
+            f"weights; steps compute {_percent(signs.computing)} of the time.",
+        )
+    return Bottleneck(
+        Kind.BANDWIDTH,
+        f"{_percent(1 - signs.prefill)} of the step time is spent on decoding, which reads all weights for one token "
+        f"of each request; steps compute {_percent(signs.computing)} of the time.",
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _wait(number: int) -> str:
+    return "waits" if number == 1 else "wait"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+# The overview of the whole server, as plain values for JSON. None means not known yet.
+
+MILLION = 1e6
+
+
+def rates(span: Span | None) -> dict[str, float] | None:
+    """Requests, tokens and steps per second."""
+    if span is None:
+        return None
+    return {
+        "requests": span.rate("ended"),
+        "prompt_tokens": span.rate("prompt_tokens"),
+        "cached_tokens": span.rate("cached_tokens"),
+        "output_tokens": span.rate("output_tokens"),
+        "steps": span.rate("steps"),
+    }
+
+
+def signs(span: Span, slots: int, peaks: Peaks) -> Signs:
+    """The indicators for `bottleneck`."""
+    engine, shares = span.last.engine, span.shares()
+    mfu, mbu = span.utilization(peaks)
+    return Signs(
+        engine.running,
+        engine.waiting,
+        slots,
+        engine.kv_usage,
+        shares["computing"],
+        shares["idle"],
+        shares["overhead"],
+        span.loop_share(),
+        span.blocked(),
+        span.grown("preemptions"),
+        span.prefill_share(),
+        mfu,
+        mbu,
+    )
+
+
+def cost_now(ledger: CostLedger, span: Span | None) -> dict[str, Any] | None:
+    """Current cost of a million tokens, including idle time; None without prices.
+
+    With a device price, the cost of the wall clock is divided by the tokens served in it, cached ones included. With
+    token prices only, there is only the sum.
+    """
+    pricing = ledger.pricing
+    if not pricing.given:
+        return None
+    total = sum(each.cost(pricing).total for each in (*ledger.accounts.values(), *ledger.older.values()))
+    per_million = None
+    if span is not None and pricing.device_second:
+        tokens = span.grown("prompt_tokens") + span.grown("output_tokens")
+        per_million = MILLION * pricing.device_second * span.seconds / tokens if tokens > 0 else None
+    return {
+        "currency": pricing.currency,
+        "per_million_tokens": per_million,
+        "per_hour": 3600 * pricing.device_second if pricing.device_second else None,
+        "total": total,
+    }
+
+
+def overview(
+    readings: Readings,
+    goodput: Goodput,
+    ledger: CostLedger,
+    caches: Mapping[str, Any],
+    *,
+    latency: Mapping[str, Any],
+    slots: int,
+    blocks: int,
+    peaks: Peaks,
+) -> dict[str, Any]:
+    """The whole server's overview. ``slots`` is the limit of running requests, ``blocks`` the size of the KV cache."""
+    engine, span = readings.newest.engine, readings.span()
+    bounds = [int(bound) for bound in engine.batch_bounds]
+    return {
+        "tenant": None,
+        "running": engine.running,
+        "waiting": engine.waiting,
+        "slots": slots,
+        "rates": rates(span),
+        "latency": latency,
+        "batch": {"bounds": bounds, "counts": [] if span is None else span.batch()},
+        "kv": {"usage": engine.kv_usage, "waste": engine.kv_waste, "blocks": blocks},
+        "shares": None if span is None else span.shares(),
+        "caches": {
+            name: {"hits": layer["hits"], "hit_rate": layer.get("hit_rate")} for name, layer in caches.items()
+        },
+        "classes": [each._asdict() for each in goodput.classes()],
+        "cost": cost_now(ledger, span),
+        "bottleneck": None if span is None else bottleneck(signs(span, slots, peaks))._asdict(),
+    }
 
 
 class Dashboard:

@@ -3,12 +3,58 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from headrace.core.events import SkipReason
+from headrace.core.ports import Watcher
 from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.report import CostReport, saved_fields
+from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import EngineTotals, Metrics
-from headrace.observe.resources.work import Peaks, StepWork, WorkMeter
+from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.requests import RequestBook, RequestSummary
+from headrace.observe.steps.timelines import Timelines
+from headrace.observe.tenant_savings import TenantSavings
+from headrace.observe.usage import UsageBook
+from headrace.observe.work import Peaks, StepWork, WorkMeter
+
+# All folds over a server's events: metrics, goodput, explanations, usage, savings, cost, timelines, and their page.
+
+
+class Folds(NamedTuple):
+    """The metrics page, and the folds over the engine's events."""
+
+    page: MetricsPage
+    metrics: Metrics
+    goodput: Goodput
+    book: RequestBook
+    usage: UsageBook
+    savings: TenantSavings
+    cost: CostReport
+    work: WorkMeter
+    lives: Timelines
+
+    @property
+    def watchers(self) -> tuple[Watcher, ...]:
+        """The folds in order; the cost ledger is first, because others read it."""
+        return (
+            *(self.cost.ledger, self.work, self.metrics, self.goodput),
+            *(self.book, self.usage, self.savings, self.lives),
+        )
+
+    def usage_of(self, tenant: str) -> dict[str, Any]:
+        """A tenant's usage, cost and savings."""
+        saved = saved_fields(self.savings.savings(tenant))
+        return {**self.usage.account(tenant), **self.cost.tenant(tenant), **saved}
+
+    def explain(self, request_id: str, now: float) -> dict[str, Any] | None:
+        """The explanation of a request, with its cost."""
+        shown = self.book.explain(request_id, now)
+        if shown is not None:
+            shown["cost"] |= self.cost.request(request_id)
+        return shown
+
 
 WINDOW_SECONDS = 5.0
 """Time over which rates are averaged."""
@@ -133,3 +179,47 @@ class Span(NamedTuple):
             flops / (seconds * peaks.flops) if peaks.flops and seconds > 0.0 else None,
             nbytes / (seconds * peaks.bytes_per_second) if peaks.bytes_per_second and seconds > 0.0 else None,
         )
+
+
+# Percentiles of latency over the requests that ended in the last minute.
+
+LATENCY_SECONDS = 60.0
+PERCENTILES = (0.5, 0.95, 0.99)
+
+
+def percentiles(values: Iterable[float]) -> list[float] | None:
+    """p50, p95 and p99, interpolated linearly; None without values."""
+    ordered = sorted(values)
+    return [_at(ordered, share) for share in PERCENTILES] if ordered else None
+
+
+def _at(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def latency(requests: Iterable[RequestSummary], now: float) -> dict[str, Any]:
+    """TTFT, TPOT and E2E of complete requests that ended in the last `LATENCY_SECONDS`, in seconds.
+
+    Cached responses do not count.
+    """
+    recent = [
+        each
+        for each in requests
+        if each.ended is not None
+        and each.complete
+        and each.first is not None
+        and each.ended >= now - LATENCY_SECONDS
+    ]
+    return {
+        "requests": len(recent),
+        "ttft": percentiles(each.first - each.arrived for each in recent if each.first is not None),
+        "tpot": percentiles(
+            (each.last - each.first) / (each.output_tokens - 1)
+            for each in recent
+            if each.first is not None and each.last is not None and each.output_tokens > 1
+        ),
+        "e2e": percentiles(each.ended - each.arrived for each in recent if each.ended is not None),
+    }

@@ -25,7 +25,7 @@ from headrace.core.ports import Store, StoreFacts, Watcher
 from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.prefix.sessions import SessionBook
 from headrace.observe.metrics_page import MetricsPage
-from headrace.observe.prefixes.book import PrefixBook
+from headrace.observe.prefixes import PrefixBook
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.history import History, HistoryKeeper
 from headrace.response_cache.lookup import CacheLookup

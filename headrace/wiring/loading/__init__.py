@@ -5,8 +5,8 @@
 - `found`: the seam between two loaders. `native`: models of this project's families; or one rank's part, and the other
   ranks. `adopted`: models that transformers defines.
 - `ranks`: starts the other ranks, and checks options that several ranks do not support.
-- `draft_models`: draft models and heads. `tiers`: host memory and disk below the device.
+- `draft_models`: draft models and heads.
 - `kv_transfer`: KV transfer with other servers.
 - `states`: options of models with recurrent states.
-- `memory`: sizes and allocates the KV cache, the tiers, the runner and its graphs.
+- `memory`: sizes and allocates the KV cache, the tiers below the device, the runner and its graphs.
 """

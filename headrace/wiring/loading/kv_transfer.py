@@ -9,7 +9,7 @@ from typing import Any
 from headrace.api.generation.kv_fields import KVSharing
 from headrace.compute.model.kv import PagedKV
 from headrace.config import CacheOptions, ConfigError, Options
-from headrace.config.objects.kv_transfer import KVTransferConfig, read_kv_transfer
+from headrace.config.objects import KVTransferConfig, read_kv_transfer
 from headrace.core.memory.block_pool import BlockPool
 from headrace.fleet.kv_transfer.exporter import Exporter, Published
 from headrace.fleet.kv_transfer.link import Importer, Link

@@ -17,10 +17,10 @@ from headrace.tuning.live import Experiments
 from headrace.tuning.steering.engine import Steering
 from headrace.tuning.steering.settings import changed, live_settings
 from headrace.tuning.tuner.tuner import Mode
+from headrace.wiring.engine import has_patience, is_static
 from headrace.wiring.operations.dry_runs import DryRuns, Machine
 from headrace.wiring.operations.rehearsals import Rehearsals
 from headrace.wiring.operations.request_settings import make_requests
-from headrace.wiring.policies import has_patience, is_static
 
 
 class Tuning(NamedTuple):

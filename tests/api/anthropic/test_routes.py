@@ -2,8 +2,7 @@
 
 import pytest
 
-from headrace.api.auth.api_keys import Grant
-from headrace.api.auth.roles import Role
+from headrace.api.auth.api_keys import Grant, Role
 from tests.api.anthropic.scenes import HI, PATH, ask, events, said
 from tests.api.caching import with_memory
 from tests.api.conftest import at_the_fourth_step

@@ -1,20 +1,21 @@
 import pytest
 
-from headrace.api.auth.access import AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
-from headrace.api.auth.api_keys import Grant, Identity, Keys
-from headrace.api.auth.roles import Access, Role
+from headrace.api.app import access_table
+from headrace.api.auth.access import Access, AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
+from headrace.api.auth.api_keys import Grant, Identity, Keys, Role
 
+ROUTES = access_table([])
 KEYS = Keys({"user": Grant("acme"), "reader": Grant(None, Role.METRICS), "root": Grant(None, Role.ADMIN)})
 
 
 def test_without_keys_every_route_is_open():
-    check = AccessCheck(Keys({}))
+    check = AccessCheck(Keys({}), ROUTES)
     assert check.identity("POST", "/reset_prefix_cache", None) is None
     assert check.identity("POST", "/reset_prefix_cache", "Bearer any") is None
 
 
 def test_a_public_route_needs_no_key_and_still_knows_one():
-    check = AccessCheck(KEYS)
+    check = AccessCheck(KEYS, ROUTES)
     assert check.identity("GET", "/health", None) is None
     assert check.identity("GET", "/health", "Bearer user").name == "acme"
 
@@ -22,11 +23,11 @@ def test_a_public_route_needs_no_key_and_still_knows_one():
 @pytest.mark.parametrize("path", ["/v1/completions", "/unknown"])
 def test_other_routes_need_a_key(path):
     with pytest.raises(KeyRequired):
-        AccessCheck(KEYS).identity("POST", path, "Bearer wrong")
+        AccessCheck(KEYS, ROUTES).identity("POST", path, "Bearer wrong")
 
 
 def test_an_insufficient_role_gets_an_error_that_names_the_required_one():
-    check = AccessCheck(KEYS)
+    check = AccessCheck(KEYS, ROUTES)
     with pytest.raises(RoleRequired) as error:
         check.identity("POST", "/reset_prefix_cache", "Bearer user")
     assert error.value.access is Access.ADMIN
@@ -47,7 +48,7 @@ def test_an_insufficient_role_gets_an_error_that_names_the_required_one():
     ],
 )
 def test_paths_are_matched_as_the_router_does(method, path, access):
-    assert AccessCheck(KEYS).access(method, path) is access
+    assert AccessCheck(KEYS, ROUTES).access(method, path) is access
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.api.auth.api_keys import Grant
-from headrace.api.auth.roles import Role
-from headrace.api.batch.line_endpoints import OPENED, MessagesLines, ResponsesLines
-from headrace.api.batch.line_runner import LineRunner
+from headrace.api.auth.api_keys import Grant, Role
+from headrace.api.batch.line_runner import OPENED, LineRunner, MessagesLines, ResponsesLines
 from headrace.api.batch.lines import ENDPOINTS, BatchRequest
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.core.events import Arrived
 from headrace.observe.cost.prices import Pricing, TokenPrices
-from headrace.service.embedding.models import PoolingModels
+from headrace.service.embedding_models import PoolingModels
 from tests.doubles.pooling_models import LetterModel, LetterPairs
 
 

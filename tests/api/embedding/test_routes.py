@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from headrace.api.generation.scheduling_fields import Rules
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
 from headrace.observe.cost.prices import Pricing, TokenPrices
-from headrace.service.embedding.models import PoolingModels
+from headrace.service.embedding_models import PoolingModels
 from tests.api.conftest import House, build_house
 from tests.doubles.pooling_models import LETTERS, LetterModel, LetterPairs
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headrace.service.step_watch import StepWatch
+from headrace.wiring.pages import StepWatch
 from tests.api.caching import with_memory
 from tests.api.test_replies import quiet
 from tests.observe.steps.trace_events import check_trace

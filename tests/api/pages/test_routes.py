@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from headrace.api.auth.api_keys import Grant
-from headrace.api.auth.roles import Role
+from headrace.api.auth.api_keys import Grant, Role
 
 GRANTS = {
     "tenant": Grant("acme"),

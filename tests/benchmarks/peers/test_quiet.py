@@ -14,7 +14,7 @@ from benchmarks.peers.quiet import FOREIGN, Watched, undisturbed
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import summarize
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 SPIN = "print('on', flush=True)\nwhile True: pass"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.server import first_tokens, start
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 from tests.doubles.shared_stores import free_port
 
 SPINNING = """

@@ -19,7 +19,7 @@ from headrace.config import ConfigError, Options
 from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.spec import Spec
-from headrace.lab.workload import Prompt, Work
+from headrace.lab.workload.work import Prompt, Work
 from headrace.testing.engines import hashing_engine
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from headrace.cli.bench.targets import _changed, make_server_target, make_target, read_spec
 from headrace.config import PROFILES, ConfigError, ModelOptions, Options, options
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 from tests.cli.fake_server import running
 
 

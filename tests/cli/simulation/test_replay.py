@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.config import ConfigError
 from tests.observe.steps.trace_events import check_trace
-from tests.wiring.operations.test_recording import recorded
+from tests.wiring.test_recording import recorded
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.drafting.loading import Beside, LoadedHead, load_head, read_spec
+from headrace.compute.drafting.loading import Beside, LoadedHead, load_head
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
+from headrace.compute.model.weights import read_spec
 from headrace.config import ConfigError
-from headrace.config.objects.speculation import SpeculativeConfig
+from headrace.config.objects import SpeculativeConfig
 from tests.compute.drafting.heads import CONFIG, write_head
 
 TARGET = parse_config(read_config(resolve_folder("builtin"))).shape

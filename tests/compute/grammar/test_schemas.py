@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.judges.structured_exactness import Fuzz, Judge, decoded
 from headrace.compute.grammar.compiler import LIMITS
 from headrace.compute.grammar.sources import read_schema, schema_grammar
 from headrace.core.constraint import UnusableConstraint
+from tests.judges.structured_exactness import Fuzz, Judge, decoded
 
 BYTES = LLTokenizer("byte")
 BIG = 1234567890123456789

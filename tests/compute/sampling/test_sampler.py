@@ -21,7 +21,8 @@ from headrace.compute.kernels import Kernels, KernelsUnavailable, select
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.sampling import choice as filters
 from headrace.compute.sampling import penalties
-from headrace.compute.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler, uniforms
+from headrace.compute.sampling.choice import NOT_FINITE, NOTHING_ALLOWED
+from headrace.compute.sampling.sampler import Sampler, uniforms
 from headrace.core.plan import Entry
 from headrace.core.request import SamplingParams
 

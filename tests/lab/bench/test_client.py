@@ -14,7 +14,7 @@ from headrace.lab.bench.client import Answer, Endpoint
 from headrace.lab.bench.load import offer, run_loop
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.stats import meets
-from headrace.lab.workload import Message, Work
+from headrace.lab.workload.work import Message, Work
 
 
 class FakeServer:

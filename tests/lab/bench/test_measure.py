@@ -17,8 +17,8 @@ from headrace.lab.bench.measure import compare, measure
 from headrace.lab.bench.plot import plot
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.stats import summarize
-from headrace.lab.workload import Work
 from headrace.lab.workload.tokens import fixed_lengths
+from headrace.lab.workload.work import Work
 
 WORK = fixed_lengths(4, 8, 5)
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 
 from headrace.lab.bench.measure import measure
 from headrace.lab.bench.padded import TransformersStatic
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 EOS = 2
 

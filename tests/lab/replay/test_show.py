@@ -21,7 +21,7 @@ from headrace.core.events import (
 from headrace.core.plan import Row
 from headrace.core.request import FinishReason
 from headrace.lab.replay.exact import Divergence, Scene
-from headrace.lab.replay.request_states import RequestStates, Waiting
+from headrace.lab.replay.request_states import RequestStates
 from headrace.lab.replay.runner import PlannedRow
 from headrace.lab.replay.show import (
     Timeline,
@@ -31,6 +31,7 @@ from headrace.lab.replay.show import (
     scene_panel,
 )
 from headrace.lab.replay.tally import Tally
+from headrace.observe.steps.record import Waiting
 
 
 def text_of(shown) -> str:

@@ -9,7 +9,7 @@ import pytest
 from headrace.core.request import FinishReason, Request
 from headrace.lab.replay.trace import BadTrace, Step, read_trace
 from headrace.observe.recording.moments import Begun, Submitted, Took
-from headrace.observe.recording.tape import Tape
+from headrace.observe.recording.trace_file import TraceWriter
 from tests.lab.replay.recorded import record_life
 
 HEADER = '{"headrace_trace": 2, "version": "test", "settings": {}}\n'
@@ -57,7 +57,7 @@ def test_a_last_line_that_breaks_off_ends_the_trace(tmp_path):
 def test_a_kill_in_the_middle_of_a_letter_breaks_off_a_line_only(tmp_path):
     """Names of tenants are whatever callers write; the file must end well at any byte."""
     path = tmp_path / "trace.jsonl"
-    tape = Tape(path, 1 << 20)
+    tape = TraceWriter(path, 1 << 20)
     tape.tell(Begun("test", {}))
     tape.tell(Took(0.0, 0.1, None, ()))
     tape.tell(Submitted(Request("r", (1,), tenant="Zoë"), 0.0))

@@ -134,7 +134,7 @@ def test_blocks_need_host_memory_to_arrive_in():
 
 def test_a_fleet_can_be_warmed_up():
     from headrace.lab.simulate.requests import from_work
-    from headrace.lab.workload import Work
+    from headrace.lab.workload.work import Work
 
     work = [Work(f"w{i}", tuple(range(1, 30)), 4, arrival=0.01 * i, ignore_eos=True) for i in range(6)]
     live = fleet(3, 1)

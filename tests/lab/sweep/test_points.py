@@ -16,7 +16,7 @@ from headrace.lab.sweep.bound import Lengths, ideal, lengths, tokens_per_second
 from headrace.lab.sweep.plot import plot
 from headrace.lab.sweep.points import Sizes, lines, point
 from headrace.lab.sweep.trials import Axis, Trial
-from headrace.lab.workload import Work
+from headrace.lab.workload.work import Work
 
 
 def run(seconds, blocks=10, tokens=10):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
+from headrace.config import CacheOptions, SchedulerOptions
+from headrace.core.embedding import Embedded, EmbeddingSlice, SlicedCall
 from headrace.core.events import (
     AdmitReason,
     Admitted,
@@ -16,9 +20,17 @@ from headrace.core.events import (
 )
 from headrace.core.plan import Row
 from headrace.core.request import FinishReason, RejectReason
-from headrace.observe.cost.account import NOTHING, Key
-from headrace.observe.cost.ledger import MOST_DAYS, MOST_ENDED, CostLedger
+from headrace.lab.plan.capacity import Settings, Slo, best_steady
+from headrace.lab.plan.demand import Demand, demand
+from headrace.lab.plan.devices import device
+from headrace.lab.plan.roofline import Replica
+from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.simulate.requests import from_calls
+from headrace.lab.workload.population import calls, parse
+from headrace.lab.workload.synthesis import Synthesis
+from headrace.observe.cost.ledger import MOST_DAYS, MOST_ENDED, NOTHING, CostLedger, Key
 from headrace.observe.cost.prices import Pricing, TokenPrices
+from headrace.wiring.simulation import make_fleet, roofline_machine
 
 DAY = 86_400.0
 
@@ -198,3 +210,130 @@ def test_no_more_drafting_is_charged_than_the_step_took() -> None:
     step = stepped(0.0, ("x", 8, 1))
     ledger.fold(step._replace(work=step.work._replace(drafting=(9.0,))), 4.0)
     assert ledger.cost("x").device_seconds == ledger.draft_seconds_of("x") == ledger.draft_seconds == 4.0
+
+
+def sliced(began: float, ended: float, **tokens: int) -> EmbeddingSlice:
+    """Calls of tenants with the same names."""
+    return EmbeddingSlice(
+        began, ended, tuple(SlicedCall(name, name, count) for name, count in tokens.items())
+    )
+
+
+def ended(call: str, tokens: int, rejected: RejectReason | None = None) -> Embedded:
+    return Embedded(call, call, "embed", 1, tokens, tokens, 1.0, FinishReason.STOP, rejected)
+
+
+def check(ledger: CostLedger, **parts: float) -> None:
+    balance = ledger.balance()
+    assert balance.error < 1e-9
+    assert {name: getattr(balance, name) for name in parts} == pytest.approx(parts)
+
+
+def test_slices_on_an_idle_device() -> None:
+    ledger = CostLedger(Pricing(0.5), began=0.0)
+    ledger.fold(sliced(10, 14, a=3, b=1), 14)
+    ledger.fold(sliced(15, 16, a=1), 16)  # of an open call: what lies between is no idle time
+    check(ledger, wall=16, attributed=5, idle=10, overhead=1)
+    assert ledger.cost("a").device_seconds == pytest.approx(3 + 1)
+    ledger.fold(ended("a", 4), 16)
+    ledger.fold(ended("b", 1), 16)
+    assert ledger.cost("a").total == pytest.approx(0.5 * 4)
+    assert ledger.cost("b").total == pytest.approx(0.5 * 1)
+    account = ledger.accounts[Key(0, "a", "default")]
+    assert (account.requests, account.prompt_tokens, account.output_tokens) == (1, 4, 0)
+    ledger.fold(sliced(20, 21, c=1), 21)
+    check(ledger, wall=21, attributed=6, idle=14, overhead=1)
+
+
+def test_slices_between_the_steps_of_a_request() -> None:
+    ledger = CostLedger(Pricing(1.0), began=0.0)
+    ledger.fold(arrived("r", 1), 4)
+    ledger.fold(admitted("r"), 4)
+    ledger.fold(stepped(2, ("r", 0, 4)), 4)
+    ledger.fold(sliced(5, 7, a=9), 7)
+    ledger.fold(finished("r"), 9)
+    ledger.fold(stepped(8, ("r", 4, 1)), 9)
+    check(ledger, wall=9, attributed=2 + 2 + 1, idle=1, overhead=1 + 1 + 1)
+    assert ledger.cost("r").device_seconds == pytest.approx(3)
+    assert ledger.cost("a").device_seconds == pytest.approx(2)
+
+
+def test_a_slice_during_a_step_is_counted_once() -> None:
+    ledger = CostLedger(Pricing(1.0), began=0.0)
+    ledger.fold(arrived("r", 0), 3)
+    ledger.fold(admitted("r"), 3)
+    ledger.fold(sliced(1, 2, a=9), 2)  # the step is computed beside it
+    ledger.fold(stepped(0, ("r", 0, 4)), 3)
+    ledger.fold(sliced(2.5, 3, a=9), 3)  # told late
+    check(ledger, wall=3, attributed=2, idle=0, overhead=1)
+
+
+def test_prices_of_tokens_hold_for_embeddings_too() -> None:
+    ledger = CostLedger(Pricing(tokens=TokenPrices(2e6, 1e6, 9e6)), began=0.0)
+    ledger.fold(sliced(0, 1, a=7), 1)
+    ledger.fold(ended("a", 7), 1)
+    assert ledger.cost("a").total == pytest.approx(14)
+
+
+def test_a_call_of_which_nothing_was_computed_costs_nothing() -> None:
+    ledger = CostLedger(Pricing(1.0), began=0.0)
+    ledger.fold(ended("a", 0, RejectReason.TENANT_LIMIT), 1)
+    assert ledger.cost("a") == NOTHING
+    assert not ledger.accounts
+
+
+REPLICA = Replica(SHAPES["llama-3.1-8b"], device("H100-SXM"))
+SETTINGS = Settings(max_num_seqs=64, max_num_batched_tokens=2048)
+
+
+def spent(rate: float, count: int) -> tuple[CostLedger, int, Demand]:
+    """The ledger of a simulated replica under so many requests per second, its output tokens, and the demand."""
+    trace = list(
+        islice(
+            calls(
+                [parse(f"tenant=one,rate={rate},prompt=uniform:100:300,answer=uniform:50:150")], count, seed=3
+            ),
+            count,
+        )
+    )
+    plans = SchedulerOptions(max_num_seqs=64, max_num_batched_tokens=2048)
+    cache = CacheOptions()
+    fleet = make_fleet(plans, cache, roofline_machine(REPLICA, cache, plans, 4096))
+    (replica,) = fleet.replicas
+    times = replica.engine.times
+    assert times is not None
+    ledger = CostLedger(Pricing(REPLICA.dollars_per_hour / 3600), lambda: times.coefficients)
+    replica.watch(ledger)
+    fleet.run(from_calls(trace, Synthesis()))
+    asked = demand(trace)
+    return ledger, sum(group.output_tokens for group in fleet.tally.groups), asked
+
+
+def test_at_a_given_load() -> None:
+    """The plan's price of a million output tokens is that of the whole device, idle or not."""
+    ledger, output_tokens, asked = spent(rate=3.0, count=600)
+    planned = REPLICA.dollars_per_hour / (3600 * asked.requests_per_second * asked.output_tokens)
+    balance = ledger.balance()
+    whole = ledger.pricing.device_second * (balance.attributed + balance.idle + balance.overhead)
+    assert whole / output_tokens == pytest.approx(planned, rel=0.1)
+    assert balance.idle > 0.0
+
+
+def test_at_full_use() -> None:
+    """The plan's arithmetic assumes slots that are always full, so it is a lower bound; the ledger comes close."""
+    ledger, output_tokens, asked = spent(rate=300.0, count=1500)
+    steady = best_steady(REPLICA, asked, Slo(10.0, 1.0), SETTINGS)
+    assert steady.sequences == 64
+    planned = REPLICA.dollars_per_hour / (3600 * steady.requests_per_second * asked.output_tokens)
+    attributed = ledger.pricing.device_second * ledger.balance().attributed
+    assert planned < attributed / output_tokens < 1.25 * planned
+
+
+def test_what_tokens_cost() -> None:
+    """Measured prices of prompt and output tokens add up to what requests cost."""
+    ledger, _, _ = spent(rate=30.0, count=300)
+    prices = ledger.token_prices()
+    account = next(iter(ledger.accounts.values()))
+    tokens = prices.of(account.prompt_tokens, account.cached_tokens, account.output_tokens)
+    assert tokens == pytest.approx(account.cost(ledger.pricing).total, rel=0.01)
+    assert prices.output > prices.prompt > 0.0

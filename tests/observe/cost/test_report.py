@@ -7,11 +7,9 @@ import io
 
 import pytest
 
-from headrace.observe.cost.focus import COLUMNS, focus_csv
-from headrace.observe.cost.ledger import MOST_DAYS, CostLedger
-from headrace.observe.cost.meter import CostMeter
+from headrace.observe.cost.ledger import MOST_DAYS, CostLedger, CostMeter
 from headrace.observe.cost.prices import Pricing, TokenPrices
-from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.report import COLUMNS, CostReport, focus_csv
 from headrace.observe.metrics_page import MetricsPage
 from tests.observe.cost.test_ledger import DAY, one_request
 

@@ -22,16 +22,16 @@ from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport
 from headrace.observe.dashboard.dashboard import Dashboard
-from headrace.observe.dashboard.folds import Folds
+from headrace.observe.dashboard.reading import Folds
 from headrace.observe.dashboard.tenants import TenantTable
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
-from headrace.observe.resources.work import ModelWork, WorkMeter
 from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
+from headrace.observe.work import ModelWork, WorkMeter
 
 
 class Story:

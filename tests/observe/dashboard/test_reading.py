@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.observe.dashboard.reading import WINDOW_SECONDS, Readings, read
-from headrace.observe.resources.work import Peaks
+from headrace.observe.dashboard.reading import (
+    PERCENTILES,
+    WINDOW_SECONDS,
+    Readings,
+    latency,
+    percentiles,
+    read,
+)
+from headrace.observe.requests import RequestSummary
+from headrace.observe.work import Peaks
 from tests.observe.dashboard.stories import Story
 
 
@@ -55,3 +66,34 @@ def test_utilization_is_known_where_the_peak_is() -> None:
     assert span.utilization(Peaks(flops=done.flops)) == (pytest.approx(1 / 3), None)
     assert span.utilization(Peaks(0.0, done.bytes)) == (None, pytest.approx(1 / 3))
     assert span.prefill_share() == pytest.approx(1 / 3)
+
+
+def request(
+    ended: float | None, why: str = "stop", first: float | None = 1.0, tokens: int = 5
+) -> RequestSummary:
+    return RequestSummary("a", "finished", why, "acme", "default", 8, 0, tokens, 0, 0.0, first, ended, ended)
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=200))
+def test_percentiles_are_numpys(values: list[float]) -> None:
+    assert percentiles(values) == pytest.approx(np.percentile(values, [100 * each for each in PERCENTILES]))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request(None),
+        request(10.0, why="cancelled"),
+        request(10.0, why="exact cache", first=None),
+        request(5.0)._replace(ended=-100.0),
+    ],
+    ids=["open", "cancelled", "cached", "old"],
+)
+def test_only_complete_recent_and_computed_requests_count(other: RequestSummary) -> None:
+    assert latency([request(5.0), other], 10.0) == latency([request(5.0)], 10.0)
+
+
+def test_a_single_token_has_no_time_per_token() -> None:
+    shown = latency([request(5.0, tokens=1)], 10.0)
+    assert (shown["requests"], shown["tpot"]) == (1, None)
+    assert latency([request(5.0)], 10.0)["tpot"] == [1.0, 1.0, 1.0]

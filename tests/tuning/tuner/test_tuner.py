@@ -13,8 +13,8 @@ from headrace.tuning.tuner import tuner as tuning
 from headrace.tuning.tuner.history import Watched
 from headrace.tuning.tuner.rehearsal import Job, Outcome, Scene
 from headrace.tuning.tuner.steps import Range, ranges
-from headrace.tuning.tuner.tuner import METRIC, Mode
-from headrace.tuning.tuner.verdict import is_within
+from headrace.tuning.tuner.tuner import Mode
+from headrace.tuning.tuner.verdict import METRIC, is_within
 
 SETTINGS = live_settings(64)
 WINDOW = 10.0

@@ -41,7 +41,7 @@ export interface Overview {
   bottleneck: Bottleneck | null;
 }
 
-/** One request: see COLUMNS in headrace/observe/dashboard/request_rows.py. */
+/** One request: see COLUMNS in headrace/observe/dashboard/tenants.py. */
 export interface RequestRow {
   id: string;
   state: string;

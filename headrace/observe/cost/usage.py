@@ -1,0 +1,219 @@
+"""Usage and savings since the last read, so that a file can accumulate them over restarts.
+
+`CostLedger` and `TenantSavings` count since the server started. The journal returns only the increase since its last
+call. Savings belong to the day on which they are returned.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headrace.files import open_database
+from headrace.observe.cost.ledger import DAY_SECONDS, Account, Billed, Key, Saving, UnusedDay
+from headrace.observe.cost.prices import Pricing, TokenPrices
+from headrace.observe.cost.report import CostReport, focus_csv, saved_fields, tenant_costs
+from headrace.observe.tenant_savings import TenantSavings
+
+
+class Used(NamedTuple):
+    """Additions to the accounts, to the unused time of days, and to the savings of ``day``."""
+
+    day: int
+    rows: list[Billed]
+    unused: list[UnusedDay]
+    savings: list[Saving]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to add."""
+        return not (self.rows or self.unused or self.savings)
+
+
+class _Tokens(NamedTuple):
+    prompt_tokens: int
+    output_tokens: int
+
+
+class UsageJournal:
+    """``clock`` returns Unix time."""
+
+    def __init__(self, report: CostReport, savings: TenantSavings, clock: Callable[[], float]) -> None:
+        self._report = report
+        self._savings = savings
+        self._clock = clock
+        self._accounts: dict[Key, tuple[float, int, int, int, int]] = {}
+        self._unused: dict[int, tuple[float, float]] = {}
+        self._saved: dict[tuple[str, str], tuple[int, int, int]] = {}
+
+    def take(self) -> Used:
+        """The increase since the last call."""
+        return Used(int(self._clock() // DAY_SECONDS), self._rows(), self._days(), self._layers())
+
+    def _rows(self) -> list[Billed]:
+        found = []
+        earlier, self._accounts = self._accounts, {}  # accounts that the ledger has merged are forgotten
+        for each in self._report.rows():
+            account = each.account
+            new = (
+                *(account.seconds, account.requests),
+                *(account.prompt_tokens, account.cached_tokens, account.output_tokens),
+            )
+            self._accounts[each.key] = new
+            old = earlier.get(each.key, (0.0, 0, 0, 0, 0))
+            if new == old:
+                continue
+            added = Account()
+            added.seconds, added.requests = new[0] - old[0], new[1] - old[1]
+            added.prompt_tokens, added.cached_tokens = new[2] - old[2], new[3] - old[3]
+            added.output_tokens = new[4] - old[4]
+            found.append(each._replace(account=added))
+        return found
+
+    def _days(self) -> list[UnusedDay]:
+        found = []
+        earlier, self._unused = self._unused, {}
+        for each in self._report.unused_days():
+            self._unused[each.day] = (each.idle, each.overhead)
+            idle, overhead = earlier.get(each.day, (0.0, 0.0))
+            if (each.idle, each.overhead) != (idle, overhead):
+                found.append(each._replace(idle=each.idle - idle, overhead=each.overhead - overhead))
+        return found
+
+    def _layers(self) -> list[Saving]:
+        found = []
+        for (tenant, layer), new in self._savings.totals().items():
+            old = self._saved.get((tenant, layer), (0, 0, 0))
+            if new != old:
+                self._saved[tenant, layer] = new
+                hits, prompt, output = (a - b for a, b in zip(new, old, strict=True))
+                cost = self._savings.cost(layer, _Tokens(prompt, output))
+                found.append(Saving(tenant, layer.value, hits, prompt, output, cost))
+        return found
+
+
+# Usage of all tenants by day, class and model in an SQLite file, which outlives the server.
+
+KEPT_DAYS = 400
+"""Number of days to keep: about 13 months."""
+
+LAYOUT = 1
+"""The version of the tables."""
+
+_TABLES = """
+CREATE TABLE accounts (
+    day INTEGER, tenant TEXT, service_class TEXT, model TEXT,
+    device_price REAL, prompt_price REAL, cached_price REAL, output_price REAL, currency TEXT,
+    seconds REAL, requests INTEGER, prompt_tokens INTEGER, cached_tokens INTEGER, output_tokens INTEGER,
+    PRIMARY KEY (tenant, day, service_class, model, device_price, prompt_price, cached_price, output_price, currency)
+) WITHOUT ROWID;
+CREATE TABLE unused (
+    day INTEGER, model TEXT,
+    device_price REAL, prompt_price REAL, cached_price REAL, output_price REAL, currency TEXT,
+    idle REAL, overhead REAL,
+    PRIMARY KEY (day, model, device_price, prompt_price, cached_price, output_price, currency)
+) WITHOUT ROWID;
+CREATE TABLE saved (
+    day INTEGER, tenant TEXT, layer TEXT, hits INTEGER, prompt_tokens INTEGER, output_tokens INTEGER, cost REAL,
+    PRIMARY KEY (tenant, layer, day)
+) WITHOUT ROWID;
+"""
+_ADD_ACCOUNT = """
+INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET seconds = seconds + excluded.seconds, requests = requests + excluded.requests,
+    prompt_tokens = prompt_tokens + excluded.prompt_tokens, cached_tokens = cached_tokens + excluded.cached_tokens,
+    output_tokens = output_tokens + excluded.output_tokens
+"""
+_ADD_UNUSED = """
+INSERT INTO unused VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET idle = idle + excluded.idle, overhead = overhead + excluded.overhead
+"""
+_ADD_SAVED = """
+INSERT INTO saved VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET hits = hits + excluded.hits, prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+    output_tokens = output_tokens + excluded.output_tokens, cost = cost + excluded.cost
+"""
+_ACCOUNTS = "SELECT * FROM accounts ORDER BY day, tenant, service_class, model"
+_ACCOUNTS_OF = "SELECT * FROM accounts WHERE tenant = ? ORDER BY day, service_class, model"
+_FORGET = tuple(f"DELETE FROM {table} WHERE day <= ?" for table in ("accounts", "unused", "saved"))  # noqa: S608
+
+
+class UsageStore:
+    """The file ``path``; ``currency`` is that of sums.
+
+    Raises:
+        OSError, sqlite3.Error: the file cannot be opened, or is not a usage file.
+    """
+
+    def __init__(self, path: Path, currency: str) -> None:
+        self._currency = currency
+        self._database = open_database(path)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        (layout,) = self._database.execute("PRAGMA user_version").fetchone()
+        if layout == 0:
+            self._database.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT")
+        elif layout != LAYOUT:
+            raise sqlite3.DatabaseError(f"layout {layout} is not {LAYOUT}")
+
+    def add(self, used: Used) -> None:
+        """Add to the accounts, in one transaction."""
+        database = self._database
+        database.execute("BEGIN IMMEDIATE")
+        with database:
+            for key, model, pricing, account in used.rows:
+                use = (account.seconds, account.requests)
+                tokens = (account.prompt_tokens, account.cached_tokens, account.output_tokens)
+                database.execute(_ADD_ACCOUNT, (*key, model, *_flat(pricing), *use, *tokens))
+            for each in used.unused:
+                times = (each.idle, each.overhead)
+                database.execute(_ADD_UNUSED, (each.day, each.model, *_flat(each.pricing), *times))
+            for saving in used.savings:
+                database.execute(_ADD_SAVED, (used.day, *saving))
+            for forget in _FORGET:
+                database.execute(forget, (used.day - KEPT_DAYS,))
+
+    def rows(self, tenant: str | None = None) -> Iterator[Billed]:
+        """The accounts of a tenant (None: of all tenants) in order of day, tenant and class."""
+        query, given = (_ACCOUNTS, ()) if tenant is None else (_ACCOUNTS_OF, (tenant,))
+        for day, name, service_class, model, *rest in self._database.execute(query, given):
+            account = Account()
+            account.seconds, account.requests = rest[5:7]
+            account.prompt_tokens, account.cached_tokens, account.output_tokens = rest[7:]
+            yield Billed(Key(day, name, service_class), model, _priced(rest[:5]), account)
+
+    def unused_days(self) -> Iterator[UnusedDay]:
+        """The unused time of each day."""
+        for day, model, *rest in self._database.execute("SELECT * FROM unused ORDER BY day, model"):
+            yield UnusedDay(day, model, _priced(rest[:5]), *rest[5:])
+
+    def tenants(self) -> list[str]:
+        """All tenants with usage or savings."""
+        query = "SELECT tenant FROM accounts UNION SELECT tenant FROM saved ORDER BY tenant"
+        return [name for (name,) in self._database.execute(query)]
+
+    def tenant(self, tenant: str) -> dict[str, Any]:
+        """The cost of one tenant by day, class and model, and what each cache layer saved."""
+        query = (
+            "SELECT tenant, layer, sum(hits), sum(prompt_tokens), sum(output_tokens), sum(cost) FROM saved"
+            " WHERE tenant = ? GROUP BY layer ORDER BY layer"
+        )
+        savings = [Saving(*each) for each in self._database.execute(query, (tenant,))]
+        return {**tenant_costs(self.rows(tenant), self._currency), **saved_fields(savings)}
+
+    def focus(self, tenant: str | None) -> str:
+        """The accounts as CSV in the columns of FOCUS."""
+        return focus_csv(self, tenant)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+
+def _flat(pricing: Pricing) -> tuple[float | str, ...]:
+    return (pricing.device_second, *pricing.tokens, pricing.currency)
+
+
+def _priced(values: list[Any]) -> Pricing:
+    return Pricing(values[0], TokenPrices(*values[1:4]), values[4])

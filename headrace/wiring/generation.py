@@ -1,0 +1,197 @@
+"""A model that generates text, behind its service and its response caches, and the features that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, NamedTuple
+
+from headrace import __version__
+from headrace.api.anthropic.routes import Messages
+from headrace.api.batch.line_runner import GeneratedLines, LineEndpoints, MessagesLines, ResponsesLines
+from headrace.api.cache.routes import CacheApi
+from headrace.api.generation.call_notes import CallNotes
+from headrace.api.generation.scheduling_fields import Rules
+from headrace.api.generation.serving import Serving
+from headrace.api.model import ServedModel
+from headrace.api.openai.routes import Api
+from headrace.api.operations.abort import Abort
+from headrace.api.operations.status import ListedModel, Status
+from headrace.api.prompts.routes import SessionsApi
+from headrace.api.responses.opening import open_responses
+from headrace.api.responses.routes import ResponsesApi
+from headrace.api.tools.dialect import Dialect
+from headrace.config import ConfigError, Options, ServerOptions
+from headrace.core.scheduler.start_estimate import estimate_fields
+from headrace.core.tenancy.gate import Limits
+from headrace.observe.dashboard.reading import Folds
+from headrace.response_cache.history import History
+from headrace.service.quota_meter import QuotaMeter
+from headrace.service.service import Service
+from headrace.text.parsing.catalogue import UnknownParser
+from headrace.wiring.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
+from headrace.wiring.caching.semantic import make_verdicts
+from headrace.wiring.caching.warming import Warming, make_recorder, open_history
+from headrace.wiring.feature import Feature, Hall
+from headrace.wiring.model import Loaded, served_names
+from headrace.wiring.observability import make_folds
+from headrace.wiring.operations.dry_runs import machine_of
+from headrace.wiring.operations.tuning import make_tuning
+from headrace.wiring.pages import make_pages
+
+
+class Generation(NamedTuple):
+    """A loaded model with its service, its caches, and all folds over its events."""
+
+    loaded: Loaded
+    model: ServedModel
+    hall: Hall
+    folds: Folds
+    prompts: Prompts
+    warming: Warming
+    history: History | None
+    serving: Serving
+    responses: ResponsesApi
+    messages: Messages
+
+    def lines(self) -> tuple[LineEndpoints, ...]:
+        """The endpoints that lines of batches may call."""
+        hall, timeout = self.hall, self.serving.request_timeout
+        generated = GeneratedLines(hall.recall, self.model, hall.notes, request_timeout=timeout)
+        return generated, ResponsesLines(self.responses), MessagesLines(self.messages)
+
+
+def open_generation(loaded: Loaded, options: Options) -> Generation:
+    """Connect a loaded model to its service, folds and caches.
+
+    Raises:
+        ConfigError: an option cannot be used.
+    """
+    server, caching = options.server, options.response_cache
+    model = make_model(loaded, options)
+    # 1. The folds count the engine's events; the sizes of the caches are read when the metrics are.
+    folds = make_folds(loaded, options, model, lambda: hall.recall.sizes() | prefix_sizes(loaded))
+    # 2. The service owns the engine's thread.
+    service = _make_service(loaded, server, folds)
+    # 3. Prompts are normalized and explained, then looked up in the response caches before the service.
+    prompts = make_prompts(loaded, options, folds.page, service)
+    model.prompts = prompts.policy
+    history, verdicts = open_history(options.warm), make_verdicts(options.semantic)
+    recall = make_recall(caching, options.semantic, loaded, service, history, options.tuning, verdicts)
+    counts = folds.page, folds.metrics, folds.usage, folds.cost
+    hall = Hall(loaded.name, service, recall, CallNotes(), *counts, folds.usage_of)
+    if folds.cost.ledger.pricing.given:
+        model.cost = hall.cost_of
+    # 4. The doors for text generation share the model, the caches and the limits.
+    serving = Serving(
+        *(recall, model, hall.notes, server.max_body_bytes, server.request_timeout, hall.quota_headers),
+        make_recorder(options.warm, history),
+    )
+    warming = Warming(options.warm, caching, server, recall, model, history, verdicts)
+    responses, messages = open_responses(server, serving), Messages(serving)
+    return Generation(loaded, model, hall, folds, prompts, warming, history, serving, responses, messages)
+
+
+def generation_features(text: Generation, options: Options, cards: Sequence[ListedModel]) -> list[Feature]:
+    """The features of a server that generates text; ``cards`` are its other models."""
+    hall, folds, warming = text.hall, text.folds, text.warming
+    recall, server = hall.recall, options.server
+    stats = folds.metrics.caches.stats, folds.savings.stats
+    caches = CacheApi(recall, *stats, max_body_bytes=server.max_body_bytes)
+    abort = Abort(hall.notes, max_body_bytes=server.max_body_bytes)
+    history = [] if text.history is None else [text.history]
+    tuning = make_tuning(options, text.loaded.engine, recall, machine_of(text.loaded), folds.lives)
+    return [
+        Feature([Api(text.serving), text.messages, abort]),
+        Feature([text.responses], background=[text.responses.background]),
+        Feature([_make_status(text, cards)]),
+        Feature([SessionsApi(text.model)], text.prompts.watchers),
+        Feature([caches], lines=describe_caches(options.response_cache)),
+        Feature([warming.endpoint], [warming.warmer], background=[*history, warming.warmer]),
+        Feature(tuning.endpoints, background=tuning.tasks),
+        Feature(make_pages(text.loaded, options, text.model, hall.service, hall.notes, folds)),
+    ]
+
+
+def make_model(loaded: Loaded, options: Options) -> ServedModel:
+    """The model as the endpoints see it.
+
+    Raises:
+        ConfigError: a parser is unknown.
+    """
+    loaded.grammars.prepare()
+    server = options.server
+    model = ServedModel(
+        loaded.name,
+        loaded.tokenizer,
+        loaded.template,
+        loaded.ledger.max_model_len,
+        loaded.shape.vocab_size,
+        source=str(loaded.folder),
+        rules=Rules(loaded.policy, {each.name: each for each in loaded.classes}, loaded.tenants),
+        stream_interval=server.stream_interval,
+        dialect=_dialect(loaded, server),
+        also_named=served_names(options.model)[1:],
+        aliases=(options.model.model,),
+        grammars=loaded.grammars,
+        trust_request_chat_template=server.trust_request_chat_template,
+        defaults=loaded.defaults,
+    )
+    if loaded.transfer is not None:
+        model.sharing = loaded.transfer.sharing()
+    return model
+
+
+def _dialect(loaded: Loaded, options: ServerOptions) -> Dialect:
+    try:
+        return Dialect(loaded.template, options.tool_call_parser, options.reasoning_parser)
+    except UnknownParser as error:
+        raise ConfigError(str(error)) from error
+
+
+def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Service:
+    return Service(
+        loaded.engine,
+        Limits(options.max_num_queued_reqs, options.max_num_queued_tokens),
+        watchers=folds.watchers,
+        meter=QuotaMeter(loaded.tenants, loaded.name),
+        request_timeout=options.request_timeout,
+        interrupt=loaded.runner.interrupt,
+    )
+
+
+def _make_status(text: Generation, cards: Sequence[ListedModel]) -> Status:
+    engine = text.loaded.engine
+
+    def predict_start(request_id: str, now: float) -> dict[str, Any] | None:
+        return estimate_fields(engine.estimate_start(request_id))
+
+    return Status(
+        text.hall.service,
+        text.model,
+        text.hall.notes,
+        explain=text.folds.explain,
+        metrics=text.folds.page.render,
+        info=partial(_server_info, text.loaded),
+        reset=engine.reset_prefix_cache,
+        version=__version__,
+        predict_start=predict_start,
+        prefix=text.prompts.explain,
+        not_yet=text.warming.not_yet,
+        others=cards,
+    )
+
+
+def _server_info(loaded: Loaded) -> dict[str, Any]:
+    """The fields for ``GET /server_info``."""
+    return {
+        "model": loaded.name,
+        "dtype": loaded.dtype,
+        "kernels": loaded.kernels,
+        "isa": loaded.isa or None,
+        "quantization": loaded.quantization or None,
+        "ledger": asdict(loaded.ledger),
+        "knobs": asdict(loaded.engine.knobs),
+        "startup_seconds": loaded.seconds,
+    }

@@ -1,0 +1,249 @@
+"""Folds over a server's events, usage and cost, logs, warnings, HTTP metrics, traces, and systemd notification."""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import torch
+
+from headrace import __version__
+from headrace.api.exchange import Exchange, Hook, Hooks
+from headrace.api.generation.call_notes import CallNotes
+from headrace.api.model import ServedModel
+from headrace.api.operations.access_log import PROBES, AccessLog, access_fields
+from headrace.api.operations.usage_report import UsageReport
+from headrace.config import ConfigError, ObservabilityOptions, Options, read_systemd
+from headrace.core.events import Layer
+from headrace.core.ports import StoreFacts
+from headrace.observe.cost.ledger import CostMeter
+from headrace.observe.cost.report import CostReport, focus_csv
+from headrace.observe.cost.usage import UsageJournal, UsageStore
+from headrace.observe.dashboard.reading import Folds
+from headrace.observe.goodput import Goodput
+from headrace.observe.http_metrics import HttpRequests, Traffic
+from headrace.observe.log import LogWriter, WarningLog, install
+from headrace.observe.metrics import Metrics
+from headrace.observe.metrics_page import MetricsPage, aliases, labels
+from headrace.observe.requests import RequestBook
+from headrace.observe.resources import RaplEnergy, ResourceMeter, ThreadTimes, open_nvml
+from headrace.observe.steps.timelines import Timelines
+from headrace.observe.tenant_savings import TenantSavings
+from headrace.observe.tracing import RequestSpans, span_attributes, span_name
+from headrace.observe.usage import UsageBook
+from headrace.observe.work import ModelWork, Peaks, WorkMeter
+from headrace.service.health_watch import HealthWatch, SystemdNotifier
+from headrace.service.service import Service
+from headrace.service.usage_file import UsageFile
+from headrace.wiring.engine import make_ledger, make_pricing
+from headrace.wiring.feature import Feature, Hall
+from headrace.wiring.model import Loaded
+
+CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
+
+
+def make_folds(loaded: Loaded, options: Options, model: ServedModel, cache_sizes: CacheSizes) -> Folds:
+    """The folds of one engine; ``cache_sizes`` returns the size of each cache layer."""
+    ledger, prefix = loaded.ledger, options.server.metrics_prefix
+    cost = CostReport(make_ledger(make_pricing(options.cost), loaded.engine), loaded.name)
+    prices = cost.ledger.token_prices
+    page = MetricsPage(prefix, labels(prefix, loaded.name), aliases(prefix))
+    page.add_process()
+    add_build_info(page, loaded)
+    metrics = Metrics(
+        page,
+        clock_offset=time.time() - time.monotonic(),
+        cache_config={"block_size": str(ledger.block_size), "num_gpu_blocks": str(ledger.num_blocks)},
+        phase_seconds=lambda: loaded.runner.seconds,
+        prices=prices,
+        cache_sizes=cache_sizes,
+    )
+    work = watch_resources(page, loaded, options, cost)
+    goodput = Goodput(page, lambda tenant: model.rules.tenants.terms(tenant).weight)
+    book = RequestBook(by_priority=loaded.policy in ("fair", "priority"))
+    return Folds(page, metrics, goodput, book, UsageBook(), TenantSavings(prices), cost, work, Timelines())
+
+
+def accounts(options: Options, hall: Hall, savings: TenantSavings | None) -> Feature:
+    """The report of usage and cost, and the file of ``--usage-file``; ``savings`` of the caches, if there are any."""
+    file = None if savings is None else _open_usage_file(options, hall.cost, savings)
+    focus = partial(focus_csv, hall.cost)
+    report = UsageReport(hall.service, hall.usage.tenants, hall.usage_of, hall.cost.device, focus, file)
+    return Feature([report], background=[] if file is None else [file])
+
+
+def _open_usage_file(options: Options, cost: CostReport, savings: TenantSavings) -> UsageFile | None:
+    """The file of ``--usage-file``.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    path = options.observability.usage_file
+    if path is None:
+        return None
+    try:
+        store = UsageStore(Path(path), cost.ledger.pricing.currency)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"--usage-file {path} cannot be opened: {error}") from error
+    return UsageFile(store, UsageJournal(cost, savings, time.time).take)
+
+
+TRACES_PATH = "/v1/traces"
+"""The path of OTLP over HTTP, for an endpoint that names only a host and a port."""
+
+SERVER_ERROR = 500
+
+BUILD_INFO_HELP = "Versions and settings of this server; always 1."
+BUILD_INFO_LABELS = ("version", "torch", "python", "kernels", "dtype", "quantization")
+
+
+def start_log(options: ObservabilityOptions) -> LogWriter:
+    """Log to standard output from now on."""
+    return install(sys.stdout, options.log_level, options.log_format)
+
+
+class Traces(NamedTuple):
+    """Makes spans of HTTP requests as hooks of an `Exchange`; ``close`` sends those that are queued."""
+
+    spans: RequestSpans
+    close: Callable[[], None]
+
+    def begin(self, exchange: Exchange) -> None:
+        """Begin the span of an HTTP request; probes have none."""
+        if exchange.path not in PROBES:
+            exchange.traceparent = self.spans.begin(exchange.traceparent)
+
+    def follow(self, exchange: Exchange) -> None:
+        """Make spans of the engine's requests of a call."""
+        self.spans.follow(exchange.traceparent, exchange.request_ids)
+
+    def end(self, exchange: Exchange) -> None:
+        """End the span of an HTTP request; a client's error does not mark the span as failed."""
+        fields = access_fields(exchange)
+        error = exchange.error if fields["status"] >= SERVER_ERROR or exchange.call is not None else ""
+        name = span_name(exchange.method, exchange.route, exchange.model)
+        attributes = span_attributes(exchange.route, fields)
+        self.spans.end(exchange.traceparent, name, exchange.began, exchange.ended, attributes, error)
+
+
+def open_traces(options: ObservabilityOptions) -> Traces | None:
+    """The exporter of ``--otlp-traces-endpoint``; None without that option.
+
+    Raises:
+        ConfigError: the endpoint is no URL, or the extra ``otel`` is not installed.
+    """
+    endpoint = options.otlp_traces_endpoint
+    if endpoint is None:
+        return None
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.netloc:
+        raise ConfigError(
+            f"--otlp-traces-endpoint {endpoint}: give a URL such as http://localhost:4318{TRACES_PATH}"
+        )
+    try:
+        from headrace.observe.span_exporter import SpanExporter
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs OpenTelemetry ({error}); install it with: pip install 'headrace[otel]'"
+        ) from error
+    address = endpoint if url.path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
+    exporter = SpanExporter(
+        address, {"service.name": "headrace", "service.version": __version__}, __version__
+    )
+    return Traces(RequestSpans(exporter.export, time.time() - time.monotonic()), exporter.close)
+
+
+def watching(traces: Traces | None) -> Feature:
+    """Logs warnings, and exports traces if an exporter is open."""
+    if traces is None:
+        return Feature(watchers=[WarningLog()])
+    return Feature(watchers=[WarningLog()], token_watchers=[traces.spans], close=traces.close)
+
+
+def hooks(
+    options: ObservabilityOptions,
+    page: MetricsPage,
+    notes: CallNotes,
+    traces: Traces | None,
+    text_seconds: Callable[[], Mapping[str, float]] = dict,
+) -> Hooks:
+    """The hooks for each HTTP request: request id, metrics, access log, trace."""
+    requests, traffic = HttpRequests(page), Traffic(page, text_seconds)
+    ended: list[Hook] = [
+        lambda exchange: requests.count(exchange.route, exchange.method, exchange.status),
+        lambda exchange: traffic.count(exchange.received_bytes, exchange.sent_bytes),
+    ]
+    stopped: list[Callable[[], None]] = []
+    if options.access_log:
+        log = AccessLog()
+        ended.append(log.add)
+        stopped.append(log.flush)
+    if traces is None:
+        return Hooks((), (notes.name,), tuple(ended), tuple(stopped))
+    return Hooks((traces.begin,), (notes.name, traces.follow), (*ended, traces.end), tuple(stopped))
+
+
+def model_work(loaded: Loaded) -> ModelWork:
+    """The sizes that determine the work of a step of this model."""
+    shape, memory = loaded.shape, loaded.ledger
+    table = shape.vocab_size * shape.hidden_size
+    linear = shape.token_parameters - table * (1 if shape.tied_embeddings else 2)
+    return ModelWork(
+        linear, table, shape.attention_width, memory.weight_bytes, memory.block_bytes // memory.block_size
+    )
+
+
+def watch_resources(page: MetricsPage, loaded: Loaded, options: Options, cost: CostReport) -> WorkMeter:
+    """Add the metrics of resources. The returned watcher must receive events after the cost ledger."""
+    peaks = Peaks(options.resources.peak_flops, options.resources.peak_bandwidth)
+    work = WorkMeter(
+        page,
+        cost.ledger,
+        model_work(loaded),
+        time.monotonic,
+        slots=options.scheduler.max_num_seqs,
+        peaks=peaks,
+    )
+    device = open_nvml(_gpu_uuid()) if loaded.facts.kind == "cuda" else None
+    cost.energy = ResourceMeter(page, lambda: work.tokens, ThreadTimes(), RaplEnergy(), device).energy
+    CostMeter(page, cost.ledger, time.monotonic)
+    return work
+
+
+def _gpu_uuid() -> str:
+    """The UUID of the GPU in use, in NVML's format."""
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+class SystemdLink(NamedTuple):
+    """The notifier of this process, and the watch that uses it; ``watch`` is started with the server."""
+
+    notifier: SystemdNotifier
+    watch: HealthWatch
+
+
+def systemd(service: Service) -> SystemdLink:
+    """The link to systemd as configured by the environment; without systemd, the watch only logs."""
+    asked = read_systemd()
+    notifier = SystemdNotifier(asked.notify_socket)
+    return SystemdLink(notifier, HealthWatch(service, notifier, asked.watchdog_seconds))
+
+
+def add_build_info(page: MetricsPage, loaded: Loaded) -> None:
+    """Add the constant metric ``build_info``, whose labels are versions and settings."""
+    values = (
+        __version__,
+        torch.__version__,
+        platform.python_version(),
+        loaded.kernels,
+        loaded.dtype,
+        loaded.quantization or "none",
+    )
+    page.gauge("build_info", BUILD_INFO_HELP, BUILD_INFO_LABELS).of(*values).value = 1.0

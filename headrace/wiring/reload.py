@@ -1,0 +1,113 @@
+"""Reloads keys, tenants and the log level of a running server, without dropping a stream.
+
+If a part cannot be read, its old values stay and a warning is logged; the other parts are still reloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from headrace.api.auth.api_keys import KeyFile
+from headrace.api.model import ServedModel
+from headrace.config import ConfigError, Options, changed_options, reread
+from headrace.core.engine import Engine
+from headrace.core.tenancy.tenants import ServiceClass, Tenants
+from headrace.observe.log import Level
+from headrace.service.service import Service
+from headrace.wiring.tenants import read_tenants
+
+logger = logging.getLogger(__name__)
+
+RELOADED = frozenset({"tenants", "log_level"})
+"""Options whose new values take effect at a reload. Keys are read again from the original key file."""
+
+
+class Settings(NamedTuple):
+    """The current values of the reloadable options."""
+
+    tenants: str | None
+    log_level: Level
+
+
+def read_settings(started: Options) -> Settings:
+    """The reloadable options from the configuration file and the environment; those of ``started`` if they are invalid.
+
+    Other options that have changed since the start are named in a warning.
+    """
+    options = started
+    try:
+        options = reread(started)
+    except ConfigError as error:
+        logger.warning("options not reloaded, the previous ones stay: %s", error)
+    if fixed := sorted(set(changed_options(started, options)) - RELOADED):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
+        logger.warning("these options have changed and need a restart: %s", names)
+    return Settings(options.scheduler.tenants, options.observability.log_level)
+
+
+class Reload:
+    """The handler of SIGHUP; called on the server's event loop.
+
+    ``tenants`` and ``classes`` are those at the start; ``recorded``: a scheduler trace is recorded. A server without a
+    model that generates has neither ``engine`` nor ``model``.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        keys: KeyFile,
+        service: Service,
+        engine: Engine | None,
+        model: ServedModel | None,
+        *,
+        tenants: Tenants,
+        classes: tuple[ServiceClass, ...],
+        recorded: bool,
+        set_level: Callable[[Level], None],
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._service = service
+        self._engine = engine
+        self._model = model
+        self._tenants = tenants
+        self._classes = classes
+        self._recorded = recorded
+        self._set_level = set_level
+
+    async def __call__(self) -> None:
+        """Read everything again and apply it."""
+        logger.info("reloading API keys, tenants and log level")
+        settings = await asyncio.to_thread(self._settings)
+        self._set_level(settings.log_level)
+        await asyncio.to_thread(self._keys.reload)
+        await self._reload_tenants(settings.tenants)
+
+    async def _reload_tenants(self, file: str | None) -> None:
+        try:
+            tenants, classes = await asyncio.to_thread(read_tenants, file)
+        except ConfigError as error:
+            logger.warning("tenants not reloaded, the previous limits stay: %s", error)
+            return
+        if classes != self._classes:
+            logger.warning("--tenants: changed service classes need a restart")
+        if tenants == self._tenants:
+            return
+        self._tenants = tenants
+        if self._model is not None:
+            self._model.rules = replace(self._model.rules, tenants=tenants)
+        self._service.meter.replace(tenants)
+        if self._engine is not None:
+            await self._set_weights(self._engine, tenants)
+        logger.info("tenants reloaded: %d named", len(tenants.named))
+
+    async def _set_weights(self, engine: Engine, tenants: Tenants) -> None:
+        if self._recorded:  # a replay could not repeat the change
+            logger.warning("tenants' weights stay as they are while a trace is recorded")
+            return
+        weights = tenants.weights()
+        await self._service.between_steps(lambda: engine.set_tenant_weights(weights))

@@ -1,0 +1,139 @@
+"""The book of prefixes on prompts and events made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.core.events import AdmitReason, Admitted, Finished, Layer, Spared
+from headrace.core.prefix.departure import NOWHERE, Place
+from headrace.core.prefix.prompt_memory import PromptMemory
+from headrace.core.request import FinishReason, Request, SamplingParams
+from headrace.observe import prefixes as module
+from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.prefixes import PrefixBook
+
+HEAD = tuple(range(1000, 1400))
+
+
+def make(**more):
+    page = MetricsPage(constant={})
+    return PrefixBook(PromptMemory(1 << 20), 16, page, **more), page
+
+
+def serve(book, id, tokens, cached, *, place=NOWHERE, output=3, tenant="a", **more):
+    request = Request(id, tuple(tokens), tenant=tenant, params=more.pop("params", SamplingParams()))
+    book.enter(request, lambda at: place, **more)
+    book.fold(Admitted(id, AdmitReason.NEW, cached, len(tokens)), 1.0)
+    book.fold(Finished(id, FinishReason.STOP, len(tokens), output, cached), 2.0)
+    return book.explain(id)
+
+
+def recomputed(page):
+    lines = page.render().decode().splitlines()
+    return {
+        line.split('"')[1]: float(line.split()[-1])
+        for line in lines
+        if line.startswith("headrace:prefix_recomputed_tokens_total{")
+    }
+
+
+def test_a_departure_is_explained_and_counted_by_cause():
+    book, page = make()
+    assert serve(book, "one", HEAD, 0)["cause"] == "new"
+    place = Place("system", "system", "current_date", before="Today: 2", after="6")
+    reported = serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16, place=place)
+    assert (reported["cause"], reported["section"], reported["marker"]) == (
+        "marker_changed",
+        "system",
+        "current_date",
+    )
+    assert (reported["left_at_token"], reported["compared_with"]) == (20, "one")
+    assert "text" not in reported
+    assert recomputed(page) == {"marker_changed": reported["recomputed_tokens"]}
+    assert json.loads(json.dumps(reported)) == reported
+
+
+def test_words_of_the_prompt_are_shown_only_if_that_is_allowed():
+    book, _ = make(show_text=True)
+    serve(book, "one", HEAD, 0)
+    place = Place("system", "system", before="Today: 2", after="6")
+    reported = serve(book, "two", (*HEAD[:20], 7, *HEAD[21:]), 16, place=place)
+    assert reported["text"] == {"before": "Today: 2", "after": "6"}
+
+
+def test_requests_of_another_tenant_are_shown_to_administrators_only():
+    book, page = make()
+    serve(book, "one", HEAD, 0, tenant="b")
+    reported = serve(book, "two", HEAD, 0)
+    assert (reported["cause"], reported["recomputed_tokens"]) == ("new", 0)
+    assert book.explain("two", True)["cause"] == "other_tenant"
+    assert recomputed(page) == {"other_tenant": 399.0}
+
+
+def test_a_prompt_that_was_not_computed_is_no_comparison():
+    book, _ = make()
+    serve(book, "one", HEAD, 0, output=0)
+    assert serve(book, "two", HEAD, 0)["cause"] == "new"
+
+
+def test_without_a_lookup_nothing_is_compared():
+    book, _ = make()
+    scored = SamplingParams(prompt_logprobs=0)
+    assert serve(book, "one", HEAD, 0, params=scored)["cause"] == "not_looked_up"
+    assert serve(make(caching=False)[0], "one", HEAD, 0)["cause"] == "not_looked_up"
+
+
+def test_requests_that_never_reach_the_engine_are_dropped():
+    book, _ = make()
+    book.enter(Request("spared", HEAD))
+    book.fold(Spared("spared", "a", Layer.EXACT, 400, 3, 0.0), 1.0)
+    book.enter(Request("refused", HEAD))
+    book.fold(Finished("refused", FinishReason.REJECTED, 400, 0, 0), 1.0)
+    for id in ("spared", "refused", "unknown"):
+        book.fold(Admitted(id, AdmitReason.NEW, 0, 400), 2.0)
+        assert book.explain(id) is None
+
+
+def test_a_resumed_request_is_explained_by_its_first_admission():
+    book, _ = make()
+    first = serve(book, "one", HEAD, 0)
+    book.fold(Admitted("one", AdmitReason.RESUMED, 300, 400), 3.0)
+    assert book.explain("one") == first
+
+
+@pytest.mark.parametrize("bound", ["MOST_WAITING", "MOST_EXPLAINED"])
+def test_the_book_is_bounded(monkeypatch, bound):
+    monkeypatch.setattr(module, bound, 2)
+    book, _ = make()
+    for n in range(3):
+        book.enter(Request(f"r{n}", HEAD))
+    for n in range(3):
+        book.fold(Admitted(f"r{n}", AdmitReason.NEW, 0, 400), 1.0)
+    assert [book.explain(f"r{n}") is None for n in range(3)] == [True, False, False]
+
+
+def test_what_normalization_did_is_shown():
+    book, _ = make()
+    done = [{"marker": "billing_header", "action": "removed", "times": 1}]
+    assert serve(book, "one", HEAD, 0, normalized=done)["normalized"] == done
+
+
+def test_a_text_that_cannot_be_searched_costs_only_the_place():
+    def broken(at):
+        raise ValueError("no such character")
+
+    book, _ = make()
+    serve(book, "one", HEAD, 0)
+    prompt = (*HEAD[:20], 7, *HEAD[21:])
+    book.enter(Request("two", prompt, tenant="a"), broken)
+    book.fold(Admitted("two", AdmitReason.NEW, 16, len(prompt)), 1.0)
+    reported = book.explain("two")
+    assert (reported["cause"], reported["section"]) == ("text_changed", None)
+
+
+def test_a_short_prompt_is_not_compared():
+    book, _ = make(least_tokens=len(HEAD) + 1)
+    assert serve(book, "one", HEAD, 0)["cause"] == "short"
+    assert serve(book, "two", [*HEAD, 1], 0)["cause"] == "new"

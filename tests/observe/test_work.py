@@ -1,0 +1,95 @@
+"""Operations and bytes of steps, utilization and saturation."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.events import AdmitReason, Admitted, Arrived, Stepped, StepRows
+from headrace.core.plan import Row
+from headrace.lab.plan.devices import device
+from headrace.lab.plan.roofline import Load, Replica
+from headrace.lab.plan.shapes import SHAPES
+from headrace.observe.cost.ledger import CostLedger
+from headrace.observe.cost.prices import Pricing
+from headrace.observe.metrics_page import MetricsPage
+from headrace.observe.work import ModelWork, Peaks, WorkMeter, work_of
+
+MODEL = ModelWork(100, 10, 8, 1000, 4)
+
+
+def stepped(*rows: Row, began: float = 0.0) -> Stepped:
+    work = StepRows(began, ("x",) * len(rows), rows)
+    decodes = sum(row.length == 1 for row in rows)
+    return Stepped(0, decodes, len(rows) - decodes, sum(row.length for row in rows), 4, 0, 3, 10, 0, 0, work)
+
+
+def test_a_decode_step() -> None:
+    """Two tokens that attend to 5 and 8 positions, themselves included."""
+    work = work_of(stepped(Row(0, 4, 1, (), True), Row(1, 7, 1, (), True)), MODEL)
+    assert work.flops == 2 * (100 * 2 + 10 * 2) + 4 * 8 * (5 + 8)
+    assert work.bytes == 1000 + 4 * (13 + 2)
+
+
+def test_a_step_with_a_chunk_of_a_prompt() -> None:
+    """Positions 2, 3 and 4 attend to 3, 4 and 5; the row reads each position once and draws nothing."""
+    work = work_of(stepped(Row(0, 4, 1, (), True), Row(1, 2, 3, (), False)), MODEL)
+    assert work.flops == 2 * (100 * 4 + 10 * 1) + 4 * 8 * (5 + 3 + 4 + 5)
+    assert work.bytes == 1000 + 4 * (5 + 5 + 4)
+
+
+def test_the_count_is_that_of_the_roofline() -> None:
+    shape = SHAPES["llama-3.1-8b"]
+    replica = Replica(shape, device("H100-SXM"))
+    width = shape.num_layers * shape.num_heads * shape.head_dim
+    model = ModelWork(shape.linear_parameters, shape.table_parameters, width, 0, 0)
+    rows = [Row(slot, 999, 1, (), True) for slot in range(8)]
+    load = Load(8, 0, 8000, 8000, 8)
+    assert work_of(stepped(*rows), model).flops == pytest.approx(replica.flops(load))
+
+
+def test_no_rows_no_work() -> None:
+    assert work_of(stepped(), MODEL) == (0.0, 0.0)
+
+
+class Scene:
+    """A request that computes for two of ten seconds."""
+
+    def __init__(self, peaks: Peaks) -> None:
+        self.page, self.now = MetricsPage(), 10.0
+        self.ledger = CostLedger(Pricing())
+        self.meter = WorkMeter(self.page, self.ledger, MODEL, lambda: self.now, slots=16, peaks=peaks)
+        step = stepped(Row(0, 4, 1, (), True), began=8.0)
+        for event in (Arrived("x", 4, "a", 0, 8.0), Admitted("x", AdmitReason.NEW, 0, 4), step):
+            self.ledger.fold(event, 10.0)
+            self.meter.fold(event, 10.0)
+
+    def value(self, name: str) -> float | None:
+        for line in self.page.render().decode().splitlines():
+            if line.startswith(f"headrace:{name}"):
+                return float(line.split()[-1])
+        return None
+
+
+def test_utilization_of_the_peaks() -> None:
+    scene = Scene(Peaks(flops=1000.0, bytes_per_second=10_000.0))
+    assert scene.value("estimated_flops_total") == 380.0
+    assert scene.value("estimated_bytes_total") == 1024.0
+    assert scene.value("model_flops_utilization") == pytest.approx(380 / (2 * 1000))
+    assert scene.value("memory_bandwidth_utilization") == pytest.approx(1024 / (2 * 10_000))
+    assert scene.meter.tokens == 1
+
+
+def test_without_peaks_there_is_no_utilization() -> None:
+    scene = Scene(Peaks())
+    assert scene.value("estimated_flops_total") == 380.0
+    assert scene.value("model_flops_utilization") is None
+    assert scene.value("memory_bandwidth_utilization") is None
+
+
+def test_saturation_of_slots_blocks_and_time() -> None:
+    scene = Scene(Peaks())
+    assert scene.value('saturation_ratio{resource="slots"}') == 0.25
+    assert scene.value('saturation_ratio{resource="kv_cache"}') == 0.3
+    assert scene.value('saturation_ratio{resource="time"}') == pytest.approx(0.2, abs=0.03)
+    scene.now = 1000.0
+    assert scene.value('saturation_ratio{resource="time"}') == pytest.approx(0.0, abs=1e-3)
