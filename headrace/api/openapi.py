@@ -20,15 +20,14 @@ from headrace.api.auth.roles import ROUTES, Access
 from headrace.api.batch.wire import BatchBody, UploadForm
 from headrace.api.cache.routes import ClearBody, FeedbackBody
 from headrace.api.cache.warm_wire import WarmBody
+from headrace.api.compile.bodies import ChatBody, CompletionBody
 from headrace.api.embedding.wire import EmbeddingBody, RerankBody, ScoreBody
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.openai.completions_wire import CompletionBody
-from headrace.api.openai.tokens_wire import DetokenizeBody, TokenizeBody
+from headrace.api.openai.routes import DetokenizeBody, TokenizeBody
 from headrace.api.operations.abort import AbortBody
 from headrace.api.operations.experiments import ExperimentBody
 from headrace.api.operations.steps import SimulationBody
 from headrace.api.operations.tuner import TunerBody
-from headrace.api.responses.context.compaction import CompactBody
+from headrace.api.responses.items import CompactBody
 from headrace.api.responses.wire import InputTokensBody, ResponsesBody
 from headrace.api.wire import Wire
 

@@ -8,92 +8,26 @@ set one of them. A constraint is compiled before its request is queued, so that 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
-from headrace.api.constraints import json_object, json_schema
+from headrace.api.compile.fields import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    StructuralTagFormat,
+    StructuredBody,
+    StructuredOutputs,
+    TextFormat,
+)
+from headrace.api.compile.model import ServedModel
 from headrace.api.errors import ApiError, invalid
-from headrace.api.model import ServedModel
-from headrace.api.wire import Wire
 from headrace.core.constraint import (
-    MAX_CHOICES,
+    ANY_OBJECT,
     Constraint,
     ConstraintKind,
     UnusableConstraint,
     as_constraint,
+    json_constraint,
 )
 from headrace.core.request import SamplingParams
-
-
-class JsonSchema(Wire):
-    """A schema as OpenAI sends it."""
-
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    description: str | None = None
-    schema_: dict[str, Any] | bool = Field(alias="schema")
-    strict: bool | None = Field(
-        None, description="The schema is always enforced; one that cannot be enforced is refused."
-    )
-
-
-class TextFormat(Wire):
-    """No constraint."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Wire):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class JsonSchemaFormat(Wire):
-    """JSON that follows a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-class StructuralTagFormat(Wire):
-    """Free text in which a trigger string begins a structure that follows a schema (vLLM)."""
-
-    type: Literal["structural_tag"]
-    structures: list[dict[str, Any]]
-    triggers: list[str]
-
-
-ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, Field(discriminator="type")
-]
-
-
-class StructuredOutputs(Wire):
-    """vLLM's constraints on the output: exactly one field must be set."""
-
-    json_: dict[str, Any] | bool | str | None = Field(None, alias="json", description="A JSON schema.")
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = Field(None, description=f"The output is one of these, at most {MAX_CHOICES}.")
-    grammar: str | None = Field(None, description="A context-free grammar in Lark or GBNF.")
-    structural_tag: dict[str, Any] | str | None = None
-    whitespace_pattern: str | None = Field(
-        None, description="Regular expression for the white space between JSON tokens."
-    )
-
-
-class StructuredBody(Wire):
-    """The fields of a call that ask for structured output."""
-
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | bool | str | None = Field(
-        None, description="Alias of structured_outputs.json."
-    )
-    guided_regex: str | None = Field(None, description="Alias of structured_outputs.regex.")
-    guided_choice: list[str] | None = Field(None, description="Alias of structured_outputs.choice.")
-    guided_grammar: str | None = Field(None, description="Alias of structured_outputs.grammar.")
 
 
 def constraint(body: StructuredBody) -> Constraint | None:
@@ -113,7 +47,7 @@ def constraint(body: StructuredBody) -> Constraint | None:
         raise refused(error, asked[0], None) from None
 
 
-async def check(model: ServedModel, params: SamplingParams, body: StructuredBody) -> None:
+async def check_constraint(model: ServedModel, params: SamplingParams, body: StructuredBody) -> None:
     """Compile the constraint of a call, if it has one: of a field, of the tools, or a limit of the reasoning.
 
     Raises:
@@ -169,9 +103,9 @@ def _made(body: StructuredBody, field: str) -> Constraint:
     value = getattr(body, field)
     match value:
         case JsonObjectFormat():
-            return json_object()
+            return Constraint(ConstraintKind.JSON, ANY_OBJECT)
         case JsonSchemaFormat():
-            return json_schema(value.json_schema.schema_)
+            return json_constraint(value.json_schema.schema_)
         case StructuralTagFormat():
             return as_constraint({"structural_tag": value.model_dump(exclude={"type"})})
         case StructuredOutputs():

@@ -31,7 +31,7 @@ from pydantic_core import ErrorDetails
 
 from headrace.api.auth.api_keys import read_keys
 from headrace.api.auth.key_file import KeyFile
-from headrace.api.prompts.markers import known_marker
+from headrace.api.compile.markers import known_marker
 from headrace.config import ConfigError, ServerOptions, read_mapping
 from headrace.config.errors import suggestion
 from headrace.config.validation import plain_reason

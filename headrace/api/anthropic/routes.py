@@ -7,20 +7,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.api.anthropic.conversation import chat_body, counted, tool_places
-from headrace.api.anthropic.refusals import refuse
-from headrace.api.anthropic.wire import CountBody, MessagesBody
+from headrace.api.anthropic.wire import CountBody, MessagesBody, refuse
 from headrace.api.anthropic.writer import MessageWriter
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
-from headrace.api.generation.call import Call
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.names import named
-from headrace.api.generation.serving import Serving
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.call import Call
+from headrace.api.compile.markers import normalized
 from headrace.api.openai.chat import open_chat, render
-from headrace.api.prompts.normalize import normalized
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
-from headrace.api.wire import beside, json_object, valid
+from headrace.api.serving import Serving
+from headrace.api.wire import beside, json_object, named, valid
 
 NAMES = {
     "response_format": "output_config.format",

@@ -13,9 +13,8 @@ from headrace.api.batch.batches import Batches
 from headrace.api.batch.store import FileInUse
 from headrace.api.batch.upload import receive
 from headrace.api.batch.wire import file_object, found, list_object, not_found
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
 from headrace.api.errors import ApiError
-from headrace.api.generation.caller import Caller
 from headrace.api.paging import read_page
 
 MAX_LISTED = 10_000

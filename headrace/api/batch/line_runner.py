@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from headrace.api.batch.lines import ENDPOINTS, BatchRequest
 from headrace.api.batch.runs import Busy, Reply
+from headrace.api.caller import Caller
 from headrace.api.errors import ApiError, failed, invalid, route_not_found
-from headrace.api.generation.caller import Caller
 from headrace.core.constraint import UnusableConstraint, json_text
 from headrace.core.request import InvalidParameter
 from headrace.core.tenancy.classes import is_awaited

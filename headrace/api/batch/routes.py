@@ -24,9 +24,8 @@ from headrace.api.batch.wire import (
 )
 from headrace.api.body import read_body
 from headrace.api.errors import ApiError, invalid
-from headrace.api.generation.unsupported import NotYet
 from headrace.api.paging import read_page
-from headrace.api.wire import parse, parse_beside
+from headrace.api.wire import NotYet, parse, parse_beside
 
 MAX_LISTED = 100
 LISTED = 20

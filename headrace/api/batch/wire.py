@@ -10,8 +10,8 @@ from pydantic import Field
 
 from headrace.api.batch.records import BatchRecord, BatchStatus, FileRecord
 from headrace.api.batch.store import NotFound
+from headrace.api.compile.fields import MetadataField
 from headrace.api.errors import ApiError
-from headrace.api.generation.fields import MetadataField
 from headrace.api.wire import Wire
 
 MIN_EXPIRY_SECONDS = 3600

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from headrace.api.model import ServedModel
+from headrace.api.compile.bodies import Conversation
+from headrace.api.compile.model import ServedModel
 from headrace.api.openai.chat import render
-from headrace.api.openai.chat_wire import Conversation
 from headrace.core.events import Emitted
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import Request, SamplingParams

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable
 
 from headrace.api.auth.api_keys import tenant
-from headrace.api.cache.cacheable import WAYS, Way
-from headrace.api.cache.wire import control
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.fields import Generation
-from headrace.api.openai.chat_wire import ChatBody
+from headrace.api.caller import Caller
+from headrace.api.compile.bodies import ChatBody
+from headrace.api.compile.fields import WAYS, Generation, Way, control
 from headrace.response_cache.history import History, Recorded
 from headrace.response_cache.rules.response.key import Unkeyable, digest
 

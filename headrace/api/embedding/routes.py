@@ -9,11 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.api.embedding.exchange import Disconnected, Unsent, compute
 from headrace.api.exchange import DISCONNECTED, record_error
-from headrace.api.generation.caller import Caller
 from headrace.api.replies import cost_header, hung_up
 
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")

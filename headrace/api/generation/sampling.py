@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from headrace.api.compile.fields import Generation
+from headrace.api.compile.model import ServedModel
 from headrace.api.errors import context_length_exceeded, invalid, prompt_too_long, text_too_long
-from headrace.api.generation.fields import Generation
-from headrace.api.model import ServedModel
 from headrace.api.structured import constraint
 from headrace.core.request import SamplingParams
 

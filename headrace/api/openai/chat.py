@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
-from headrace.api import structured
+from headrace.api.caller import Caller
+from headrace.api.compile.bodies import ChatBody, Conversation
+from headrace.api.compile.call import Answers, Call, Prompt
+from headrace.api.compile.markers import normalized
+from headrace.api.compile.model import INLINE_CHARACTERS, ServedModel
+from headrace.api.compile.outline import about_chat
+from headrace.api.compile.policies import MARKED_RETENTION
+from headrace.api.compile.submit import cache_scope, open_call, tenant_of_call
 from headrace.api.errors import ApiError, invalid
-from headrace.api.generation.call import (
-    Answers,
-    Call,
-    Prompt,
-    cache_scope,
-    open_call,
-    tenant_of_call,
-)
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.choices import NOTHING, Choice, Delta
-from headrace.api.generation.kv_fields import MARKED_RETENTION
-from headrace.api.generation.logprobs import chat_logprobs, prompt_entries, prompt_logprobs
 from headrace.api.generation.sampling import (
     UNLIMITED,
     answer_length,
@@ -29,9 +23,6 @@ from headrace.api.generation.sampling import (
     sampling_params,
     truncated,
 )
-from headrace.api.generation.writing import Writer, encode, encode_lines, encode_text
-from headrace.api.model import INLINE_CHARACTERS, ServedModel
-from headrace.api.openai.chat_wire import ChatBody, Conversation
 from headrace.api.openai.template_switches import template_variables
 from headrace.api.openai.tool_use import (
     answer_reading,
@@ -40,14 +31,11 @@ from headrace.api.openai.tool_use import (
     constrained,
     plain_messages,
 )
-from headrace.api.prompts.entry import about_chat
-from headrace.api.prompts.normalize import normalized
-from headrace.api.tools.message_writing import delta_of, message_of
+from headrace.api.structured import check_constraint
 from headrace.core.request import Retention
 from headrace.response_cache.rules.response.key import Unkeyable, digest
 from headrace.response_cache.rules.response.query import Turn
 from headrace.text.content import PromptText
-from headrace.text.parsing.message import MessagePiece
 from headrace.text.template import NeedsProcess, TemplateError
 
 MAX_MARKS = 4
@@ -88,7 +76,7 @@ async def open_chat(
     stated = None if max_tokens is None and default is None and most is None else length
     params = sampling_params(body, model, max_tokens=stated, logprobs=top)
     params = constrained(params, model.dialect, body, text)
-    await structured.check(model, params, body)
+    await check_constraint(model, params, body)
     prompt = Prompt(
         tuple(tokens),
         params,
@@ -230,102 +218,6 @@ async def _end_of(
         return len(tokens)
     known = await model.encode_prompt(opened, bool(body.add_special_tokens))
     return next((at for at, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), len(known))
-
-
-class ChatWriter(Writer):
-    """Writes a call as a ``chat.completion`` or its chunks."""
-
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def __init__(self, call: Call, body: ChatBody) -> None:
-        super().__init__(call, body)
-        self._top = _top_logprobs(body)
-        self._prompt_top = body.prompt_logprobs
-        reading = call.prompts[0].reading
-        self._forced = reading is not None and reading.forced
-        self._readers = [] if reading is None else [reading.open() for _ in call.choices]
-
-    @property
-    def writes_tokens(self) -> bool:
-        return self._top is not None or self._token_ids or bool(self._readers)
-
-    def opening(self) -> bytes:
-        inner = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        if self._token_ids:
-            inner += f',"prompt_token_ids":{encode(self._call.prompts[0].tokens)}'
-        return b"".join([self._event(choice, inner) for choice in self._call.choices])
-
-    def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        scores = (
-            "null"
-            if self._top is None
-            else encode(chat_logprobs(self._call.model, delta.logprobs, self._top))
-        )
-        if self._readers:
-            piece = self._read(choice, delta)
-            if not piece and self._top is None and not self._token_ids:
-                return b""
-            message = encode_lines(delta_of(piece))
-        else:
-            message = f'{{"content":{encode_text(delta.text)}}}'
-        inner = f'"delta":{message},"logprobs":{scores},"finish_reason":null'
-        if self._token_ids:
-            inner += f',"token_ids":{encode(delta.tokens)}'
-        return self._event(choice, inner)
-
-    def ending(self, choice: Choice) -> bytes:
-        rest = self._readers[choice.index].finish() if self._readers else None
-        held = b""
-        if rest:
-            held = self._event(
-                choice, f'"delta":{encode_lines(delta_of(rest))},"logprobs":null,"finish_reason":null'
-            )
-        return held + self._event(
-            choice,
-            f'"delta":{{}},"logprobs":null,"finish_reason":"{self._finish_reason(choice)}",'
-            f'"stop_reason":{encode(choice.stop_reason)}',
-        )
-
-    def _read(self, choice: Choice, delta: Delta) -> MessagePiece:
-        """What ``delta`` adds to the message, once reasoning and tool calls are parsed."""
-        reader = self._readers[choice.index]
-        piece = reader.push(delta.text, delta.texts)
-        choice.reasoning_tokens = reader.reasoning_tokens
-        return piece
-
-    def _finish_reason(self, choice: Choice) -> str | None:
-        called = bool(self._readers) and self._readers[choice.index].calls > 0
-        return "tool_calls" if called and choice.finish_reason == "stop" else choice.finish_reason
-
-    def choices(self) -> list[dict[str, Any]]:
-        shown = []
-        for choice in self._call.choices:
-            delta = choice.gained() or NOTHING
-            scores = None if self._top is None else chat_logprobs(self._call.model, delta.logprobs, self._top)
-            message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
-            if self._readers:
-                piece = self._read(choice, delta)
-                message = message_of([piece, self._readers[choice.index].finish()], self._forced)
-            shown.append(
-                {
-                    "index": choice.index,
-                    "message": message,
-                    "logprobs": scores,
-                    "finish_reason": self._finish_reason(choice),
-                    "stop_reason": choice.stop_reason,
-                }
-                | ({"token_ids": delta.tokens} if self._token_ids else {})
-            )
-        return shown
-
-    def _extra(self) -> dict[str, Any]:
-        prompt = self._call.prompts[0]
-        extra = super()._extra() | ({"prompt_token_ids": prompt.tokens} if self._token_ids else {})
-        if self._prompt_top is not None:
-            entries = prompt_entries(prompt.tokens, self._call.prompt_scores[0])
-            extra["prompt_logprobs"] = prompt_logprobs(self._call.model, entries, self._prompt_top)
-        return extra
 
 
 def _turn(body: ChatBody) -> Turn | None:

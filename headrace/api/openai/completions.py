@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any
 
-from headrace.api import structured
+from headrace.api.caller import Caller
+from headrace.api.compile.bodies import MAX_PROMPTS, CompletionBody
+from headrace.api.compile.call import Answers, Call, Prompt
+from headrace.api.compile.model import INLINE_CHARACTERS, ServedModel
+from headrace.api.compile.submit import open_call
 from headrace.api.errors import invalid
-from headrace.api.generation.call import Answers, Call, Prompt, open_call
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.choices import NOTHING, Choice, Delta
-from headrace.api.generation.logprobs import completion_logprobs, prompt_entries, prompt_logprobs
 from headrace.api.generation.sampling import (
     answer_length,
     check_length,
@@ -20,10 +18,7 @@ from headrace.api.generation.sampling import (
     sampling_params,
     truncated,
 )
-from headrace.api.generation.writing import Writer, encode, encode_text
-from headrace.api.model import INLINE_CHARACTERS, ServedModel
-from headrace.api.openai.completions_wire import MAX_PROMPTS, CompletionBody
-from headrace.core.plan import TokenLogprob
+from headrace.api.structured import check_constraint
 from headrace.core.request import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
@@ -45,7 +40,7 @@ async def open_completion(
     mute = bool(body.echo) and body.max_tokens == 0
     asked = 1 if mute else body.max_tokens
     params = _params(model, body)
-    await structured.check(model, params, body)
+    await check_constraint(model, params, body)
     prompts, pieces = [], model.intake.pieces()
     for given, full in zip(body.prompts(), await _tokens(model, body), strict=True):
         tokens = truncated(full, body, model, DEFAULT_MAX_TOKENS if asked is None else asked)
@@ -74,93 +69,6 @@ async def open_completion(
         choices_per_prompt=_candidates(body),
         request_timeout=request_timeout,
     )
-
-
-class CompletionWriter(Writer):
-    """Writes a call as a ``text_completion`` or its chunks."""
-
-    object = "text_completion"
-    chunk_object = "text_completion"
-
-    def __init__(self, call: Call, body: CompletionBody) -> None:
-        super().__init__(call, body)
-        self._n = body.n or 1
-        self._echo = bool(body.echo)
-        self._logprobs = body.logprobs
-        self._prompt_top = body.prompt_logprobs
-
-    @property
-    def writes_tokens(self) -> bool:
-        return self._logprobs is not None or self._token_ids
-
-    def opening(self) -> bytes:
-        events = []
-        for choice in self._call.choices if self._echo or self._token_ids else ():
-            prompt = self._call.prompt_of(choice)
-            text = self._call.prompts[prompt].echo
-            inner = f'"text":{encode_text(text)},"logprobs":null,"finish_reason":null'
-            if self._token_ids:
-                inner += f',"prompt_token_ids":{encode(self._call.prompts[prompt].tokens)}'
-            events.append(self._event(choice, inner))
-        return b"".join(events)
-
-    def chunk(self, choice: Choice, delta: Delta) -> bytes:
-        scores = "null" if self._logprobs is None else encode(self._scores(choice, delta))
-        inner = f'"text":{encode_text(delta.text)},"logprobs":{scores},"finish_reason":null'
-        if self._token_ids:
-            inner += f',"token_ids":{encode(delta.tokens)}'
-        return self._event(choice, inner)
-
-    def ending(self, choice: Choice) -> bytes:
-        return self._event(
-            choice,
-            f'"text":"","logprobs":null,"finish_reason":"{choice.finish_reason}",'
-            f'"stop_reason":{encode(choice.stop_reason)}',
-        )
-
-    def choices(self) -> list[dict[str, Any]]:
-        of_each = self._call.choices_per_prompt
-        shown: list[dict[str, Any]] = []
-        for first in range(0, len(self._call.choices), of_each):
-            candidates = self._call.choices[first : first + of_each]
-            if of_each > self._n:
-                candidates = tuple(sorted(candidates, key=lambda c: c.mean_logprob, reverse=True)[: self._n])
-            for choice in candidates:
-                shown.append({"index": len(shown)} | self._choice(choice))
-        return shown
-
-    def _choice(self, choice: Choice) -> dict[str, Any]:
-        number = self._call.prompt_of(choice)
-        prompt = self._call.prompts[number]
-        delta = choice.gained() or NOTHING
-        shown: dict[str, Any] = {
-            "text": prompt.echo + delta.text,
-            "logprobs": None if self._logprobs is None else self._scores(choice, delta),
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
-        if self._prompt_top is not None:
-            entries = prompt_entries(prompt.tokens, self._call.prompt_scores[number])
-            shown["prompt_logprobs"] = prompt_logprobs(self._call.model, entries, self._prompt_top)
-        if self._token_ids:
-            shown |= {"prompt_token_ids": prompt.tokens, "token_ids": delta.tokens}
-        return shown
-
-    def _scores(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        """The tokens' log-probabilities; with ``echo``, the prompt's tokens come first."""
-        model, top = self._call.model, self._logprobs or 0
-        entries: list[TokenLogprob] = []
-        offsets: list[int] = []
-        begin = delta.offset
-        if self._echo:
-            number = self._call.prompt_of(choice)
-            entries = prompt_entries(self._call.prompts[number].tokens, self._call.prompt_scores[number])
-            # Decoded together: the first token loses its space mark, and byte tokens join into characters.
-            texts = model.streams.open().push([entry.token for entry in entries]).texts
-            offsets = list(accumulate(map(len, texts), initial=0))[:-1]
-            begin += len(self._call.prompts[number].echo)
-        offsets += list(accumulate(map(len, delta.texts), initial=begin))[: len(delta.logprobs)]
-        return completion_logprobs(model, [*entries, *delta.logprobs], offsets, top)
 
 
 async def _tokens(model: ServedModel, body: CompletionBody) -> list[list[int]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.api.compile.bodies import Conversation
+from headrace.api.compile.model import Dialect
 from headrace.api.errors import invalid, not_supported
-from headrace.api.openai.chat_wire import Conversation
-from headrace.api.tools.dialect import Dialect
 
 RESERVED = ("self", "messages", "template", "add_generation_prompt", "continue_final_message")
 """Variables that a request cannot set: they have their own fields, or belong to jinja2."""

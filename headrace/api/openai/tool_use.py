@@ -8,13 +8,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from headrace.api import structured
-from headrace.api.constraints import after
+from headrace.api.compile.bodies import (
+    AllowedChoice,
+    CallRule,
+    ChatBody,
+    Conversation,
+    Message,
+    NamedChoice,
+    call_rule,
+)
+from headrace.api.compile.model import Dialect
 from headrace.api.errors import invalid
-from headrace.api.openai.chat_wire import ChatBody, Conversation, Message
+from headrace.api.structured import demand, refused
 from headrace.api.tools.constraint import constraint_for_tools
-from headrace.api.tools.dialect import Dialect
-from headrace.api.tools.wire import AllowedChoice, CallRule, NamedChoice, call_rule
 from headrace.core.constraint import (
     ANY_TEXT,
     Constraint,
@@ -59,7 +65,7 @@ def check_choice(dialect: Dialect, body: ChatBody) -> None:
             "tools",
             "unsupported_parameter",
         )
-    field = structured.demand(body)
+    field = demand(body)
     if rule.forced and field not in (None, "response_format"):
         raise invalid(f"tool_choice and {field} cannot both constrain the output", "tool_choice")
 
@@ -100,7 +106,7 @@ def constrained(params: SamplingParams, dialect: Dialect, body: ChatBody, prompt
     else:
         made = or_calls(made, dialect, body)
         if reasoning is not None and opened:
-            made = after(made, reasoning.end[0])
+            made = replace(made, after=reasoning.end[0])
     if body.thinking_token_budget is not None:
         made = replace(made or ANY_TEXT, reasoning=_limit(reasoning, body.thinking_token_budget, opened))
     return params if made is params.structured_outputs else replace(params, structured_outputs=made)
@@ -113,8 +119,8 @@ def _tools_constraint(dialect: Dialect, body: ChatBody, prompt: str) -> Constrai
     try:
         made = as_constraint({"structural_tag": found.tag})
     except UnusableConstraint as error:
-        raise structured.refused(error, "tools", None) from None
-    return after(made, found.after) if found.after else made
+        raise refused(error, "tools", None) from None
+    return replace(made, after=found.after) if found.after else made
 
 
 def _limit(reasoning: ReasoningFormat | None, tokens: int, opened: bool) -> ReasoningLimit:

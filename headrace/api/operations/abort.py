@@ -8,9 +8,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER
 from headrace.api.errors import request_not_found
-from headrace.api.generation.call_notes import CallNotes
+from headrace.api.serving import CallNotes
 from headrace.api.wire import Wire, parse_beside
 
 

@@ -10,11 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.api.anthropic.errors import SPEAKS
-from headrace.api.anthropic.models import card, listing
-from headrace.api.edge import CALLER
-from headrace.api.generation.call_notes import CallNotes
+from headrace.api.anthropic.formats import SPEAKS, card, listing
+from headrace.api.caller import CALLER
 from headrace.api.operations.owned_requests import Explain, owned
+from headrace.api.serving import CallNotes
 from headrace.service.service import Health, Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.api.errors import invalid
-from headrace.api.generation.call_notes import CallNotes
 from headrace.api.operations.owned_requests import Explain, owned
+from headrace.api.serving import CallNotes
 from headrace.service.service import Service
 
 FORMATS = ("json", "perfetto")

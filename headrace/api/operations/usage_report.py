@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER
 from headrace.api.errors import invalid
 from headrace.service.quota_meter import limits_of
 from headrace.service.service import Service

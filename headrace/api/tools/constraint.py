@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.api.tools.wire import CallRule, Tool
+from headrace.api.compile.bodies import CallRule, Tool
 from headrace.text.parsing.formats import ToolFormat, Written
 
 

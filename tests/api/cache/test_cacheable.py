@@ -2,10 +2,8 @@
 
 import pytest
 
-from headrace.api.cache.cacheable import WAYS, Way, unknown_field
-from headrace.api.cache.wire import control
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.openai.completions_wire import CompletionBody
+from headrace.api.compile.bodies import ChatBody, CompletionBody
+from headrace.api.compile.fields import WAYS, Way, control, unknown_field
 from headrace.observe.cost.prices import Pricing
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup, NotCached
@@ -186,7 +184,7 @@ def test_chat_and_completion_of_the_same_tokens_end_at_different_stops(house, sp
 
 
 def test_a_field_without_a_row_forbids_caching_where_it_is_set(house, spy, monkeypatch):
-    monkeypatch.setattr("headrace.api.cache.cacheable._rowless", lambda form: ("min_p",))
+    monkeypatch.setattr("headrace.api.compile.fields._rowless", lambda form: ("min_p",))
     assert asks(house, spy, ChatBody, CHAT)[0].allowed.exact
     (ask,) = asks(house, spy, ChatBody, CHAT | {"min_p": 0.1})
     assert (ask.allowed.exact, ask.allowed.why) == (False, "min_p")

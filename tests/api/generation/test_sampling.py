@@ -3,12 +3,11 @@ from dataclasses import fields
 import pytest
 from pydantic import ValidationError
 
+from headrace.api.compile.bodies import ChatBody, CompletionBody
+from headrace.api.compile.model import ServedModel
 from headrace.api.errors import ApiError
 from headrace.api.generation.sampling import answer_length, sampling_params, truncated
-from headrace.api.model import ServedModel
-from headrace.api.openai.chat_wire import ChatBody
 from headrace.api.openai.completions import _check_together
-from headrace.api.openai.completions_wire import CompletionBody
 from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.request import InvalidParameter, SamplingParams
 from headrace.text.template import ChatTemplate

@@ -2,9 +2,9 @@
 
 import pytest
 
-from headrace.api.openai.chat_wire import ChatBody
+from headrace.api.compile.bodies import ChatBody
+from headrace.api.compile.model import Dialect
 from headrace.api.openai.tool_use import constrained, tool_constraint
-from headrace.api.tools.dialect import Dialect
 from headrace.core.request import SamplingParams
 from headrace.text.template import ChatTemplate
 from tests.api.openai.test_chat import HI

@@ -1,9 +1,9 @@
 import pytest
 
-from headrace.api.openai.chat_wire import Conversation, Message
+from headrace.api.compile.bodies import Conversation, Message
+from headrace.api.compile.model import Dialect
+from headrace.api.compile.outline import Outline
 from headrace.api.openai.tool_use import plain_messages
-from headrace.api.prompts.outline import Outline
-from headrace.api.tools.dialect import Dialect
 from headrace.text.template import ChatTemplate
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 from tests.text.vocabularies import byte_level

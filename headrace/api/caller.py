@@ -7,6 +7,10 @@ from typing import NamedTuple
 from headrace.api.auth.roles import Role
 from headrace.api.exchange import Exchange
 
+CALLER = "headrace.caller"
+"""The key of the `Caller` in an ASGI scope."""
+
+
 COST_HEADER = "X-Headrace-Cost"
 """In a request, ``true`` asks for the cost of the call; in its whole response, the cost."""
 

@@ -1,4 +1,4 @@
-"""The served model as the API sees it: its name, its context length, its tokenizer and its chat template."""
+"""The served model as the API sees it: its names, tokenizer and chat template, and what the template supports."""
 
 from __future__ import annotations
 
@@ -6,29 +6,169 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from headrace.api.errors import invalid, model_not_found
-from headrace.api.generation.kv_fields import NO_SHARING
-from headrace.api.generation.scheduling_fields import Rules
-from headrace.api.prompts.policy import PromptPolicy
-from headrace.api.template_lanes import TemplateLanes
-from headrace.api.tools.dialect import Dialect
+from headrace.api.compile.policies import NO_SHARING, PromptPolicy, Rules
+from headrace.api.errors import ApiError, invalid, model_not_found
 from headrace.core.ports import Grammars
 from headrace.service.intake import Intake
 from headrace.service.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from headrace.text.content import PromptText
 from headrace.text.infill import find_infill
+from headrace.text.parsing.detect import AUTO, reasoning_format, tool_format
+from headrace.text.parsing.formats import ReasoningFormat, ToolFormat
+from headrace.text.processes import TemplateStopped
 from headrace.text.segments import Segments
 from headrace.text.stream import TextStreams
-from headrace.text.template import ChatTemplate
+from headrace.text.template import ChatTemplate, TemplateError
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.tool_prompt import PROBE, PROBE_MESSAGE, PROBE_TOOL
+
+MAX_THREADS = 4
+
+
+MAX_WAITING = 64
+"""Requests of a tenant that wait for a template which they sent."""
+
+
+ResultT = TypeVar("ResultT")
+
+
+class _Lane:
+    """The requests of one tenant: one runs, the others wait."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.requests = 0
+
+
+class TemplateLanes:
+    """Runs the work of each tenant one after the other, and that of different tenants in parallel."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, _Lane] = {}
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="chat-template")
+
+    async def run(self, tenant: str, work: Callable[[], ResultT], param: str) -> ResultT:
+        """The result of ``work``. ``param`` is the field whose templates are rendered.
+
+        Raises:
+            ApiError: 429, too many requests of the tenant wait for templates that they sent.
+        """
+        lane = self._lanes.setdefault(tenant, _Lane())
+        if param == "chat_template" and lane.requests > MAX_WAITING:
+            raise ApiError(
+                429,
+                f"chat_template: {MAX_WAITING} requests of this tenant wait already for their templates.",
+                type="rate_limit_error",
+                param=param,
+                code="rate_limit_exceeded",
+                retry_after=1,
+            )
+        lane.requests += 1
+        try:
+            await lane.turn.acquire()
+        except asyncio.CancelledError:
+            self._leave(tenant, lane)
+            raise
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        # Its turn ends with the work, which goes on when the client has disconnected.
+        running.add_done_callback(lambda _: self._end_turn(tenant, lane))
+        return await asyncio.shield(running)
+
+    def _end_turn(self, tenant: str, lane: _Lane) -> None:
+        lane.turn.release()
+        self._leave(tenant, lane)
+
+    def _leave(self, tenant: str, lane: _Lane) -> None:
+        lane.requests -= 1
+        if not lane.requests:
+            self._lanes.pop(tenant, None)
+
+
+_KEY, _VALUE = "probe_key", "probe_value"
+
+
+class Dialect:
+    """The capabilities of a model's own template, and of templates in requests.
+
+    Args:
+        template: the model's template.
+        tool_parser, reasoning_parser: names of formats, or ``auto``.
+
+    Raises:
+        UnknownParser: there is no such format.
+    """
+
+    def __init__(self, template: ChatTemplate, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> None:
+        self._template = template
+        self._tool_parser, self._reasoning_parser = tool_parser, reasoning_parser
+        self.tools = lru_cache(maxsize=32)(self._tools)
+        self.reasoning = lru_cache(maxsize=32)(self._reasoning)
+        self.knows_tools = lru_cache(maxsize=32)(self._knows_tools)
+        self.arguments_are_text = lru_cache(maxsize=32)(self._arguments_are_text)
+        self.takes_several_calls = lru_cache(maxsize=32)(self._takes_several_calls)
+        self.variables = lru_cache(maxsize=32)(template.variables)
+        self.tools(None), self.reasoning(None), self.variables(None)
+        self.knows_tools(None), self.takes_several_calls(None)  # now, since a probe may wait for a process
+
+    def _tools(self, source: str | None) -> ToolFormat | None:
+        """The format of calls in outputs of the template ``source`` (None: the model's own)."""
+        return tool_format(self._tool_parser, self._text(source))
+
+    def _reasoning(self, source: str | None) -> ReasoningFormat | None:
+        """The format of reasoning in outputs of the template ``source``."""
+        return reasoning_format(self._reasoning_parser, self._text(source))
+
+    def _text(self, source: str | None) -> str:
+        return "\n".join(self._template.sources) if source is None else source
+
+    def _knows_tools(self, source: str | None) -> bool:
+        """Whether the template shows tools to the model."""
+        return PROBE in self._try(source, [PROBE_MESSAGE], [PROBE_TOOL])
+
+    def _arguments_are_text(self, source: str | None) -> bool:
+        """Whether the template expects the arguments of earlier calls as JSON text instead of an object."""
+        if _KEY in self._try(source, _called({_KEY: _VALUE})):
+            return False
+        return _KEY in self._try(source, _called(f'{{"{_KEY}": "{_VALUE}"}}'))
+
+    def _takes_several_calls(self, source: str | None) -> bool:
+        """Whether the template accepts a message with more than one call; Llama 3's templates do not."""
+        arguments: object = {_KEY: _VALUE}
+        if self.arguments_are_text(source):
+            arguments = f'{{"{_KEY}": "{_VALUE}"}}'
+        return self._try(source, _called(arguments, arguments)).count(_KEY) > 1
+
+    def _try(
+        self,
+        source: str | None,
+        messages: list[Mapping[str, Any]],
+        tools: list[Mapping[str, Any]] | None = None,
+    ) -> str:
+        try:
+            return self._template.render(messages, template=source, tools=tools).text
+        except TemplateStopped:
+            if source is not None:
+                raise
+            return ""
+        except TemplateError:
+            return ""
+
+
+def _called(*arguments: object) -> list[Mapping[str, Any]]:
+    """A conversation with calls."""
+    calls = [
+        {"id": f"abcdefgh{number}", "type": "function", "function": {"name": "f", "arguments": each}}
+        for number, each in enumerate(arguments)
+    ]
+    return [PROBE_MESSAGE, {"role": "assistant", "content": "", "tool_calls": calls}]
+
 
 INLINE_CHARACTERS = 4096  # see docs/decisions/background-work.md#tokenizing-short-texts
 """Texts up to this length are tokenized on the event loop (one or two milliseconds); longer ones on a worker thread."""
-
-ResultT = TypeVar("ResultT")
 
 
 class ServedModel:

@@ -1,19 +1,22 @@
-"""Finds API calls by their id or by the client's request id, with their sequences and their metadata.
-
-``GET /v1/requests/{id}`` and ``POST /abort_request`` use it.
-"""
+"""What all endpoints that generate share: the model, the caches, the limits, and the calls that run."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from headrace.api.cache.question_recorder import QuestionRecorder
+from headrace.api.compile.call import Call
+from headrace.api.compile.model import ServedModel
 from headrace.api.exchange import Exchange
-from headrace.api.generation.call import Call
+from headrace.response_cache.lookup import CacheLookup
 
 MOST_NOTES = 1000
 """Most calls with metadata or several sequences that are remembered."""
+
 
 MOST_NAMES = 20_000
 """Most names of calls that are remembered: each call has one for its tenant and one for all tenants."""
@@ -64,3 +67,25 @@ class CallNotes:
         """The call with this id, while it runs."""
         call = self._calls.get(call_id)
         return None if call is None or call.settled else call
+
+
+def no_headers(tenant: str) -> Mapping[str, str]:
+    """No headers for any tenant."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One model with its caches, and the limits of a request.
+
+    ``max_body_bytes`` limits a request's body, ``request_timeout`` (seconds) its duration. ``headers`` returns the
+    headers of every response to a tenant. ``recorder`` records repeated prompts in the history.
+    """
+
+    recall: CacheLookup
+    model: ServedModel
+    notes: CallNotes
+    max_body_bytes: int
+    request_timeout: float
+    headers: Callable[[str], Mapping[str, str]] = no_headers
+    recorder: QuestionRecorder | None = None

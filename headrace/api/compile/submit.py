@@ -1,34 +1,29 @@
-"""One API call in progress: its prompts, its sequences in the engine, and the choices that they become.
-
-It is the same for all dialects, streamed or not. Their writers (for example `ChatWriter`) turn it into JSON.
-"""
+"""Stage 4."""
 
 from __future__ import annotations
 
-import logging
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
 
 from headrace.api.auth.api_keys import tenant
-from headrace.api.cache.cacheable import unknown_field
-from headrace.api.cache.wire import control
-from headrace.api.errors import aborted, invalid, not_cached, of_finish, turned_away
-from headrace.api.generation.caller import COST_HEADER, Caller
-from headrace.api.generation.choices import Choice
-from headrace.api.generation.fields import Generation
-from headrace.api.generation.kv_fields import retained
-from headrace.api.generation.scheduling_fields import Scheduling, retentions, scheduling_of
-from headrace.api.generation.usage import usage
-from headrace.api.model import ServedModel
-from headrace.api.prompts.policy import UNKNOWN, About, SessionOf, session_of, session_of_stored
+from headrace.api.caller import COST_HEADER, Caller
+from headrace.api.compile.call import Answers, Call, Choice, Prompt
+from headrace.api.compile.fields import Generation, control, unknown_field
+from headrace.api.compile.model import ServedModel
+from headrace.api.compile.policies import (
+    Scheduling,
+    SessionOf,
+    retained,
+    retentions,
+    scheduling_of,
+    session_of,
+    session_of_stored,
+)
+from headrace.api.errors import invalid, not_cached, turned_away
 from headrace.api.rate_limit_headers import rate_headers
-from headrace.core.events import Emitted, Finished, PromptScored
-from headrace.core.plan import TokenLogprob
-from headrace.core.request import SEED_BITS, FinishReason, Request, Retention, SamplingParams, choice_seed
+from headrace.core.request import SEED_BITS, Request, SamplingParams, choice_seed
 from headrace.response_cache.lookup import NotCached
 from headrace.response_cache.lookup_request import LookupRequest, no_turn
 from headrace.response_cache.rules.response.query import Turn
@@ -36,204 +31,7 @@ from headrace.service.answer import Answer
 from headrace.service.intake import Pieces
 from headrace.service.service import Refused
 from headrace.text.first_call import FirstCallStream
-from headrace.text.parsing.message import Reading
 from headrace.text.stream import Texts
-
-logger = logging.getLogger(__name__)
-
-
-class Answers(Protocol):
-    """What answers calls: `response_cache.lookup.CacheLookup`, or `BackgroundRequests`, which only fills the caches."""
-
-    def now(self) -> float: ...
-
-    async def open(self, questions: Sequence[LookupRequest], interval: int = 1) -> Answer: ...
-
-    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None: ...
-
-    def stop_sequence(self, answer: Answer, index: int) -> None: ...
-
-
-class Prompt(NamedTuple):
-    """A prompt, which one or several choices answer.
-
-    ``continues``: the output continues the prompt's text, so the leading space of its first word counts. ``mute``: only
-    the prompt's log-probabilities are wanted. ``echo``: the prompt's text, if it is returned before the output.
-    ``retention``: parts of the computed prompt that are retained longer. ``prediction``: the output that the client
-    expects. ``reading``: how reasoning and tool calls are parsed (None: plain text). ``about``: for its explanation.
-    """
-
-    tokens: tuple[int, ...]
-    params: SamplingParams
-    continues: bool
-    mute: bool = False
-    echo: str = ""
-    retention: tuple[Retention, ...] = ()
-    reading: Reading | None = None
-    prediction: tuple[int, ...] = ()
-    about: About = UNKNOWN
-
-    @property
-    def call_format(self) -> str:
-        """The format of the tool call that ends the output if only one call is allowed; otherwise empty."""
-        reading = self.reading
-        return "" if reading is None or reading.tools is None or reading.parallel else reading.tools.name
-
-    @property
-    def ends_by_text(self) -> bool:
-        """Whether text, such as a stop string, can end the output."""
-        return bool(self.params.stop or self.call_format)
-
-
-class Call:
-    """Made by `open_call`; `advance` it until `done`, then `close` it, whatever happens.
-
-    ``seconds`` is the time limit that a timeout error reports.
-    """
-
-    def __init__(
-        self,
-        id: str,
-        model: ServedModel,
-        prompts: Sequence[Prompt],
-        choices: Sequence[Choice],
-        recall: Answers,
-        answer: Answer,
-        seconds: float,
-        stream: bool = False,
-        shows_cost: bool = False,
-    ) -> None:
-        self.id = id
-        self.stream = stream
-        self.shows_cost = shows_cost
-        self.created = int(time.time())
-        self.model = model
-        self.prompts = tuple(prompts)
-        self.choices = tuple(choices)
-        self.choices_per_prompt = len(self.choices) // len(self.prompts)
-        self.prompt_scores: list[dict[int, TokenLogprob]] = [{} for _ in prompts]
-        self._recall = recall
-        self._answer = answer
-        self._seconds = seconds
-        self._aborted = False
-
-    @property
-    def cache_note(self) -> str:
-        """The value of the header `X-Headrace-Cache`; empty without response caches."""
-        return self._answer.note
-
-    @property
-    def prompt_headers(self) -> tuple[tuple[str, str], ...]:
-        """Response headers that say what was done to the prompt."""
-        return self.prompts[0].about.headers
-
-    @property
-    def first_token_at(self) -> float | None:
-        """When the first token arrived, on the monotonic clock; None before."""
-        return self._answer.first_token_at
-
-    @property
-    def finish_reasons(self) -> list[str]:
-        """The finish reasons of the choices that have ended."""
-        return [choice.finish_reason for choice in self.choices if choice.finish_reason is not None]
-
-    @property
-    def tenant(self) -> str:
-        """The tenant that the call is accounted to."""
-        return self.choices[0].request.tenant
-
-    @property
-    def service_class(self) -> str:
-        """The service class that it runs in."""
-        return self.choices[0].request.service_class
-
-    @property
-    def settled(self) -> bool:
-        """Whether every event of the call has arrived, read or not."""
-        return self._answer.settled
-
-    @property
-    def done(self) -> bool:
-        """Whether every event of the call has been read."""
-        return self._answer.exhausted
-
-    async def due(self) -> None:
-        """Wait until `advance` returns at once."""
-        await self._answer.due()
-
-    async def advance(self) -> list[Choice]:
-        """Wait for events and apply them; return the choices that changed.
-
-        Raises:
-            ApiError: a sequence ended with an error; the call is over.
-        """
-        received = await self._answer.read()
-        if len(received) == 1:  # the common case: one token
-            ((index, event),) = received
-            return [self._apply(index, (event,))]
-        by_choice: dict[int, list[Emitted | PromptScored | Finished]] = {}
-        for index, event in received:
-            by_choice.setdefault(index, []).append(event)
-        return [self._apply(index, events) for index, events in by_choice.items()]
-
-    def _apply(self, index: int, events: Sequence[Emitted | PromptScored | Finished]) -> Choice:
-        choice = self.choices[index]
-        if choice.take(events):
-            self._recall.stop_sequence(self._answer, index)
-        for event in events:
-            if type(event) is PromptScored:
-                self._score_prompt(choice, event)
-            elif type(event) is Finished:
-                self._check(choice, event)
-        return choice
-
-    def close(self, why: FinishReason = FinishReason.CANCELLED) -> None:
-        """Cancel the sequences that have not ended; without any, do nothing."""
-        self._recall.close(self._answer, why)
-
-    def abort(self) -> None:
-        """Cancel the sequences that have not ended; `advance` then raises the error `aborted`."""
-        self._aborted = True
-        self.close()
-
-    def usage(self) -> dict[str, Any]:
-        """What the call has used so far, with its cost if the client asked for it."""
-        return {**self.tokens(), **self.cost()} if self.shows_cost else self.tokens()
-
-    def tokens(self) -> dict[str, Any]:
-        """The tokens of the call so far, in the form of ``usage``. It only reads, so any thread may call it."""
-        return usage(
-            sum(len(prompt.tokens) for prompt in self.prompts),
-            sum(choice.output_tokens for choice in self.choices),
-            sum(self._answer.cached_tokens[:: self.choices_per_prompt]),
-            sum(choice.reasoning_tokens for choice in self.choices),
-            sum(predicted.accepted for predicted in self._answer.predicted),
-            sum(predicted.rejected for predicted in self._answer.predicted),
-        )
-
-    def cost(self) -> Mapping[str, Any]:
-        """``cost`` and ``cost_details`` of the call so far; empty if the server has no prices."""
-        price = self.model.cost
-        return {} if price is None else price(choice.request.id for choice in self.choices)
-
-    def prompt_of(self, choice: Choice) -> int:
-        """The number of the prompt that a choice answers."""
-        return choice.index // self.choices_per_prompt
-
-    def _score_prompt(self, choice: Choice, event: PromptScored) -> None:
-        scores = self.prompt_scores[self.prompt_of(choice)]
-        for at, entry in enumerate(event.logprobs, event.start + 1):
-            scores[at] = entry
-
-    def _check(self, choice: Choice, finished: Finished) -> None:
-        if finished.reason is FinishReason.FAILED:
-            logger.error("request %s failed: %s", finished.request_id, finished.message)
-        error = of_finish(finished, self._seconds, own_deadline=choice.request.deadline is not None)
-        if self._aborted and finished.reason is FinishReason.CANCELLED:
-            error = aborted()
-        if error is not None and not choice.stopped_by_text:
-            raise error
-
 
 FIRST_AND_LAST = 2**31
 """As an interval: one delivery with the first token, and one at the end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.api.model import ServedModel
+from headrace.api.compile.model import ServedModel
 from headrace.core.plan import TokenLogprob
 
 LOWEST = -9999.0

@@ -7,10 +7,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.api.auth.api_keys import tenant
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.model import ServedModel
 from headrace.api.errors import ApiError
-from headrace.api.generation.caller import Caller
-from headrace.api.model import ServedModel
 
 MOST_SHOWN = 128
 """Maximum characters of an unknown id in an error."""

@@ -1,13 +1,11 @@
-"""Errors in Anthropic's format: ``{"type": "error", "error": {"type", "message"}, "request_id"}``.
-
-The errors are those of `api.errors`. Where Anthropic documents another status for one, the response has that.
-"""
+"""Anthropic's format on routes that both APIs have: errors, and the model card."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import MutableMapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -18,7 +16,10 @@ from headrace.api.errors import DEADLINE, ApiError
 SPEAKS = "anthropic-version"
 """The header that identifies Anthropic's clients on routes that both APIs have."""
 
+
 _STATUSES = {408: 504, 503: 529}
+
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -55,3 +56,35 @@ def error_response(error: ApiError, request_id: str) -> Response:
     """The error as an HTTP response."""
     status, body = error_body(error, request_id)
     return Response(body, status, error.headers, media_type="application/json")
+
+
+class NamedModel(Protocol):
+    """What is shown of a model."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def created(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+
+def card(model: NamedModel, name: str) -> dict[str, Any]:
+    """``GET /v1/models/{model}`` under one of its names."""
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": model.max_model_len - 1,
+        "max_tokens": model.max_model_len - 1,
+    }
+
+
+def listing(model: NamedModel) -> dict[str, Any]:
+    """``GET /v1/models``: the only page."""
+    cards = [card(model, name) for name in model.names]
+    return {"data": cards, "has_more": False, "first_id": model.names[0], "last_id": model.names[-1]}
