@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from headrace.api.auth.api_keys import tenant
 from headrace.api.auth.roles import Role
 from headrace.api.exchange import Exchange
 
@@ -42,3 +43,7 @@ class Caller(NamedTuple):
     session: str | None = None
     stored: StoredFor | None = None
     role: Role | None = None
+
+    def tenant(self, user: str | None = None) -> str:
+        """The tenant that a call is accounted to; ``user`` is the field of its body."""
+        return tenant(self.key_id, self.tenant_header, user)

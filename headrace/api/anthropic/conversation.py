@@ -23,8 +23,8 @@ from headrace.api.anthropic.wire import (
 )
 from headrace.api.compile.bodies import CacheMark, ChatBody, Conversation
 from headrace.api.compile.model import Dialect
+from headrace.api.compile.render import SWITCHES
 from headrace.api.errors import invalid
-from headrace.api.openai.template_switches import SWITCHES
 from headrace.api.wire import valid
 
 _SHARED = (

@@ -15,11 +15,10 @@ from headrace.api.compile.bodies import CHAT, COMPLETIONS, ChatBody, CompletionB
 from headrace.api.compile.call import Answers, Call
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.model import ServedModel
+from headrace.api.compile.stages import open_chat, open_completion
 from headrace.api.embedding.calls import PoolingCall, PoolingCalls
 from headrace.api.embedding.exchange import compute
 from headrace.api.errors import invalid
-from headrace.api.openai.chat import open_chat
-from headrace.api.openai.completions import open_completion
 from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
 from headrace.api.replies import WholeWriter, writer_of
 from headrace.api.responses.routes import ResponsesApi

@@ -15,11 +15,10 @@ from headrace.api.cache.warm_wire import WarmBody, WarmPrefix
 from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.bodies import CHAT, COMPLETIONS, ChatBody, CompletionBody, Conversation
 from headrace.api.compile.call import Call
-from headrace.api.compile.markers import normalized
+from headrace.api.compile.encode import conversation_tokens
 from headrace.api.compile.model import ServedModel
+from headrace.api.compile.stages import open_chat, open_completion
 from headrace.api.errors import ApiError, invalid, permission_denied
-from headrace.api.openai.chat import open_chat, render
-from headrace.api.openai.completions import open_completion
 from headrace.api.wire import NotYet, parse, parse_beside
 from headrace.core.constraint import json_text
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
@@ -113,10 +112,7 @@ class Computing:
             tokens = await self._model.encode(prefix.prompt, add_special_tokens=True)
         else:
             opening = Conversation.model_construct(messages=prefix.messages, add_generation_prompt=False)
-            opening, _ = normalized(
-                opening, self._model.prompts.markers(self._model.rules.tenants, tenant_name)
-            )
-            tokens = await self._model.encode_prompt(await render(self._model, opening, tenant_name))
+            tokens = await conversation_tokens(self._model, opening, tenant_name)
         self._model.check_text(tokens, None)
         if len(tokens) >= self._model.max_model_len:
             raise invalid(

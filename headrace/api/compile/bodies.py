@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from headrace.api.compile.fields import MAX_CHOICES, MAX_LOGPROBS, Generation
+from headrace.api.compile.fields import MAX_CHOICES, MAX_LOGPROBS, Generation, Inert, Sampling, Shown, Tokens
 from headrace.api.wire import FORM_MARK, Answered, NotYet, Replayed, Wire, wrong_type, wrong_value
 
 MAX_TOOLS = 128
@@ -352,15 +352,23 @@ class Prediction(Wire):
 class Conversation(Wire):
     """Messages and how they become a prompt."""
 
-    messages: Annotated[list[AnyMessage], AfterValidator(_not_empty)]
-    add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn. Default true.")
-    continue_final_message: bool | None = Field(None, description="Continue the last message in its turn.")
-    chat_template: str | None = Field(
+    messages: Tokens[Annotated[list[AnyMessage], AfterValidator(_not_empty)]]
+    add_generation_prompt: Tokens[bool | None] = Field(
+        None, description="Open the assistant's turn. Default true."
+    )
+    # Also in the key itself, because of the space before the first word.
+    continue_final_message: Tokens[bool | None] = Field(
+        None, description="Continue the last message in its turn."
+    )
+    chat_template: Tokens[str | None] = Field(
         None, max_length=MAX_TEMPLATE_CHARACTERS, description="A Jinja template in place of the model's."
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the template.")
-    tools: Tools = Field(None, description="Functions that the model may call; at most 128.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    chat_template_kwargs: Tokens[dict[str, Any] | None] = Field(
+        None, description="Variables for the template."
+    )
+    # Also decide how an output is parsed; a replay parses it again.
+    tools: Tokens[Tools] = Field(None, description="Functions that the model may call; at most 128.")
+    reasoning_effort: Tokens[Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None] = Field(
         None, description="Sets the chat template's switch for reasoning."
     )
 
@@ -368,24 +376,36 @@ class Conversation(Wire):
 class ChatBody(Generation, Conversation):
     """A request for the next turn of a conversation."""
 
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tool_choice: ToolChoice | None = Field(
+    max_completion_tokens: Sampling[int | None] = None
+    logprobs: Sampling[bool | None] = None
+    top_logprobs: Sampling[int | None] = Field(None, ge=0, le=MAX_LOGPROBS)
+    # A required call is a grammar.
+    tool_choice: Sampling[ToolChoice | None] = Field(
         None,
         description="`none`, `auto`, `required`, the function to call, or the allowed functions. Default auto.",
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
-    thinking_token_budget: int | None = Field(
+    # Whether that grammar, or the output, allows several calls.
+    parallel_tool_calls: Sampling[bool | None] = Field(
+        None, description="false: at most one call. Default true."
+    )
+    # A part of the constraint.
+    thinking_token_budget: Sampling[int | None] = Field(
         None,
         ge=0,
         lt=2**31,
         description="Maximum tokens of reasoning; then its end is forced. Default: no limit.",
     )
-    include_reasoning: bool | None = Field(None, description="false: leave the reasoning out. Default true.")
-    prediction: Prediction | None = Field(
+    include_reasoning: Shown[bool | None] = Field(
+        None, description="false: leave the reasoning out. Default true."
+    )
+    prediction: Inert[Prediction | None] = Field(
         None, description="The expected output: matching parts are generated faster. Not with tools."
     )
+
+    @property
+    def alternatives(self) -> int | None:
+        """The number of alternatives per token that are requested; None: no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 MAX_PROMPTS = 2048
@@ -417,15 +437,23 @@ def _prompt(value: Any) -> Any:
 class CompletionBody(Generation):
     """A request to continue one or several texts."""
 
-    prompt: Annotated[SkipValidation[str | list[str] | list[int] | list[list[int]]], BeforeValidator(_prompt)]
-    best_of: int | None = Field(
+    prompt: Tokens[
+        Annotated[SkipValidation[str | list[str] | list[int] | list[list[int]]], BeforeValidator(_prompt)]
+    ]
+    # Requests logprobs; the choice among candidates is made again.
+    best_of: Sampling[int | None] = Field(
         None, ge=1, le=MAX_CHOICES, description="Generate this many, return the best n."
     )
-    echo: bool | None = Field(None, description="Return the prompt before the completion.")
-    suffix: str | None = Field(
+    echo: Shown[bool | None] = Field(None, description="Return the prompt before the completion.")
+    suffix: Tokens[str | None] = Field(
         None, description="The text after the completion, for models with tokens for fill-in-the-middle."
     )
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: Sampling[int | None] = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def candidates(self) -> int:
+        """Outputs generated per prompt, of which the best ``n`` are returned."""
+        return max(self.n or 1, self.best_of or 1)
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one, as text or as tokens."""

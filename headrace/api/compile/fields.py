@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 
@@ -27,89 +27,36 @@ class Way(StrEnum):
     INERT = "inert"  # cannot change the response
 
 
-WAYS: Mapping[str, Way] = {
-    # the prompt
-    "messages": Way.TOKENS,
-    "prompt": Way.TOKENS,
-    "suffix": Way.TOKENS,
-    "add_generation_prompt": Way.TOKENS,
-    "continue_final_message": Way.TOKENS,  # also in the key itself, because of the space before the first word
-    "chat_template": Way.TOKENS,
-    "chat_template_kwargs": Way.TOKENS,
-    "tools": Way.TOKENS,  # also decide how an output is parsed; a replay parses it again
-    "reasoning_effort": Way.TOKENS,
-    "add_special_tokens": Way.TOKENS,
-    "truncate_prompt_tokens": Way.TOKENS,
-    # sampling
-    "temperature": Way.SAMPLING,
-    "top_p": Way.SAMPLING,
-    "top_k": Way.SAMPLING,
-    "min_p": Way.SAMPLING,
-    "max_tokens": Way.SAMPLING,
-    "max_completion_tokens": Way.SAMPLING,
-    "min_tokens": Way.SAMPLING,
-    "stop": Way.SAMPLING,
-    "stop_token_ids": Way.SAMPLING,
-    "include_stop_str_in_output": Way.SAMPLING,
-    "ignore_eos": Way.SAMPLING,
-    "seed": Way.SAMPLING,
-    "presence_penalty": Way.SAMPLING,
-    "frequency_penalty": Way.SAMPLING,
-    "repetition_penalty": Way.SAMPLING,
-    "logit_bias": Way.SAMPLING,
-    "allowed_token_ids": Way.SAMPLING,
-    "bad_words": Way.SAMPLING,
-    "skip_special_tokens": Way.SAMPLING,
-    "logprobs": Way.SAMPLING,
-    "top_logprobs": Way.SAMPLING,
-    "prompt_logprobs": Way.SAMPLING,
-    "response_format": Way.SAMPLING,
-    "structured_outputs": Way.SAMPLING,
-    "guided_json": Way.SAMPLING,
-    "guided_regex": Way.SAMPLING,
-    "guided_choice": Way.SAMPLING,
-    "guided_grammar": Way.SAMPLING,
-    "tool_choice": Way.SAMPLING,  # a required call is a grammar
-    "parallel_tool_calls": Way.SAMPLING,  # whether that grammar, or the output, allows several calls
-    "thinking_token_budget": Way.SAMPLING,  # a part of the constraint
-    "best_of": Way.SAMPLING,  # requests logprobs; the choice among candidates is made again
-    # scope
-    "model": Way.SCOPE,
-    "user": Way.SCOPE,
-    "cache_salt": Way.SCOPE,
-    # output format
-    "n": Way.SHOWN,  # each choice has its own seed and its own key
-    "echo": Way.SHOWN,
-    "stream": Way.SHOWN,
-    "stream_options": Way.SHOWN,
-    "return_token_ids": Way.SHOWN,
-    "include_reasoning": Way.SHOWN,
-    "include_cost": Way.SHOWN,
-    "response_cache": Way.CONTROL,
-    "priority": Way.INERT,
-    "service_tier": Way.INERT,
-    "slo": Way.INERT,
-    "deadline_ms": Way.INERT,
-    "retention": Way.INERT,
-    "prompt_cache_key": Way.INERT,
-    "prompt_cache_retention": Way.INERT,
-    "kv_transfer_params": Way.INERT,  # a cached response needs no blocks of another server
-    "prediction": Way.INERT,
-    "session_id": Way.INERT,
-    "agent_hint": Way.INERT,
-    "request_id": Way.INERT,
-    "metadata": Way.INERT,
-}
-
-
-def unknown_field(body: Wire) -> str:
-    """The first field that ``body`` sets and that has no row; empty if there is none."""
-    return next((name for name in _rowless(type(body)) if name in body.model_fields_set), "")
+ValueT = TypeVar("ValueT")
+Tokens = Annotated[ValueT, Way.TOKENS]
+Sampling = Annotated[ValueT, Way.SAMPLING]
+Scope = Annotated[ValueT, Way.SCOPE]
+Shown = Annotated[ValueT, Way.SHOWN]
+Control = Annotated[ValueT, Way.CONTROL]
+Inert = Annotated[ValueT, Way.INERT]
 
 
 @cache
-def _rowless(form: type[Wire]) -> tuple[str, ...]:
-    return tuple(sorted(form.model_fields.keys() - WAYS.keys()))
+def ways(form: type[Wire]) -> Mapping[str, Way]:
+    """The kinds of the fields of a body, by name, without those that have none."""
+    found = {
+        name: [way for way in field.metadata if isinstance(way, Way)]
+        for name, field in form.model_fields.items()
+    }
+    return {name: kinds[0] for name, kinds in found.items() if kinds}
+
+
+def unknown_field(body: Wire) -> str:
+    """The first field that ``body`` sets and that has no kind; empty if there is none.
+
+    Such a request is not cached. So a new field cannot cause wrong hits, and a test fails until it has a kind.
+    """
+    return next((name for name in _without_kind(type(body)) if name in body.model_fields_set), "")
+
+
+@cache
+def _without_kind(form: type[Wire]) -> tuple[str, ...]:
+    return tuple(sorted(form.model_fields.keys() - ways(form).keys()))
 
 
 MAX_TTL_SECONDS = 30 * 86400
@@ -248,7 +195,7 @@ class AgentHint(Wire):
 class SessionFields(Wire):
     """The session of a call; its prompt is retained between its turns."""
 
-    session_id: str | None = Field(
+    session_id: Inert[str | None] = Field(
         None,
         min_length=1,
         max_length=256,
@@ -256,7 +203,7 @@ class SessionFields(Wire):
         description="Names a session: its newest prompt stays cached and replaces the one before it. The header "
         "X-Session-Id means the same.",
     )
-    agent_hint: AgentHint | None = Field(
+    agent_hint: Inert[AgentHint | None] = Field(
         None, description="How long the session's prompt is retained. It needs a session."
     )
 
@@ -264,23 +211,23 @@ class SessionFields(Wire):
 class SchedulingFields(SessionFields):
     """The fields of every call that generates."""
 
-    priority: int | None = Field(
+    priority: Inert[int | None] = Field(
         None,
         ge=-(2**31),
         lt=2**31,
         description="Lower runs sooner, within the class. Without service_tier its sign names the class: "
         "negative priority, positive flex.",
     )
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
+    service_tier: Inert[Literal["auto", "default", "flex", "priority"] | None] = Field(
         None, description="The class whose share of the machine the request uses."
     )
-    slo: SloBody | None = Field(
+    slo: Inert[SloBody | None] = Field(
         None, description="Latency targets of this request (default: those of its class)."
     )
-    deadline_ms: int | None = Field(
+    deadline_ms: Inert[int | None] = Field(
         None, ge=1, le=MAX_MS, description="Ends with 408 when it passes, or at once if it cannot be met."
     )
-    retention: list[RetentionBody] | None = Field(
+    retention: Inert[list[RetentionBody] | None] = Field(
         None, max_length=MAX_RETENTIONS, description="How long ranges of the prompt's tokens stay cached."
     )
 
@@ -366,14 +313,24 @@ class StructuredOutputs(Wire):
 class StructuredBody(Wire):
     """The fields of a call that ask for structured output."""
 
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | bool | str | None = Field(
+    response_format: Sampling[ResponseFormat | None] = None
+    structured_outputs: Sampling[StructuredOutputs | None] = None
+    guided_json: Sampling[dict[str, Any] | bool | str | None] = Field(
         None, description="Alias of structured_outputs.json."
     )
-    guided_regex: str | None = Field(None, description="Alias of structured_outputs.regex.")
-    guided_choice: list[str] | None = Field(None, description="Alias of structured_outputs.choice.")
-    guided_grammar: str | None = Field(None, description="Alias of structured_outputs.grammar.")
+    guided_regex: Sampling[str | None] = Field(None, description="Alias of structured_outputs.regex.")
+    guided_choice: Sampling[list[str] | None] = Field(None, description="Alias of structured_outputs.choice.")
+    guided_grammar: Sampling[str | None] = Field(None, description="Alias of structured_outputs.grammar.")
+
+    @property
+    def constraining(self) -> list[str]:
+        """The names of the fields that are set and constrain the output; more than one is an error."""
+        asked = [name for name in StructuredBody.model_fields if getattr(self, name) is not None]
+        if isinstance(self.response_format, TextFormat):
+            asked.remove("response_format")
+        if self.structured_outputs is not None and not self.structured_outputs.model_dump(exclude_none=True):
+            asked.remove("structured_outputs")
+        return asked
 
 
 MAX_CHOICES = 128
@@ -488,56 +445,62 @@ class StreamOptions(Wire):
 class Generation(StructuredBody, SchedulingFields):
     """Fields of every call that generates text."""
 
-    model: str | None = Field(None, description="Name of the model. Default: the served model.")
-    temperature: Temperature = Field(None, description=f"From 0 (greedy) to {MAX_TEMPERATURE}. Default 1.")
-    top_p: float | None = None
-    top_k: int | None = Field(None, description="0 or -1: no limit.")
-    min_p: float | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
-    max_tokens: int | None = Field(None, description="-1: as many as the context leaves after the prompt.")
-    min_tokens: int | None = None
-    stop: Stop = Field(
+    model: Scope[str | None] = Field(None, description="Name of the model. Default: the served model.")
+    temperature: Sampling[Temperature] = Field(
+        None, description=f"From 0 (greedy) to {MAX_TEMPERATURE}. Default 1."
+    )
+    top_p: Sampling[float | None] = None
+    top_k: Sampling[int | None] = Field(None, description="0 or -1: no limit.")
+    min_p: Sampling[float | None] = None
+    # Each choice has its own seed and its own key.
+    n: Shown[int | None] = Field(None, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
+    max_tokens: Sampling[int | None] = Field(
+        None, description="-1: as many as the context leaves after the prompt."
+    )
+    min_tokens: Sampling[int | None] = None
+    stop: Sampling[Stop] = Field(
         None, description=f"At most {MAX_STOPS} strings of at most {MAX_STOP_CHARACTERS} characters each."
     )
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[SkipValidation[dict[str, float] | None], BeforeValidator(_biases)] = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARACTERS)]] | None = Field(
+    stop_token_ids: Sampling[list[TokenId] | None] = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    include_stop_str_in_output: Sampling[bool | None] = None
+    ignore_eos: Sampling[bool | None] = None
+    seed: Sampling[int | None] = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: Sampling[float | None] = None
+    frequency_penalty: Sampling[float | None] = None
+    repetition_penalty: Sampling[float | None] = None
+    logit_bias: Sampling[Annotated[SkipValidation[dict[str, float] | None], BeforeValidator(_biases)]] = None
+    allowed_token_ids: Sampling[list[TokenId] | None] = None
+    bad_words: Sampling[list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARACTERS)]] | None] = Field(
         None, max_length=MAX_BAD_WORDS
     )
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    skip_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = Field(
+    prompt_logprobs: Sampling[int | None] = Field(None, ge=0, le=MAX_LOGPROBS)
+    skip_special_tokens: Sampling[bool | None] = None
+    truncate_prompt_tokens: Tokens[int | None] = Field(
         None, ge=-1, description="Keep only this many tokens from the prompt's end; -1: as many as fit."
     )
-    add_special_tokens: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = Field(None, max_length=512)
-    cache_salt: str | None = Field(
+    add_special_tokens: Tokens[bool | None] = None
+    stream: Shown[bool | None] = None
+    stream_options: Shown[StreamOptions | None] = None
+    user: Scope[str | None] = Field(None, max_length=512)
+    cache_salt: Scope[str | None] = Field(
         None, min_length=1, max_length=512, description="Only requests with the same salt share prefixes."
     )
-    response_cache: CacheDirectiveFields | None = Field(
+    response_cache: Control[CacheDirectiveFields | None] = Field(
         None, description="Directives for the response caches; `Cache-Control` can express some of them."
     )
-    prompt_cache_key: str | None = Field(
+    prompt_cache_key: Inert[str | None] = Field(
         None,
         max_length=512,
         description="Groups requests with a common prefix: waiting ones of the same key run together.",
     )
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
+    prompt_cache_retention: Inert[Literal["in_memory", "in-memory", "24h"] | None] = Field(
         None, description="24h: retain the computed prompt longer than others for 24 hours."
     )
-    kv_transfer_params: KVTransferParams | None = Field(
+    # A cached response needs no blocks of another server.
+    kv_transfer_params: Inert[KVTransferParams | None] = Field(
         None, description="Compute the prompt's KV blocks for another server, or pull them from one."
     )
-    return_token_ids: bool | None = None
-    include_cost: bool | None = Field(None, description="Add `cost` and `cost_details` to `usage`.")
-    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
-    metadata: MetadataField = Field(None, description="Returned by GET /v1/requests/{id}.")
+    return_token_ids: Shown[bool | None] = None
+    include_cost: Shown[bool | None] = Field(None, description="Add `cost` and `cost_details` to `usage`.")
+    request_id: Inert[str | None] = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
+    metadata: Inert[MetadataField] = Field(None, description="Returned by GET /v1/requests/{id}.")

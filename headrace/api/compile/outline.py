@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 from headrace.api.compile.bodies import Conversation, Message
-from headrace.api.compile.markers import Applied, described, header, marker_at
-from headrace.api.compile.model import ServedModel
-from headrace.api.compile.policies import About
+from headrace.api.compile.markers import marker_at
 from headrace.core.prefix.departure import Place
 from headrace.text.parsing.formats import ReasoningFormat
 from headrace.text.tokenizer import Tokenizer
@@ -129,12 +126,3 @@ def _needles(message: Message) -> list[str]:
     texts = [content] if isinstance(content, str) else [part.text for part in content or ()]
     calls = [call.function.name for call in message.tool_calls or ()]
     return [text.strip() for text in (*texts, *calls) if text.strip()]
-
-
-def about_chat(
-    model: ServedModel, body: Conversation, text: str, tokens: Sequence[int], done: Sequence[Applied]
-) -> About:
-    """The description of a conversation's prompt ``text`` and its ``tokens``."""
-    outline = Outline(text, body, model.dialect.reasoning(body.chat_template), model.tokenizer)
-    tools = tuple(hash(json.dumps(tool.plain(), sort_keys=True)) for tool in body.tools or ())
-    return About(partial(outline.place, tokens), tools, tuple(described(done)), tuple(header(done).items()))

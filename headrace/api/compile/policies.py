@@ -1,4 +1,4 @@
-"""What the server's policies make of a request: its class, deadline, retention, session and KV transfer."""
+"""What a server has settled about requests: the scheduler's rules, KV transfer, and what happens with prompts."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from headrace.api.compile.fields import NO_TARGETS, KVTransferParams, SchedulingFields, SloBody
+from headrace.api.compile.fields import KVTransferParams
 from headrace.api.compile.markers import Marker, chosen
 from headrace.api.errors import invalid
 from headrace.core.prefix.departure import NOWHERE, Place
-from headrace.core.request import Request, Retention, Slo
+from headrace.core.request import Request, Retention
 from headrace.core.tenancy.classes import CLASSES, ServiceClass
-from headrace.core.tenancy.tenants import EQUALS, Tenants, TenantTerms
+from headrace.core.tenancy.tenants import EQUALS, Tenants
 from headrace.service.sessions import Sessions, Turn
-
-PRIORITIES = {"priority": -100, "default": 0, "flex": 100, "background": 200}
-"""The ``priority`` of a class under the policy `priority`, which has no classes; lower runs sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,101 +23,6 @@ class Rules:
     policy: str = "fair"
     classes: Mapping[str, ServiceClass] = field(default_factory=lambda: {each.name: each for each in CLASSES})
     tenants: Tenants = EQUALS
-
-
-class Scheduling(NamedTuple):
-    """The fields as a `core.request.Request` has them; ``seconds`` until its deadline, None without one."""
-
-    service_class: str
-    priority: int
-    slo: Slo
-    seconds: float | None
-
-
-def scheduling_of(
-    body: SchedulingFields, rules: Rules, tenant: str, request_timeout: float, assigned: str = ""
-) -> Scheduling:
-    """The scheduling parameters of a request. A class ``assigned`` by the server replaces the one that the fields name.
-
-    Raises:
-        ApiError: a field that the policy does not use, a class that the tenant may not use, or a deadline after the
-            server's timeout.
-    """
-    if rules.policy in ("fcfs", "static"):
-        _refuse(body, rules.policy)
-        service_class = assigned or "default"
-    else:
-        service_class = assigned or _class(body, rules.tenants.terms(tenant), tenant)
-    priority = body.priority
-    if rules.policy == "priority" and priority is None:
-        priority = PRIORITIES[service_class]
-    return Scheduling(
-        service_class,
-        priority or 0,
-        _slo(body.slo, rules.classes[service_class]),
-        _deadline(body.deadline_ms, request_timeout),
-    )
-
-
-def retentions(body: SchedulingFields, prompt_tokens: int) -> tuple[Retention, ...]:
-    """The retentions that ``body`` asks for, checked against the length of the prompt.
-
-    Raises:
-        ApiError: a range is empty or reaches beyond the prompt.
-    """
-    asked = []
-    for i, each in enumerate(body.retention or ()):
-        path = f"retention[{i}]"
-        if each.end is not None and each.end <= each.start:
-            raise invalid(f"{path}.end ({each.end}) must be above {path}.start ({each.start})", f"{path}.end")
-        for name, value in (("start", each.start + 1), ("end", each.end or 0)):
-            if value > prompt_tokens:
-                raise invalid(
-                    f"{path}.{name} is beyond the prompt's {prompt_tokens} tokens", f"{path}.{name}"
-                )
-        asked.append(Retention(each.start, each.end, each.priority, each.ttl_seconds))
-    return tuple(asked)
-
-
-def _refuse(body: SchedulingFields, policy: str) -> None:
-    for param, value, neutral in (
-        ("priority", body.priority, (None, 0)),
-        ("service_tier", body.service_tier, (None, "auto", "default")),
-        ("slo", body.slo, (None, NO_TARGETS)),
-    ):
-        if value not in neutral:
-            raise invalid(f"{param} needs another --scheduling-policy than this server's {policy}", param)
-
-
-def _class(body: SchedulingFields, terms: TenantTerms, tenant: str) -> str:
-    named, param = body.service_tier, "service_tier"
-    if named is None and body.priority:
-        named, param = "priority" if body.priority < 0 else "flex", "priority"
-    if named in (None, "auto"):
-        return terms.default_class
-    if not terms.may_use(named):
-        allowed = ", ".join(sorted(terms.classes | {terms.default_class}))
-        raise invalid(f"{param}: tenant {tenant!r} may use {allowed}, not {named}", param)
-    return named
-
-
-def _slo(asked: SloBody | None, service_class: ServiceClass) -> Slo:
-    given = asked or NO_TARGETS
-    default = service_class.slo
-    return Slo(
-        default.ttft_seconds if given.ttft_ms is None else given.ttft_ms / 1000,
-        default.tpot_seconds if given.tpot_ms is None else given.tpot_ms / 1000,
-    )
-
-
-def _deadline(deadline_ms: int | None, request_timeout: float) -> float | None:
-    if deadline_ms is None:
-        return None
-    if deadline_ms > 1000 * request_timeout:
-        limit = round(1000 * request_timeout)
-        message = f"deadline_ms must be at most {limit}: the server ends every request then"
-        raise invalid(message, "deadline_ms")
-    return deadline_ms / 1000
 
 
 MARKED_RETENTION = 60

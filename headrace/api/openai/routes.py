@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
 from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.bodies import (
@@ -27,8 +26,8 @@ from headrace.api.compile.bodies import (
 )
 from headrace.api.compile.call import Call
 from headrace.api.compile.fields import Generation, TokenId
-from headrace.api.openai.chat import open_chat, render
-from headrace.api.openai.completions import open_completion
+from headrace.api.compile.render import render
+from headrace.api.compile.stages import open_chat, open_completion
 from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.serving import Serving
@@ -124,7 +123,7 @@ class Api:
             prompt = PromptText(body.prompt)
         else:
             caller: Caller = request.scope[CALLER]
-            prompt = await render(self._model, body, tenant(caller.key_id, caller.tenant_header, None))
+            prompt = await render(self._model, body, caller.tenant())
         self._model.check_name(body.model)
         tokens = await self._model.encode_prompt(prompt, body.add_special_tokens)
         pieces = self._model.intake.pieces()

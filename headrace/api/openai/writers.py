@@ -15,7 +15,6 @@ from headrace.api.compile.call import NOTHING, Call, Choice, Delta
 from headrace.api.compile.fields import Generation
 from headrace.api.errors import ApiError
 from headrace.api.logprobs import chat_logprobs, completion_logprobs, prompt_entries, prompt_logprobs
-from headrace.api.openai.chat import _top_logprobs
 from headrace.api.replies import DONE, encode, encode_lines, encode_text, error_event
 from headrace.core.plan import TokenLogprob
 from headrace.text.parsing.message import MessagePiece
@@ -112,7 +111,7 @@ class ChatWriter(Writer):
 
     def __init__(self, call: Call, body: ChatBody) -> None:
         super().__init__(call, body)
-        self._top = _top_logprobs(body)
+        self._top = body.alternatives
         self._prompt_top = body.prompt_logprobs
         reading = call.prompts[0].reading
         self._forced = reading is not None and reading.forced

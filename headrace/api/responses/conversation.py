@@ -13,8 +13,8 @@ from starlette.types import Receive
 
 from headrace.api.caller import Caller
 from headrace.api.compile.bodies import ChatBody
+from headrace.api.compile.stages import count_chat, open_chat
 from headrace.api.errors import invalid
-from headrace.api.openai.chat import count_chat, open_chat
 from headrace.api.replies import hung_up
 from headrace.api.responses.items import (
     Stored,

@@ -18,8 +18,8 @@ from headrace.api.body import read_body
 from headrace.api.caller import CALLER, Caller, StoredFor
 from headrace.api.compile.call import Call
 from headrace.api.compile.policies import stored_name
+from headrace.api.compile.stages import count_chat, open_chat
 from headrace.api.errors import ApiError, invalid, not_stored
-from headrace.api.openai.chat import count_chat, open_chat
 from headrace.api.paging import read_page
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.responses.background import BackgroundResponses

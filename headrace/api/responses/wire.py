@@ -400,7 +400,9 @@ Input = Annotated[
     Annotated[str, Tag(FORM_MARK + "text")]
     | Annotated[list[Item], Field(max_length=MAX_ITEMS), Tag(FORM_MARK + "list")],
     Discriminator(
-        _form_of_parts, custom_error_type="input_type", custom_error_message="must be a string or a list of items"
+        _form_of_parts,
+        custom_error_type="input_type",
+        custom_error_message="must be a string or a list of items",
     ),
     BeforeValidator(known_items),
 ]

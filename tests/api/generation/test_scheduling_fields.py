@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.api.compile.bodies import CompletionBody
-from headrace.api.compile.policies import Rules, Scheduling, retentions, scheduling_of
+from headrace.api.compile.policies import Rules
+from headrace.api.compile.submit import Scheduling, retentions, scheduling_of
 from headrace.api.errors import ApiError
 from headrace.core.request import NO_SLO, Retention, Slo
 from headrace.core.tenancy.classes import DEFAULT, FLEX, PRIORITY

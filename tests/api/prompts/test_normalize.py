@@ -1,5 +1,7 @@
 from headrace.api.compile.bodies import ChatBody
-from headrace.api.compile.markers import Action, Applied, chosen, described, header, normalized
+from headrace.api.compile.draft import Applied
+from headrace.api.compile.markers import Action, chosen
+from headrace.api.compile.render import described, header, normalized
 
 BILLING = "x-anthropic-billing-header: cch=1234;\n"
 ALL = chosen(["all"])

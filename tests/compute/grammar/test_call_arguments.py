@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.api.compile.bodies import Tool, call_rule
-from headrace.api.tools.constraint import constraint_for_tools
+from headrace.api.compile.constrain import constraint_for_tools
 from headrace.compute.grammar.compiler import Compiler
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 from headrace.text.parsing.machine import Machine
