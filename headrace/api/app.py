@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Lifespan
 from headrace.api.auth.access import Access, AccessCheck
 from headrace.api.auth.api_keys import Keys
 from headrace.api.auth.origin import Hosts, OriginCheck, plain_origin
+from headrace.api.caller import COST_HEADER
+from headrace.api.compile.render import NORMALIZED_HEADER
 from headrace.api.edge import Edge
 from headrace.api.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
 from headrace.api.exchange import Hooks
-from headrace.api.generation.caller import COST_HEADER
 from headrace.api.openapi import described
-from headrace.api.prompts.normalize import NORMALIZED_HEADER
 from headrace.api.rate_limit_headers import RATE_HEADERS
 from headrace.api.replies import CACHE_HEADER
 from headrace.api.routing import ApiRoute, Row

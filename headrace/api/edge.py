@@ -16,9 +16,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.api.anthropic.errors import error_response, speaks_anthropic
+from headrace.api.anthropic.formats import error_response, speaks_anthropic
 from headrace.api.auth.access import AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
 from headrace.api.auth.origin import HostRefused, OriginCheck, OriginRefused
+from headrace.api.caller import CALLER, COST_HEADER, Caller
 from headrace.api.errors import (
     ERROR_FORMAT,
     ApiError,
@@ -32,8 +33,7 @@ from headrace.api.errors import (
     shutting_down,
     unsupported_media_type,
 )
-from headrace.api.exchange import EXCHANGE, HEADER_TEXT, Exchange, Hooks
-from headrace.api.generation.caller import COST_HEADER, Caller
+from headrace.api.exchange import EXCHANGE, HEADER_TEXT, SEND, Exchange, Hooks
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,6 @@ SINGLE = frozenset(
 
 UPLOADS = "/v1/files"
 """The route that takes a form; all others take JSON."""
-
-CALLER = "headrace.caller"
-"""The key of the `Caller` in an ASGI scope."""
-
-SEND = "headrace.send"
-"""The key of the server's own ``send`` in an ASGI scope. Streams use it for their body, which no layer looks at."""
 
 
 class Edge:

@@ -30,9 +30,9 @@ from headrace.api.operations.timeline import RequestTimeline
 from headrace.api.operations.tuner import TunerRoutes
 from headrace.api.operations.usage_report import UsageReport
 from headrace.api.pages.routes import Pages
-from headrace.api.prompts.routes import SessionsApi
 from headrace.api.responses.routes import ResponsesApi
 from headrace.api.routing import Endpoints, Row, route
+from headrace.api.sessions import SessionsApi
 
 _ERROR = {
     "type": "object",

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain, takewhile
 from typing import Any, TypeVar
@@ -22,9 +23,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
-from headrace.api.errors import ApiError, invalid
-from headrace.api.generation.unsupported import NotYet, refuse_unsupported
+from headrace.api.errors import ApiError, invalid, not_supported
 from headrace.core.constraint import WrittenFloat
+from headrace.core.request import InvalidParameter
 
 
 class Wire(BaseModel):
@@ -101,18 +102,25 @@ def _optional(form: type[Wire]) -> frozenset[str]:
 INLINE_BYTES = 32 * 1024
 """Bodies up to this length are parsed on the event loop, in less than a millisecond; longer ones beside it."""
 
+
 MOST_PARTS = 32_768
 """Maximum objects, lists and fields of a body. Each costs a microsecond or more, and the interpreter's lock is held
 while all of them are read."""
 
+
 MOST_VALUES = 524_288
 """Maximum values of a body, such as the token ids of prompts."""
+
 
 _PARSING = ThreadPoolExecutor(1, "headrace-body")
 """One thread: several would only compete for the interpreter with the event loop."""
 
+
 _OBJECT = re.compile(rb"[ \t\r\n]*+\{")
+
+
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
 
 WITH_SCHEMAS = frozenset(
     (
@@ -129,13 +137,18 @@ WITH_SCHEMAS = frozenset(
 )
 """Fields of bodies that contain JSON schemas, whose numbers are enforced with all their digits."""
 
+
 _LONG_NUMBER = re.compile(rb"[0-9.]{16}|[eE][+-]?[0-9]{3}")
 """Finds every fraction that a double may not hold exactly; a double holds 15 digits."""
+
 
 FORM_MARK = "~"
 """First character of the tags that distinguish a field's forms, so that no tag is equal to a field."""
 
+
 WireT = TypeVar("WireT", bound=Wire)
+
+
 ResultT = TypeVar("ResultT")
 
 
@@ -305,3 +318,93 @@ def _path(error: Mapping[str, Any], body: Mapping[str, Any]) -> str:
             path += f".{part}" if path else part
             value = None if absent else value[part]
     return path
+
+
+NotYet = Mapping[str, tuple[object, ...]]
+
+
+MESSAGE: NotYet = {"function_call": (), "audio": ()}
+
+
+_ROLES = ("function",)
+
+
+def refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> dict[str, Any]:
+    """``body`` without the fields of ``not_yet``.
+
+    Raises:
+        ApiError: one of them has a value that is not neutral.
+    """
+    kept = without(body, not_yet, "")
+    messages = kept.get("messages")
+    if isinstance(messages, list):
+        kept["messages"] = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return kept
+
+
+def _message(message: object, path: str) -> object:
+    """One message without neutral unsupported fields; a value that is no object is left to validation."""
+    if not isinstance(message, dict):
+        return message
+    role, content = message.get("role"), message.get("content")
+    if role in _ROLES:
+        raise not_supported(f"{path}.role", f"The role {role!r}")
+    kinds = ("text", "refusal") if role == "assistant" else ("text",)
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r}")
+    return without(message, MESSAGE, f"{path}.")
+
+
+def without(body: Mapping[str, Any], not_yet: NotYet, path: str) -> dict[str, Any]:
+    """``body`` without the fields of ``not_yet``; ``path`` is its place in the request.
+
+    Raises:
+        ApiError: one of them has a value that is not neutral.
+    """
+    kept = {}
+    for name, value in body.items():
+        if name not in not_yet:
+            kept[name] = value
+        elif value is not None and not any(_same(value, neutral) for neutral in not_yet[name]):
+            raise not_supported(f"{path}{name}")
+    return kept
+
+
+def _same(value: object, other: object) -> bool:
+    return type(value) is type(other) and value == other  # True == 1, but not on the wire
+
+
+@contextmanager
+def named(names: Mapping[str, str], places: Callable[[str], str] = str) -> Iterator[None]:
+    """Rename fields in errors: ``names`` has the client's by those of the chat body.
+
+    ``places`` does the same for paths within a text, where a field has another place in the client's body.
+    """
+    try:
+        yield
+    except InvalidParameter as error:
+        raise _renamed(invalid(str(error), error.param), names, places) from None
+    except ApiError as error:
+        raise _renamed(error, names, places) from None
+
+
+def _renamed(error: ApiError, names: Mapping[str, str], places: Callable[[str], str]) -> ApiError:
+    param, message = error.param or "", str(error)
+    first = re.split(r"[.\[]", param)[0]
+    if first in names:
+        name = re.compile("|".join(rf"\b{each}\b" for each in names))
+        own, message = names[first], name.sub(lambda found: names[found[0]], message)
+    elif (own := places(param)) != param:
+        message = places(message)
+    else:
+        return error
+    return ApiError(
+        error.status,
+        message,
+        type=error.type,
+        param=own,
+        code=error.code,
+        headers=error.headers,
+    )

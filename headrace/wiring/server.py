@@ -29,10 +29,8 @@ from headrace.api.batch.line_runner import (
 from headrace.api.batch.routes import open_batches
 from headrace.api.cache.question_recorder import QuestionRecorder
 from headrace.api.cache.routes import CacheApi
-from headrace.api.generation.call_notes import CallNotes
-from headrace.api.generation.scheduling_fields import Rules
-from headrace.api.generation.serving import Serving
-from headrace.api.model import ServedModel
+from headrace.api.compile.model import Dialect, ServedModel
+from headrace.api.compile.policies import Rules
 from headrace.api.openai.routes import Api
 from headrace.api.openapi import Docs
 from headrace.api.operations.abort import Abort
@@ -42,14 +40,14 @@ from headrace.api.operations.steps import StepRoutes
 from headrace.api.operations.timeline import RequestTimeline
 from headrace.api.operations.usage_report import UsageReport
 from headrace.api.pages.routes import Pages
-from headrace.api.prompts.routes import SessionsApi
 from headrace.api.rate_limit_headers import rate_headers
-from headrace.api.responses.opening import open_responses
+from headrace.api.responses.routes import open_responses
 from headrace.api.runtime.lifespan import lifespan_of
 from headrace.api.runtime.listening import check_address, exposure_warning, hosts
 from headrace.api.runtime.run import Apps, run_server
 from headrace.api.runtime.tls import check_tls
-from headrace.api.tools.dialect import Dialect
+from headrace.api.serving import CallNotes, Serving
+from headrace.api.sessions import SessionsApi
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits

@@ -1,7 +1,7 @@
 import pytest
 
+from headrace.api.compile.model import ServedModel
 from headrace.api.errors import ApiError
-from headrace.api.model import ServedModel
 from headrace.text.template import ChatTemplate
 from tests.text.vocabularies import byte_level
 

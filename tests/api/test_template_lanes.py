@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from headrace.api.compile.model import MAX_WAITING, TemplateLanes
 from headrace.api.errors import ApiError
-from headrace.api.template_lanes import MAX_WAITING, TemplateLanes
 
 
 def test_a_tenant_has_one_at_a_time_in_order_and_another_tenant_does_not_wait() -> None:

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from headrace.api import wire
+from headrace.api.compile.fields import StreamOptions
 from headrace.api.errors import ApiError
-from headrace.api.generation.fields import StreamOptions
 from headrace.api.wire import Replayed, Wire, parse, valid
 from tests.api.bodies import FORMS, LARGE, broken, example
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.api.tools.dialect import Dialect
+from headrace.api.compile.model import Dialect
 from headrace.text.content import AddedTokens
 from headrace.text.template import ChatTemplate
 from headrace.text.tool_prompt import shows_tools, with_tools

@@ -22,26 +22,21 @@ from starlette.types import Message
 from headrace.api.anthropic.routes import Messages
 from headrace.api.batch.lines import ENDPOINTS, BatchRequest
 from headrace.api.batch.runs import Busy, Reply
+from headrace.api.caller import Caller
+from headrace.api.compile.bodies import CHAT, COMPLETIONS, ChatBody, CompletionBody
+from headrace.api.compile.call import Answers, Call
+from headrace.api.compile.fields import Generation
+from headrace.api.compile.model import ServedModel
+from headrace.api.compile.stages import open_chat, open_completion
 from headrace.api.embedding.calls import PoolingCall, PoolingCalls
 from headrace.api.embedding.exchange import compute
 from headrace.api.errors import ApiError, failed, invalid, route_not_found
-from headrace.api.generation import unsupported
-from headrace.api.generation.call import Answers, Call
-from headrace.api.generation.call_notes import CallNotes
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.fields import Generation
-from headrace.api.generation.unsupported import NotYet
-from headrace.api.generation.writing import WholeWriter, Writer
-from headrace.api.model import ServedModel
-from headrace.api.openai.chat import ChatWriter, open_chat
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.openai.completions import CompletionWriter, open_completion
-from headrace.api.openai.completions_wire import CompletionBody
-from headrace.api.replies import writer_of
-from headrace.api.responses.refusals import RESPONSES
+from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
+from headrace.api.replies import WholeWriter, writer_of
 from headrace.api.responses.routes import ResponsesApi
-from headrace.api.responses.wire import ResponsesBody
-from headrace.api.wire import parse_beside
+from headrace.api.responses.wire import RESPONSES, ResponsesBody
+from headrace.api.serving import CallNotes
+from headrace.api.wire import NotYet, parse_beside
 from headrace.core.constraint import UnusableConstraint, json_text
 from headrace.core.request import InvalidParameter
 from headrace.core.tenancy.classes import is_awaited
@@ -187,8 +182,8 @@ class Endpoint(NamedTuple):
 
 
 OPENED: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint(ChatBody, unsupported.CHAT, open_chat, ChatWriter),
-    "/v1/completions": Endpoint(CompletionBody, unsupported.COMPLETIONS, open_completion, CompletionWriter),
+    "/v1/chat/completions": Endpoint(ChatBody, CHAT, open_chat, ChatWriter),
+    "/v1/completions": Endpoint(CompletionBody, COMPLETIONS, open_completion, CompletionWriter),
 }
 
 

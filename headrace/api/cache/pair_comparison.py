@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from headrace.api.model import ServedModel
-from headrace.api.openai.chat import render
-from headrace.api.openai.chat_wire import Conversation
+from headrace.api.compile.bodies import Conversation
+from headrace.api.compile.encode import conversation_tokens
+from headrace.api.compile.model import ServedModel
 from headrace.core.events import Emitted
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import Request, SamplingParams
@@ -79,7 +79,7 @@ class PairComparison:
         asked = Conversation.model_validate(
             {"messages": [{"role": "user", "content": said}], "reasoning_effort": "none"}
         )
-        return await self._model.encode_prompt(await render(self._model, asked, tenant_name))
+        return await conversation_tokens(self._model, asked, tenant_name)
 
     async def _odds(
         self, tokens: list[int], yes: int, no: int, tenant_name: str, begun: Begun

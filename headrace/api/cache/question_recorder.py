@@ -6,20 +6,19 @@ import time
 from collections.abc import Callable
 
 from headrace.api.auth.api_keys import tenant
-from headrace.api.cache.cacheable import WAYS, Way
-from headrace.api.cache.wire import control
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.fields import Generation
-from headrace.api.openai.chat_wire import ChatBody
+from headrace.api.caller import Caller
+from headrace.api.compile.bodies import ChatBody, CompletionBody
+from headrace.api.compile.fields import Generation, Way, control, ways
 from headrace.response_cache.history import History, Recorded
 from headrace.response_cache.rules.response.key import Unkeyable, digest
 
-_IMMATERIAL = {name for name, way in WAYS.items() if way in (Way.INERT, Way.CONTROL)}
+_KINDS = {**ways(CompletionBody), **ways(ChatBody)}
+_IMMATERIAL = {name for name, way in _KINDS.items() if way in (Way.INERT, Way.CONTROL)}
 _IMMATERIAL |= {"stream", "stream_options", "return_token_ids"}
 
 CHAT_PATH = "/v1/chat/completions"
 
-_UNSENT = {name for name, way in WAYS.items() if way is Way.INERT} | {"stream", "stream_options"}
+_UNSENT = {name for name, way in _KINDS.items() if way is Way.INERT} | {"stream", "stream_options"}
 """Fields of a chat request that are not recorded, because they concern only that request."""
 
 

@@ -12,11 +12,9 @@ from starlette.responses import JSONResponse, Response
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
-from headrace.api.cache.wire import MAX_TAGS
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.fields import MAX_CHOICES, MAX_TAGS
 from headrace.api.errors import ApiError, invalid, permission_denied
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.fields import MAX_CHOICES
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 from headrace.response_cache.lookup import CacheLookup

@@ -12,20 +12,15 @@ from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
 from headrace.api.cache.pair_comparison import PairComparison
 from headrace.api.cache.warm_wire import WarmBody, WarmPrefix
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.bodies import CHAT, COMPLETIONS, ChatBody, CompletionBody, Conversation
+from headrace.api.compile.call import Call
+from headrace.api.compile.encode import conversation_tokens
+from headrace.api.compile.model import ServedModel
+from headrace.api.compile.stages import open_chat, open_completion
 from headrace.api.errors import ApiError, invalid, permission_denied
-from headrace.api.generation import unsupported
-from headrace.api.generation.call import Call
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.unsupported import NotYet
-from headrace.api.model import ServedModel
-from headrace.api.openai.chat import open_chat, render
-from headrace.api.openai.chat_wire import ChatBody, Conversation
-from headrace.api.openai.completions import open_completion
-from headrace.api.openai.completions_wire import CompletionBody
-from headrace.api.prompts.normalize import normalized
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import parse, parse_beside
+from headrace.api.wire import NotYet, parse, parse_beside
 from headrace.core.constraint import json_text
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
 from headrace.core.tenancy.classes import BACKGROUND
@@ -101,9 +96,9 @@ class Computing:
             NotCacheable: its response could not be cached.
         """
         if question.url == "/v1/completions":
-            body = parse(question.body, CompletionBody, unsupported.COMPLETIONS)
+            body = parse(question.body, CompletionBody, COMPLETIONS)
             return await open_completion(self._ahead, self._model, body, caller, self._request_timeout)
-        chat = parse(question.body, ChatBody, unsupported.CHAT)
+        chat = parse(question.body, ChatBody, CHAT)
         return await open_chat(self._ahead, self._model, chat, caller, self._request_timeout, shorten=True)
 
     async def prefix_tokens(self, prefix: WarmPrefix, tenant_name: str) -> list[int]:
@@ -118,10 +113,7 @@ class Computing:
             tokens = await self._model.encode(prefix.prompt, add_special_tokens=True)
         else:
             opening = Conversation.model_construct(messages=prefix.messages, add_generation_prompt=False)
-            opening, _ = normalized(
-                opening, self._model.prompts.markers(self._model.rules.tenants, tenant_name)
-            )
-            tokens = await self._model.encode_prompt(await render(self._model, opening, tenant_name))
+            tokens = await conversation_tokens(self._model, opening, tenant_name)
         self._model.check_text(tokens, None)
         if len(tokens) >= self._model.max_model_len:
             raise invalid(
@@ -211,11 +203,7 @@ class Warm(Endpoints):
 
     def _check(self, url: str, raw: bytes, param: str) -> None:
         """Reject a request that could not be parsed later."""
-        form = (
-            (CompletionBody, unsupported.COMPLETIONS)
-            if url == "/v1/completions"
-            else (ChatBody, unsupported.CHAT)
-        )
+        form = (CompletionBody, COMPLETIONS) if url == "/v1/completions" else (ChatBody, CHAT)
         try:
             self._model.check_name(parse(raw, *form).model)
         except ApiError as error:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from headrace.api.openai.chat_wire import AnyMessage
+from headrace.api.compile.bodies import AnyMessage
 from headrace.api.wire import Wire
 
 MAX_REQUESTS = 10_000

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.api.auth.api_keys import tenant
+from headrace.api.caller import COST_HEADER, Caller
 from headrace.api.embedding import documents
 from headrace.api.embedding.wire import (
     EMBEDDINGS,
@@ -20,7 +21,6 @@ from headrace.api.embedding.wire import (
     ScoreBody,
 )
 from headrace.api.errors import ApiError, invalid
-from headrace.api.generation.caller import COST_HEADER, Caller
 from headrace.api.wire import parse_beside
 from headrace.core.embedding import TokenRow
 from headrace.service.embedding.inputs import (

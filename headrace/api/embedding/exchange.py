@@ -9,10 +9,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.api.compile.call import usage
 from headrace.api.embedding.calls import PoolingCall
 from headrace.api.errors import failed, shutting_down, timed_out, turned_away
 from headrace.api.exchange import Exchange
-from headrace.api.generation.usage import usage
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.core.request import FinishReason
 from headrace.service.embedding.job import EmbeddingFailed

@@ -9,12 +9,11 @@ from starlette.responses import Response
 
 from headrace.api.auth.access import Access
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.api.embedding.exchange import Disconnected, Unsent, compute
 from headrace.api.embedding.wire import EmbeddingBody, RerankBody, ScoreBody
 from headrace.api.exchange import DISCONNECTED, record_error
-from headrace.api.generation.caller import Caller
 from headrace.api.replies import cost_header, hung_up
 from headrace.api.routing import Endpoints, route
 

@@ -8,10 +8,10 @@ from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER
 from headrace.api.errors import request_not_found
-from headrace.api.generation.call_notes import CallNotes
 from headrace.api.routing import Endpoints, route
+from headrace.api.serving import CallNotes
 from headrace.api.wire import Wire, parse_beside
 
 

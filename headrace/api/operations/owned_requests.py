@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER
 from headrace.api.errors import request_not_found
-from headrace.api.generation.call_notes import CallNotes
+from headrace.api.serving import CallNotes
 from headrace.service.service import Service
 
 Explain = Callable[[str, float], Mapping[str, Any] | None]

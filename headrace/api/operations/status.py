@@ -9,13 +9,12 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headrace.api.anthropic.errors import SPEAKS
-from headrace.api.anthropic.models import card, listing
+from headrace.api.anthropic.formats import SPEAKS, card, listing
 from headrace.api.auth.access import Access
-from headrace.api.edge import CALLER
-from headrace.api.generation.call_notes import CallNotes
+from headrace.api.caller import CALLER
 from headrace.api.operations.owned_requests import Explain, owned
 from headrace.api.routing import Endpoints, route
+from headrace.api.serving import CallNotes
 from headrace.service.service import Health, Service
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,7 +27,7 @@ ExplainPrefix = Callable[[str, bool], Mapping[str, Any] | None]
 
 
 class ListedModel(Protocol):
-    """A model in ``/v1/models``: `api.model.ServedModel`, or `embedding.cards.PoolingCard`."""
+    """A model in ``/v1/models``: `api.compile.model.ServedModel`, or `embedding.cards.PoolingCard`."""
 
     @property
     def name(self) -> str: ...

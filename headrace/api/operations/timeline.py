@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
 from headrace.api.errors import invalid
-from headrace.api.generation.call_notes import CallNotes
 from headrace.api.operations.owned_requests import Explain, owned
 from headrace.api.routing import Endpoints, route
+from headrace.api.serving import CallNotes
 from headrace.service.service import Service
 
 FORMATS = ("json", "perfetto")

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER
 from headrace.api.errors import invalid
 from headrace.api.routing import Endpoints, route
 from headrace.service.quota_meter import limits_of

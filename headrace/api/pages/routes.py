@@ -14,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import Role
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
 from headrace.api.errors import ApiError, invalid, permission_denied
-from headrace.api.generation.caller import Caller
 from headrace.api.pages.assets import Assets
 from headrace.api.pages.broadcast import MOST_LISTENERS, Broadcast, Topic
 from headrace.api.replies import SSE_HEADERS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.api.cache.question_recorder import QuestionRecorder
 from headrace.api.cache.warm import Computing, Warm
-from headrace.api.model import ServedModel
+from headrace.api.compile.model import ServedModel
 from headrace.config import ConfigError, ResponseCacheOptions, ServerOptions, WarmOptions
 from headrace.response_cache.background_request import BackgroundRequests
 from headrace.response_cache.history import History

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from headrace.api.model import ServedModel
+from headrace.api.compile.model import ServedModel
 from headrace.api.pages.broadcast import Broadcast
 from headrace.api.pages.routes import Pages
 from headrace.config import Options

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from headrace.api.model import ServedModel
+from headrace.api.compile.model import ServedModel
 from headrace.config import ConfigError, Options
 from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts
@@ -26,10 +26,7 @@ from headrace.observe.vllm_names import aliases, labels
 from headrace.service.usage_file import UsageFile
 from headrace.wiring.engine import make_ledger, make_pricing
 from headrace.wiring.model import Loaded
-from headrace.wiring.operations.observability import (
-    add_build_info,
-    watch_resources,
-)
+from headrace.wiring.operations.observability import add_build_info, watch_resources
 
 CacheSizes = Callable[[], Mapping[Layer, Mapping[str, StoreFacts]]]
 

@@ -13,8 +13,8 @@ import torch
 
 from headrace import __version__
 from headrace.api.exchange import Exchange, Hook, Hooks
-from headrace.api.generation.call_notes import CallNotes
 from headrace.api.operations.access_log import PROBES, AccessLog, access_fields
+from headrace.api.serving import CallNotes
 from headrace.config import ConfigError, ObservabilityOptions, Options, read_systemd
 from headrace.core.ports import Watcher
 from headrace.observe.cost.meter import CostMeter

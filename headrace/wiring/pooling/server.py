@@ -24,7 +24,6 @@ from headrace.api.auth.origin import Hosts
 from headrace.api.batch.line_runner import PooledLines
 from headrace.api.batch.routes import open_batches
 from headrace.api.embedding.instead import NoGeneration
-from headrace.api.generation.call_notes import CallNotes
 from headrace.api.openapi import Docs
 from headrace.api.operations.pause import Pause
 from headrace.api.operations.status import Status
@@ -32,6 +31,7 @@ from headrace.api.operations.usage_report import UsageReport
 from headrace.api.runtime.lifespan import lifespan_of
 from headrace.api.runtime.listening import hosts
 from headrace.api.runtime.run import Apps, run_server
+from headrace.api.serving import CallNotes
 from headrace.config import PARTS, ConfigError, Options, ServerOptions
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request

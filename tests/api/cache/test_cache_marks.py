@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.api.generation.kv_fields import MARKED_RETENTION
+from headrace.api.compile.policies import MARKED_RETENTION
 from headrace.core.request import Retention
 from tests.api.caching import RequestsNoted
 

@@ -1,11 +1,9 @@
-"""Every field of the wire has a row that says how it reaches the key, and the row is true."""
+"""Every field of the wire has a kind that says how it reaches the key, and the kind is true."""
 
 import pytest
 
-from headrace.api.cache.cacheable import WAYS, Way, unknown_field
-from headrace.api.cache.wire import control
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.openai.completions_wire import CompletionBody
+from headrace.api.compile.bodies import ChatBody, CompletionBody
+from headrace.api.compile.fields import Way, control, unknown_field, ways
 from headrace.observe.cost.prices import Pricing
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup, NotCached
@@ -104,6 +102,9 @@ INERT_HERE = {"chat_template_kwargs", "add_special_tokens", "max_completion_toke
 """Fields whose other value changes nothing in this test's model: an unread variable, no bos token, an alias."""
 
 
+KINDS = {**ways(ChatBody), **ways(CompletionBody)}
+
+
 class Spy(CacheLookup):
     """Names what it is asked and answers nothing."""
 
@@ -142,9 +143,9 @@ def asks(house, spy, form, body):
     return found
 
 
-def test_every_field_has_a_row_and_every_row_a_field():
+def test_every_field_has_a_kind():
     fields = ChatBody.model_fields.keys() | CompletionBody.model_fields.keys()
-    assert fields == WAYS.keys() == OTHER.keys()
+    assert fields == KINDS.keys() == OTHER.keys()
 
 
 FORMS = [(ChatBody, CHAT), (CompletionBody, COMPLETION)]
@@ -155,7 +156,7 @@ FORMS = [(ChatBody, CHAT), (CompletionBody, COMPLETION)]
     [(form, base, name) for form, base in FORMS for name in form.model_fields],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", ""),
 )
-def test_a_field_changes_the_key_as_its_row_says(house, spy, form, base, name):
+def test_a_field_changes_the_key_as_its_kind_says(house, spy, form, base, name):
     value = 2 if name == "logprobs" and form is CompletionBody else OTHER[name]
     beside = WITH.get(name, {})
     plain = asks(house, spy, form, base | beside)
@@ -165,7 +166,7 @@ def test_a_field_changes_the_key_as_its_row_says(house, spy, form, base, name):
         return
     assert changed[0].allowed.exact
     same = plain[0].key == changed[0].key
-    assert same == (WAYS[name] in (Way.SHOWN, Way.CONTROL, Way.INERT) or name in INERT_HERE)
+    assert same == (KINDS[name] in (Way.SHOWN, Way.CONTROL, Way.INERT) or name in INERT_HERE)
 
 
 def test_the_answers_of_a_call_have_keys_of_their_own(house, spy):
@@ -185,12 +186,21 @@ def test_chat_and_completion_of_the_same_tokens_end_at_different_stops(house, sp
     )
 
 
-def test_a_field_without_a_row_forbids_caching_where_it_is_set(house, spy, monkeypatch):
-    monkeypatch.setattr("headrace.api.cache.cacheable._rowless", lambda form: ("min_p",))
+def test_a_field_without_a_kind_forbids_caching_where_it_is_set(house, spy, monkeypatch):
+    monkeypatch.setattr("headrace.api.compile.fields._without_kind", lambda form: ("min_p",))
     assert asks(house, spy, ChatBody, CHAT)[0].allowed.exact
     (ask,) = asks(house, spy, ChatBody, CHAT | {"min_p": 0.1})
     assert (ask.allowed.exact, ask.allowed.why) == (False, "min_p")
     assert unknown_field(ChatBody.model_validate(CHAT)) == ""
+
+
+class NewBody(ChatBody):
+    novelty: float | None = None
+
+
+def test_a_new_field_has_no_kind_until_it_is_given_one():
+    assert unknown_field(NewBody.model_validate(CHAT)) == ""
+    assert unknown_field(NewBody.model_validate(CHAT | {"novelty": 1.0})) == "novelty"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.api.cache.question_recorder import QuestionRecorder
-from headrace.api.generation.caller import Caller
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.openai.completions_wire import CompletionBody
+from headrace.api.caller import Caller
+from headrace.api.compile.bodies import ChatBody, CompletionBody
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 
 NOBODY = Caller(None, None)

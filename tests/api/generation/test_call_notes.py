@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.api.generation import call_notes
-from headrace.api.generation.call_notes import CallNotes
+from headrace.api import serving
+from headrace.api.serving import CallNotes
 
 PATH = "/v1/completions"
 BODY = {"prompt": "x", "max_tokens": 2}
@@ -30,7 +30,7 @@ def test_the_newest_call_of_a_name_is_found_within_its_tenant() -> None:
 
 
 def test_old_names_are_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(call_notes, "MOST_NAMES", 6)
+    monkeypatch.setattr(serving, "MOST_NAMES", 6)
     notes = CallNotes()
     for number in range(5):
         named(notes, f"n{number}", "a", f"call-{number}")
@@ -39,7 +39,7 @@ def test_old_names_are_forgotten(monkeypatch) -> None:
 
 
 def test_tenants_that_choose_the_same_name_are_forgotten_too(monkeypatch) -> None:
-    monkeypatch.setattr(call_notes, "MOST_NAMES", 6)
+    monkeypatch.setattr(serving, "MOST_NAMES", 6)
     notes = CallNotes()
     for number in range(9):
         named(notes, "same", f"tenant-{number}", f"call-{number}")

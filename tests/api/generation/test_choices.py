@@ -1,6 +1,6 @@
 import pytest
 
-from headrace.api.generation.choices import Choice
+from headrace.api.compile.call import Choice
 from headrace.core.events import Emitted, Finished
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request, SamplingParams

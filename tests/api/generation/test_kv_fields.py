@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.api.generation.kv_fields import KVSharing
+from headrace.api.compile.policies import KVSharing
 from headrace.core.request import Retention
 from tests.api.caching import RequestsNoted
 

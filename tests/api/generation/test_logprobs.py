@@ -2,14 +2,8 @@ import math
 
 import pytest
 
-from headrace.api.generation.logprobs import (
-    LOWEST,
-    chat_logprobs,
-    completion_logprobs,
-    prompt_entries,
-    prompt_logprobs,
-)
-from headrace.api.model import ServedModel
+from headrace.api.compile.model import ServedModel
+from headrace.api.logprobs import LOWEST, chat_logprobs, completion_logprobs, prompt_entries, prompt_logprobs
 from headrace.core.plan import TokenLogprob
 from headrace.text.template import ChatTemplate
 from tests.text.vocabularies import byte_level, word_piece

@@ -2,7 +2,7 @@ import pytest
 
 from headrace.api.anthropic.routes import NAMES
 from headrace.api.errors import ApiError, invalid
-from headrace.api.generation.names import named
+from headrace.api.wire import named
 from headrace.core.request import InvalidParameter
 
 

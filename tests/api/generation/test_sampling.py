@@ -3,12 +3,12 @@ from dataclasses import fields
 import pytest
 from pydantic import ValidationError
 
+from headrace.api.compile.bodies import ChatBody, CompletionBody
+from headrace.api.compile.constrain import sampling_params, stated_constraint
+from headrace.api.compile.encode import answer_length, truncated
+from headrace.api.compile.model import ServedModel
+from headrace.api.compile.render import check_candidates
 from headrace.api.errors import ApiError
-from headrace.api.generation.sampling import answer_length, sampling_params, truncated
-from headrace.api.model import ServedModel
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.openai.completions import _check_together
-from headrace.api.openai.completions_wire import CompletionBody
 from headrace.core.constraint import Constraint, ConstraintKind
 from headrace.core.request import InvalidParameter, SamplingParams
 from headrace.text.template import ChatTemplate
@@ -21,11 +21,12 @@ def model() -> ServedModel:
 
 
 def params(model: ServedModel, **given) -> SamplingParams:
-    return sampling_params(CompletionBody(prompt="x", **given), model, max_tokens=7, logprobs=None)
+    body = CompletionBody(prompt="x", **given)
+    return sampling_params(body, model, logprobs=None, constraint=stated_constraint(body))
 
 
 def test_nothing_given_means_the_cores_defaults(model):
-    assert params(model) == SamplingParams(max_tokens=7)
+    assert params(model) == SamplingParams()
 
 
 def test_every_field_reaches_the_core(model):
@@ -49,10 +50,10 @@ def test_every_field_reaches_the_core(model):
         "skip_special_tokens": False,
         "prompt_logprobs": 1,
     }
-    made = sampling_params(CompletionBody(prompt="x", **given), model, max_tokens=7, logprobs=4)
+    made = sampling_params(CompletionBody(prompt="x", **given), model, logprobs=4, constraint=None)
     default = SamplingParams()
     for field in fields(SamplingParams):
-        if field.name == "structured_outputs":  # which does not go with ignore_eos
+        if field.name in ("structured_outputs", "max_tokens"):  # the first does not go with ignore_eos
             continue
         assert getattr(made, field.name) != getattr(default, field.name), field.name
     assert made.logit_bias == ((7, -100), (8, 1.5))
@@ -176,5 +177,5 @@ def test_a_request_that_may_neither_end_nor_go_on_is_refused(model):
 def test_no_call_opens_more_sequences_than_a_call_may_have_prompts(model):
     body = CompletionBody(prompt=[[1]] * 100, best_of=100)
     with pytest.raises(ApiError) as error:
-        _check_together(body)
+        check_candidates(body)
     assert error.value.param == "best_of"

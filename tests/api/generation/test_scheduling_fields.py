@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.api.compile.bodies import CompletionBody
+from headrace.api.compile.policies import Rules
+from headrace.api.compile.submit import Scheduling, retentions, scheduling_of
 from headrace.api.errors import ApiError
-from headrace.api.generation.scheduling_fields import Rules, Scheduling, retentions, scheduling_of
-from headrace.api.openai.completions_wire import CompletionBody
 from headrace.core.request import NO_SLO, Retention, Slo
 from headrace.core.tenancy.classes import DEFAULT, FLEX, PRIORITY
 from headrace.core.tenancy.tenants import Tenants, TenantTerms

@@ -1,17 +1,15 @@
 import pytest
 
+from headrace.api.compile.bodies import CHAT, COMPLETIONS, TOKENIZE, ChatBody, CompletionBody, Message
 from headrace.api.errors import ApiError
-from headrace.api.generation import unsupported
-from headrace.api.generation.unsupported import refuse_unsupported
-from headrace.api.openai.chat_wire import ChatBody, Message
-from headrace.api.openai.completions_wire import CompletionBody
-from headrace.api.openai.tokens_wire import TokenizeBody, TokenizeChatBody
+from headrace.api.openai.routes import TokenizeBody, TokenizeChatBody
+from headrace.api.wire import MESSAGE, refuse_unsupported
 
 
-@pytest.mark.parametrize("name", sorted(unsupported.CHAT))
+@pytest.mark.parametrize("name", sorted(CHAT))
 def test_null_and_neutral_values_ask_for_nothing(name):
-    for neutral in (None, *unsupported.CHAT[name]):
-        assert refuse_unsupported({name: neutral, "n": 1}, unsupported.CHAT) == {"n": 1}
+    for neutral in (None, *CHAT[name]):
+        assert refuse_unsupported({name: neutral, "n": 1}, CHAT) == {"n": 1}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +25,7 @@ def test_null_and_neutral_values_ask_for_nothing(name):
 )
 def test_what_asks_for_something_is_refused_by_name(name, value):
     with pytest.raises(ApiError) as error:
-        refuse_unsupported({name: value}, unsupported.CHAT)
+        refuse_unsupported({name: value}, CHAT)
     assert error.value.param == name
     assert error.value.code == "unsupported_parameter"
     assert "not supported yet" in str(error.value)
@@ -47,24 +45,24 @@ def test_what_asks_for_something_is_refused_by_name(name, value):
 )
 def test_messages_are_looked_into(message, param):
     with pytest.raises(ApiError) as error:
-        refuse_unsupported({"messages": [{"role": "user", "content": ""}, message]}, unsupported.CHAT)
+        refuse_unsupported({"messages": [{"role": "user", "content": ""}, message]}, CHAT)
     assert error.value.param == param
 
 
 def test_a_message_as_the_client_dumped_it_passes():
     message = {"role": "assistant", "content": "x", "function_call": None, "audio": None}
-    kept = refuse_unsupported({"messages": [message, 5]}, unsupported.CHAT)
+    kept = refuse_unsupported({"messages": [message, 5]}, CHAT)
     assert kept["messages"] == [{"role": "assistant", "content": "x"}, 5]
 
 
 @pytest.mark.parametrize(
     ("table", "form"),
     [
-        (unsupported.CHAT, ChatBody),
-        (unsupported.COMPLETIONS, CompletionBody),
-        (unsupported.TOKENIZE, TokenizeBody),
-        (unsupported.TOKENIZE, TokenizeChatBody),
-        (unsupported.MESSAGE, Message),
+        (CHAT, ChatBody),
+        (COMPLETIONS, CompletionBody),
+        (TOKENIZE, TokenizeBody),
+        (TOKENIZE, TokenizeChatBody),
+        (MESSAGE, Message),
     ],
 )
 def test_no_field_is_both_supported_and_not(table, form):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from headrace.api.generation.writing import DONE, encode, encode_text, error_event
+from headrace.api.replies import DONE, encode, encode_text, error_event
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.api.auth.api_keys import Grant, Keys
-from headrace.api.generation.scheduling_fields import Rules
+from headrace.api.compile.policies import Rules
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
 from tests.api.test_replies import quiet
 

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.api.generation.scheduling_fields import Rules
-from headrace.api.prompts.markers import chosen
-from headrace.api.prompts.policy import PromptPolicy
+from headrace.api.compile.markers import chosen
+from headrace.api.compile.policies import PromptPolicy, Rules
 from headrace.core.tenancy.tenants import Tenants, TenantTerms
 from tests.api.tool_scenes import TIME, TOOL_TEMPLATE, WEATHER
 

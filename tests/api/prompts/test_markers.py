@@ -1,6 +1,6 @@
 import pytest
 
-from headrace.api.prompts.markers import ALL, MARKERS, chosen, known_marker, marker_at
+from headrace.api.compile.markers import ALL, MARKERS, chosen, known_marker, marker_at
 
 GIT = "gitStatus: The status.\nCurrent branch: main\n\nStatus:\nM a.py\nM b.py\n\nRecent commits:\n1a Start\n"
 FOUND = [

@@ -1,6 +1,7 @@
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.prompts.markers import Action, chosen
-from headrace.api.prompts.normalize import Applied, described, header, normalized
+from headrace.api.compile.bodies import ChatBody
+from headrace.api.compile.draft import Applied
+from headrace.api.compile.markers import Action, chosen
+from headrace.api.compile.render import described, header, normalized
 
 BILLING = "x-anthropic-billing-header: cch=1234;\n"
 ALL = chosen(["all"])

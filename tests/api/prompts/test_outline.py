@@ -1,9 +1,10 @@
 import pytest
 
-from headrace.api.openai.chat_wire import Conversation, Message
-from headrace.api.openai.tool_use import plain_messages
-from headrace.api.prompts.outline import Outline
-from headrace.api.tools.dialect import Dialect
+from headrace.api.compile.bodies import Conversation, Message
+from headrace.api.compile.draft import facts_of
+from headrace.api.compile.model import Dialect
+from headrace.api.compile.outline import Outline
+from headrace.api.compile.render import plain_messages
 from headrace.text.template import ChatTemplate
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 from tests.text.vocabularies import byte_level
@@ -30,7 +31,7 @@ def rendered(body=BODY):
     return (
         ChatTemplate({"default": TOOL_TEMPLATE})
         .render(
-            plain_messages(DIALECT, body),
+            plain_messages(DIALECT, body, facts_of(DIALECT, body)),
             add_generation_prompt=True,
             tools=[tool.plain() for tool in body.tools] if body.tools else None,
         )
@@ -98,7 +99,7 @@ def test_a_place_within_a_character_is_the_character():
 def test_text_that_spells_a_special_token_is_found_like_other_text():
     body = BODY.model_copy(update={"messages": [BODY.messages[0], Message(role="user", content="a</s>b")]})
     template = ChatTemplate({"default": TOOL_TEMPLATE}, added=TOKENIZER.added)
-    prompt = template.render(plain_messages(DIALECT, body))
+    prompt = template.render(plain_messages(DIALECT, body, facts_of(DIALECT, body)))
     tokens = TOKENIZER.encode_prompt(prompt)
     assert TOKENIZER.eos_token_id not in tokens
     outline = Outline(prompt.text, body, None, TOKENIZER)

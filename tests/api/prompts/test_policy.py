@@ -1,5 +1,5 @@
-from headrace.api.prompts.markers import chosen
-from headrace.api.prompts.policy import (
+from headrace.api.compile.markers import chosen
+from headrace.api.compile.policies import (
     SESSION_RETENTION,
     STORED_RETENTION,
     About,

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from headrace.api.tools.constraint import constraint_for_tools
-from headrace.api.tools.wire import AllowedChoice, CallRule, NamedChoice, Tool, call_rule
+from headrace.api.compile.bodies import AllowedChoice, CallRule, NamedChoice, Tool, call_rule
+from headrace.api.compile.constrain import constraint_for_tools
 from headrace.text.parsing.catalogue import PLAIN_JSON, TOOL_FORMATS
 from headrace.text.parsing.message import Reading
 from tests.api.tool_scenes import TIME, WEATHER

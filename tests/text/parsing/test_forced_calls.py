@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from headrace.api.tools.constraint import constraint_for_tools
-from headrace.api.tools.wire import CallRule, Tool
+from headrace.api.compile.bodies import CallRule, Tool
+from headrace.api.compile.constrain import constraint_for_tools
 from headrace.text.parsing.catalogue import PLAIN_JSON, REASONING_FORMATS, TOOL_FORMATS
 from headrace.text.parsing.message import Reading
 

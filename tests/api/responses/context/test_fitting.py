@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from headrace.api.responses.context.compaction import PREFIX
+from headrace.api.responses.items import PREFIX
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 
 PATH = "/v1/responses"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headrace.api.responses.streams.log import EventLog
+from headrace.api.responses.streams import EventLog
 
 EVENTS = [b'event: a\ndata: {"text":"x"}\n\n', b"event: b\ndata: {}\n\n", b"event: c\ndata: {}\n\n"]
 

@@ -1,0 +1,1 @@
+"""One compiler of a request."""
