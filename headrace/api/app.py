@@ -1,7 +1,11 @@
-"""The ASGI applications: all routes behind the edge, and the few routes of the metrics port."""
+"""The ASGI applications: all routes behind the edge, and the few routes of the metrics port.
+
+`lifespan_of` starts and stops one without a server.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
@@ -10,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan
+from starlette.types import ASGIApp, Lifespan, Message
 
 from headrace.api.auth.access import Access, AccessCheck
 from headrace.api.auth.api_keys import Keys
@@ -129,3 +133,38 @@ def _starlette(routes: Sequence[Route], lifespan: Lifespan[Starlette] | None = N
     app = Starlette(routes=list(routes), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     return app
+
+
+@asynccontextmanager
+async def lifespan_of(app: ASGIApp) -> AsyncIterator[None]:
+    """Start ``app`` before the block and shut it down after it, with ASGI's lifespan protocol.
+
+    Raises:
+        RuntimeError: the application reported that it could not start or stop.
+    """
+    to_app: asyncio.Queue[Message] = asyncio.Queue()
+    from_app: asyncio.Queue[Message] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+
+    async def run() -> None:
+        await app(scope, to_app.get, from_app.put)
+
+    async def ask(what: str) -> None:
+        await to_app.put({"type": f"lifespan.{what}"})
+        answer = asyncio.create_task(from_app.get())
+        await asyncio.wait({answer, task}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            await task  # raises what ended it
+            raise RuntimeError(f"the application ended during {what}")
+        if answer.result()["type"] != f"lifespan.{what}.complete":
+            raise RuntimeError(f"the application failed during {what}: {answer.result().get('message', '')}")
+
+    task = asyncio.create_task(run())
+    try:
+        await ask("startup")
+        yield
+        await ask("shutdown")
+        await task
+    finally:
+        task.cancel()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from headrace.api.cache.question_recorder import QuestionRecorder
+from headrace.api.cache.recorder import RequestRecorder
 from headrace.api.compile.call import Call
 from headrace.api.compile.model import ServedModel
 from headrace.api.exchange import Exchange
@@ -88,4 +88,4 @@ class Serving:
     max_body_bytes: int
     request_timeout: float
     headers: Callable[[str], Mapping[str, str]] = no_headers
-    recorder: QuestionRecorder | None = None
+    recorder: RequestRecorder | None = None

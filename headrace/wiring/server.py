@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from headrace import __version__
 from headrace.api.anthropic.routes import Messages
-from headrace.api.app import BackgroundWork, create_app
+from headrace.api.app import BackgroundWork, create_app, lifespan_of
 from headrace.api.auth.api_keys import KeyFile
 from headrace.api.auth.origin import Hosts
 from headrace.api.batch.line_runner import (
@@ -27,25 +27,20 @@ from headrace.api.batch.line_runner import (
     ResponsesLines,
 )
 from headrace.api.batch.routes import open_batches
-from headrace.api.cache.question_recorder import QuestionRecorder
+from headrace.api.cache.recorder import RequestRecorder
 from headrace.api.cache.routes import CacheApi
 from headrace.api.compile.model import Dialect, ServedModel
 from headrace.api.compile.policies import Rules
 from headrace.api.openai.routes import Api
 from headrace.api.openapi import Docs
-from headrace.api.operations.abort import Abort
-from headrace.api.operations.pause import Pause
-from headrace.api.operations.status import ListedModel, Status
+from headrace.api.operations.requests import Abort, RequestTimeline
+from headrace.api.operations.status import ListedModel, Pause, Status, UsageReport
 from headrace.api.operations.steps import StepRoutes
-from headrace.api.operations.timeline import RequestTimeline
-from headrace.api.operations.usage_report import UsageReport
 from headrace.api.pages.routes import Pages
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.responses.routes import open_responses
-from headrace.api.runtime.lifespan import lifespan_of
-from headrace.api.runtime.listening import check_address, exposure_warning, hosts
+from headrace.api.runtime.listening import check_address, check_tls, exposure_warning, hosts
 from headrace.api.runtime.run import Apps, run_server
-from headrace.api.runtime.tls import check_tls
 from headrace.api.serving import CallNotes, Serving
 from headrace.api.sessions import SessionsApi
 from headrace.config import ConfigError, Options, ServerOptions, profile_line
@@ -298,7 +293,7 @@ def _make_service(loaded: Loaded, options: ServerOptions, folds: Folds) -> Servi
 
 
 def _make_serving(
-    options: ServerOptions, recall: CacheLookup, model: ServedModel, recorder: QuestionRecorder | None
+    options: ServerOptions, recall: CacheLookup, model: ServedModel, recorder: RequestRecorder | None
 ) -> Serving:
     service = recall.service
     return Serving(

@@ -36,11 +36,9 @@ from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.exchange import Hooks
 from headrace.api.openai.routes import Api
 from headrace.api.openapi import Docs
-from headrace.api.operations.abort import Abort
 from headrace.api.operations.access_log import AccessLog
-from headrace.api.operations.pause import Pause
-from headrace.api.operations.status import Status
-from headrace.api.operations.usage_report import UsageReport
+from headrace.api.operations.requests import Abort
+from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.pages.broadcast import Broadcast
 from headrace.api.pages.routes import Pages
 from headrace.api.rate_limit_headers import rate_headers

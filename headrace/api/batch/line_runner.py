@@ -28,8 +28,7 @@ from headrace.api.compile.call import Answers, Call
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.stages import open_chat, open_completion
-from headrace.api.embedding.calls import PoolingCall, PoolingCalls
-from headrace.api.embedding.exchange import compute
+from headrace.api.embedding.calls import PoolingCall, PoolingCalls, compute
 from headrace.api.errors import ApiError, failed, invalid, route_not_found
 from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
 from headrace.api.replies import WholeWriter, writer_of

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headrace.api.operations.owned_requests import Explain
+from headrace.api.operations.requests import Explain, RequestTimeline
 from headrace.api.operations.steps import StepRoutes
-from headrace.api.operations.timeline import RequestTimeline
 from headrace.api.serving import CallNotes
 from headrace.core.engine import Engine
 from headrace.lab.steps.scenario import Asked, Scenario

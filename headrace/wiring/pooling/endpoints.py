@@ -7,8 +7,7 @@ from typing import NamedTuple
 from starlette.routing import Route
 
 from headrace.api.embedding.calls import CostOf, PoolingCalls
-from headrace.api.embedding.cards import PoolingCard
-from headrace.api.embedding.routes import EmbeddingApi
+from headrace.api.embedding.routes import EmbeddingApi, PoolingCard
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.config import Options
 from headrace.core.tenancy.gate import Limits

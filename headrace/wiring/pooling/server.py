@@ -18,17 +18,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.api.app import BackgroundWork, create_app, create_metrics_app
+from headrace.api.app import BackgroundWork, create_app, create_metrics_app, lifespan_of
 from headrace.api.auth.api_keys import KeyFile
 from headrace.api.auth.origin import Hosts
 from headrace.api.batch.line_runner import PooledLines
 from headrace.api.batch.routes import open_batches
-from headrace.api.embedding.instead import NoGeneration
+from headrace.api.embedding.routes import NoGeneration
 from headrace.api.openapi import Docs
-from headrace.api.operations.pause import Pause
-from headrace.api.operations.status import Status
-from headrace.api.operations.usage_report import UsageReport
-from headrace.api.runtime.lifespan import lifespan_of
+from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.runtime.listening import hosts
 from headrace.api.runtime.run import Apps, run_server
 from headrace.api.serving import CallNotes

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.api.cache.question_recorder import QuestionRecorder
+from headrace.api.cache.recorder import RequestRecorder
 from headrace.api.caller import Caller
 from headrace.api.compile.bodies import ChatBody, CompletionBody
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
@@ -23,7 +23,7 @@ class Noted:
 
 def note(history, caller=NOBODY, raw=b"{}", **more):
     body = CompletionBody(prompt="secret", **more)
-    return QuestionRecorder(history, bodies=True).note("/v1/completions", raw, body, caller)
+    return RequestRecorder(history, bodies=True).note("/v1/completions", raw, body, caller)
 
 
 def test_a_question_is_noted_under_the_name_that_its_caller_carries_on():
@@ -48,7 +48,7 @@ def test_a_request_with_no_store_is_not_recorded(header, directives):
 def test_a_request_of_another_dialect_is_noted_as_the_chat_request_that_it_means():
     history = Noted()
     fields = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
-    recorder = QuestionRecorder(history, bodies=True)
+    recorder = RequestRecorder(history, bodies=True)
     for more in ({}, {"stream": True, "request_id": "r", "session_id": "s"}):
         caller = recorder.note_chat(ChatBody.model_validate(fields | more), NOBODY)
     (first, recorded), (second, _) = history.questions
@@ -63,7 +63,7 @@ def test_messages_and_responses_are_recorded_and_can_be_computed_again(house):
     for route in house.routes:
         if route.path in ("/v1/messages", "/v1/responses"):
             api = route.endpoint.__self__
-            api._serving = replace(api._serving, recorder=QuestionRecorder(history, bodies=True))
+            api._serving = replace(api._serving, recorder=RequestRecorder(history, bodies=True))
     tool = WEATHER["function"]
     message = {
         "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],

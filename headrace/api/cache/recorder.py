@@ -22,7 +22,7 @@ _UNSENT = {name for name, way in _KINDS.items() if way is Way.INERT} | {"stream"
 """Fields of a chat request that are not recorded, because they concern only that request."""
 
 
-class QuestionRecorder:
+class RequestRecorder:
     """Records requests in ``history``; with ``bodies``, also their bodies (``--record-history``)."""
 
     def __init__(self, history: History, bodies: bool, wall: Callable[[], float] = time.time) -> None:
