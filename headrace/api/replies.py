@@ -68,8 +68,6 @@ class AnswerWriter(WholeWriter, Protocol):
 
 
 DONE = b"data: [DONE]\n\n"
-
-
 PING = b": ping\n\n"
 
 

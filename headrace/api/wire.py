@@ -117,11 +117,7 @@ _PARSING = ThreadPoolExecutor(1, "headrace-body")
 
 
 _OBJECT = re.compile(rb"[ \t\r\n]*+\{")
-
-
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-
-
 WITH_SCHEMAS = frozenset(
     (
         "functions",
@@ -324,8 +320,6 @@ NotYet = Mapping[str, tuple[object, ...]]
 
 
 MESSAGE: NotYet = {"function_call": (), "audio": ()}
-
-
 _ROLES = ("function",)
 
 

@@ -18,8 +18,6 @@ SPEAKS = "anthropic-version"
 
 
 _STATUSES = {408: 504, 503: 529}
-
-
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

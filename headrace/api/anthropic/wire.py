@@ -205,8 +205,6 @@ class RedactedThinkingBlock(Answered):
 
 
 _KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-
-
 _CALLS_AND_RESULTS = (
     Annotated[ThinkingBlock, Tag(FORM_MARK + "thinking")]
     | Annotated[RedactedThinkingBlock, Tag(FORM_MARK + "redacted_thinking")]

@@ -20,11 +20,7 @@ from headrace.api.compile.fields import MAX_CHOICES, MAX_LOGPROBS, Generation, I
 from headrace.api.wire import FORM_MARK, Answered, NotYet, Replayed, Wire, wrong_type, wrong_value
 
 MAX_TOOLS = 128
-
-
 MAX_ARGUMENT_CHARACTERS = 1_000_000
-
-
 _NAME = re.compile("[a-zA-Z0-9_-]{1,128}")
 
 
@@ -409,8 +405,6 @@ class ChatBody(Generation, Conversation):
 
 
 MAX_PROMPTS = 2048
-
-
 _FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
@@ -500,6 +494,4 @@ COMPLETIONS: NotYet = _ANYWHERE | {
 
 
 TOKENIZE: NotYet = {"mm_processor_kwargs": ({},)}
-
-
 DETOKENIZE: NotYet = {}

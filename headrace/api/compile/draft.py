@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from headrace.api.caller import Caller
-from headrace.api.compile.bodies import CallRule, ChatBody, CompletionBody, Conversation, call_rule
+from headrace.api.compile.bodies import CallRule, ChatBody, CompletionBody
 from headrace.api.compile.call import Prompt
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.markers import Action
-from headrace.api.compile.model import Dialect, ServedModel
+from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import UNKNOWN, About
 from headrace.core.request import SEED_BITS, Retention
 from headrace.response_cache.lookup_request import no_turn
@@ -48,13 +48,6 @@ class Facts(NamedTuple):
     def written(self) -> ToolFormat | None:
         """The format of calls: the model's, or plain JSON where a grammar forces a model that has none."""
         return PLAIN_JSON if self.calls is None and self.rule.forced else self.calls
-
-
-def facts_of(dialect: Dialect, body: Conversation) -> Facts:
-    """The facts of a conversation; without ``tool_choice``, as where a prompt is only counted, calls are allowed."""
-    source = body.chat_template
-    choice = body.tool_choice if isinstance(body, ChatBody) else None
-    return Facts(call_rule(choice), dialect.tools(source), dialect.reasoning(source))
 
 
 class Applied(NamedTuple):

@@ -46,25 +46,8 @@ def ways(form: type[Wire]) -> Mapping[str, Way]:
     return {name: kinds[0] for name, kinds in found.items() if kinds}
 
 
-def unknown_field(body: Wire) -> str:
-    """The first field that ``body`` sets and that has no kind; empty if there is none.
-
-    Such a request is not cached. So a new field cannot cause wrong hits, and a test fails until it has a kind.
-    """
-    return next((name for name in _without_kind(type(body)) if name in body.model_fields_set), "")
-
-
-@cache
-def _without_kind(form: type[Wire]) -> tuple[str, ...]:
-    return tuple(sorted(form.model_fields.keys() - ways(form).keys()))
-
-
 MAX_TTL_SECONDS = 30 * 86400
-
-
 MAX_TAGS = 16
-
-
 MAX_SAMPLES = 64
 
 
@@ -150,8 +133,6 @@ def _seconds(directive: str, value: str) -> float:
 
 
 MAX_MS = 86_400_000
-
-
 MAX_RETENTIONS = 16
 
 
@@ -334,29 +315,13 @@ class StructuredBody(Wire):
 
 
 MAX_CHOICES = 128
-
-
 MAX_TEMPERATURE = 2
-
-
 MAX_LOGPROBS = 20
-
-
 MAX_STOPS = 64
-
-
 MAX_STOP_CHARACTERS = 1024
-
-
 MAX_STOP_TOKEN_IDS = 1024
-
-
 MAX_BAD_WORDS = 1024
-
-
 MAX_BAD_WORD_CHARACTERS = 128
-
-
 MAX_METADATA = 16
 
 
@@ -398,8 +363,6 @@ MAX_BIASES = 8192
 
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
-
-
 _BITS = 64
 
 

@@ -27,8 +27,6 @@ from headrace.text.tokenizer import Tokenizer
 from headrace.text.tool_prompt import PROBE, PROBE_MESSAGE, PROBE_TOOL
 
 MAX_THREADS = 4
-
-
 MAX_WAITING = 64
 """Requests of a tenant that wait for a template which they sent."""
 

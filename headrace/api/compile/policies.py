@@ -30,8 +30,6 @@ MARKED_RETENTION = 60
 
 
 KEPT_FOR_A_DAY = Retention(0, None, MARKED_RETENTION, 86_400.0)
-
-
 KEPT_FOR_DECODING = Retention(0, None, MARKED_RETENTION, 60.0)
 """Retention of a prompt that another server is going to pull."""
 

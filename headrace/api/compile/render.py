@@ -21,8 +21,9 @@ from headrace.api.compile.bodies import (
     Message,
     NamedChoice,
     TextPart,
+    call_rule,
 )
-from headrace.api.compile.draft import Applied, ChatDraft, Facts, Length, TextDraft, facts_of
+from headrace.api.compile.draft import Applied, ChatDraft, Facts, Length, TextDraft
 from headrace.api.compile.fields import Generation
 from headrace.api.compile.markers import Action, Marker
 from headrace.api.compile.model import INLINE_CHARACTERS, Dialect, ServedModel
@@ -187,6 +188,13 @@ def _check_template(model: ServedModel, body: Conversation) -> None:
             "chat_template",
             "unsupported_parameter",
         )
+
+
+def facts_of(dialect: Dialect, body: Conversation) -> Facts:
+    """The facts of a conversation; without ``tool_choice``, as where a prompt is only counted, calls are allowed."""
+    source = body.chat_template
+    choice = body.tool_choice if isinstance(body, ChatBody) else None
+    return Facts(call_rule(choice), dialect.tools(source), dialect.reasoning(source))
 
 
 async def render(

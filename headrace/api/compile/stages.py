@@ -16,10 +16,10 @@ from headrace.api.caller import Caller
 from headrace.api.compile.bodies import ChatBody, CompletionBody
 from headrace.api.compile.call import Answers, Call
 from headrace.api.compile.constrain import constrain
-from headrace.api.compile.draft import ChatDraft, TextDraft, facts_of
+from headrace.api.compile.draft import ChatDraft, TextDraft
 from headrace.api.compile.encode import conversation_tokens, encode_chat, encode_texts
 from headrace.api.compile.model import ServedModel
-from headrace.api.compile.render import check_choice, prepare_texts, render_chat
+from headrace.api.compile.render import check_choice, facts_of, prepare_texts, render_chat
 from headrace.api.compile.submit import submit
 
 

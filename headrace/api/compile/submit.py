@@ -15,17 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from headrace.api.caller import COST_HEADER
 from headrace.api.compile.call import Answers, Call, Choice, Prompt
 from headrace.api.compile.draft import AnyDraft
-from headrace.api.compile.fields import NO_TARGETS, SchedulingFields, SloBody, control, unknown_field
+from headrace.api.compile.fields import NO_TARGETS, SchedulingFields, SloBody, control, ways
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import Rules, SessionOf, retained, session_of, session_of_stored
 from headrace.api.errors import invalid, not_cached, turned_away
 from headrace.api.rate_limit_headers import rate_headers
+from headrace.api.wire import Wire
 from headrace.core.request import Request, Retention, SamplingParams, Slo, choice_seed
 from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import TenantTerms
@@ -110,6 +111,19 @@ def _lookups(draft: AnyDraft, choices: Sequence[Choice]) -> list[LookupRequest]:
             )
         )
     return lookups
+
+
+def unknown_field(body: Wire) -> str:
+    """The first field that ``body`` sets and that has no kind; empty if there is none.
+
+    Such a request is not cached. So a new field cannot cause wrong hits, and a test fails until it has a kind.
+    """
+    return next((name for name in _without_kind(type(body)) if name in body.model_fields_set), "")
+
+
+@cache
+def _without_kind(form: type[Wire]) -> tuple[str, ...]:
+    return tuple(sorted(form.model_fields.keys() - ways(form).keys()))
 
 
 def _request(

@@ -42,8 +42,6 @@ from headrace.api.serving import Serving
 from headrace.api.wire import named, reason_of
 
 _OWN = {"tools", "tool_choice", "stream_options"}
-
-
 _SAME = tuple(sorted((ResponsesBody.model_fields.keys() & ChatBody.model_fields.keys()) - _OWN))
 """Fields that both bodies have."""
 
@@ -122,8 +120,6 @@ _NAMES: Mapping[str, str] = {
 
 
 _TOOL = re.compile(r"\btools\[(\d+)\]\.function\b")
-
-
 _ALLOWED = re.compile(r"\btool_choice\.allowed_tools\.tools\[(\d+)\]\.function\b")
 
 

@@ -39,8 +39,6 @@ MAX_HELD_BYTES = 4_000_000
 
 
 RECENT = frozenset({"message", "function_call", "function_call_output", "reasoning"})
-
-
 SUMMARY_TOKENS = 1024
 """Maximum tokens of a summary."""
 
@@ -52,8 +50,6 @@ _ASK = (
 
 
 _OPENING = "Summary of the conversation so far:"
-
-
 RULES = frozenset({"system", "developer"})
 """Roles whose messages are never summarized, because a summary becomes a user's message."""
 

@@ -52,8 +52,6 @@ COMPACTED = ("prompt_cache_key", "prompt_cache_retention", "request_id", "servic
 
 
 MAX_PAGE = 100
-
-
 PAGE = 20
 
 

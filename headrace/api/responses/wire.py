@@ -46,14 +46,8 @@ ITEM_TYPES = frozenset(
 
 
 INPUT_PARTS = frozenset({"input_text", "output_text", "text"})
-
-
 ANSWER_PARTS = INPUT_PARTS | {"refusal"}
-
-
 OUTPUT_PARTS = frozenset({"input_text"})
-
-
 TOOL_TYPES = frozenset({"function", "namespace", "web_search", "web_search_preview", "image_generation"})
 """The hosted tools among them are not offered to the model: coding agents send them always, and work without them."""
 
@@ -250,8 +244,6 @@ Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 MAX_ITEMS = 10_000
-
-
 MAX_COMPACTION_CHARACTERS = 1_000_000
 
 

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import pytest
 
 from headrace.api.compile.call import Choice
@@ -8,7 +10,11 @@ from headrace.text.stream import TextStreams
 from tests.text.vocabularies import byte_level
 
 TOKENIZER = byte_level()
+
+
 STREAMS = TextStreams(TOKENIZER)
+
+
 EOS = TOKENIZER.eos_token_id
 
 

@@ -1,9 +1,12 @@
 """Every field of the wire has a kind that says how it reaches the key, and the kind is true."""
 
+from __future__ import annotations
+
 import pytest
 
 from headrace.api.compile.bodies import ChatBody, CompletionBody
-from headrace.api.compile.fields import Way, control, unknown_field, ways
+from headrace.api.compile.fields import Way, control, ways
+from headrace.api.compile.submit import unknown_field
 from headrace.observe.cost.prices import Pricing
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup, NotCached
@@ -15,8 +18,13 @@ from tests.doubles.grammars import Compiled
 from tests.doubles.scripted_model import with_special_tokens
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "seed": 1, "max_tokens": 9}
+
+
 MANY = 999_999
+
+
 COMPLETION = {"prompt": "hi you", "temperature": 0.5, "seed": 1, "max_tokens": 9}
+
 
 OTHER = {
     "messages": [{"role": "user", "content": "ho"}],
@@ -87,6 +95,8 @@ OTHER = {
     "metadata": {"a": "b"},
     "kv_transfer_params": {"do_remote_decode": False},
 }
+
+
 WITH = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
@@ -97,6 +107,7 @@ WITH = {
     "parallel_tool_calls": {"tools": [WEATHER], "tool_choice": "required"},
 }
 """What must stand beside a field for it to be allowed."""
+
 
 INERT_HERE = {"chat_template_kwargs", "add_special_tokens", "max_completion_tokens", "model"}
 """Fields whose other value changes nothing in this test's model: an unread variable, no bos token, an alias."""
@@ -187,7 +198,7 @@ def test_chat_and_completion_of_the_same_tokens_end_at_different_stops(house, sp
 
 
 def test_a_field_without_a_kind_forbids_caching_where_it_is_set(house, spy, monkeypatch):
-    monkeypatch.setattr("headrace.api.compile.fields._without_kind", lambda form: ("min_p",))
+    monkeypatch.setattr("headrace.api.compile.submit._without_kind", lambda form: ("min_p",))
     assert asks(house, spy, ChatBody, CHAT)[0].allowed.exact
     (ask,) = asks(house, spy, ChatBody, CHAT | {"min_p": 0.1})
     assert (ask.allowed.exact, ask.allowed.why) == (False, "min_p")

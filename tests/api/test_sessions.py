@@ -1,6 +1,10 @@
+from __future__ import annotations
+
 import pytest
 
 RULES = "You are an agent. Read a file before you edit it. Keep the style of the code. "
+
+
 SYSTEM = {"role": "system", "content": RULES}
 
 

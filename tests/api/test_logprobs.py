@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import math
 
 import pytest
@@ -9,6 +11,8 @@ from headrace.text.template import ChatTemplate
 from tests.text.vocabularies import byte_level, word_piece
 
 TOKENIZER = byte_level()
+
+
 FOX, DOG = (TOKENIZER.encode(word, add_special_tokens=False)[0] for word in (" fox", " dog"))
 
 

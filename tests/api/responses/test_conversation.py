@@ -1,5 +1,7 @@
 """Conversations that are too long: compacted before the answer, or without their oldest items."""
 
+from __future__ import annotations
+
 import base64
 import json
 import zlib
@@ -10,13 +12,19 @@ from headrace.api.responses.items import PREFIX
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 
 PATH = "/v1/responses"
+
+
 TALK = [
     {"role": "developer", "content": "Be brief."},
     {"role": "user", "content": "We launch on Tuesday. " * 10},
     {"role": "assistant", "content": "Noted. " * 20},
     {"role": "user", "content": "When do we launch?"},
 ]
+
+
 SUMMARY = "They launch on Tuesday."
+
+
 COMPACT = {"context_management": [{"type": "compaction", "compact_threshold": 100}]}
 
 

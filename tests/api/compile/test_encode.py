@@ -1,5 +1,7 @@
 """Wishes to keep the computed prompt, in Anthropic's words and in OpenAI's."""
 
+from __future__ import annotations
+
 import pytest
 
 from headrace.api.compile.policies import MARKED_RETENTION
@@ -7,8 +9,14 @@ from headrace.core.request import Retention
 from tests.api.caching import RequestsNoted
 
 SYSTEM = {"role": "system", "content": "Be brief."}
+
+
 USER = {"role": "user", "content": "hi"}
+
+
 MARK = {"cache_control": {"type": "ephemeral"}}
+
+
 HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 

@@ -10,6 +10,8 @@ from headrace.api import serving
 from headrace.api.serving import CallNotes
 
 PATH = "/v1/completions"
+
+
 BODY = {"prompt": "x", "max_tokens": 2}
 
 

@@ -12,14 +12,22 @@ from headrace.observe.cost.prices import Pricing, TokenPrices
 from tests.api.test_replies import quiet
 
 ASK = {"X-Headrace-Cost": "true"}
+
+
 COMPLETION = ("/v1/completions", {"prompt": "abc", "max_tokens": 5})
+
+
 CALLS = [
     COMPLETION,
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
     ("/v1/messages", {"model": "fox", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
     ("/v1/responses", {"input": "hi", "max_output_tokens": 5}),
 ]
+
+
 BY_TOKENS = Pricing(1.0, TokenPrices(1e6, 0.0, 1e7), "EUR")
+
+
 BY_DEVICE = Pricing(2.0, currency="EUR")
 
 

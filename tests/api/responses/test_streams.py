@@ -1,5 +1,7 @@
 """Events of a stream: read from any number on, by several readers, while it grows and later."""
 
+from __future__ import annotations
+
 import asyncio
 
 from headrace.api.responses.streams import EventLog
