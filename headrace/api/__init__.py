@@ -5,12 +5,11 @@
 - `app`: the ASGI applications. `edge`: roles, request ids and error handling around all routes.
 - `exchange`: one HTTP request and its response, for the access log, metrics and traces.
 - `runtime`: listening, connections, start and drain.
-- `wire`, `body`, `content_encoding`: decode and parse request bodies strictly. `errors`: one format for all errors.
+- `body`, `wire`: decode and parse bodies strictly, and queries of listings. `errors`: one format for all errors.
 - `caller`: the client of a call. `compile`: from a typed body to requests of the engine, in four stages.
 - `replies`: JSON documents and server-sent events. `logprobs`: log-probabilities in responses.
 - `serving`: what the endpoints that generate share. `sessions`: the endpoint that ends a session.
 - `openapi`: ``/openapi.json`` and ``/docs``. `rate_limit_headers`: OpenAI's rate limit headers.
-- `paging`: pages of listings.
 - `openai`: OpenAI's endpoints.
 - `responses`: OpenAI's Responses API.
 - `anthropic`: Anthropic's Messages API.

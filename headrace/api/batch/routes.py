@@ -28,9 +28,8 @@ from headrace.api.body import read_body
 from headrace.api.caller import CALLER, Caller
 from headrace.api.compile.fields import MetadataField
 from headrace.api.errors import ApiError, invalid
-from headrace.api.paging import read_page
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import NotYet, Wire, parse, parse_beside
+from headrace.api.wire import NotYet, Wire, parse, parse_beside, read_page
 from headrace.config import BatchOptions, ConfigError, ServerOptions
 from headrace.service.service import Service
 from headrace.service.takeover import when_free

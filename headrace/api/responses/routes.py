@@ -20,7 +20,6 @@ from headrace.api.compile.call import Call
 from headrace.api.compile.policies import stored_name
 from headrace.api.compile.stages import count_chat, open_chat
 from headrace.api.errors import ApiError, invalid, not_stored
-from headrace.api.paging import read_page
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.responses.background import BackgroundResponses
 from headrace.api.responses.conversation import chat_body, fitted, own_names
@@ -40,7 +39,7 @@ from headrace.api.responses.wire import INPUT_TOKENS, RESPONSES, InputTokensBody
 from headrace.api.responses.writer import CompactionWriter, KeptAnswer, ResponseWriter
 from headrace.api.routing import Endpoints, route
 from headrace.api.serving import Serving
-from headrace.api.wire import parse_beside
+from headrace.api.wire import parse_beside, read_page
 from headrace.config import ConfigError, ServerOptions
 
 ID_PREFIX = "resp_"
