@@ -27,7 +27,7 @@ from headrace.api.exchange import Hooks
 from headrace.api.openapi import described
 from headrace.api.rate_limit_headers import RATE_HEADERS
 from headrace.api.replies import CACHE_HEADER
-from headrace.api.routing import ApiRoute, Row
+from headrace.api.routing import FORM, ApiRoute, Row
 from headrace.core.request import InvalidParameter
 from headrace.response_cache.lookup import CacheLookup
 
@@ -52,7 +52,7 @@ class BackgroundWork(Protocol):
 
 
 def create_app(
-    recall: CacheLookup,
+    lookup: CacheLookup,
     routes: Sequence[Route],
     keys: Keys,
     background: Sequence[BackgroundWork] = (),
@@ -60,7 +60,7 @@ def create_app(
     hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
     hosts: Hosts = Hosts(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
-    """The application of the main port. Its lifespan starts and stops ``recall`` with the engine.
+    """The application of the main port. Its lifespan starts and stops ``lookup`` with the engine.
 
     The ``background`` work starts after it, in order, and stops before it, in reverse order. Browsers let pages of
     ``origins`` call the server. ``hooks`` are called with each HTTP request. Requests that
@@ -76,15 +76,17 @@ def create_app(
         async with AsyncExitStack() as stack:  # if one fails to stop, the others are still stopped
             for hook in reversed(hooks.stopped):
                 stack.callback(hook)
-            await recall.start()
-            stack.push_async_callback(recall.stop)
+            await lookup.start()
+            stack.push_async_callback(lookup.stop)
             for each in background:
                 each.start()
                 stack.push_async_callback(each.stop)
             yield
 
     check = OriginCheck(origins, hosts)
-    edge = Edge(_starlette(routes, lifespan), AccessCheck(keys, table), routes, hooks, origins=check)
+    edge = Edge(
+        _starlette(routes, lifespan), AccessCheck(keys, table), routes, hooks, origins=check, forms=_forms()
+    )
     if not origins:
         return edge
     # Outermost, because a browser's preflight request carries no key.
@@ -123,6 +125,11 @@ def access_table(routes: Iterable[Route]) -> dict[str, Access]:
     return table
 
 
+def _forms() -> frozenset[str]:
+    """The paths that take a form."""
+    return frozenset(row.path for row in described() if row.media == FORM)
+
+
 def _starlette(routes: Sequence[Route], lifespan: Lifespan[Starlette] | None = None) -> Starlette:
     handlers = {
         ApiError: api_error,
@@ -149,7 +156,7 @@ async def lifespan_of(app: ASGIApp) -> AsyncIterator[None]:
     async def run() -> None:
         await app(scope, to_app.get, from_app.put)
 
-    async def ask(what: str) -> None:
+    async def send(what: str) -> None:
         await to_app.put({"type": f"lifespan.{what}"})
         answer = asyncio.create_task(from_app.get())
         await asyncio.wait({answer, task}, return_when=asyncio.FIRST_COMPLETED)
@@ -162,9 +169,9 @@ async def lifespan_of(app: ASGIApp) -> AsyncIterator[None]:
 
     task = asyncio.create_task(run())
     try:
-        await ask("startup")
+        await send("startup")
         yield
-        await ask("shutdown")
+        await send("shutdown")
         await task
     finally:
         task.cancel()

@@ -192,9 +192,9 @@ class GeneratedLines:
     paths = tuple(OPENED)
 
     def __init__(
-        self, recall: CacheLookup, model: ServedModel, notes: CallNotes, *, request_timeout: float
+        self, lookup: CacheLookup, model: ServedModel, notes: CallNotes, *, request_timeout: float
     ) -> None:
-        self._recall = recall
+        self._lookup = lookup
         self._model = model
         self._notes = notes
         self._request_timeout = request_timeout
@@ -204,7 +204,7 @@ class GeneratedLines:
         endpoint = OPENED[path]
         body = await parse_beside(raw, endpoint.form, endpoint.not_yet)
         self._model.check_name(body.model)
-        call = await endpoint.open(self._recall, self._model, body, caller, self._request_timeout)
+        call = await endpoint.open(self._lookup, self._model, body, caller, self._request_timeout)
         writer = writer_of(call, lambda: endpoint.writer(call, body))
         self._notes.put(call, body.metadata)
         return _GeneratedLine(call, writer)

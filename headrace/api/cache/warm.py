@@ -100,18 +100,18 @@ class Computing:
         self._pairs = PairComparison(service, model)
         self._verdicts = verdicts
 
-    async def compute(self, question: Job, begun: Begun) -> Outcome:
+    async def compute(self, job: Job, begun: Begun) -> Outcome:
         """Compute one request or one prefix, or compare a pair.
 
         If a request is cancelled, its beginning is stored and resumed later.
         """
-        if isinstance(question, Pair):
-            return await self._judge(question, begun)
-        caller = Caller(question.key_id, question.tenant_header)
+        if isinstance(job, Pair):
+            return await self._judge(job, begun)
+        caller = Caller(job.key_id, job.tenant_header)
         try:
-            if question.url == PATH:
-                return await self._prefill(parse(question.body, WarmPrefix, NOT_YET), caller, begun)
-            call = await self.open(question, caller)
+            if job.url == PATH:
+                return await self._prefill(parse(job.body, WarmPrefix, NOT_YET), caller, begun)
+            call = await self.open(job, caller)
             begun()
             try:
                 while not call.done:
@@ -133,17 +133,17 @@ class Computing:
         self._verdicts.settle(pair, same)
         return Outcome.COMPUTED
 
-    async def open(self, question: Recorded, caller: Caller) -> Call:
+    async def open(self, recorded: Recorded, caller: Caller) -> Call:
         """Open the call of a recorded request.
 
         Raises:
             ApiError: this server would reject it.
             NotCacheable: its response could not be cached.
         """
-        if question.url == "/v1/completions":
-            body = parse(question.body, CompletionBody, COMPLETIONS)
+        if recorded.url == "/v1/completions":
+            body = parse(recorded.body, CompletionBody, COMPLETIONS)
             return await open_completion(self._ahead, self._model, body, caller, self._request_timeout)
-        chat = parse(question.body, ChatBody, CHAT)
+        chat = parse(recorded.body, ChatBody, CHAT)
         return await open_chat(self._ahead, self._model, chat, caller, self._request_timeout, shorten=True)
 
     async def prefix_tokens(self, prefix: WarmPrefix, tenant_name: str) -> list[int]:
@@ -217,11 +217,11 @@ class Warm(Endpoints):
         if body.from_history and caller.key_id is not None:
             message = "from_history computes recorded requests of every tenant and needs an admin key"
             raise permission_denied(message, "from_history")
-        questions = []
+        requests = []
         for number, each in enumerate(body.requests):
             raw = json_text(each.body, "the body").encode("utf-8", "surrogatepass")
             self._check(each.url, raw, f"requests[{number}].body")
-            questions.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
+            requests.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
         for number, prefix in enumerate(body.prefixes):
             tenant_name = tenant(caller.key_id, caller.tenant_header, prefix.user)
             try:
@@ -235,7 +235,7 @@ class Warm(Endpoints):
                 tenant_name,
                 Recorded(PATH, caller.key_id, caller.tenant_header, raw),
             )
-        taken = self._warmer.add(questions)
+        taken = self._warmer.add(requests)
         found = await self._warmer.refill() if body.from_history else 0
         return JSONResponse(
             {"requests": taken, "prefixes": len(body.prefixes), "from_history": found}, status_code=202
