@@ -22,7 +22,6 @@ from headrace.api.exchange import DISCONNECTED, SEND, record_error
 
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
-
 _LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
@@ -80,7 +79,6 @@ WriterT = TypeVar("WriterT", bound=WholeWriter)
 
 
 logger = logging.getLogger(__name__)
-
 
 PING_SECONDS = 5.0
 """Longest silence of a stream; shorter than the idle timeouts of common proxies."""

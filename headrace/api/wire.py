@@ -3,9 +3,9 @@
 - Strict means: ``"5"`` is no number, ``true`` is no integer, and ``NaN`` is invalid.
 - ``null`` for a field that has a default means the default, as if the field was absent.
 - Items of a conversation that clients send back (`Replayed`, `Answered`) may have fields that they got from an answer.
-- Each error names the field as the client spelled it (``messages[0].content``).
-
-Fields are defined in the packages beside this file.
+- Each error names the field as the client spelled it (``messages[0].content``), also where a dialect is served as
+  a chat request (`named`).
+- A known field that is not supported yet is refused by name, unless it has a neutral value (`refuse_unsupported`).
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ FORM_MARK = "~"
 
 
 WireT = TypeVar("WireT", bound=Wire)
-
 
 ResultT = TypeVar("ResultT")
 
@@ -317,7 +316,6 @@ def _path(error: Mapping[str, Any], body: Mapping[str, Any]) -> str:
 
 
 NotYet = Mapping[str, tuple[object, ...]]
-
 
 MESSAGE: NotYet = {"function_call": (), "audio": ()}
 _ROLES = ("function",)

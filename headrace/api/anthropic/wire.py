@@ -215,7 +215,6 @@ _CALLS_AND_RESULTS = (
 
 Block = Annotated[Annotated[TextBlock, Tag(FORM_MARK + "text")] | _CALLS_AND_RESULTS, _kind(*_KINDS)]
 
-
 BlockOfAnswer = Annotated[
     Annotated[AnswerBlock, Tag(FORM_MARK + "text")] | _CALLS_AND_RESULTS, _kind(*_KINDS)
 ]

@@ -184,7 +184,6 @@ def _different(tools: list[Tool] | None) -> list[Tool] | None:
 
 Tools = Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS), AfterValidator(_different)]
 
-
 MAX_TEMPLATE_CHARACTERS = 65_536
 """Compile time grows with a template's length and has no other limit; at this length it is about a second."""
 
@@ -458,6 +457,9 @@ class CompletionBody(Generation):
         return list(self.prompt)
 
 
+# Known fields that are not supported: refused by name, never ignored. Each has its neutral values, which are accepted
+# because many clients always send the field with its default. A field that becomes supported moves to its body.
+
 _ANYWHERE: dict[str, tuple[object, ...]] = {
     "logits_processors": ([],),
     "use_beam_search": (False,),
@@ -469,7 +471,6 @@ _ANYWHERE: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "safety_identifier": (),
 }
-
 
 CHAT: NotYet = _ANYWHERE | {
     "functions": ([],),
@@ -486,12 +487,11 @@ CHAT: NotYet = _ANYWHERE | {
     "best_of": (1,),
 }
 
-
 COMPLETIONS: NotYet = _ANYWHERE | {
     "thinking_token_budget": (),
     "prompt_embeds": (),
 }
 
-
 TOKENIZE: NotYet = {"mm_processor_kwargs": ({},)}
+
 DETOKENIZE: NotYet = {}

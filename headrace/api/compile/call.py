@@ -197,7 +197,7 @@ class Answers(Protocol):
 
     def now(self) -> float: ...
 
-    async def open(self, questions: Sequence[LookupRequest], interval: int = 1) -> Answer: ...
+    async def open(self, lookups: Sequence[LookupRequest], /, interval: int = 1) -> Answer: ...
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None: ...
 
@@ -247,7 +247,7 @@ class Call:
         model: ServedModel,
         prompts: Sequence[Prompt],
         choices: Sequence[Choice],
-        recall: Answers,
+        answers: Answers,
         answer: Answer,
         seconds: float,
         stream: bool = False,
@@ -262,7 +262,7 @@ class Call:
         self.choices = tuple(choices)
         self.choices_per_prompt = len(self.choices) // len(self.prompts)
         self.prompt_scores: list[dict[int, TokenLogprob]] = [{} for _ in prompts]
-        self._recall = recall
+        self._answers = answers
         self._answer = answer
         self._seconds = seconds
         self._aborted = False
@@ -329,7 +329,7 @@ class Call:
     def _apply(self, index: int, events: Sequence[Emitted | PromptScored | Finished]) -> Choice:
         choice = self.choices[index]
         if choice.take(events):
-            self._recall.stop_sequence(self._answer, index)
+            self._answers.stop_sequence(self._answer, index)
         for event in events:
             if type(event) is PromptScored:
                 self._score_prompt(choice, event)
@@ -339,7 +339,7 @@ class Call:
 
     def close(self, why: FinishReason = FinishReason.CANCELLED) -> None:
         """Cancel the sequences that have not ended; without any, do nothing."""
-        self._recall.close(self._answer, why)
+        self._answers.close(self._answer, why)
 
     def abort(self) -> None:
         """Cancel the sequences that have not ended; `advance` then raises the error `aborted`."""

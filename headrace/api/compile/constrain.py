@@ -60,12 +60,13 @@ async def constrain(draft: AnyDraft) -> None:
         continues = bool(draft.body.continue_final_message)
     else:
         mute = draft.mute
-    params = sampling_params(body, model, logprobs=draft.logprobs, constraint=made)
+    length = draft.encoded[0].max_tokens
+    params = sampling_params(body, model, max_tokens=length, logprobs=draft.logprobs, constraint=made)
     await _check_enforceable(model, body, made)
     draft.prompts = [
         Prompt(
             each.tokens,
-            replace(params, max_tokens=each.max_tokens),
+            params if each.max_tokens == length else replace(params, max_tokens=each.max_tokens),
             continues,
             mute,
             each.echo,
@@ -79,9 +80,14 @@ async def constrain(draft: AnyDraft) -> None:
 
 
 def sampling_params(
-    body: Generation, model: ServedModel, *, logprobs: int | None, constraint: Constraint | None
+    body: Generation,
+    model: ServedModel,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    constraint: Constraint | None,
 ) -> SamplingParams:
-    """How to sample an output of any length.
+    """How to sample an output of at most ``max_tokens`` tokens.
 
     Fields of the kind `Way.SAMPLING` that `SamplingParams` has too keep their value; it checks their range. A field
     that is not set has the model's default.
@@ -109,7 +115,7 @@ def sampling_params(
         "logit_bias": biases,
         "allowed_token_ids": allowed,
         "bad_words": _bad_words(body.bad_words or [], model),
-        "max_tokens": None,
+        "max_tokens": max_tokens,
         "logprobs": logprobs,
         "structured_outputs": constraint,
     }

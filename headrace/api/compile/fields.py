@@ -1,4 +1,9 @@
-"""The request fields that the dialects share, and the kind of each: how it enters the cache key, or why it does not."""
+"""The request fields that the dialects share, and the kind of each: how it enters the cache key, or why it does not.
+
+The kind stands on the field: ``top_p: Sampling[float | None] = None``. A sampling field that `SamplingParams` has under
+the same name needs nothing else here: `constrain` hands it over, `SamplingParams` checks its range, and the cache key
+contains it. A request that sets a field without a kind is not cached.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +33,7 @@ class Way(StrEnum):
 
 
 ValueT = TypeVar("ValueT")
+
 Tokens = Annotated[ValueT, Way.TOKENS]
 Sampling = Annotated[ValueT, Way.SAMPLING]
 Scope = Annotated[ValueT, Way.SCOPE]
@@ -49,7 +55,6 @@ def ways(form: type[Wire]) -> Mapping[str, Way]:
 MAX_TTL_SECONDS = 30 * 86400
 MAX_TAGS = 16
 MAX_SAMPLES = 64
-
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_TTL_SECONDS)]
 
@@ -385,12 +390,9 @@ def _metadata(value: Any) -> Any:
 
 TokenId = Annotated[int, Field(ge=0)]
 
-
 Temperature = Annotated[float | None, AfterValidator(_temperature)]
 
-
 Stop = Annotated[SkipValidation[str | list[str] | None], BeforeValidator(_texts)]
-
 
 MetadataField = Annotated[SkipValidation[dict[str, str] | None], BeforeValidator(_metadata)]
 

@@ -68,7 +68,8 @@ async def render_chat(draft: ChatDraft) -> None:
     draft.facts = facts_of(model.dialect, body)
     check_choice(model.dialect, body, draft.facts)
     markers = model.prompts.markers(model.rules.tenants, draft.tenant)
-    draft.body, draft.normalized = body, _ = normalized(body, markers)
+    body, draft.normalized = normalized(body, markers)
+    draft.body = body
     draft.text = await render(model, body, draft.tenant, draft.facts)
     draft.opened = _opened(draft.facts, body, draft.text.text)
     draft.choices_per_prompt = body.n or 1

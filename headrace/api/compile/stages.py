@@ -24,7 +24,7 @@ from headrace.api.compile.submit import submit
 
 
 async def open_chat(
-    recall: Answers,
+    answers: Answers,
     model: ServedModel,
     body: ChatBody,
     caller: Caller,
@@ -43,11 +43,11 @@ async def open_chat(
     await render_chat(draft)
     await encode_chat(draft)
     await constrain(draft)
-    return await submit(recall, draft)
+    return await submit(answers, draft)
 
 
 async def open_completion(
-    recall: Answers, model: ServedModel, body: CompletionBody, caller: Caller, request_timeout: float
+    answers: Answers, model: ServedModel, body: CompletionBody, caller: Caller, request_timeout: float
 ) -> Call:
     """Compile and submit texts to continue.
 
@@ -59,7 +59,7 @@ async def open_completion(
     prepare_texts(draft)
     await encode_texts(draft)
     await constrain(draft)
-    return await submit(recall, draft)
+    return await submit(answers, draft)
 
 
 async def count_chat(model: ServedModel, body: ChatBody, caller: Caller) -> int:

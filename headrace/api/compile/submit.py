@@ -45,7 +45,7 @@ PRIORITIES = {"priority": -100, "default": 0, "flex": 100, "background": 200}
 """The ``priority`` of a class under the policy `priority`, which has no classes; lower runs sooner."""
 
 
-async def submit(recall: Answers, draft: AnyDraft) -> Call:
+async def submit(answers: Answers, draft: AnyDraft) -> Call:
     """Submit a draft: ``choices_per_prompt`` sequences of equal tokens for each prompt.
 
     With a seed, each prompt's first sequence has it, and the others have seeds derived from it; without, all differ.
@@ -58,7 +58,7 @@ async def submit(recall: Answers, draft: AnyDraft) -> Call:
     body, model, caller, prompts = draft.body, draft.model, draft.caller, draft.prompts
     session = _session(draft)
     scheduling = scheduling_of(body, model.rules, draft.tenant, draft.request_timeout, caller.service_class)
-    now, shows_cost = recall.now(), _shows_cost(draft)
+    now, shows_cost = answers.now(), _shows_cost(draft)
     choices, pieces = list[Choice](), model.intake.pieces()
     for prompt in prompts:
         await pieces.turn()
@@ -70,11 +70,11 @@ async def submit(recall: Answers, draft: AnyDraft) -> Call:
     if caller.exchange is not None:
         caller.exchange.opened(draft.call_id, model.name, draft.tenant, [each.request.id for each in lookups])
     multiple = "prompt" if len(prompts) > 1 else "n" if len(choices) > 1 else None
-    answer = await _submitted(recall, lookups, _interval(draft), multiple)
+    answer = await _submitted(answers, lookups, _interval(draft), multiple)
     await _record_prompts(draft, choices[:: draft.choices_per_prompt], session, pieces)
     seconds = scheduling.seconds or answer.requests[0].settings.request_timeout or draft.request_timeout
     call = Call(
-        draft.call_id, model, prompts, choices, recall, answer, seconds, bool(body.stream), shows_cost
+        draft.call_id, model, prompts, choices, answers, answer, seconds, bool(body.stream), shows_cost
     )
     if caller.exchange is not None:
         caller.exchange.call = call
@@ -156,7 +156,7 @@ def _request(
 
 
 async def _submitted(
-    recall: Answers, lookups: Sequence[LookupRequest], interval: int, multiple: str | None
+    answers: Answers, lookups: Sequence[LookupRequest], interval: int, multiple: str | None
 ) -> Answer:
     """The open answer to ``lookups``; ``multiple`` is the field that asks for several.
 
@@ -164,7 +164,7 @@ async def _submitted(
         ApiError: the server rejects them, or ``only-if-cached`` finds nothing.
     """
     try:
-        return await recall.open(lookups, interval=interval)
+        return await answers.open(lookups, interval=interval)
     except Refused as refused:
         raise turned_away(refused.verdict, rate_headers(refused.rooms), multiple) from None
     except NotCached:

@@ -21,7 +21,6 @@ Event = dict[str, Any]
 
 NO_SPELLINGS: Mapping[str, Spelling] = {}
 
-
 SLICE = 8
 """Characters that are parsed at once. A call is longer, so text before it and after it is never parsed together."""
 

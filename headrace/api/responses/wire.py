@@ -239,9 +239,7 @@ def path_of(tools: Iterable[ResponseTool], number: int) -> str:
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
-
 Id = Annotated[str, Field(min_length=1, max_length=256)]
-
 
 MAX_ITEMS = 10_000
 MAX_COMPACTION_CHARACTERS = 1_000_000

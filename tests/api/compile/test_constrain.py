@@ -192,11 +192,11 @@ def model() -> ServedModel:
 
 def params(model: ServedModel, **given) -> SamplingParams:
     body = CompletionBody(prompt="x", **given)
-    return sampling_params(body, model, logprobs=None, constraint=stated_constraint(body))
+    return sampling_params(body, model, max_tokens=7, logprobs=None, constraint=stated_constraint(body))
 
 
 def test_nothing_given_means_the_cores_defaults(model):
-    assert params(model) == SamplingParams()
+    assert params(model) == SamplingParams(max_tokens=7)
 
 
 def test_every_field_reaches_the_core(model):
@@ -220,10 +220,12 @@ def test_every_field_reaches_the_core(model):
         "skip_special_tokens": False,
         "prompt_logprobs": 1,
     }
-    made = sampling_params(CompletionBody(prompt="x", **given), model, logprobs=4, constraint=None)
+    made = sampling_params(
+        CompletionBody(prompt="x", **given), model, max_tokens=7, logprobs=4, constraint=None
+    )
     default = SamplingParams()
     for field in fields(SamplingParams):
-        if field.name in ("structured_outputs", "max_tokens"):  # the first does not go with ignore_eos
+        if field.name == "structured_outputs":  # which does not go with ignore_eos
             continue
         assert getattr(made, field.name) != getattr(default, field.name), field.name
     assert made.logit_bias == ((7, -100), (8, 1.5))
