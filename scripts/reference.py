@@ -14,15 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import headrace
-from headrace.api.anthropic.refusals import MESSAGES
-from headrace.api.anthropic.wire import MessagesBody
+from headrace.api.anthropic.wire import MESSAGES, MessagesBody
 from headrace.api.auth.access import Access
-from headrace.api.generation.unsupported import CHAT, COMPLETIONS
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.openai.completions_wire import CompletionBody
+from headrace.api.compile.bodies import CHAT, COMPLETIONS, ChatBody, CompletionBody
 from headrace.api.openapi import described
-from headrace.api.responses.refusals import RESPONSES
-from headrace.api.responses.wire import ResponsesBody
+from headrace.api.responses.wire import RESPONSES, ResponsesBody
 from headrace.api.wire import Wire
 from headrace.compute.model.families import COMPOSITES, FAMILIES, TEXT_TYPES
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError

@@ -1,7 +1,11 @@
-"""The ASGI applications: all routes behind the edge, and the few routes of the metrics port."""
+"""The ASGI applications: all routes behind the edge, and the few routes of the metrics port.
+
+`lifespan_of` starts and stops one without a server.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
@@ -10,20 +14,20 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan
+from starlette.types import ASGIApp, Lifespan, Message
 
 from headrace.api.auth.access import Access, AccessCheck
 from headrace.api.auth.api_keys import Keys
 from headrace.api.auth.origin import Hosts, OriginCheck, plain_origin
+from headrace.api.caller import COST_HEADER
+from headrace.api.compile.render import NORMALIZED_HEADER
 from headrace.api.edge import Edge
 from headrace.api.errors import ApiError, api_error, http_exception, invalid_parameter, unexpected
 from headrace.api.exchange import Hooks
-from headrace.api.generation.caller import COST_HEADER
 from headrace.api.openapi import described
-from headrace.api.prompts.normalize import NORMALIZED_HEADER
 from headrace.api.rate_limit_headers import RATE_HEADERS
 from headrace.api.replies import CACHE_HEADER
-from headrace.api.routing import ApiRoute, Row
+from headrace.api.routing import FORM, ApiRoute, Row
 from headrace.core.request import InvalidParameter
 from headrace.response_cache.lookup import CacheLookup
 
@@ -48,7 +52,7 @@ class BackgroundWork(Protocol):
 
 
 def create_app(
-    recall: CacheLookup,
+    lookup: CacheLookup,
     routes: Sequence[Route],
     keys: Keys,
     background: Sequence[BackgroundWork] = (),
@@ -56,7 +60,7 @@ def create_app(
     hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
     hosts: Hosts = Hosts(),  # noqa: B008 (immutable)
 ) -> ASGIApp:
-    """The application of the main port. Its lifespan starts and stops ``recall`` with the engine.
+    """The application of the main port. Its lifespan starts and stops ``lookup`` with the engine.
 
     The ``background`` work starts after it, in order, and stops before it, in reverse order. Browsers let pages of
     ``origins`` call the server. ``hooks`` are called with each HTTP request. Requests that
@@ -72,15 +76,17 @@ def create_app(
         async with AsyncExitStack() as stack:  # if one fails to stop, the others are still stopped
             for hook in reversed(hooks.stopped):
                 stack.callback(hook)
-            await recall.start()
-            stack.push_async_callback(recall.stop)
+            await lookup.start()
+            stack.push_async_callback(lookup.stop)
             for each in background:
                 each.start()
                 stack.push_async_callback(each.stop)
             yield
 
     check = OriginCheck(origins, hosts)
-    edge = Edge(_starlette(routes, lifespan), AccessCheck(keys, table), routes, hooks, origins=check)
+    edge = Edge(
+        _starlette(routes, lifespan), AccessCheck(keys, table), routes, hooks, origins=check, forms=_forms()
+    )
     if not origins:
         return edge
     # Outermost, because a browser's preflight request carries no key.
@@ -119,6 +125,11 @@ def access_table(routes: Iterable[Route]) -> dict[str, Access]:
     return table
 
 
+def _forms() -> frozenset[str]:
+    """The paths that take a form."""
+    return frozenset(row.path for row in described() if row.media == FORM)
+
+
 def _starlette(routes: Sequence[Route], lifespan: Lifespan[Starlette] | None = None) -> Starlette:
     handlers = {
         ApiError: api_error,
@@ -129,3 +140,38 @@ def _starlette(routes: Sequence[Route], lifespan: Lifespan[Starlette] | None = N
     app = Starlette(routes=list(routes), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     return app
+
+
+@asynccontextmanager
+async def lifespan_of(app: ASGIApp) -> AsyncIterator[None]:
+    """Start ``app`` before the block and shut it down after it, with ASGI's lifespan protocol.
+
+    Raises:
+        RuntimeError: the application reported that it could not start or stop.
+    """
+    to_app: asyncio.Queue[Message] = asyncio.Queue()
+    from_app: asyncio.Queue[Message] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+
+    async def run() -> None:
+        await app(scope, to_app.get, from_app.put)
+
+    async def send(what: str) -> None:
+        await to_app.put({"type": f"lifespan.{what}"})
+        answer = asyncio.create_task(from_app.get())
+        await asyncio.wait({answer, task}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            await task  # raises what ended it
+            raise RuntimeError(f"the application ended during {what}")
+        if answer.result()["type"] != f"lifespan.{what}.complete":
+            raise RuntimeError(f"the application failed during {what}: {answer.result().get('message', '')}")
+
+    task = asyncio.create_task(run())
+    try:
+        await send("startup")
+        yield
+        await send("shutdown")
+        await task
+    finally:
+        task.cancel()

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headrace.api.anthropic.errors import error_response, speaks_anthropic
+from headrace.api.anthropic.formats import error_response, speaks_anthropic
 from headrace.api.auth.access import AccessCheck, KeyRequired, RoleRequired, route_path, tenant_of
 from headrace.api.auth.origin import HostRefused, OriginCheck, OriginRefused
+from headrace.api.caller import CALLER, COST_HEADER, Caller
 from headrace.api.errors import (
     ERROR_FORMAT,
     ApiError,
@@ -32,8 +33,7 @@ from headrace.api.errors import (
     shutting_down,
     unsupported_media_type,
 )
-from headrace.api.exchange import EXCHANGE, HEADER_TEXT, Exchange, Hooks
-from headrace.api.generation.caller import COST_HEADER, Caller
+from headrace.api.exchange import EXCHANGE, HEADER_TEXT, SEND, Exchange, Hooks
 
 logger = logging.getLogger(__name__)
 
@@ -45,21 +45,13 @@ SINGLE = frozenset(
 )
 """Headers that a request may have once: a proxy in front may have read the other one."""
 
-UPLOADS = "/v1/files"
-"""The route that takes a form; all others take JSON."""
-
-CALLER = "headrace.caller"
-"""The key of the `Caller` in an ASGI scope."""
-
-SEND = "headrace.send"
-"""The key of the server's own ``send`` in an ASGI scope. Streams use it for their body, which no layer looks at."""
-
 
 class Edge:
     """Wraps the application.
 
     ``access`` checks each request's key against the route that it asks for. ``routes`` are the application's, ``hooks``
-    are called with each exchange. ``origins`` checks the host that a request names, and the page that sent it.
+    are called with each exchange. ``origins`` checks the host that a request names, and the page that sent it. Paths of
+    ``forms`` take a form, all others JSON.
     """
 
     def __init__(
@@ -70,10 +62,12 @@ class Edge:
         hooks: Hooks = Hooks(),  # noqa: B008 (immutable)
         clock: Callable[[], float] = time.monotonic,
         origins: OriginCheck | None = None,
+        forms: Container[str] = (),
     ) -> None:
         self._app = app
         self._origins = origins or OriginCheck()
         self._access = access
+        self._forms = forms
         self._paths = {route.endpoint: route.path for route in routes if isinstance(route, Route)}
         self._hooks = hooks
         self._clock = clock
@@ -100,6 +94,8 @@ class Edge:
     async def _serve(
         self, exchange: Exchange, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        """Check the request, pass it to the application, and turn what is raised into a response."""
+
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
@@ -133,11 +129,14 @@ class Edge:
                 await refuse(failed())
 
     def _caller(self, scope: Scope, headers: Headers, exchange: Exchange) -> Caller:
+        """The client of a request whose headers are in order; its body has not been read yet."""
         path = route_path(scope["path"], scope.get("root_path", ""))
+        # 1. May this page send it, and can nothing before the server have read it in another way?
         _check_single(headers)
         self._check_origin(scope["method"], headers)
-        if path != UPLOADS:
+        if path not in self._forms:
             _check_media_type(headers)
+        # 2. May this key use the route?
         try:
             identity = self._access.identity(
                 scope["method"], path, _authorization(headers, self._access.keys_required)
@@ -146,6 +145,7 @@ class Edge:
             raise invalid_api_key() from None
         except RoleRequired as error:
             raise role_required(error.access) from None
+        # 3. For which tenant and session?
         exchange.tenant = identity.name if identity is not None else ""
         claimed = headers.get("x-tenant-id")
         if claimed is not None and not HEADER_TEXT.fullmatch(claimed):

@@ -7,7 +7,7 @@ logged and never sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headrace.api.auth.access import Access
-from headrace.api.content_encoding import ENCODINGS
 from headrace.api.exchange import record_error
 from headrace.core.constraint import FAILED_PREFIX
 from headrace.core.events import Finished
@@ -210,9 +209,9 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
 
 
-def unsupported_encoding(why: str) -> ApiError:
-    """415: the body has a ``Content-Encoding`` that the server cannot decode."""
-    accepted = ", ".join(ENCODINGS)
+def unsupported_encoding(why: str, encodings: Iterable[str]) -> ApiError:
+    """415: the body has a ``Content-Encoding`` that the server cannot decode; it decodes ``encodings``."""
+    accepted = ", ".join(encodings)
     return ApiError(
         415,
         f"{why}. Send the body as {accepted}, or without an encoding.",

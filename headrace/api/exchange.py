@@ -16,6 +16,9 @@ from starlette.datastructures import Headers
 EXCHANGE = "headrace.exchange"
 """The key of the `Exchange` in an ASGI scope."""
 
+SEND = "headrace.send"
+"""The key of the server's own ``send`` in an ASGI scope. Streams use it for their body, which no layer looks at."""
+
 DISCONNECTED = "client_disconnected"
 """The error code of an exchange whose client closed the connection before the response was complete."""
 

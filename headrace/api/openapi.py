@@ -21,18 +21,14 @@ from headrace.api.cache.routes import CacheApi
 from headrace.api.cache.warm import Warm
 from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.openai.routes import Api
-from headrace.api.operations.abort import Abort
-from headrace.api.operations.experiments import ExperimentRoutes
-from headrace.api.operations.pause import Pause
-from headrace.api.operations.status import Status
+from headrace.api.operations.requests import Abort, RequestTimeline
+from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.operations.steps import StepRoutes
-from headrace.api.operations.timeline import RequestTimeline
-from headrace.api.operations.tuner import TunerRoutes
-from headrace.api.operations.usage_report import UsageReport
+from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes
 from headrace.api.pages.routes import Pages
-from headrace.api.prompts.routes import SessionsApi
 from headrace.api.responses.routes import ResponsesApi
 from headrace.api.routing import Endpoints, Row, route
+from headrace.api.sessions import SessionsApi
 
 _ERROR = {
     "type": "object",

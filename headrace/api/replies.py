@@ -6,26 +6,83 @@ Both cancel the call if the client disconnects, and both end the call in any cas
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from json.encoder import encode_basestring
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.api.edge import SEND
+from headrace.api.caller import COST_HEADER
+from headrace.api.compile.call import Call, Choice, Delta
 from headrace.api.errors import ApiError, failed, respond
-from headrace.api.exchange import DISCONNECTED, record_error
-from headrace.api.generation.call import Call
-from headrace.api.generation.caller import COST_HEADER
-from headrace.api.generation.writing import PING, AnswerWriter, WholeWriter
+from headrace.api.exchange import DISCONNECTED, SEND, record_error
+
+encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def encode_text(text: str) -> str:
+    """A JSON string without characters that some clients treat as a line break."""
+    shown = encode_basestring(text)
+    return shown if shown.isascii() else shown.translate(_LINE_BREAKS)
+
+
+def encode_lines(value: Any) -> str:
+    """JSON of any value, without those characters."""
+    return encode(value).translate(_LINE_BREAKS)
+
+
+class WholeWriter(Protocol):
+    """What `replies` needs for a response that is one JSON document."""
+
+    def whole(self) -> bytes:
+        """The whole answer."""
+
+
+class AnswerWriter(WholeWriter, Protocol):
+    """What `replies` needs of any dialect: the bytes of one call's response."""
+
+    @property
+    def writes_tokens(self) -> bool:
+        """Whether a step is written even if it adds no text."""
+
+    def opening(self) -> bytes:
+        """The beginning of a stream."""
+
+    def chunk(self, choice: Choice, delta: Delta) -> bytes:
+        """What a step adds to a choice."""
+
+    def ending(self, choice: Choice) -> bytes:
+        """The end of a choice."""
+
+    def closing(self) -> bytes:
+        """The end of the stream."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """An error after the first byte, and the end of the stream."""
+
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+
+def error_event(body: bytes) -> bytes:
+    """An error after the first byte, and the end of the stream."""
+    return b"data: " + body + b"\n\n" + DONE
+
 
 WriterT = TypeVar("WriterT", bound=WholeWriter)
+
 
 logger = logging.getLogger(__name__)
 
 PING_SECONDS = 5.0
 """Longest silence of a stream; shorter than the idle timeouts of common proxies."""
+
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers of every stream: proxies must pass each event on at once."""

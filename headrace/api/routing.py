@@ -17,6 +17,8 @@ from headrace.api.auth.access import Access
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
+FORM = "multipart/form-data"
+
 _ROWS = "_route_rows"
 """The attribute of a handler that holds its rows."""
 

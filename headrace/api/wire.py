@@ -3,9 +3,9 @@
 - Strict means: ``"5"`` is no number, ``true`` is no integer, and ``NaN`` is invalid.
 - ``null`` for a field that has a default means the default, as if the field was absent.
 - Items of a conversation that clients send back (`Replayed`, `Answered`) may have fields that they got from an answer.
-- Each error names the field as the client spelled it (``messages[0].content``).
-
-Fields are defined in the packages beside this file.
+- Each error names the field as the client spelled it (``messages[0].content``), also where a dialect is served as
+  a chat request (`named`).
+- A known field that is not supported yet is refused by name, unless it has a neutral value (`refuse_unsupported`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain, takewhile
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
-from headrace.api.errors import ApiError, invalid
-from headrace.api.generation.unsupported import NotYet, refuse_unsupported
+from headrace.api.errors import ApiError, invalid, not_supported
 from headrace.core.constraint import WrittenFloat
+from headrace.core.request import InvalidParameter
 
 
 class Wire(BaseModel):
@@ -101,19 +102,22 @@ def _optional(form: type[Wire]) -> frozenset[str]:
 INLINE_BYTES = 32 * 1024
 """Bodies up to this length are parsed on the event loop, in less than a millisecond; longer ones beside it."""
 
+
 MOST_PARTS = 32_768
 """Maximum objects, lists and fields of a body. Each costs a microsecond or more, and the interpreter's lock is held
 while all of them are read."""
 
+
 MOST_VALUES = 524_288
 """Maximum values of a body, such as the token ids of prompts."""
+
 
 _PARSING = ThreadPoolExecutor(1, "headrace-body")
 """One thread: several would only compete for the interpreter with the event loop."""
 
+
 _OBJECT = re.compile(rb"[ \t\r\n]*+\{")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-
 WITH_SCHEMAS = frozenset(
     (
         "functions",
@@ -129,13 +133,17 @@ WITH_SCHEMAS = frozenset(
 )
 """Fields of bodies that contain JSON schemas, whose numbers are enforced with all their digits."""
 
+
 _LONG_NUMBER = re.compile(rb"[0-9.]{16}|[eE][+-]?[0-9]{3}")
 """Finds every fraction that a double may not hold exactly; a double holds 15 digits."""
+
 
 FORM_MARK = "~"
 """First character of the tags that distinguish a field's forms, so that no tag is equal to a field."""
 
+
 WireT = TypeVar("WireT", bound=Wire)
+
 ResultT = TypeVar("ResultT")
 
 
@@ -305,3 +313,113 @@ def _path(error: Mapping[str, Any], body: Mapping[str, Any]) -> str:
             path += f".{part}" if path else part
             value = None if absent else value[part]
     return path
+
+
+NotYet = Mapping[str, tuple[object, ...]]
+
+MESSAGE: NotYet = {"function_call": (), "audio": ()}
+_ROLES = ("function",)
+
+
+def refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> dict[str, Any]:
+    """``body`` without the fields of ``not_yet``.
+
+    Raises:
+        ApiError: one of them has a value that is not neutral.
+    """
+    kept = without(body, not_yet, "")
+    messages = kept.get("messages")
+    if isinstance(messages, list):
+        kept["messages"] = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return kept
+
+
+def _message(message: object, path: str) -> object:
+    """One message without neutral unsupported fields; a value that is no object is left to validation."""
+    if not isinstance(message, dict):
+        return message
+    role, content = message.get("role"), message.get("content")
+    if role in _ROLES:
+        raise not_supported(f"{path}.role", f"The role {role!r}")
+    kinds = ("text", "refusal") if role == "assistant" else ("text",)
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            raise not_supported(f"{path}.content[{i}].type", f"Content of type {kind!r}")
+    return without(message, MESSAGE, f"{path}.")
+
+
+def without(body: Mapping[str, Any], not_yet: NotYet, path: str) -> dict[str, Any]:
+    """``body`` without the fields of ``not_yet``; ``path`` is its place in the request.
+
+    Raises:
+        ApiError: one of them has a value that is not neutral.
+    """
+    kept = {}
+    for name, value in body.items():
+        if name not in not_yet:
+            kept[name] = value
+        elif value is not None and not any(_same(value, neutral) for neutral in not_yet[name]):
+            raise not_supported(f"{path}{name}")
+    return kept
+
+
+def _same(value: object, other: object) -> bool:
+    return type(value) is type(other) and value == other  # True == 1, but not on the wire
+
+
+@contextmanager
+def named(names: Mapping[str, str], places: Callable[[str], str] = str) -> Iterator[None]:
+    """Rename fields in errors: ``names`` has the client's by those of the chat body.
+
+    ``places`` does the same for paths within a text, where a field has another place in the client's body.
+    """
+    try:
+        yield
+    except InvalidParameter as error:
+        raise _renamed(invalid(str(error), error.param), names, places) from None
+    except ApiError as error:
+        raise _renamed(error, names, places) from None
+
+
+def _renamed(error: ApiError, names: Mapping[str, str], places: Callable[[str], str]) -> ApiError:
+    param, message = error.param or "", str(error)
+    first = re.split(r"[.\[]", param)[0]
+    if first in names:
+        name = re.compile("|".join(rf"\b{each}\b" for each in names))
+        own, message = names[first], name.sub(lambda found: names[found[0]], message)
+    elif (own := places(param)) != param:
+        message = places(message)
+    else:
+        return error
+    return ApiError(
+        error.status,
+        message,
+        type=error.type,
+        param=own,
+        code=error.code,
+        headers=error.headers,
+    )
+
+
+class Page(NamedTuple):
+    """The page that a listing asks for; ``after`` is the id of the object before it."""
+
+    limit: int
+    newest_first: bool
+    after: str | None
+
+
+def read_page(query: Mapping[str, str], default: int, most: int) -> Page:
+    """The page that ``query`` asks for, by default of ``default`` objects.
+
+    Raises:
+        ApiError: ``limit`` is no whole number from 1 to ``most``, or ``order`` is unknown.
+    """
+    limit = query.get("limit", str(default))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= most):
+        raise invalid(f"limit must be a whole number from 1 to {most}", "limit")
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise invalid("order must be 'asc' or 'desc'", "order")
+    return Page(int(limit), order == "desc", query.get("after"))

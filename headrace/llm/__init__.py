@@ -10,16 +10,13 @@ with LLM("builtin") as llm:
 Files in reading order:
 
 - `outputs`: the results of a call, whole or as deltas
-- `offline`: `LLM`
-- `shared`: one engine for the calls of several threads
-- `turns`: which of these threads computes
+- `offline`: `LLM`, Ctrl-C and the progress bar
+- `shared`: one engine for the calls of several threads, of which one computes
 - `embedding`: embeddings and scores
 - `asynchronous`: `AsyncLLM`
-- `job`: one call as requests of the engine
-- `answer`: one completion while it grows
+- `job`: one call as requests of the engine, and its completions while they grow
 - `settings`: converts keyword arguments to options
 - `options`: their names and types, generated from the configuration
-- `terminal`: Ctrl-C and the progress bar
 """
 
 from headrace.llm.asynchronous import AsyncLLM

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self, Unpack
 
 from headrace.core.request import SamplingParams
@@ -13,14 +16,80 @@ from headrace.llm.job import Job, JobMaker, Message, Prompt, each_prompt
 from headrace.llm.options import LLMOptions
 from headrace.llm.outputs import CompletionDelta, EmbeddingOutput, RequestOutput, ScoreOutput
 from headrace.llm.settings import engine_options
-from headrace.llm.shared import SharedEngine
-from headrace.llm.terminal import interrupts_between_steps, progress_bar
-from headrace.llm.turns import Turns
+from headrace.llm.shared import SharedEngine, Turns
 from headrace.text.stream import TextStreams
 from headrace.text.tokenizer import Tokenizer
 from headrace.wiring.embedding import load_pooling, runs_pooling, with_served
 from headrace.wiring.engine import make_ledger, make_pricing
 from headrace.wiring.model import Loaded, close, load
+
+_BAR = threading.Lock()
+"""Rich shows one live display of a terminal at a time."""
+
+
+@contextmanager
+def interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Defer Ctrl-C until the yielded function is called: inside a step it would leave a plan half executed.
+
+    A second Ctrl-C takes effect at once, in case a step hangs. Only Python's own handler is deferred, and only in the
+    main thread, which is the one that it interrupts.
+    """
+    elsewhere = threading.current_thread() is not threading.main_thread()
+    if elsewhere or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: None
+        return
+    deferred = False
+
+    def defer(number: int, frame: FrameType | None) -> None:
+        nonlocal deferred
+        if deferred:
+            signal.default_int_handler(number, frame)
+        deferred = True
+
+    def raise_deferred() -> None:
+        if deferred:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, defer)
+    try:
+        yield raise_deferred
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def progress_bar(total: int, shown: bool, what: str = "generating") -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with the number of tokens of each finished request.
+
+    Calls of several threads show one bar: that of the first, until it ends.
+    """
+    if not shown or not _BAR.acquire(blocking=False):
+        yield lambda tokens: None
+        return
+    try:
+        with _shown_bar(total, what) as advance:
+            yield advance
+    finally:
+        _BAR.release()
+
+
+@contextmanager
+def _shown_bar(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[speed]}"), transient=True) as bar:
+        task = bar.add_task(what, total=total, speed="")
+        began = time.monotonic()
+        done = 0
+
+        def advance(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            speed = done / max(time.monotonic() - began, 1e-9)
+            bar.update(task, advance=1, speed=f"{speed:.0f} tok/s")
+
+        yield advance
 
 
 class LLM:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 from starlette.routing import Route
 
 from headrace.api.app import BackgroundWork
-from headrace.api.generation.call_notes import CallNotes
 from headrace.api.rate_limit_headers import rate_headers
+from headrace.api.serving import CallNotes
 from headrace.core.ports import Watcher
 from headrace.observe.cost.report import CostReport
 from headrace.observe.metrics import Metrics

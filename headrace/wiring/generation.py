@@ -11,17 +11,14 @@ from headrace import __version__
 from headrace.api.anthropic.routes import Messages
 from headrace.api.batch.line_runner import GeneratedLines, LineEndpoints, MessagesLines, ResponsesLines
 from headrace.api.cache.routes import CacheApi
-from headrace.api.generation.call_notes import CallNotes
-from headrace.api.generation.scheduling_fields import Rules
-from headrace.api.generation.serving import Serving
-from headrace.api.model import ServedModel
+from headrace.api.compile.model import Dialect, ServedModel
+from headrace.api.compile.policies import Rules
 from headrace.api.openai.routes import Api
-from headrace.api.operations.abort import Abort
+from headrace.api.operations.requests import Abort
 from headrace.api.operations.status import ListedModel, Status
-from headrace.api.prompts.routes import SessionsApi
-from headrace.api.responses.opening import open_responses
-from headrace.api.responses.routes import ResponsesApi
-from headrace.api.tools.dialect import Dialect
+from headrace.api.responses.routes import ResponsesApi, open_responses
+from headrace.api.serving import CallNotes, Serving
+from headrace.api.sessions import SessionsApi
 from headrace.config import ConfigError, Options, ServerOptions
 from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits

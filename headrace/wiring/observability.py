@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import torch
 
 from headrace import __version__
+from headrace.api.compile.model import ServedModel
 from headrace.api.exchange import Exchange, Hook, Hooks
-from headrace.api.generation.call_notes import CallNotes
-from headrace.api.model import ServedModel
 from headrace.api.operations.access_log import PROBES, AccessLog, access_fields
-from headrace.api.operations.usage_report import UsageReport
+from headrace.api.operations.status import UsageReport
+from headrace.api.serving import CallNotes
 from headrace.config import ConfigError, ObservabilityOptions, Options, read_systemd
 from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts

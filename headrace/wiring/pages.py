@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from headrace.api.generation.call_notes import CallNotes
-from headrace.api.model import ServedModel
-from headrace.api.operations.owned_requests import Explain
+from headrace.api.compile.model import ServedModel
+from headrace.api.operations.requests import Explain, RequestTimeline
 from headrace.api.operations.steps import StepRoutes
-from headrace.api.operations.timeline import RequestTimeline
 from headrace.api.pages.broadcast import Broadcast
 from headrace.api.pages.routes import Pages
+from headrace.api.serving import CallNotes
 from headrace.config import Options
 from headrace.core.engine import Engine
 from headrace.core.ports import Watcher

@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 from headrace import __version__
 from headrace.api.embedding.calls import PoolingCalls
-from headrace.api.embedding.cards import PoolingCard
-from headrace.api.embedding.instead import NoGeneration
-from headrace.api.embedding.routes import EmbeddingApi
-from headrace.api.generation.call_notes import CallNotes
+from headrace.api.embedding.routes import EmbeddingApi, NoGeneration, PoolingCard
 from headrace.api.operations.status import Status
+from headrace.api.serving import CallNotes
 from headrace.config import PARTS, Options
 from headrace.core.events import Event
 from headrace.core.request import FinishReason, Request

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from headrace.api.auth.api_keys import KeyFile
-from headrace.api.model import ServedModel
+from headrace.api.compile.model import ServedModel
 from headrace.config import ConfigError, Options, changed_options, reread
 from headrace.core.engine import Engine
 from headrace.core.tenancy.tenants import ServiceClass, Tenants

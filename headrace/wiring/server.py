@@ -17,17 +17,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from headrace import __version__
-from headrace.api.app import create_app, create_metrics_app
+from headrace.api.app import create_app, create_metrics_app, lifespan_of
 from headrace.api.auth.api_keys import KeyFile
 from headrace.api.auth.origin import Hosts
 from headrace.api.batch.line_runner import LineEndpoints, PooledLines
 from headrace.api.batch.routes import open_batches
 from headrace.api.openapi import Docs
-from headrace.api.operations.pause import Pause
-from headrace.api.runtime.lifespan import lifespan_of
-from headrace.api.runtime.listening import check_address, exposure_warning, hosts
+from headrace.api.operations.status import Pause
+from headrace.api.runtime.listening import check_address, check_tls, exposure_warning, hosts
 from headrace.api.runtime.run import Apps, run_server
-from headrace.api.runtime.tls import check_tls
 from headrace.config import ConfigError, Options, profile_line
 from headrace.core.tenancy.tenants import ServiceClass, Tenants
 from headrace.observe.log import set_level

@@ -30,7 +30,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from headrace.api.auth.api_keys import KeyFile, read_keys
-from headrace.api.prompts.markers import known_marker
+from headrace.api.compile.markers import known_marker
 from headrace.config import ConfigError, ServerOptions, read_mapping
 from headrace.config.errors import suggestion
 from headrace.config.values import plain_reason

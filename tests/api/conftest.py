@@ -28,30 +28,26 @@ from headrace.api.batch.routes import BatchRoutes, Files
 from headrace.api.batch.store import Limits as TenantLimits
 from headrace.api.cache.routes import CacheApi
 from headrace.api.cache.warm import Computing, Warm
+from headrace.api.compile.markers import chosen
+from headrace.api.compile.model import ServedModel
+from headrace.api.compile.policies import PromptPolicy, Rules
 from headrace.api.embedding.calls import PoolingCalls
 from headrace.api.embedding.routes import EmbeddingApi
 from headrace.api.exchange import Hooks
-from headrace.api.generation.call_notes import CallNotes
-from headrace.api.generation.scheduling_fields import Rules
-from headrace.api.generation.serving import Serving
-from headrace.api.model import ServedModel
 from headrace.api.openai.routes import Api
 from headrace.api.openapi import Docs
-from headrace.api.operations.abort import Abort
 from headrace.api.operations.access_log import AccessLog
-from headrace.api.operations.pause import Pause
-from headrace.api.operations.status import Status
-from headrace.api.operations.usage_report import UsageReport
+from headrace.api.operations.requests import Abort
+from headrace.api.operations.status import Pause, Status, UsageReport
 from headrace.api.pages.broadcast import Broadcast
 from headrace.api.pages.routes import Pages
-from headrace.api.prompts.markers import chosen
-from headrace.api.prompts.policy import PromptPolicy
-from headrace.api.prompts.routes import SessionsApi
 from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.replies import StreamedAnswer
 from headrace.api.responses.background import BackgroundResponses
 from headrace.api.responses.routes import ResponsesApi
 from headrace.api.responses.store import ResponseStore
+from headrace.api.serving import CallNotes, Serving
+from headrace.api.sessions import SessionsApi
 from headrace.config import Options
 from headrace.core.engine import Engine
 from headrace.core.events import Event

@@ -1,11 +1,14 @@
+from __future__ import annotations
+
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
+from starlette.applications import Starlette
 
-from headrace.api.app import create_app
+from headrace.api.app import create_app, lifespan_of
 from headrace.api.auth.api_keys import Keys
 from headrace.api.exchange import Hooks
-from headrace.api.runtime.lifespan import lifespan_of
 
 PAGE = "https://page.example"
 ASKING = {
@@ -83,3 +86,46 @@ def test_work_that_fails_to_stop_keeps_none_of_the_others_from_it():
         *(f"stop {name}" for name in (*"cba", "road")),
         "hook",
     ]
+
+
+def application(seen: list[str], failing: str = "") -> Starlette:
+    @asynccontextmanager
+    async def lifespan(app):
+        for what in ("start", "stop"):
+            if what == failing:
+                raise OSError(f"cannot {what}")
+            seen.append(what)
+            if what == "start":
+                yield
+
+    return Starlette(lifespan=lifespan)
+
+
+async def use(app, seen: list[str]) -> None:
+    async with lifespan_of(app):
+        seen.append("used")
+
+
+def test_the_application_is_started_before_and_stopped_after_the_block():
+    seen: list[str] = []
+    asyncio.run(use(application(seen), seen))
+    assert seen == ["start", "used", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "reported", "expected"),
+    [("start", "failed during startup", []), ("stop", "failed during shutdown", ["start", "used"])],
+)
+def test_failures_are_raised(failing, reported, expected):
+    seen: list[str] = []
+    with pytest.raises(RuntimeError, match=reported):
+        asyncio.run(use(application(seen, failing), seen))
+    assert seen == expected
+
+
+def test_an_application_that_knows_no_lifespan_is_reported():
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+
+    with pytest.raises(AssertionError):
+        asyncio.run(use(app, []))

@@ -3,6 +3,8 @@ import zlib
 
 import pytest
 
+from headrace.api.body import PIECE_BYTES, DecodedTooLong, decoded, decoders_of
+
 PATH = "/v1/completions"
 
 
@@ -107,3 +109,24 @@ def test_the_limit_is_that_of_the_decoded_body(house):
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
     empty = b"".join([gzipped(b"")] * 100)  # nothing when decoded, but too long itself
     assert house.client.post(PATH, content=iter([empty]), headers=headers).status_code == 413
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_bomb_ends_at_the_limit(layers):
+    bomb = zlib.compress(bytes(50_000_000), 9)
+    for _ in range(layers - 1):
+        bomb = zlib.compress(bomb, 9)
+    decoders = decoders_of(", ".join(["deflate"] * layers), 1_000_000)
+    pieces = decoded(bomb, decoders)
+    seen: list[int] = []
+    with pytest.raises(DecodedTooLong):
+        seen.extend(map(len, pieces))
+    assert sum(seen) <= 1_000_000
+    assert max(seen, default=0) <= PIECE_BYTES
+
+
+def test_layers_of_a_bomb_are_limited_too():
+    """The inner layer never ends its header, so it decodes to nothing."""
+    endless = b"\x1f\x8b\x08\x08" + bytes(6) + b"x" * 5_000_000
+    with pytest.raises(DecodedTooLong):
+        list(decoded(gzip.compress(endless), decoders_of("gzip, gzip", 1_000_000)))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.api.generation.scheduling_fields import Rules
+from headrace.api.compile.policies import Rules
 from headrace.api.rate_limit_headers import duration, rate_headers
 from headrace.core.tenancy.quota import Limit, Room
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms

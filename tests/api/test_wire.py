@@ -1,3 +1,7 @@
+"""Bodies are strict, and errors name the client's fields."""
+
+from __future__ import annotations
+
 import json
 import re
 import threading
@@ -5,9 +9,13 @@ import threading
 import pytest
 
 from headrace.api import wire
-from headrace.api.errors import ApiError
-from headrace.api.generation.fields import StreamOptions
-from headrace.api.wire import Replayed, Wire, parse, valid
+from headrace.api.anthropic.routes import NAMES
+from headrace.api.compile.bodies import CHAT, COMPLETIONS, TOKENIZE, ChatBody, CompletionBody, Message
+from headrace.api.compile.fields import StreamOptions
+from headrace.api.errors import ApiError, invalid
+from headrace.api.openai.routes import TokenizeBody, TokenizeChatBody
+from headrace.api.wire import MESSAGE, Replayed, Wire, named, parse, refuse_unsupported, valid
+from headrace.core.request import InvalidParameter
 from tests.api.bodies import FORMS, LARGE, broken, example
 
 
@@ -233,3 +241,86 @@ def error_of(form: type[Wire], body: object) -> ApiError | None:
 def test_a_large_body_that_is_no_object_is_not_parsed(monkeypatch, raw):
     monkeypatch.setattr(wire, "from_json", lambda *given, **more: pytest.fail("it was parsed"))
     assert refusal(raw).code == "invalid_json"
+
+
+@pytest.mark.parametrize("name", sorted(CHAT))
+def test_null_and_neutral_values_ask_for_nothing(name):
+    for neutral in (None, *CHAT[name]):
+        assert refuse_unsupported({name: neutral, "n": 1}, CHAT) == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("functions", [{"name": "f"}]),
+        ("verbosity", "low"),
+        ("store", True),
+        ("use_beam_search", 0),  # 0 == False, but it is not the neutral value
+        ("best_of", True),
+        ("audio", {}),
+    ],
+)
+def test_what_asks_for_something_is_refused_by_name(name, value):
+    with pytest.raises(ApiError) as error:
+        refuse_unsupported({name: value}, CHAT)
+    assert error.value.param == name
+    assert error.value.code == "unsupported_parameter"
+    assert "not supported yet" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "function", "content": "x"}, "messages[1].role"),
+        ({"role": "assistant", "function_call": {}}, "messages[1].function_call"),
+        (
+            {"role": "user", "content": [{"type": "text"}, {"type": "image_url"}]},
+            "messages[1].content[1].type",
+        ),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[1].content[0].type"),
+    ],
+)
+def test_messages_are_looked_into(message, param):
+    with pytest.raises(ApiError) as error:
+        refuse_unsupported({"messages": [{"role": "user", "content": ""}, message]}, CHAT)
+    assert error.value.param == param
+
+
+def test_a_message_as_the_client_dumped_it_passes():
+    message = {"role": "assistant", "content": "x", "function_call": None, "audio": None}
+    kept = refuse_unsupported({"messages": [message, 5]}, CHAT)
+    assert kept["messages"] == [{"role": "assistant", "content": "x"}, 5]
+
+
+@pytest.mark.parametrize(
+    ("table", "form"),
+    [
+        (CHAT, ChatBody),
+        (COMPLETIONS, CompletionBody),
+        (TOKENIZE, TokenizeBody),
+        (TOKENIZE, TokenizeChatBody),
+        (MESSAGE, Message),
+    ],
+)
+def test_no_field_is_both_supported_and_not(table, form):
+    assert not set(table) & set(form.model_fields)
+
+
+def renamed(error: Exception) -> tuple[str | None, str]:
+    with pytest.raises(ApiError) as raised, named(NAMES):
+        raise error
+    return raised.value.param, str(raised.value)
+
+
+def test_errors_have_the_names_of_the_dialect():
+    broken = invalid("response_format: no such type", "response_format.json_schema")
+    assert renamed(broken) == ("output_config.format", "output_config.format: no such type")
+    assert renamed(InvalidParameter("stop", "stop must not be empty")) == (
+        "stop_sequences",
+        "stop_sequences must not be empty",
+    )
+
+
+def test_other_errors_stay_as_they_are():
+    error = invalid("messages: the user may not stop", "messages")
+    assert renamed(error) == ("messages", str(error))

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
-A_DAY = 6000
+A_DAY = 7500
 """Lines that an engineer reads in a day, with breaks."""
 
 
@@ -21,7 +21,7 @@ def reading_list() -> dict[str, int]:
 
 
 def test_it_is_one_page():
-    assert len(PAGE.splitlines()) <= 120
+    assert len(PAGE.splitlines()) <= 130
 
 
 def test_every_file_that_it_names_exists():

@@ -10,7 +10,7 @@ import time
 import httpx
 import pytest
 
-from tests.api.runtime.test_tls import pair
+from tests.api.runtime.test_listening import pair
 from tests.server.conftest import serving
 from tests.server.test_reload import eventually
 

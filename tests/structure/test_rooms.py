@@ -16,11 +16,6 @@ SMALL = 4
 """Files of a package that needs no map."""
 
 KNOTS: dict[str, set[str]] = {
-    "headrace.api": {
-        *("anthropic", "cache", "edge", "generation", "model", "openai", "prompts", "replies", "structured"),
-        *("tools", "wire"),
-    },
-    "headrace.api.responses": {"context", "conversation", "items", "resource"},
     "headrace.cli.simulation": {"report", "simulate"},
     "headrace.compute.adopted": {"attention", "states"},
     "headrace.observe": {"cache_ledger", "cost", "tenant_savings"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.api.tools.dialect import Dialect
+from headrace.api.compile.model import Dialect
 from headrace.text.content import AddedTokens
 from headrace.text.rendering import TemplateError
 from headrace.text.template import ChatTemplate, given_template, load_templates, shows_tools, with_tools

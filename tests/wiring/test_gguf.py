@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from headrace.api.tools.dialect import Dialect
+from headrace.api.compile.model import Dialect
 from headrace.compute.model.hub import resolve_folder
 from headrace.config import ConfigError, ModelOptions, Options, options
 from headrace.core.request import SamplingParams

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from headrace import build_app
-from headrace.api.runtime.lifespan import lifespan_of
+from headrace.api.app import lifespan_of
 from headrace.config import options
 
 GIVEN = {"model": "builtin-draft", "max_num_seqs": 2, "kv_cache_memory_bytes": 16 << 20, "max_model_len": 256}

@@ -1,6 +1,6 @@
-"""Anthropic's Messages API, served through the chat API.
+"""Anthropic's Messages API, served through the chat body.
 
-- `routes`: the routes. `wire`: request bodies. `refusals`: fields and blocks that are not supported.
-- `conversation`: converts a request to a chat request. `content`: a response as content blocks.
-- `writer`: responses and events. `errors`: errors in Anthropic's format. `models`: the list of models.
+- `wire`: the bodies of requests, and what is not supported. `conversation`: a body as a chat body.
+- `writer`: a response as content blocks, whole or as events. `formats`: errors and the model card.
+- `routes`: the endpoints.
 """

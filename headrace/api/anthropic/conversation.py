@@ -21,10 +21,10 @@ from headrace.api.anthropic.wire import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from headrace.api.compile.bodies import CacheMark, ChatBody, Conversation
+from headrace.api.compile.model import Dialect
+from headrace.api.compile.render import SWITCHES
 from headrace.api.errors import invalid
-from headrace.api.openai.chat_wire import CacheMark, ChatBody, Conversation
-from headrace.api.openai.template_switches import SWITCHES
-from headrace.api.tools.dialect import Dialect
 from headrace.api.wire import valid
 
 _SHARED = (

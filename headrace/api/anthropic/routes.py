@@ -6,22 +6,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.anthropic.conversation import chat_body, counted, tool_places
-from headrace.api.anthropic.refusals import refuse
-from headrace.api.anthropic.wire import CountBody, MessagesBody
+from headrace.api.anthropic.wire import CountBody, MessagesBody, refuse
 from headrace.api.anthropic.writer import MessageWriter
 from headrace.api.auth.access import Access
-from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
-from headrace.api.generation.call import Call
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.names import named
-from headrace.api.generation.serving import Serving
-from headrace.api.openai.chat import open_chat, render
-from headrace.api.prompts.normalize import normalized
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.call import Call
+from headrace.api.compile.encode import conversation_tokens
+from headrace.api.compile.stages import open_chat
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import beside, json_object, valid
+from headrace.api.serving import Serving
+from headrace.api.wire import beside, json_object, named, valid
 
 NAMES = {
     "response_format": "output_config.format",
@@ -100,8 +96,6 @@ class Messages(Endpoints):
         body = await beside(raw, lambda: valid(CountBody, refuse(json_object(raw))))
         self._model.check_name(body.model)
         caller: Caller = request.scope[CALLER]
-        tenant_name = tenant(caller.key_id, caller.tenant_header, None)
-        markers = self._model.prompts.markers(self._model.rules.tenants, tenant_name)
-        conversation, _ = normalized(counted(self._model.dialect, body), markers)
-        tokens = await self._model.encode_prompt(await render(self._model, conversation, tenant_name))
+        conversation = counted(self._model.dialect, body)
+        tokens = await conversation_tokens(self._model, conversation, caller.tenant())
         return JSONResponse({"input_tokens": len(tokens)})

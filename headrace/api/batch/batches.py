@@ -244,9 +244,11 @@ class Batches:
                 timer.cancel()
 
     async def _tick(self) -> None:
+        # 1. A server that shuts down continues its runs after the next start.
         if self._port.draining():
             await self._stop_runs(list(self._runs))
             return
+        # 2. Stop runs whose batch was cancelled, has expired, or now runs in another class.
         batches = await self._on_thread(self._store.open_batches)
         now = self.clock()
         running = {id: run for id, (run, _) in self._runs.items()}
@@ -254,6 +256,7 @@ class Batches:
             batch.id for batch in batches if batch.id in running and running[batch.id].outdated(batch, now)
         ]
         await self._stop_runs(outdated)
+        # 3. Check the input files of new batches.
         resting = {id for id, until in self._rest_until.items() if until > now}
         new = [
             batch for batch in batches if batch.status is BatchStatus.VALIDATING and batch.id not in resting
@@ -262,6 +265,7 @@ class Batches:
             await self._guarded(batch, self._validate(batch))
         if outdated or new:  # runs may have ended meanwhile, and must not begin again
             batches = await self._on_thread(self._store.open_batches)
+        # 4. Start what may run.
         for batch in _chosen(batches, self._runs, resting, now):
             run = Run(
                 batch,

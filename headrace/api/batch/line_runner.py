@@ -22,26 +22,20 @@ from starlette.types import Message
 from headrace.api.anthropic.routes import Messages
 from headrace.api.batch.lines import ENDPOINTS, BatchRequest
 from headrace.api.batch.runs import Busy, Reply
-from headrace.api.embedding.calls import PoolingCall, PoolingCalls
-from headrace.api.embedding.exchange import compute
+from headrace.api.caller import Caller
+from headrace.api.compile.bodies import CHAT, COMPLETIONS, ChatBody, CompletionBody
+from headrace.api.compile.call import Answers, Call
+from headrace.api.compile.fields import Generation
+from headrace.api.compile.model import ServedModel
+from headrace.api.compile.stages import open_chat, open_completion
+from headrace.api.embedding.calls import PoolingCall, PoolingCalls, compute
 from headrace.api.errors import ApiError, failed, invalid, route_not_found
-from headrace.api.generation import unsupported
-from headrace.api.generation.call import Answers, Call
-from headrace.api.generation.call_notes import CallNotes
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.fields import Generation
-from headrace.api.generation.unsupported import NotYet
-from headrace.api.generation.writing import WholeWriter, Writer
-from headrace.api.model import ServedModel
-from headrace.api.openai.chat import ChatWriter, open_chat
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.openai.completions import CompletionWriter, open_completion
-from headrace.api.openai.completions_wire import CompletionBody
-from headrace.api.replies import writer_of
-from headrace.api.responses.refusals import RESPONSES
+from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
+from headrace.api.replies import WholeWriter, writer_of
 from headrace.api.responses.routes import ResponsesApi
-from headrace.api.responses.wire import ResponsesBody
-from headrace.api.wire import parse_beside
+from headrace.api.responses.wire import RESPONSES, ResponsesBody
+from headrace.api.serving import CallNotes
+from headrace.api.wire import NotYet, parse_beside
 from headrace.core.constraint import UnusableConstraint, json_text
 from headrace.core.request import InvalidParameter
 from headrace.core.tenancy.tenants import is_awaited
@@ -187,8 +181,8 @@ class Endpoint(NamedTuple):
 
 
 OPENED: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint(ChatBody, unsupported.CHAT, open_chat, ChatWriter),
-    "/v1/completions": Endpoint(CompletionBody, unsupported.COMPLETIONS, open_completion, CompletionWriter),
+    "/v1/chat/completions": Endpoint(ChatBody, CHAT, open_chat, ChatWriter),
+    "/v1/completions": Endpoint(CompletionBody, COMPLETIONS, open_completion, CompletionWriter),
 }
 
 
@@ -198,9 +192,9 @@ class GeneratedLines:
     paths = tuple(OPENED)
 
     def __init__(
-        self, recall: CacheLookup, model: ServedModel, notes: CallNotes, *, request_timeout: float
+        self, lookup: CacheLookup, model: ServedModel, notes: CallNotes, *, request_timeout: float
     ) -> None:
-        self._recall = recall
+        self._lookup = lookup
         self._model = model
         self._notes = notes
         self._request_timeout = request_timeout
@@ -210,7 +204,7 @@ class GeneratedLines:
         endpoint = OPENED[path]
         body = await parse_beside(raw, endpoint.form, endpoint.not_yet)
         self._model.check_name(body.model)
-        call = await endpoint.open(self._recall, self._model, body, caller, self._request_timeout)
+        call = await endpoint.open(self._lookup, self._model, body, caller, self._request_timeout)
         writer = writer_of(call, lambda: endpoint.writer(call, body))
         self._notes.put(call, body.metadata)
         return _GeneratedLine(call, writer)

@@ -25,14 +25,11 @@ from headrace.api.batch.records import BatchRecord, BatchStatus, FileRecord, win
 from headrace.api.batch.store import FileInUse, Limits, NotFound, QuotaExceeded
 from headrace.api.batch.upload import ExpiresAfter, UploadForm, receive
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.fields import MetadataField
 from headrace.api.errors import ApiError, invalid
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.fields import MetadataField
-from headrace.api.generation.unsupported import NotYet
-from headrace.api.paging import read_page
-from headrace.api.routing import Endpoints, route
-from headrace.api.wire import Wire, parse, parse_beside
+from headrace.api.routing import FORM, Endpoints, route
+from headrace.api.wire import NotYet, Wire, parse, parse_beside, read_page
 from headrace.config import BatchOptions, ConfigError, ServerOptions
 from headrace.service.service import Service
 from headrace.service.takeover import when_free
@@ -82,7 +79,7 @@ class Files(Endpoints):
         Access.INFERENCE,
         "Upload a file of requests for a batch. All file routes need the server's option --batch-path.",
         body=UploadForm,
-        media="multipart/form-data",
+        media=FORM,
     )
     async def upload(self, request: Request) -> Response:
         return JSONResponse(file_object(await receive(request, self._batches, tenant_of(request))))

@@ -12,11 +12,9 @@ from starlette.responses import JSONResponse, Response
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
-from headrace.api.cache.wire import MAX_TAGS
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.fields import MAX_CHOICES, MAX_TAGS
 from headrace.api.errors import ApiError, invalid, permission_denied
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.fields import MAX_CHOICES
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 from headrace.response_cache.lookup import CacheLookup
@@ -55,13 +53,13 @@ class CacheApi(Endpoints):
 
     def __init__(
         self,
-        recall: CacheLookup,
+        lookup: CacheLookup,
         stats: Callable[[], Mapping[str, Any]],
         tenant_stats: Callable[[str], Mapping[str, Any]],
         *,
         max_body_bytes: int,
     ) -> None:
-        self._recall = recall
+        self._lookup = lookup
         self._stats = stats
         self._tenant_stats = tenant_stats
         self._max_body_bytes = max_body_bytes
@@ -73,7 +71,7 @@ class CacheApi(Endpoints):
     )
     async def stats(self, request: Request) -> Response:
         """The whole server's figures; for a tenant's key, the tenant's own."""
-        self._recall.service.count()
+        self._lookup.service.count()
         key_id = request.scope[CALLER].key_id
         return JSONResponse(dict(self._stats() if key_id is None else self._tenant_stats(key_id)))
 
@@ -101,7 +99,7 @@ class CacheApi(Endpoints):
             tags = [tenant_tag(owner)] if body.tags is None else [user_tag(owner, tag) for tag in body.tags]
         reached: dict[str, bool] = {}
         for tag in tags:
-            for store, done in (await self._recall.clear(tag)).items():
+            for store, done in (await self._lookup.clear(tag)).items():
                 reached[store] = reached.get(store, True) and done
         return JSONResponse({"cleared": True, "stores": reached})
 
@@ -115,19 +113,19 @@ class CacheApi(Endpoints):
         """A response was wrong; it is deleted and not stored again."""
         body = await parse_beside(await read_body(request, self._max_body_bytes), FeedbackBody, {})
         owner = _tenant(request, body.user)
-        await self._recall.settle()  # a response that has just ended may not be stored yet
+        await self._lookup.settle()  # a response that has just ended may not be stored yet
         found = [served for served in self._served(body.id) if served.tenant == owner]
         if not found:
             message = f"No response {body.id!r} is known that could have been cached."
             raise ApiError(404, message, param="id", code="answer_not_found")
         for served in found:
-            await self._recall.bar(served)
+            await self._lookup.bar(served)
         return JSONResponse({"id": body.id, "deleted": len(found)})
 
     def _served(self, call_id: str) -> list[Served]:
         """What was sent for a request: its one choice, or all of them."""
         ids = [call_id, *(f"{call_id}-{index}" for index in range(MAX_CHOICES))]
-        return [served for served in map(self._recall.served, ids) if served is not None]
+        return [served for served in map(self._lookup.served, ids) if served is not None]
 
 
 def _tenant(request: Request, user: str | None) -> str:

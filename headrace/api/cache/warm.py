@@ -1,32 +1,33 @@
-"""``/v1/cache/warm``: computes requests and prompt prefixes into the caches ahead of time."""
+"""``/v1/cache/warm``: computes requests and prompt prefixes into the caches ahead of time.
+
+The same idle time compares pairs of requests for the semantic cache, with the served model (`PairComparison`).
+"""
 
 from __future__ import annotations
 
+import math
 import time
+from typing import Any, Literal
 
+from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
 from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
-from headrace.api.cache.pair_comparison import PairComparison
-from headrace.api.cache.warm_wire import WarmBody, WarmPrefix
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.bodies import CHAT, COMPLETIONS, AnyMessage, ChatBody, CompletionBody, Conversation
+from headrace.api.compile.call import Call
+from headrace.api.compile.encode import conversation_tokens
+from headrace.api.compile.model import ServedModel
+from headrace.api.compile.stages import open_chat, open_completion
 from headrace.api.errors import ApiError, invalid, permission_denied
-from headrace.api.generation import unsupported
-from headrace.api.generation.call import Call
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.unsupported import NotYet
-from headrace.api.model import ServedModel
-from headrace.api.openai.chat import open_chat, render
-from headrace.api.openai.chat_wire import ChatBody, Conversation
-from headrace.api.openai.completions import open_completion
-from headrace.api.openai.completions_wire import CompletionBody
-from headrace.api.prompts.normalize import normalized
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import parse, parse_beside
+from headrace.api.wire import NotYet, Wire, parse, parse_beside
 from headrace.core.constraint import json_text
+from headrace.core.events import Emitted
+from headrace.core.plan import TokenLogprob
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
 from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.background_request import ID_PREFIX, BackgroundRequests, NotCacheable
@@ -39,6 +40,45 @@ PATH = "/v1/cache/warm"
 """The path of the route, which also marks prefixes among recorded requests."""
 
 NOT_YET: NotYet = {}
+
+MAX_REQUESTS = 10_000
+MAX_PREFIXES = 100
+
+
+class WarmRequest(Wire):
+    """A request to compute ahead, in the format of a batch file's line."""
+
+    custom_id: str | None = None
+    method: Literal["POST"] | None = None
+    url: Literal["/v1/chat/completions", "/v1/completions"]
+    body: dict[str, Any]
+
+
+class WarmPrefix(Wire):
+    """A prompt prefix to keep in the prefix cache: a text, or the first messages of conversations."""
+
+    prompt: str | None = Field(None, min_length=1)
+    messages: list[AnyMessage] | None = Field(None, min_length=1)
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=512, description="The `cache_salt` of the later requests."
+    )
+    user: str | None = Field(None, max_length=512, description="The `user` of the later requests.")
+    retention: int = Field(
+        80,
+        ge=0,
+        le=100,
+        description="Retention priority; blocks with a higher one are evicted later. Blocks without one have 35.",
+    )
+
+
+class WarmBody(Wire):
+    """What to compute in idle time."""
+
+    requests: list[WarmRequest] = Field(default=[], max_length=MAX_REQUESTS)
+    prefixes: list[WarmPrefix] = Field(default=[], max_length=MAX_PREFIXES)
+    from_history: bool = Field(
+        False, description="Also compute the best candidates of the request history (admin keys only)."
+    )
 
 
 class Computing:
@@ -60,18 +100,18 @@ class Computing:
         self._pairs = PairComparison(service, model)
         self._verdicts = verdicts
 
-    async def compute(self, question: Job, begun: Begun) -> Outcome:
+    async def compute(self, job: Job, begun: Begun) -> Outcome:
         """Compute one request or one prefix, or compare a pair.
 
         If a request is cancelled, its beginning is stored and resumed later.
         """
-        if isinstance(question, Pair):
-            return await self._judge(question, begun)
-        caller = Caller(question.key_id, question.tenant_header)
+        if isinstance(job, Pair):
+            return await self._judge(job, begun)
+        caller = Caller(job.key_id, job.tenant_header)
         try:
-            if question.url == PATH:
-                return await self._prefill(parse(question.body, WarmPrefix, NOT_YET), caller, begun)
-            call = await self.open(question, caller)
+            if job.url == PATH:
+                return await self._prefill(parse(job.body, WarmPrefix, NOT_YET), caller, begun)
+            call = await self.open(job, caller)
             begun()
             try:
                 while not call.done:
@@ -93,17 +133,17 @@ class Computing:
         self._verdicts.settle(pair, same)
         return Outcome.COMPUTED
 
-    async def open(self, question: Recorded, caller: Caller) -> Call:
+    async def open(self, recorded: Recorded, caller: Caller) -> Call:
         """Open the call of a recorded request.
 
         Raises:
             ApiError: this server would reject it.
             NotCacheable: its response could not be cached.
         """
-        if question.url == "/v1/completions":
-            body = parse(question.body, CompletionBody, unsupported.COMPLETIONS)
+        if recorded.url == "/v1/completions":
+            body = parse(recorded.body, CompletionBody, COMPLETIONS)
             return await open_completion(self._ahead, self._model, body, caller, self._request_timeout)
-        chat = parse(question.body, ChatBody, unsupported.CHAT)
+        chat = parse(recorded.body, ChatBody, CHAT)
         return await open_chat(self._ahead, self._model, chat, caller, self._request_timeout, shorten=True)
 
     async def prefix_tokens(self, prefix: WarmPrefix, tenant_name: str) -> list[int]:
@@ -118,10 +158,7 @@ class Computing:
             tokens = await self._model.encode(prefix.prompt, add_special_tokens=True)
         else:
             opening = Conversation.model_construct(messages=prefix.messages, add_generation_prompt=False)
-            opening, _ = normalized(
-                opening, self._model.prompts.markers(self._model.rules.tenants, tenant_name)
-            )
-            tokens = await self._model.encode_prompt(await render(self._model, opening, tenant_name))
+            tokens = await conversation_tokens(self._model, opening, tenant_name)
         self._model.check_text(tokens, None)
         if len(tokens) >= self._model.max_model_len:
             raise invalid(
@@ -180,11 +217,11 @@ class Warm(Endpoints):
         if body.from_history and caller.key_id is not None:
             message = "from_history computes recorded requests of every tenant and needs an admin key"
             raise permission_denied(message, "from_history")
-        questions = []
+        requests = []
         for number, each in enumerate(body.requests):
             raw = json_text(each.body, "the body").encode("utf-8", "surrogatepass")
             self._check(each.url, raw, f"requests[{number}].body")
-            questions.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
+            requests.append(Recorded(each.url, caller.key_id, caller.tenant_header, raw))
         for number, prefix in enumerate(body.prefixes):
             tenant_name = tenant(caller.key_id, caller.tenant_header, prefix.user)
             try:
@@ -198,7 +235,7 @@ class Warm(Endpoints):
                 tenant_name,
                 Recorded(PATH, caller.key_id, caller.tenant_header, raw),
             )
-        taken = self._warmer.add(questions)
+        taken = self._warmer.add(requests)
         found = await self._warmer.refill() if body.from_history else 0
         return JSONResponse(
             {"requests": taken, "prefixes": len(body.prefixes), "from_history": found}, status_code=202
@@ -211,11 +248,7 @@ class Warm(Endpoints):
 
     def _check(self, url: str, raw: bytes, param: str) -> None:
         """Reject a request that could not be parsed later."""
-        form = (
-            (CompletionBody, unsupported.COMPLETIONS)
-            if url == "/v1/completions"
-            else (ChatBody, unsupported.CHAT)
-        )
+        form = (CompletionBody, COMPLETIONS) if url == "/v1/completions" else (ChatBody, CHAT)
         try:
             self._model.check_name(parse(raw, *form).model)
         except ApiError as error:
@@ -225,3 +258,109 @@ class Warm(Endpoints):
 def _within(error: ApiError, place: str) -> ApiError:
     """400: an error of the request or prefix at ``place`` in the body."""
     return invalid(f"{place}: {error}", f"{place}.{error.param}" if error.param else place)
+
+
+PROMPT = """Two users send a message each to the same assistant. Would one answer be complete and correct for both? \
+Say No if the messages differ in a number, a date, a name, a place, a person, an amount, a direction or an order, \
+if one negates or narrows the other, or if they ask for different things. Say Yes only if they mean the same.
+
+Message 1: How do I turn on the heating?
+Message 2: How do I turn off the heating?
+Answer: No
+
+Message 1: How do I reset my password?
+Message 2: What is the way to reset my password?
+Answer: Yes
+
+Message 1: Is the shop open on Friday?
+Message 2: Is the shop open on Monday?
+Answer: No
+
+Message 1: {one}
+Message 2: {other}
+Answer Yes or No."""
+
+LEAST_ODDS = math.log(0.7 / 0.3)
+"""The log-odds of Yes over No from which on a pair counts as the same, in the order in which they are lower."""
+
+_TOP = 20
+"""Alternatives in which the other of the two tokens is looked for; if it is not among them, it is at most as likely."""
+
+
+class PairComparison:
+    """Compares two requests on ``service``, with prompts for ``model``: whether one answer is right for both.
+
+    A prompt with both, in both orders, and one token that may only begin Yes or No. The log-probabilities of the two
+    decide. The request has the background class, and belongs to the tenant whose requests it compares.
+    """
+
+    def __init__(self, service: Service, model: ServedModel) -> None:
+        self._service = service
+        self._model = model
+        self._asked = 0
+
+    async def same(self, pair: Pair, begun: Begun) -> bool | None:
+        """Whether one answer is right for both; None if the model could not be asked. A pair too long for it is not.
+
+        Raises:
+            ApiError: the prompt cannot be rendered.
+            Refused: the server or the tenant's quota takes no more requests.
+        """
+        yes, no = [(await self._model.encode(word, add_special_tokens=False))[0] for word in ("Yes", "No")]
+        least = math.inf
+        for one, other in ((pair.cached, pair.asked), (pair.asked, pair.cached)):
+            tokens = await self._prompt(one, other, pair.tenant)
+            if len(tokens) >= self._model.max_model_len:
+                return False
+            odds = await self._odds(tokens, yes, no, pair.tenant, begun)
+            if odds is None:
+                return None
+            least = min(least, odds)
+        return least >= LEAST_ODDS
+
+    async def _prompt(self, one: str, other: str, tenant_name: str) -> list[int]:
+        said = PROMPT.format(one=_line(one), other=_line(other))
+        asked = Conversation.model_validate(
+            {"messages": [{"role": "user", "content": said}], "reasoning_effort": "none"}
+        )
+        return await conversation_tokens(self._model, asked, tenant_name)
+
+    async def _odds(
+        self, tokens: list[int], yes: int, no: int, tenant_name: str, begun: Begun
+    ) -> float | None:
+        """The log-odds of ``yes`` over ``no`` after a prompt; None if nothing was computed."""
+        self._asked += 1
+        request = Request(
+            id=f"{ID_PREFIX}pair-{self._asked}",
+            tokens=tuple(tokens),
+            params=SamplingParams(
+                temperature=0.0, max_tokens=1, allowed_token_ids=(yes, no), logprobs=_TOP, ignore_eos=True
+            ),
+            arrived=self._service.now(),
+            tenant=tenant_name,
+            service_class=BACKGROUND.name,
+            salt=f"{tenant_name}\0",
+            indexed=False,
+        )
+        answer = self._service.open([request], interval=0)
+        begun()
+        try:
+            events = await answer.read()
+        finally:
+            self._service.close(answer)
+        found = [event.logprobs[0] for _, event in events if isinstance(event, Emitted) and event.logprobs]
+        return _log_odds(found[0], yes, no) if found else None
+
+
+def _log_odds(found: TokenLogprob, yes: int, no: int) -> float:
+    """The log-odds of two tokens, one of which was chosen; the other is no likelier than the least alternative."""
+    known = dict(found.top) | {found.token: found.logprob}
+    other = no if found.token == yes else yes
+    bound = min((logprob for _, logprob in found.top), default=found.logprob)
+    odds = found.logprob - known.get(other, min(bound, found.logprob))
+    return odds if found.token == yes else -odds
+
+
+def _line(text: str) -> str:
+    """A message in one line, so that it cannot look like another part of the prompt."""
+    return " ".join(text.split())

@@ -1,15 +1,24 @@
-"""Converts bodies of embeddings, reranking and scores (HTTP requests or lines of batches) to calls of their models."""
+"""Calls of embeddings, reranking and scores (HTTP requests or lines of batches): from body to response.
+
+A body becomes a `PoolingCall`, `compute` submits it and waits for its results, and its document is the response.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
 from headrace.api.auth.api_keys import tenant
-from headrace.api.embedding import documents
+from headrace.api.caller import COST_HEADER, Caller
+from headrace.api.compile.call import usage
 from headrace.api.embedding.wire import (
     EMBEDDINGS,
     RERANK,
@@ -19,16 +28,20 @@ from headrace.api.embedding.wire import (
     RerankBody,
     ScoreBody,
 )
-from headrace.api.errors import ApiError, invalid
-from headrace.api.generation.caller import COST_HEADER, Caller
+from headrace.api.errors import ApiError, failed, invalid, shutting_down, timed_out, turned_away
+from headrace.api.exchange import Exchange
+from headrace.api.rate_limit_headers import rate_headers
 from headrace.api.wire import parse_beside
 from headrace.core.embedding import TokenRow
+from headrace.core.request import FinishReason
 from headrace.service.embedding_models import (
     InputTooLong,
     PoolingModel,
     PoolingModels,
     Values,
     VectorModel,
+    as_base64,
+    as_json,
     check_truncation,
     cosine,
     finish,
@@ -37,7 +50,8 @@ from headrace.service.embedding_models import (
     side_rows,
     text_rows,
 )
-from headrace.service.embedding_worker import EmbeddingJob, EmbeddingWorker
+from headrace.service.embedding_worker import EmbeddingFailed, EmbeddingJob, EmbeddingWorker
+from headrace.service.service import Refused
 
 CostOf = Callable[[Iterable[str]], Mapping[str, Any]]
 """``cost`` and ``cost_details`` of calls, by their ids."""
@@ -114,7 +128,7 @@ class PoolingCalls:
 
         async def document(vectors: Values) -> bytes:
             shown = finish(vectors, body.dimensions, normalize)
-            return await asyncio.to_thread(documents.embeddings, job, shown, body.encoding_format, cost())
+            return await asyncio.to_thread(embeddings_document, job, shown, body.encoding_format, cost())
 
         return PoolingCall(job, document, cost)
 
@@ -128,14 +142,14 @@ class PoolingCalls:
             "rerank",
             pairs,
             "documents",
-            lambda job, scores, cost: documents.ranking(job, scores, texts, body.top_n or 0, cost),
+            lambda job, scores, cost: ranking_document(job, scores, texts, body.top_n or 0, cost),
             body.max_tokens_per_doc,
         )
 
     async def _score(self, raw: bytes, caller: Caller) -> PoolingCall:
         body = await parse_beside(raw, ScoreBody, SCORE)
         param = "documents" if body.text_2 is None else "text_2"
-        return await self._scored(body, caller, "score", body.pairs(), param, documents.scored)
+        return await self._scored(body, caller, "score", body.pairs(), param, scores_document)
 
     async def _scored(
         self,
@@ -215,3 +229,138 @@ def _absent(what: str, option: str) -> ApiError:
     return ApiError(
         404, f"This server has no such model: start it with {what}, {option}.", code="model_not_found"
     )
+
+
+def embeddings_document(job: EmbeddingJob, vectors: Values, encoding: str, cost: Mapping[str, Any]) -> bytes:
+    """The body of ``/v1/embeddings``; call it on a worker thread. It yields to other threads after each vector."""
+    items = []
+    for index, vector in enumerate(vectors):
+        shown = f'"{as_base64(vector)}"' if encoding == "base64" else as_json(vector)
+        items.append(f'{{"object": "embedding", "index": {index}, "embedding": {shown}}}')
+    head = {
+        "id": job.id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": job.model.name,
+        "usage": _tokens(job, cost),
+    }
+    return f'{json.dumps(head)[:-1]}, "data": [{", ".join(items)}]}}'.encode()
+
+
+def ranking_document(
+    job: EmbeddingJob,
+    scores: Sequence[float],
+    documents: Sequence[str] | None,
+    top_n: int,
+    cost: Mapping[str, Any],
+) -> bytes:
+    """The body of ``/v1/rerank``: the best documents first, with their texts if ``documents`` are given."""
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
+    results = []
+    for index in best:
+        shown = {} if documents is None else {"document": {"text": documents[index]}}
+        results.append({"index": index, **shown, "relevance_score": scores[index]})
+    return _body({"id": job.id, "model": job.model.name, "usage": _tokens(job, cost), "results": results})
+
+
+def scores_document(job: EmbeddingJob, scores: Sequence[float], cost: Mapping[str, Any]) -> bytes:
+    """The body of ``/v1/score``: a score for each pair, in order."""
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+    created = int(time.time())
+    head = {"id": job.id, "object": "list", "created": created, "model": job.model.name}
+    return _body(head | {"data": data, "usage": _tokens(job, cost)})
+
+
+def _tokens(job: EmbeddingJob, cost: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens of a call, and its ``cost`` if it was requested."""
+    return {"prompt_tokens": job.tokens, "total_tokens": job.tokens, **cost}
+
+
+def _body(document: dict[str, Any]) -> bytes:
+    return json.dumps(document).encode()
+
+
+class Disconnected(Exception):
+    """The client closed the connection before the result was complete."""
+
+
+class LoggedCall:
+    """The fields of a call for the access log and traces; see `api.exchange.AnsweredCall`."""
+
+    stream = False
+    cache_note = ""
+    first_token_at: float | None = None
+    service_class = "default"
+
+    def __init__(self, call: PoolingCall) -> None:
+        self._call = call
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Always empty: embeddings have no finish reason."""
+        return []
+
+    def cost(self) -> Mapping[str, Any]:
+        """The cost so far; empty if the client has not asked for it."""
+        return self._call.cost()
+
+    def tokens(self) -> dict[str, Any]:
+        """The tokens of the call."""
+        return usage(self._call.job.tokens, 0, 0)
+
+
+class Unsent(Response):
+    """Sends nothing, because the client has disconnected."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+
+async def compute(
+    worker: EmbeddingWorker,
+    call: PoolingCall,
+    timeout: float,
+    exchange: Exchange | None = None,
+    hangs_up: Coroutine[Any, Any, None] | None = None,
+) -> Values:
+    """The results of a call, which ends after ``timeout`` seconds, or when ``hangs_up`` returns (client disconnected).
+
+    ``exchange`` is the HTTP request of the call, if there is one.
+
+    Raises:
+        ApiError: the call was rejected, failed or timed out.
+        Disconnected: the client has disconnected.
+    """
+    job = call.job
+    if exchange is not None:
+        exchange.opened(job.id, job.model.name, job.tenant, ())
+    gone: asyncio.Future[None] = asyncio.ensure_future(hangs_up or _never())
+    why = FinishReason.CANCELLED
+    try:
+        worker.submit(job)
+        if exchange is not None:
+            exchange.call = LoggedCall(call)
+        awaited: Sequence[asyncio.Future[Any]] = (job.result, gone)
+        done, _ = await asyncio.wait(awaited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            why = FinishReason.TIMEOUT
+            raise timed_out(timeout)
+        if job.result not in done:
+            raise Disconnected
+        if job.result.cancelled():
+            raise shutting_down()
+        why = FinishReason.FAILED
+        values = job.result.result()
+        why = FinishReason.STOP
+        return values
+    except Refused as refused:
+        raise turned_away(refused.verdict, rate_headers(refused.rooms)) from None
+    except EmbeddingFailed:
+        raise failed() from None
+    finally:
+        gone.cancel()
+        worker.end(job, why)
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()

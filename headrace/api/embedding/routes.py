@@ -1,22 +1,23 @@
-"""The endpoints ``/v1/embeddings``, ``/v1/rerank`` and ``/v1/score``, and their aliases."""
+"""``/v1/embeddings``, ``/v1/rerank`` and ``/v1/score``; the models' cards; a server that generates no text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.api.auth.access import Access
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
-from headrace.api.embedding.calls import PoolingCalls
-from headrace.api.embedding.exchange import Disconnected, Unsent, compute
+from headrace.api.caller import CALLER, Caller
+from headrace.api.embedding.calls import Disconnected, PoolingCalls, Unsent, compute
 from headrace.api.embedding.wire import EmbeddingBody, RerankBody, ScoreBody
+from headrace.api.errors import ApiError, model_not_found
 from headrace.api.exchange import DISCONNECTED, record_error
-from headrace.api.generation.caller import Caller
 from headrace.api.replies import cost_header, hung_up
 from headrace.api.routing import Endpoints, route
+from headrace.service.embedding_models import PoolingModel
 
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
 SCORE_PATHS = ("/v1/score", "/score")
@@ -92,3 +93,63 @@ class EmbeddingApi(Endpoints):
         document = await call.document(values)
         headers = {**self._headers(call.job.tenant), **cost_header(call.cost())}
         return Response(document, headers=headers, media_type="application/json")
+
+
+class PoolingCard:
+    """A model's name and limit, for `operations.status`."""
+
+    def __init__(self, model: PoolingModel, also_named: Sequence[str] = ()) -> None:
+        self.name = model.name
+        self.names = (model.name, *also_named)
+        self.max_model_len = model.max_tokens
+        self.created = int(time.time())
+        self.card = {
+            "id": model.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "headrace",
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.max_tokens,
+        }
+
+    def check_name(self, asked: str | None) -> None:
+        """Raise `ApiError` 404 unless ``asked`` names this model or is None."""
+        if asked is not None and asked not in self.names:
+            raise model_not_found(str(asked))
+
+
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+)
+
+
+class NoGeneration(Endpoints):
+    """Text generation on a server without a model for it: 404; ``model`` is the name of the model that it has."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    @route("POST /v1/chat/completions", Access.INFERENCE)
+    @route("POST /v1/completions", Access.INFERENCE)
+    @route("POST /v1/responses", Access.INFERENCE)
+    @route("POST /v1/responses/input_tokens", Access.INFERENCE)
+    @route("POST /v1/messages", Access.INFERENCE)
+    @route("POST /v1/messages/count_tokens", Access.INFERENCE)
+    @route("POST /tokenize", Access.INFERENCE)
+    @route("POST /detokenize", Access.INFERENCE)
+    async def refuse(self, request: Request) -> Response:
+        """Return 404."""
+        raise ApiError(
+            404,
+            f"This server has only {self._model}, which generates no text: start headrace serve with a model that "
+            f"does, and name {self._model} with --embedding-model or --rerank-model.",
+            code="model_not_found",
+        )

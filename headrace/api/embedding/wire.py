@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SkipValidation
 
 from headrace.api.errors import invalid
-from headrace.api.generation.unsupported import NotYet
-from headrace.api.wire import Wire, wrong_type, wrong_value
+from headrace.api.wire import NotYet, Wire, wrong_type, wrong_value
 from headrace.service.embedding_models import MAX_INPUTS
 
 MAX_TOKENS = 2**31 - 1

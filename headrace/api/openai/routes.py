@@ -4,37 +4,86 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headrace.api.auth.access import Access
-from headrace.api.auth.api_keys import tenant
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
-from headrace.api.generation import unsupported
-from headrace.api.generation.call import Call
-from headrace.api.generation.caller import Caller
-from headrace.api.generation.fields import Generation
-from headrace.api.generation.serving import Serving
-from headrace.api.generation.unsupported import NotYet, refuse_unsupported
-from headrace.api.generation.writing import Writer
-from headrace.api.openai.chat import ChatWriter, open_chat, render
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.openai.completions import CompletionWriter, open_completion
-from headrace.api.openai.completions_wire import CompletionBody
-from headrace.api.openai.tokens_wire import DetokenizeBody, TokenizeBody, tokenize_body
+from headrace.api.caller import CALLER, Caller
+from headrace.api.compile.bodies import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    TOKENIZE,
+    ChatBody,
+    CompletionBody,
+    Conversation,
+)
+from headrace.api.compile.call import Call
+from headrace.api.compile.fields import Generation, TokenId
+from headrace.api.compile.render import render
+from headrace.api.compile.stages import open_chat, open_completion
+from headrace.api.openai.writers import ChatWriter, CompletionWriter, Writer
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import WireT, beside, json_object, parse_beside
+from headrace.api.serving import Serving
+from headrace.api.wire import (
+    NotYet,
+    Wire,
+    WireT,
+    beside,
+    json_object,
+    parse_beside,
+    refuse_unsupported,
+    valid,
+)
 from headrace.service.service import Pieces
 from headrace.text.content import PromptText
 
+
+class TokenizeBody(Wire):
+    """A text to tokenize."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(Conversation):
+    """A conversation to render and tokenize."""
+
+    model: str | None = None
+    add_special_tokens: bool = False
+    return_token_strs: bool | None = None
+
+
+def tokenize_body(given: Mapping[str, Any]) -> TokenizeBody | TokenizeChatBody:
+    """The body of ``POST /tokenize``: of a conversation if it has messages, otherwise of a text.
+
+    Raises:
+        ApiError: a field is wrong or unknown.
+    """
+    known = TokenizeBody.model_fields.keys() | TokenizeChatBody.model_fields.keys()
+    body = {name: value for name, value in given.items() if value is not None or name not in known}
+    return valid(TokenizeChatBody, body) if "messages" in body else valid(TokenizeBody, body)
+
+
+class DetokenizeBody(Wire):
+    """Tokens to turn into text."""
+
+    model: str | None = None
+    tokens: list[TokenId] = Field(max_length=4_000_000)
+
+
 LISTED_AT_ONCE = 20_000
 """Tokens in one piece of a JSON list, which takes about a millisecond."""
+
 
 GenerationT = TypeVar("GenerationT", bound=Generation)
 
@@ -59,7 +108,7 @@ class Api(Endpoints):
     )
     async def chat_completions(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        body, caller = await self._read_generation(request, ChatBody, unsupported.CHAT)
+        body, caller = await self._read_generation(request, ChatBody, CHAT)
         call = await open_chat(self._recall, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: ChatWriter(call, body), body.metadata, bool(body.stream))
 
@@ -72,7 +121,7 @@ class Api(Endpoints):
     )
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-        body, caller = await self._read_generation(request, CompletionBody, unsupported.COMPLETIONS)
+        body, caller = await self._read_generation(request, CompletionBody, COMPLETIONS)
         call = await open_completion(self._recall, self._model, body, caller, self._serving.request_timeout)
         return self._answer(call, lambda: CompletionWriter(call, body), body.metadata, bool(body.stream))
 
@@ -86,14 +135,12 @@ class Api(Endpoints):
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``: the tokens of a text or of a rendered conversation."""
         raw = await read_body(request, self._serving.max_body_bytes)
-        body = await beside(
-            raw, lambda: tokenize_body(refuse_unsupported(json_object(raw), unsupported.TOKENIZE))
-        )
+        body = await beside(raw, lambda: tokenize_body(refuse_unsupported(json_object(raw), TOKENIZE)))
         if isinstance(body, TokenizeBody):
             prompt = PromptText(body.prompt)
         else:
             caller: Caller = request.scope[CALLER]
-            prompt = await render(self._model, body, tenant(caller.key_id, caller.tenant_header, None))
+            prompt = await render(self._model, body, caller.tenant())
         self._model.check_name(body.model)
         tokens = await self._model.encode_prompt(prompt, body.add_special_tokens)
         pieces = self._model.intake.pieces()
@@ -113,7 +160,7 @@ class Api(Endpoints):
     )
     async def detokenize(self, request: Request) -> Response:
         """``POST /detokenize``: the text of tokens, special ones included."""
-        body = await self._body(request, DetokenizeBody, unsupported.DETOKENIZE)
+        body = await self._body(request, DetokenizeBody, DETOKENIZE)
         self._model.check_name(body.model)
         self._model.check_tokens(body.tokens, "tokens")
         decode = partial(self._model.tokenizer.decode, body.tokens, skip_special_tokens=False)

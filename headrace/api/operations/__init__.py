@@ -1,8 +1,6 @@
 """Operational endpoints.
 
-- `status`: health, model list, metrics, explanations of requests.
-- `usage_report`: usage per tenant. `abort`: cancel a request. `pause`: pause and resume.
-- `access_log`: one log record per HTTP request.
-- `owned_requests`: finds a tenant's requests. `timeline`: the timeline of one. `steps`: steps, simulations, the tour.
-- `experiments`, `tuner`: experiments on settings, and the tuner.
+- `status`: health, models, metrics, usage, the explanation of one request; pause and resume.
+- `requests`: a tenant's own calls, their timelines, and abort. `steps`: steps, simulations, the tour.
+- `tuning`: experiments on settings, and the tuner. `access_log`: one log record per HTTP request.
 """

@@ -12,13 +12,12 @@ import time
 from typing import Any
 
 from headrace.api.exchange import DISCONNECTED, AnsweredCall, Exchange
+from headrace.api.operations.status import Status
 
 logger = logging.getLogger("headrace.access")
 
-PROBES = frozenset(
-    {"/health", "/health/ready", "/healthz", "/livez", "/readyz", "/ping", "/metrics", "/version"}
-)
-"""Routes that machines read every few seconds."""
+PROBES = frozenset(row.path for rows in Status.declared.values() for row in rows if row.metrics_port)
+"""Health probes and metrics, which machines read every few seconds."""
 
 BATCH_SECONDS = 0.1  # see docs/decisions/observability.md#access-log-in-batches
 """Maximum time that an exchange that has ended waits, so that several are logged together."""

@@ -1,22 +1,27 @@
-"""Endpoints that report: health, served model, metrics, and the explanation of one request."""
+"""Reports of the server: health, models, metrics, usage, the explanation of one request. Also pause and resume."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headrace.api.anthropic.errors import SPEAKS
-from headrace.api.anthropic.models import card, listing
+from headrace.api.anthropic.formats import SPEAKS, card, listing
 from headrace.api.auth.access import Access
-from headrace.api.edge import CALLER
-from headrace.api.generation.call_notes import CallNotes
-from headrace.api.operations.owned_requests import Explain, owned
+from headrace.api.caller import CALLER
+from headrace.api.errors import invalid
+from headrace.api.operations.requests import Explain, owned
 from headrace.api.routing import Endpoints, route
+from headrace.api.serving import CallNotes
+from headrace.service.quota_meter import limits_of
 from headrace.service.service import Health, Service
+from headrace.service.usage_file import UsageFile
+
+logger = logging.getLogger(__name__)
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -28,7 +33,7 @@ ExplainPrefix = Callable[[str, bool], Mapping[str, Any] | None]
 
 
 class ListedModel(Protocol):
-    """A model in ``/v1/models``: `api.model.ServedModel`, or `embedding.cards.PoolingCard`."""
+    """A model in ``/v1/models``: `api.compile.model.ServedModel`, or `embedding.cards.PoolingCard`."""
 
     @property
     def name(self) -> str: ...
@@ -195,3 +200,89 @@ def _health(health: Health) -> dict[str, Any]:
         "open_requests": progress.open_requests,
         "stalled_seconds": round(progress.stalled_seconds, 3),
     }
+
+
+class Pause(Endpoints):
+    """Reject new requests for a while. Queued and running ones continue, and cached responses are still served."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @route("POST /pause", Access.ADMIN, "Reject new requests; queued and running ones continue.")
+    async def pause(self, request: Request) -> Response:
+        """Reject new requests with 503 until ``/resume``."""
+        return self._set(True)
+
+    @route("POST /resume", Access.ADMIN, "Accept new requests again.")
+    async def resume(self, request: Request) -> Response:
+        """Accept new requests again."""
+        return self._set(False)
+
+    def _set(self, paused: bool) -> Response:
+        if paused != self._service.paused:
+            logger.warning("paused: new requests are rejected" if paused else "resumed")
+        self._service.paused = paused
+        return JSONResponse({"paused": paused, "open_requests": self._service.open_requests()})
+
+
+MOST_SHOWN = 1000
+"""Most tenants in one response; ``?tenant=`` selects one."""
+
+
+class UsageReport(Endpoints):
+    """Tokens and requests used by each tenant, and its remaining quotas.
+
+    ``tenants`` lists the known tenants, ``tell`` returns the usage of one, ``device`` the accounting of device time,
+    and ``focus`` the cost of a tenant (None: of all, with idle time) as CSV; they come from `observe`. With ``file``,
+    cost and savings include earlier processes.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        tenants: Callable[[], Iterable[str]],
+        tell: Callable[[str], Mapping[str, Any]],
+        device: Callable[[float], Mapping[str, Any]] = lambda now: {},
+        focus: Callable[[str | None], str] = lambda tenant: "",
+        file: UsageFile | None = None,
+    ) -> None:
+        self._service = service
+        self._tenants = tenants
+        self._tell = tell
+        self._device = device
+        self._focus = focus
+        self._file = file
+
+    @route(
+        "GET /v1/usage",
+        Access.INFERENCE,
+        "Report usage and remaining quotas: of the key's tenant, or of all; ?tenant= selects one.",
+    )
+    async def usage(self, request: Request) -> Response:
+        """All tenants, or the one named by ``?tenant=``. An API key sees its own tenant only.
+
+        ``?format=focus`` returns the cost as CSV in the columns of FOCUS. The accounting of device time is shown to
+        admin keys, or to all clients if the server has no keys.
+        """
+        self._service.count()
+        asked = request.scope[CALLER].key_id or request.query_params.get("tenant")
+        file = self._file
+        stored = [] if file is None or asked else await file.tenants()
+        names = [asked] if asked else sorted({*self._tenants(), *stored})
+        form = request.query_params.get("format", "json")
+        if form == "focus":
+            text = self._focus(asked) if file is None else await file.focus(asked)
+            return Response(text, media_type="text/csv; charset=utf-8")
+        if form != "json":
+            raise invalid(f"format must be json or focus, got {form[:40]!r}", "format")
+        shown = [await self._of(name) for name in names[:MOST_SHOWN]]
+        page: dict[str, Any] = {"object": "list", "data": shown, "has_more": len(names) > len(shown)}
+        if request.scope[CALLER].key_id is None:
+            page["device"] = self._device(self._service.now())
+        return JSONResponse(page)
+
+    async def _of(self, tenant: str) -> dict[str, Any]:
+        rooms = self._service.meter.rooms(tenant, self._service.now())
+        limits = limits_of(rooms)
+        stored = {} if self._file is None else await self._file.tenant(tenant)
+        return {**self._tell(tenant), **stored, "limits": limits}

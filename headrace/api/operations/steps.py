@@ -1,4 +1,4 @@
-"""Endpoints for the engine's steps, row by row: of this server, of a small simulation, and of the guided tour."""
+"""The engine's steps, row by row: of this server, of a small simulation, and of the guided tour."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from headrace.api.auth.access import Access
 from headrace.api.body import read_body
 from headrace.api.errors import ApiError, invalid
-from headrace.api.operations.timeline import download, read_format
+from headrace.api.operations.requests import download, read_format
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 

@@ -1,12 +1,10 @@
-"""``/v1/responses``: OpenAI's Responses API, served through the chat API.
+"""``/v1/responses``: OpenAI's Responses API, served through the chat body.
 
-- `wire`: the body of a request. `input_wire`: its input items. `refusals`: known fields that are not supported.
-- `items`: input items in their stored form, and as chat messages. `conversation`: a body as a chat body.
-- `output`: output items and their events, from an answer's text. `resource`: the response object.
-- `writer`: writes a call as a response, whole or as events.
-- `store`: stored responses in SQLite. `kept_answer`: delays the end of a response until it is stored.
-- `background`: responses that no client waits for.
-- `context`: conversations that are too long. `tools`: functions, namespaces, hosted tools.
-- `streams`: streams that can be read again.
-- `routes`: the endpoints. `opening`: creates all of it from the server's options.
+- `wire`: the body of a request, its items and tools, and what is not supported.
+- `items`: input items in their stored form, and as chat messages; compaction.
+- `output`: output items and their events, from an answer's text; the response object.
+- `conversation`: a body as a chat body, fitted into the context.
+- `store`: stored responses in SQLite. `streams`: streams that can be read again.
+- `writer`: writes a call as a response, whole or as events. `background`: responses that no client waits for.
+- `routes`: the endpoints, and how they are created from the server's options.
 """

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from headrace.api.compile.call import Call
 from headrace.api.errors import ApiError, failed, shutting_down
-from headrace.api.generation.call import Call
 from headrace.api.responses.store import ResponseStore
-from headrace.api.responses.streams.log import EventLog
+from headrace.api.responses.streams import EventLog
 from headrace.api.responses.writer import ResponseWriter
 from headrace.core.request import FinishReason
 

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
+from starlette.types import Receive
 
+from headrace.api.caller import Caller
+from headrace.api.compile.bodies import ChatBody
+from headrace.api.compile.stages import count_chat, open_chat
 from headrace.api.errors import invalid
-from headrace.api.generation.names import named
-from headrace.api.openai.chat_wire import ChatBody
-from headrace.api.responses.items import chat_messages
-from headrace.api.responses.tools.wire import (
+from headrace.api.replies import hung_up
+from headrace.api.responses.items import (
+    Stored,
+    as_text,
+    chat_messages,
+    compaction_item,
+    current,
+    is_rule,
+    new_id,
+    spoken,
+    summary_of,
+    summary_request,
+)
+from headrace.api.responses.output import Compacted, usage_of
+from headrace.api.responses.wire import (
     AllowedFunctions,
     FunctionChoice,
+    ResponsesBody,
     ResponseTool,
+    SchemaFormat,
     offered,
     path_of,
 )
-from headrace.api.responses.wire import ResponsesBody, SchemaFormat
-from headrace.api.wire import reason_of
+from headrace.api.serving import Serving
+from headrace.api.wire import named, reason_of
 
 _OWN = {"tools", "tool_choice", "stream_options"}
 _SAME = tuple(sorted((ResponsesBody.model_fields.keys() & ChatBody.model_fields.keys()) - _OWN))
@@ -113,3 +131,125 @@ def own_names(tools: Sequence[ResponseTool] = ()) -> AbstractContextManager[None
         return _TOOL.sub(lambda found: path_of(tools, int(found[1])), text)
 
     return named(_NAMES, places)
+
+
+SAME = ("prompt_cache_key", "user", "cache_salt", "service_tier", "priority")
+"""Fields of a request that are copied to the request for its summary."""
+
+
+ANSWER_SHARE = 16
+"""``truncation: auto`` leaves 1/16 of the context for the output, unless ``max_output_tokens`` is set."""
+
+
+class Fitted(NamedTuple):
+    """The conversation to answer, and the compaction that was made for it."""
+
+    chat: ChatBody
+    compacted: Compacted | None = None
+
+
+async def fitted(
+    serving: Serving, body: ResponsesBody, caller: Caller, items: Sequence[Stored], receive: Receive
+) -> Fitted:
+    """The conversation of a request with ``items``, those of earlier responses first.
+
+    Raises:
+        ApiError: there is no message to answer, or the summary cannot be made.
+    """
+    chat, compacted = chat_body(body, items), None
+    if body.context_management:
+        limit = body.context_management[0].compact_threshold or serving.model.max_model_len * 3 // 4
+        if await count_chat(serving.model, chat, caller) > limit:
+            compacted = await _compacted(serving, body, caller, items, limit, receive)
+        if compacted is not None:
+            items = [*filter(is_rule, items), compacted.item]
+            chat = chat_body(body, items)
+    if body.truncation == "auto":
+        chat = await _shortened(serving, body, caller, items, chat)
+    return Fitted(chat, compacted)
+
+
+async def _compacted(
+    serving: Serving,
+    body: ResponsesBody,
+    caller: Caller,
+    items: Sequence[Stored],
+    limit: int,
+    receive: Receive,
+) -> Compacted | None:
+    """Let the model summarize the conversation; the last turn stays unchanged if it has at most ``limit`` / 2 tokens.
+
+    None if there is nothing before that turn: tools and system messages cannot be summarized.
+    """
+    summary, given = current(items)
+    given = [item for item in given if not is_rule(item)]
+    asked = [at for at, item in enumerate(given) if item["type"] == "message" and item["role"] == "user"]
+    recent = given[asked[-1] :] if asked else []
+    if len(await serving.model.encode(as_text(spoken("", recent)), False)) > limit // 2:
+        recent = []
+    earlier = given[: len(given) - len(recent)]
+    if not earlier:
+        return None
+    same = {name: getattr(body, name) for name in SAME}
+    call = await open_chat(
+        serving.recall,
+        serving.model,
+        summary_request(spoken(summary, earlier), None, same),
+        caller._replace(stored=None, exchange=None),
+        serving.request_timeout,
+        id_prefix="cmp_",
+        shorten=True,
+    )
+    gone = asyncio.create_task(hung_up(receive))
+    gone.add_done_callback(lambda _: call.close())
+    try:
+        while not call.done:
+            await call.advance()
+        item = compaction_item(summary_of(call), new_id("cmp"), recent)
+        return Compacted(item, usage_of(call))
+    finally:
+        gone.cancel()
+        call.close()
+
+
+async def _shortened(
+    serving: Serving, body: ResponsesBody, caller: Caller, items: Sequence[Stored], chat: ChatBody
+) -> ChatBody:
+    """The conversation without as many of its oldest items as needed to leave room for the output.
+
+    System messages stay.
+    """
+    limit = serving.model.max_model_len
+    room = limit - (body.max_output_tokens or limit // ANSWER_SHARE)
+    if await count_chat(serving.model, chat, caller) <= room:
+        return chat
+    summary, given = current(items)
+    rules, rest = [*filter(is_rule, given)], [item for item in given if not is_rule(item)]
+    if summary:
+        rules.append(compaction_item(summary, new_id("cmp")))
+    cuts = _cuts(rest)
+    low, high = 0, len(cuts)
+    while low < high:  # the first cut that leaves room
+        middle = (low + high) // 2
+        tried = chat_body(body, [*rules, *rest[cuts[middle] :]])
+        if await count_chat(serving.model, tried, caller) <= room:
+            high = middle
+        else:
+            low = middle + 1
+    if not cuts:
+        return chat
+    return chat_body(body, [*rules, *rest[cuts[min(low, len(cuts) - 1)] :]])
+
+
+def _cuts(items: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Indices where a conversation may begin without losing the call of a later output; ascending, without 0."""
+    cuts, missing = [], set[str]()
+    for at in range(len(items) - 1, 0, -1):
+        item = items[at]
+        if item["type"] == "function_call_output":
+            missing.add(item["call_id"])
+        elif item["type"] == "function_call":
+            missing.discard(item["call_id"])
+        if not missing:
+            cuts.append(at)
+    return cuts[::-1]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -14,36 +15,40 @@ from starlette.types import Receive
 
 from headrace.api.auth.access import Access
 from headrace.api.body import read_body
-from headrace.api.edge import CALLER
+from headrace.api.caller import CALLER, Caller, StoredFor
+from headrace.api.compile.call import Call
+from headrace.api.compile.policies import stored_name
+from headrace.api.compile.stages import count_chat, open_chat
 from headrace.api.errors import ApiError, invalid, not_stored
-from headrace.api.generation.call import Call
-from headrace.api.generation.caller import Caller, StoredFor
-from headrace.api.generation.serving import Serving
-from headrace.api.openai.chat import count_chat, open_chat
-from headrace.api.paging import read_page
-from headrace.api.prompts.policy import stored_name
 from headrace.api.replies import StreamedAnswer, WholeAnswer, writer_of
-from headrace.api.responses import resource
 from headrace.api.responses.background import BackgroundResponses
-from headrace.api.responses.context.compaction import CompactBody, summary_request
-from headrace.api.responses.context.fitting import fitted
-from headrace.api.responses.conversation import chat_body, own_names
-from headrace.api.responses.items import Stored, chat_messages, is_rule, references, stored_items
-from headrace.api.responses.kept_answer import KeptAnswer
-from headrace.api.responses.refusals import INPUT_TOKENS, RESPONSES
+from headrace.api.responses.conversation import chat_body, fitted, own_names
+from headrace.api.responses.items import (
+    CompactBody,
+    Stored,
+    chat_messages,
+    is_rule,
+    references,
+    stored_items,
+    summary_request,
+)
+from headrace.api.responses.output import ENDED
 from headrace.api.responses.store import MAX_AGE_SECONDS, BrokenChain, Record, ResponseStore
-from headrace.api.responses.streams.following import FollowedStream
-from headrace.api.responses.streams.log import EventLog
-from headrace.api.responses.wire import InputTokensBody, ResponsesBody
-from headrace.api.responses.writer import CompactionWriter, ResponseWriter
+from headrace.api.responses.streams import EventLog, FollowedStream
+from headrace.api.responses.wire import INPUT_TOKENS, RESPONSES, InputTokensBody, ResponsesBody
+from headrace.api.responses.writer import CompactionWriter, KeptAnswer, ResponseWriter
 from headrace.api.routing import Endpoints, route
-from headrace.api.wire import parse_beside
+from headrace.api.serving import Serving
+from headrace.api.wire import parse_beside, read_page
+from headrace.config import ConfigError, ServerOptions
 
 ID_PREFIX = "resp_"
 """Begins the id of every response."""
 
+
 COMPACTED = ("prompt_cache_key", "prompt_cache_retention", "request_id", "service_tier")
 """Fields of a compaction request that are copied to the request for its summary."""
+
 
 MAX_PAGE = 100
 PAGE = 20
@@ -235,7 +240,7 @@ class ResponsesApi(Endpoints):
         record = await self._record(request)
         if not record.response["background"]:
             raise invalid("Only a response with background true can be cancelled.", "id")
-        if record.response["status"] in resource.ENDED:
+        if record.response["status"] in ENDED:
             return JSONResponse(record.response)
         await self.background.cancel(record.response["id"])
         return JSONResponse((await self._record(request)).response)
@@ -331,3 +336,17 @@ def _previous_not_found(asked: str, missing: str) -> ApiError:
         else (f"There is no response {asked!r}.")
     )
     return ApiError(404, message, param="previous_response_id", code="previous_response_not_found")
+
+
+def open_responses(options: ServerOptions, serving: Serving) -> ResponsesApi:
+    """The endpoints, with their open store.
+
+    Raises:
+        ConfigError: the store's file cannot be used.
+    """
+    path = None if options.response_store is None else Path(options.response_store)
+    try:
+        store = ResponseStore(path, options.response_store_bytes)
+    except OSError as error:
+        raise ConfigError(f"--response-store: {error}") from error
+    return ResponsesApi(serving, store, BackgroundResponses(store))

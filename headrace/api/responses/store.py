@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.api.responses.items import Stored
-from headrace.api.responses.resource import Response
+from headrace.api.responses.output import ResponseObject
 from headrace.files import open_database
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Record(NamedTuple):
 
     tenant: str
     input: list[Stored]
-    response: Response
+    response: ResponseObject
     events: bytes | None = None
 
     def items(self) -> list[Stored]:

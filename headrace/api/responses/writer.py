@@ -7,18 +7,30 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace.api.compile.call import NOTHING, Call, Choice, Delta
 from headrace.api.errors import ApiError
-from headrace.api.generation.call import Call
-from headrace.api.generation.choices import NOTHING, Choice, Delta
-from headrace.api.generation.logprobs import chat_logprobs
-from headrace.api.generation.writing import DONE, encode, encode_lines
-from headrace.api.responses.context.compaction import compaction_item, summary_of
-from headrace.api.responses.items import Stored, new_id
-from headrace.api.responses.output import Event, Output, joined, slices
-from headrace.api.responses.resource import Compacted, Response, Result, added, response_of, usage_of
-from headrace.api.responses.streams.log import EventLog
-from headrace.api.responses.tools.wire import offered
-from headrace.api.responses.wire import ResponsesBody
+from headrace.api.exchange import SEND
+from headrace.api.logprobs import chat_logprobs
+from headrace.api.replies import DONE, encode, encode_lines
+from headrace.api.responses.items import Stored, compaction_item, new_id, summary_of
+from headrace.api.responses.output import (
+    Compacted,
+    Event,
+    Output,
+    ResponseObject,
+    Result,
+    added,
+    joined,
+    response_of,
+    slices,
+    usage_of,
+)
+from headrace.api.responses.streams import EventLog
+from headrace.api.responses.wire import ResponsesBody, offered
 from headrace.text.parsing.message import MessagePiece
 
 
@@ -33,7 +45,7 @@ class ResponseWriter:
         self,
         call: Call,
         body: ResponsesBody,
-        keep: Callable[[Response], Future[bool]] | None,
+        keep: Callable[[ResponseObject], Future[bool]] | None,
         log: EventLog | None = None,
         compacted: Compacted | None = None,
     ) -> None:
@@ -48,14 +60,14 @@ class ResponseWriter:
         self._reader = None if reading is None else reading.open()
         self._number = 0
         self._stored: Future[bool] | None = None
-        self._final: tuple[bytes, Callable[[Response], bytes], Response] | None = None
+        self._final: tuple[bytes, Callable[[ResponseObject], bytes], ResponseObject] | None = None
 
     @property
     def writes_tokens(self) -> bool:
         """Whether a step is written even if it adds no text."""
         return self._reader is not None or self._body.logprobs
 
-    def response(self, status: str) -> Response:
+    def response(self, status: str) -> ResponseObject:
         """The response object of a call that has not ended."""
         return response_of(self._call, self._body, Result(status))
 
@@ -98,7 +110,7 @@ class ResponseWriter:
         self._output.finish(status)
         return self._last(self._failed(error, status)) + DONE
 
-    def _last(self, response: Response) -> bytes:
+    def _last(self, response: ResponseObject) -> bytes:
         number, name = self._number, f"response.{response['status']}"
         written = self._write([{"type": name, "response": response}])
         if self._log is not None:
@@ -121,7 +133,7 @@ class ResponseWriter:
         written, write, response = self._final
         return body.replace(written, write(response | {"store": False}))
 
-    def complete(self) -> Response:
+    def complete(self) -> ResponseObject:
         """The whole response of a call that has ended."""
         (choice,) = self._call.choices
         self._read(choice, choice.gained() or NOTHING)
@@ -130,21 +142,21 @@ class ResponseWriter:
         self._put(response)
         return response
 
-    def failed(self, error: ApiError, status: str) -> Response:
+    def failed(self, error: ApiError, status: str) -> ResponseObject:
         """The response of a call that an error has ended."""
         response = self._failed(error, status)
         self._put(response)
         return response
 
-    def _put(self, response: Response) -> None:
+    def _put(self, response: ResponseObject) -> None:
         if self._keep is not None:
             self._stored = self._keep(response)
 
-    def _failed(self, error: ApiError, status: str) -> Response:
+    def _failed(self, error: ApiError, status: str) -> ResponseObject:
         shown = None if status == "cancelled" else error
         return response_of(self._call, self._body, Result(status, self._output.items, None, None, shown))
 
-    def _end(self) -> Response:
+    def _end(self) -> ResponseObject:
         used = usage_of(self._call)
         if self._compacted is not None:
             used = added(used, self._compacted.usage)
@@ -212,3 +224,32 @@ class CompactionWriter:
             "usage": usage_of(self._call),
         }
         return encode(shown).encode()
+
+
+class KeptAnswer(Response):
+    """A response whose last part is sent once it is known whether the response of ``writer`` is stored."""
+
+    def __init__(self, answer: Response, writer: ResponseWriter) -> None:
+        self._answer = answer
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = {**scope, SEND: self._waiting(scope.get(SEND, send))}
+        await self._answer(scope, receive, self._waiting(send))
+
+    def _waiting(self, send: Send) -> Send:
+        held: list[Message] = []  # the head of a whole response, which has the length of its body
+
+        async def forward(message: Message) -> None:
+            if message["type"] == "http.response.start" and "content-length" in MutableHeaders(scope=message):
+                held.append(message)
+                return
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                body = await self._writer.truly(message.get("body", b""))
+                message = {**message, "body": body}
+                for head in held:
+                    MutableHeaders(scope=head)["content-length"] = str(len(body))
+                    await send(head)
+            await send(message)
+
+        return forward

@@ -20,11 +20,9 @@ from typing import Any, NamedTuple
 import uvicorn
 from starlette.types import ASGIApp
 
-from headrace.api.runtime.connection import Connection
+from headrace.api.runtime.connection import Connection, ConnectionRoom, open_room
 from headrace.api.runtime.garbage_collection import GarbageCollection
-from headrace.api.runtime.listening import unix_socket
-from headrace.api.runtime.open_files import ConnectionRoom, open_room
-from headrace.api.runtime.tls import TlsFiles
+from headrace.api.runtime.listening import TlsFiles, unix_socket
 from headrace.config import ServerOptions
 from headrace.service.service import Service
 

@@ -15,8 +15,8 @@ from typing import NamedTuple, cast
 from urllib.parse import SplitResult, urlsplit
 
 from headrace import __version__
-from headrace.api.prompts.markers import chosen
-from headrace.api.prompts.policy import PromptPolicy
+from headrace.api.compile.markers import chosen
+from headrace.api.compile.policies import PromptPolicy
 from headrace.compute.model.gguf.file import GgufFile, is_gguf
 from headrace.config import ConfigError, Options, ResponseCacheOptions, SemanticOptions, TuningOptions
 from headrace.core.drafting.suffix import SuffixProposer

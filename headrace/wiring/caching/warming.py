@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.api.cache.question_recorder import QuestionRecorder
+from headrace.api.cache.recorder import RequestRecorder
 from headrace.api.cache.warm import Computing, Warm
-from headrace.api.model import ServedModel
+from headrace.api.compile.model import ServedModel
 from headrace.config import ConfigError, ResponseCacheOptions, ServerOptions, WarmOptions
 from headrace.response_cache.background_request import BackgroundRequests
 from headrace.response_cache.history import History
@@ -37,9 +37,9 @@ def open_history(options: WarmOptions) -> History | None:
         raise ConfigError(f"--history-file: {error}") from error
 
 
-def make_recorder(options: WarmOptions, history: History | None) -> QuestionRecorder | None:
+def make_recorder(options: WarmOptions, history: History | None) -> RequestRecorder | None:
     """The recorder that writes requests to the history."""
-    return None if history is None else QuestionRecorder(history, options.record_history)
+    return None if history is None else RequestRecorder(history, options.record_history)
 
 
 class Warming:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.api.generation.kv_fields import KVSharing
+from headrace.api.compile.policies import KVSharing
 from headrace.compute.model.kv import PagedKV
 from headrace.config import CacheOptions, ConfigError, Options
 from headrace.config.objects import KVTransferConfig, read_kv_transfer

@@ -6,8 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.api.operations.experiments import ExperimentRoutes
-from headrace.api.operations.tuner import TunerRoutes
+from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes
 from headrace.config import Options
 from headrace.core.engine import Engine
 from headrace.observe.steps.timelines import Timelines

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.api.anthropic.conversation import chat_body
 from headrace.api.anthropic.wire import MessagesBody
-from headrace.api.tools.dialect import Dialect
+from headrace.api.compile.model import Dialect
 from headrace.text.template import ChatTemplate
 from tests.api.anthropic.scenes import HI, TIME, WEATHER
 from tests.api.tool_scenes import TOOL_TEMPLATE

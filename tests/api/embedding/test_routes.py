@@ -11,7 +11,7 @@ import threading
 import pytest
 from starlette.testclient import TestClient
 
-from headrace.api.generation.scheduling_fields import Rules
+from headrace.api.compile.policies import Rules
 from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
 from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.service.embedding_models import PoolingModels

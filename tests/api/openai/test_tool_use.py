@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from headrace.api.tools.dialect import Dialect
+from headrace.api.compile.model import Dialect
 from headrace.text.template import ChatTemplate
 from tests.api.caching import with_memory
 from tests.api.openai.test_chat import HI, PATH, events

@@ -11,12 +11,11 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 from starlette.datastructures import Headers
 
-from headrace.api.app import create_app
+from headrace.api.app import create_app, lifespan_of
 from headrace.api.auth.api_keys import Keys
 from headrace.api.exchange import Exchange, Hooks
 from headrace.api.operations import access_log
 from headrace.api.operations.access_log import FIELDS, AccessLog, cache_layer
-from headrace.api.runtime.lifespan import lifespan_of
 from headrace.core.request import RejectReason
 from tests.api.caching import with_memory
 from tests.api.conftest import time_runs_out

@@ -1,9 +1,16 @@
+from __future__ import annotations
+
+import threading
 import time
 
 import pytest
 
+from headrace.api.auth.api_keys import Grant, Keys
+from headrace.api.compile.policies import Rules
 from headrace.api.operations import status
 from headrace.core.request import Request, SamplingParams
+from headrace.core.tenancy.tenants import TenantLimits, Tenants, TenantTerms
+from tests.api.test_replies import quiet
 
 PATH = "/v1/completions"
 
@@ -123,3 +130,65 @@ def until(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_paused_server_rejects_new_requests_until_it_is_resumed(house):
+    assert house.client.post("/pause").json() == {"paused": True, "open_requests": 0}
+    rejected = house.client.post(PATH, json={"prompt": "x", "max_tokens": 1})
+    assert (rejected.status_code, rejected.json()["error"]["code"]) == (503, "paused")
+    assert int(rejected.headers["retry-after"]) >= 1
+    ready = house.client.get("/health/ready")
+    assert (ready.status_code, ready.json()["status"]) == (503, "paused")
+    assert house.client.get("/health").status_code == 200
+    assert house.client.post("/resume").json()["paused"] is False
+    assert house.client.post(PATH, json={"prompt": "x", "max_tokens": 1}).status_code == 200
+    assert house.client.get("/health/ready").status_code == 200
+
+
+def test_a_request_that_runs_finishes_during_the_pause(house):
+    house.runner.gate.clear()
+    answers = []
+    body = {"prompt": "x", "max_tokens": 3}
+    running = threading.Thread(target=lambda: answers.append(house.client.post(PATH, json=body)))
+    running.start()
+    while not house.service.open_requests():
+        pass
+    assert house.client.post("/pause").json() == {"paused": True, "open_requests": 1}
+    house.runner.gate.set()
+    running.join(60)
+    assert answers[0].status_code == 200
+
+
+BODY = {"prompt": "abc", "max_tokens": 5}
+RULES = Rules(tenants=Tenants({"acme": TenantTerms(limits=TenantLimits(requests_per_minute=1))}))
+
+
+@pytest.mark.parametrize("options", [{"rules": RULES}])
+def test_usage_is_reported_by_tenant(house):
+    for tenant in ("acme", "acme", "else"):
+        house.client.post(PATH, json=BODY, headers={"X-Tenant-Id": tenant})
+    quiet(house)
+    reported = house.client.get("/v1/usage").json()
+    assert [each["tenant"] for each in reported["data"]] == ["acme", "else"]
+    acme, rest = reported["data"]
+    assert (acme["requests"], acme["refused"]) == (1, {"tenant_limit": 1})
+    assert acme["prompt_tokens"] == 3
+    assert acme["limits"]["requests_per_minute"]["remaining"] == 0
+    assert 0 < acme["limits"]["requests_per_minute"]["reset_seconds"] <= 61
+    assert rest["limits"] == {}
+    assert reported["has_more"] is False
+    only = house.client.get("/v1/usage?tenant=else").json()["data"]
+    assert [each["tenant"] for each in only] == ["else"]
+
+
+@pytest.mark.parametrize("options", [{"keys": ("alpha", "beta")}])
+def test_a_key_sees_its_own_tenant_alone(house):
+    keys = Keys({"alpha": Grant()})
+    for key in ("alpha", "beta"):
+        house.client.post(PATH, json=BODY, headers={"Authorization": f"Bearer {key}"})
+    quiet(house)
+    alpha = {"Authorization": "Bearer alpha"}
+    for query in ("", "?tenant=acme"):
+        (reported,) = house.client.get("/v1/usage" + query, headers=alpha).json()["data"]
+        assert (reported["tenant"], reported["requests"]) == (keys.identify("Bearer alpha").name, 1)
+    assert house.client.get("/v1/usage").status_code == 401

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import socket
 import threading
 import time
@@ -17,8 +18,9 @@ from headrace.api.runtime.connection import (
     MAX_HEADERS,
     MAX_REQUEST_LINE_BYTES,
     Connection,
+    ConnectionRoom,
+    open_room,
 )
-from headrace.api.runtime.open_files import ConnectionRoom
 
 
 async def echo(scope, receive, send):
@@ -398,3 +400,41 @@ def test_an_idle_client_that_closes_its_sending_half_is_closed(slow):
         answer(client)
         client.shutdown(socket.SHUT_WR)
         assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("limit", "others", "most"), [(1024, 24, 872), (65_536, 36, 65_244), (20, 10, 8), (10, 10, 1)]
+)
+def test_some_files_stay_free_for_others(limit: int, others: int, most: int) -> None:
+    room = ConnectionRoom(limit, others, lambda: 0.0)
+    assert room.admits(most)
+    assert not room.admits(most + 1)
+
+
+def test_the_log_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 1.0, 59.0, 60.0, 61.0])
+    room = ConnectionRoom(100, 20, lambda: next(times))
+    for _ in range(5):
+        assert not room.admits(101)
+    assert len(caplog.records) == 2
+    assert "100 are open, and the limit of open files is 100; raise it with ulimit -n" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted"),
+    [
+        (1024, 4096, 4096),
+        (1024, resource.RLIM_INFINITY, connection.WANTED_FILES),
+        (1024, 1 << 20, connection.WANTED_FILES),
+        (1 << 20, 1 << 20, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+    ],
+)
+def test_the_limit_is_raised_as_far_as_it_may(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, wanted: int | None
+) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: given.append(pair))
+    open_room(lambda: 0.0)
+    assert given == ([] if wanted is None else [(wanted, hard)])

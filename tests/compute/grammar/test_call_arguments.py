@@ -10,8 +10,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from headrace.api.tools.constraint import constraint_for_tools
-from headrace.api.tools.wire import Tool, call_rule
+from headrace.api.compile.bodies import Tool, call_rule
+from headrace.api.compile.constrain import constraint_for_tools
 from headrace.compute.grammar.compiler import Compiler
 from headrace.core.constraint import Constraint, ConstraintKind, UnusableConstraint
 from headrace.text.parsing.machine import Machine

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from headrace.api.tools.constraint import constraint_for_tools
-from headrace.api.tools.wire import CallRule, Tool
+from headrace.api.compile.bodies import CallRule, Tool
+from headrace.api.compile.constrain import constraint_for_tools
 from headrace.text.parsing.catalogue import PLAIN_JSON, REASONING_FORMATS, TOOL_FORMATS
 from headrace.text.parsing.message import CallPiece, MessageReader, Reading, new_id
 from tests.text.parsing.corpus_files import REASONING, TOOLS

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.api.cache import pair_comparison
+from headrace.api.cache import warm
 from headrace.compute.checkpoint import ModelError
 from headrace.compute.encoder.sentences import PairJudge, Sentences
 from headrace.config import ConfigError, options
@@ -154,7 +154,7 @@ def test_a_cross_encoder_must_agree(calibration: Path, tmp_path: Path, agrees: b
 def test_the_served_model_compares_pairs_in_idle_time(
     calibration: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
-    monkeypatch.setattr(pair_comparison, "LEAST_ODDS", -math.inf if agrees else math.inf)
+    monkeypatch.setattr(warm, "LEAST_ODDS", -math.inf if agrees else math.inf)
     monkeypatch.setattr("headrace.wiring.caching.warming.SETTLE_SECONDS", 0.0)
     near = "shoes of red leather and blue laces"
 

@@ -1,11 +1,12 @@
 """The cache key of a response: SHA-256 over everything that can change it, and nothing else.
 
 It is built from the resolved `Request`, not from the body of a call, so that defaults, templates and spellings have
-been settled. Two tables say to which part of the key each field belongs. A field that is missing in them and set by a
-request makes the request uncacheable. Forgetting a field costs speed, but never serves a wrong response.
+been settled. Every sampling parameter is part of it, so that a new one is too. A table says to which part the other
+fields of a request belong. A field that is missing in it and set by a request makes the request uncacheable. Forgetting
+a field costs speed, but never serves a wrong response.
 
 Each part is written as tag, length, bytes: no value can imitate a field or run into its neighbour. The fields of the
-HTTP API have a table of their own, `api.cache.cacheable`.
+HTTP API have kinds of their own, `api.compile.fields.Way`.
 """
 
 from __future__ import annotations
@@ -68,34 +69,10 @@ REQUEST: Mapping[str, Part] = {
 }
 """Every field of `core.request.Request`."""
 
-SAMPLING: Mapping[str, Part] = {
-    "temperature": Part.GENERATION,
-    "top_p": Part.GENERATION,
-    "top_k": Part.GENERATION,
-    "min_p": Part.GENERATION,
-    "seed": Part.INERT,  # as the client sent it; the resolved seed of the request counts
-    "repetition_penalty": Part.GENERATION,
-    "presence_penalty": Part.GENERATION,
-    "frequency_penalty": Part.GENERATION,
-    "logit_bias": Part.GENERATION,
-    "allowed_token_ids": Part.GENERATION,
-    "bad_words": Part.GENERATION,
-    "max_tokens": Part.GENERATION,
-    "min_tokens": Part.GENERATION,
-    "stop": Part.GENERATION,
-    "stop_token_ids": Part.GENERATION,
-    "include_stop_str_in_output": Part.GENERATION,
-    "ignore_eos": Part.GENERATION,
-    "skip_special_tokens": Part.GENERATION,
-    "logprobs": Part.GENERATION,
-    "prompt_logprobs": Part.GENERATION,
-    "structured_outputs": Part.GENERATION,
-}
-"""Every field of `core.request.SamplingParams`."""
+NOT_KEYED = frozenset({"seed"})
+"""The sampling parameter that is not part of the key: the resolved seed of the request counts."""
 
-_REALS = frozenset(
-    {"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
-)
+_REALS = frozenset(each.name for each in fields(SamplingParams) if each.type == "float")
 """Numbers that may be given as integers: 1 and 1.0 are the same temperature."""
 
 
@@ -141,7 +118,7 @@ def beginning_key(
     Raises:
         Unkeyable: a field that no table lists is set, or a value cannot be encoded.
     """
-    _refuse_unknown(request, _UNKNOWN_OF_REQUEST)
+    _refuse_unknown(request)
     parts = [
         _scope(fingerprint, request.adapter, request.tenant, request.salt, request.eos_token_ids, continues),
         _generation(request.params),
@@ -171,28 +148,27 @@ def digest(*values: object) -> bytes:
 
 
 _GENERATION = tuple(
-    name for name, part in SAMPLING.items() if part is Part.GENERATION and name != "max_tokens"
+    each.name for each in fields(SamplingParams) if each.name not in NOT_KEYED and each.name != "max_tokens"
 )
 """All but ``max_tokens``, which is the only difference between requests of one `beginning_key`."""
 
 
-def _unknown(kind: type, known: Mapping[str, Part]) -> dict[str, object]:
-    """Fields of ``kind`` that are not ``known``, with their neutral default."""
+def _unknown_fields() -> dict[str, object]:
+    """Fields of `Request` that are not in its table, with their neutral default."""
     found = {}
-    for each in fields(kind):
-        if each.name not in known:
+    for each in fields(Request):
+        if each.name not in REQUEST:
             default = each.default_factory() if each.default_factory is not MISSING else each.default
             found[each.name] = default
     return found
 
 
-_UNKNOWN_OF_REQUEST = _unknown(Request, REQUEST)
-_UNKNOWN_OF_SAMPLING = _unknown(SamplingParams, SAMPLING)
+_UNKNOWN = _unknown_fields()
 
 
-def _refuse_unknown(value: Request | SamplingParams, unknown: Mapping[str, object]) -> None:
-    for name, default in unknown.items():
-        if getattr(value, name) != default:
+def _refuse_unknown(request: Request) -> None:
+    for name, default in _UNKNOWN.items():
+        if getattr(request, name) != default:
             raise Unkeyable(f"{name} is not part of the cache key")
 
 
@@ -225,7 +201,6 @@ def _generation(params: SamplingParams) -> bytes:
 
 
 def _encode_params(params: SamplingParams) -> bytes:
-    _refuse_unknown(params, _UNKNOWN_OF_SAMPLING)
     return _tagged(b"G", b"".join([_field(params, name) for name in _GENERATION]))
 
 

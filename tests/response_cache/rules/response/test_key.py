@@ -10,8 +10,8 @@ from headrace.response_cache.rules.response.cacheability import classify
 from headrace.response_cache.rules.response.control import NO_DIRECTIVES
 from headrace.response_cache.rules.response.key import (
     KEY_BYTES,
+    NOT_KEYED,
     REQUEST,
-    SAMPLING,
     Engine,
     Part,
     Unkeyable,
@@ -73,6 +73,9 @@ OTHER_REQUESTS = {
 }
 
 
+PARAMS = [each.name for each in fields(SamplingParams)]
+
+
 def key(request: Request, continues: bool = False, engine: bytes = ENGINE) -> bytes:
     return answer_key(beginning_key(engine, request, continues), request)
 
@@ -80,13 +83,12 @@ def key(request: Request, continues: bool = False, engine: bytes = ENGINE) -> by
 def test_every_field_of_a_request_has_its_part():
     """A new field makes requests that set it uncacheable until it has a row; this asks for the row."""
     assert {each.name for each in fields(Request)} == REQUEST.keys() == OTHER_REQUESTS.keys()
-    assert {each.name for each in fields(SamplingParams)} == SAMPLING.keys() == OTHER_PARAMS.keys()
 
 
-@pytest.mark.parametrize("name", SAMPLING)
-def test_a_sampling_parameter_changes_the_key_unless_it_is_inert(name):
+@pytest.mark.parametrize("name", PARAMS)
+def test_every_sampling_parameter_changes_the_key(name):
     changed = replace(BASE, params=replace(BASE.params, **{name: OTHER_PARAMS[name]}))
-    assert (key(changed) != key(BASE)) == (SAMPLING[name] is not Part.INERT)
+    assert (key(changed) != key(BASE)) == (name not in NOT_KEYED)
 
 
 @pytest.mark.parametrize("name", REQUEST)
@@ -122,18 +124,18 @@ def test_how_the_answer_begins_and_the_kind_of_prompt_count():
     assert beginning_key(ENGINE, BASE, False, digest((1, 2, 3))) != beginning_key(ENGINE, BASE, False)
 
 
-@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("name", PARAMS)
 def test_answers_of_different_lengths_begin_alike(name):
     changed = replace(BASE, params=replace(BASE.params, **{name: OTHER_PARAMS[name]}))
-    alike = name == "max_tokens" or SAMPLING[name] is Part.INERT
+    alike = name == "max_tokens" or name in NOT_KEYED
     assert (beginning_key(ENGINE, changed, False) == beginning_key(ENGINE, BASE, False)) == alike
 
 
-def test_a_field_that_no_table_knows_makes_a_request_uncacheable(monkeypatch):
-    monkeypatch.setattr("headrace.response_cache.rules.response.key._UNKNOWN_OF_SAMPLING", {"top_k": 0})
+def test_a_field_that_the_table_does_not_know_makes_a_request_uncacheable(monkeypatch):
+    monkeypatch.setattr("headrace.response_cache.rules.response.key._UNKNOWN", {"adapter": ""})
     assert key(BASE)
-    with pytest.raises(Unkeyable, match="top_k"):
-        key(replace(BASE, params=replace(BASE.params, top_k=3)))
+    with pytest.raises(Unkeyable, match="adapter"):
+        key(replace(BASE, adapter="lora"))
 
 
 def test_what_cannot_be_written_is_refused():
