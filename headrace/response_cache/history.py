@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from headrace.files import open_database, private_folder
+from headrace.files import Layout, open_database, private_folder
 from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
 from headrace.response_cache.rules.response.entry import Entry, Served
 from headrace.response_cache.rules.response.query import CacheQuery
@@ -37,10 +37,7 @@ MAX_NOTES = 50_000
 MOST_PREFIXES = 1000
 """Prefixes that are kept warm; of more, those that were registered last."""
 
-LAYOUT = 1
-"""Version of the tables. Files without one have the same tables."""
-
-SCHEMA = """
+_TABLES = """
 CREATE TABLE IF NOT EXISTS questions (
     id INTEGER PRIMARY KEY,
     key BLOB NOT NULL UNIQUE,
@@ -55,6 +52,7 @@ CREATE TABLE IF NOT EXISTS prefixes (
 );
 CREATE INDEX IF NOT EXISTS questions_last ON questions (last);
 """
+LAYOUT = Layout("a request history", "questions", (_TABLES,), unnumbered=True)
 
 Returned = TypeVar("Returned")
 
@@ -106,18 +104,8 @@ class History:
         self._lost = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-history")
         self._flushing: asyncio.Task[None] | None = None
-        try:
-            private_folder(path.parent)
-            self._rows = open_database(path)
-            self._rows.execute("PRAGMA journal_mode=WAL")
-            self._rows.execute("PRAGMA synchronous=NORMAL")
-            (layout,) = self._rows.execute("PRAGMA user_version").fetchone()
-            if layout not in (0, LAYOUT):
-                self._rows.close()
-                raise OSError(f"{path} was written by another version of this program (layout {layout})")
-            self._rows.executescript(f"{SCHEMA} PRAGMA user_version = {LAYOUT};")
-        except sqlite3.Error as error:
-            raise OSError(f"{path} cannot be used as a request history: {error}") from error
+        private_folder(path.parent)
+        self._rows = open_database(path, LAYOUT)
 
     # -- recording ---------------------------------------------------------------------------------
 

@@ -129,12 +129,6 @@ async def test_notes_do_not_pile_up_for_ever(tmp_path):
     await history.stop()
 
 
-def test_another_kind_of_file_is_refused(tmp_path):
-    (tmp_path / "history.db").write_text("no database, but long enough to look at" * 50)
-    with pytest.raises(OSError, match="request history"):
-        log(tmp_path)
-
-
 @on_a_loop
 async def test_two_processes_share_a_file(tmp_path):
     one, other = log(tmp_path), log(tmp_path)
@@ -148,20 +142,3 @@ async def test_two_processes_share_a_file(tmp_path):
     await one.stop()
     await other.stop()
     assert sqlite3.connect(tmp_path / "history.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-@on_a_loop
-async def test_a_file_of_a_newer_layout_is_refused_and_stays_as_it_is(tmp_path):
-    await log(tmp_path).stop()
-    rows = sqlite3.connect(tmp_path / "history.db")
-    assert rows.execute("PRAGMA user_version").fetchone() == (1,)
-    for older in (0, 1):  # files of before the layout was written have the same tables
-        rows.execute(f"PRAGMA user_version = {older}")
-        await log(tmp_path).stop()
-    rows.execute("PRAGMA user_version = 2")
-    with pytest.raises(
-        OSError, match=r"history\.db was written by another version of this program \(layout 2\)"
-    ):
-        log(tmp_path)
-    assert rows.execute("PRAGMA user_version").fetchone() == (2,)
-    rows.close()

@@ -7,17 +7,14 @@ computed again. Responses always come from the exact cache; a row without its en
 from __future__ import annotations
 
 import json
-import logging
-import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from headrace.files import open_database, private_folder
+from headrace.files import Layout, open_database, private_folder
 from headrace.response_cache.semantic.row import Row
 
-logger = logging.getLogger(__name__)
-
-_LAYOUT = 1
+_FORMAT = 1
+"""Version of what is stored in a row."""
 _BUSY_SECONDS = 1.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -27,6 +24,7 @@ CREATE TABLE IF NOT EXISTS rows (
     tags TEXT NOT NULL, expires REAL NOT NULL
 );
 """
+LAYOUT = Layout("an index of the semantic cache", "rows", (_TABLES,), unnumbered=True)
 _PUT = "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -39,15 +37,8 @@ class RowStore:
 
     def __init__(self, path: Path, encoder: str) -> None:
         private_folder(path.parent)
-        try:
-            self._connection = _open(path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise OSError(f"{path} cannot be used: {error}") from error
-            logger.warning("%s cannot be read (%s): the semantic cache starts empty", path, error)
-            path.replace(path.with_name(f"{path.name}.damaged"))
-            self._connection = _open(path)
-        format_of_rows = json.dumps([_LAYOUT, encoder])
+        self._connection = open_database(path, LAYOUT, busy_seconds=_BUSY_SECONDS, isolation_level="DEFERRED")
+        format_of_rows = json.dumps([_FORMAT, encoder])
         found = self._connection.execute("SELECT value FROM about WHERE name = 'whose'").fetchone()
         with self._connection:
             if found != (format_of_rows,):
@@ -90,15 +81,3 @@ class RowStore:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    connection = open_database(path, _BUSY_SECONDS, "DEFERRED")
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript(_TABLES)
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection

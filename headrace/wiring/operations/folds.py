@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,6 +66,6 @@ def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
         return None
     try:
         store = UsageStore(Path(path), folds.cost.ledger.pricing.currency)
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"--usage-file {path} cannot be opened: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--usage-file: {error}") from error
     return UsageFile(store, UsageJournal(folds.cost, folds.savings, time.time).take)

@@ -111,15 +111,3 @@ def test_a_failed_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(store.rows()) == []
     store.add(used)
     assert len(list(store.rows())) == 1
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "usage.db"
-    path.write_text("not a database, but long enough to be taken for one" * 40)
-    with pytest.raises(sqlite3.Error):
-        UsageStore(path, "EUR")
-    other = sqlite3.connect(tmp_path / "other.db")
-    other.execute("PRAGMA user_version = 9")
-    other.close()
-    with pytest.raises(sqlite3.Error, match="layout 9 is not 1"):
-        UsageStore(tmp_path / "other.db", "EUR")

@@ -4,8 +4,6 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from headrace.response_cache.semantic.row_store import RowStore
 from tests.response_cache.semantic.scenes import row
 
@@ -47,19 +45,6 @@ def test_rows_of_another_encoder_are_of_no_use(tmp_path):
     assert rows(tmp_path / "rows", "words@1") == ["red shoes"]
     assert rows(tmp_path / "rows", "words@2") == []
     assert rows(tmp_path / "rows", "words@1") == []
-
-
-def test_a_broken_file_is_put_aside(tmp_path):
-    path = tmp_path / "rows"
-    path.write_bytes(b"no database at all, but long enough to be looked at" * 40)
-    assert rows(path) == []
-    assert (tmp_path / "rows.damaged").exists()
-
-
-def test_a_file_that_cannot_be(tmp_path):
-    (tmp_path / "rows").mkdir()
-    with pytest.raises(OSError, match="rows"):
-        RowStore(tmp_path / "rows", "words@1")
 
 
 def test_two_processes_may_have_it_open(tmp_path):
