@@ -28,13 +28,10 @@ import numpy as np
 from benchmarks.response_cache import Connection
 from headrace.compute.encoder.sentences import Sentences
 from headrace.lab.bench.stats import median, percentile
-from headrace.response_cache.rules.semantic.bounds import Tally
-from headrace.response_cache.rules.semantic.calibration import Calibration, Stratum
-from headrace.response_cache.rules.semantic.judge import Judge, Rule
-from headrace.response_cache.rules.semantic.score import Curve, Score
+from headrace.response_cache.rules.calibration import Calibration, Stratum, Tally
+from headrace.response_cache.rules.judge import Curve, Judge, Rule, Score
 from headrace.response_cache.semantic.partitions import Partitions, vector_of
-from headrace.response_cache.semantic.row import Row
-from headrace.response_cache.semantic.row_store import RowStore
+from headrace.response_cache.semantic.row_store import Row, RowStore
 
 THRESHOLD = 0.9
 BY_COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason
-from headrace.response_cache.rules.response.control import NO_DIRECTIVES
-from headrace.response_cache.rules.response.entry import Entry, Freshness, freshness
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.sample_pool import slot_key, slot_served
-from headrace.response_cache.rules.response.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.cacheability import NO_DIRECTIVES
+from headrace.response_cache.rules.entry import Entry, Freshness, freshness
+from headrace.response_cache.rules.key import slot_key, slot_served
+from headrace.response_cache.rules.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
 from headrace.response_cache.stores.tier import Tier
 
 logger = logging.getLogger(__name__)

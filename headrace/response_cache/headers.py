@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.core.events import Layer
-from headrace.response_cache.rules.response.entry import Hit, Miss
+from headrace.response_cache.rules.entry import Hit, Miss
 
 
 def cache_header(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:

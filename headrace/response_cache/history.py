@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.files import Layout, open_database, private_folder
-from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
-from headrace.response_cache.rules.response.entry import Entry, Served
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.tags import tenant_tag
-from headrace.response_cache.rules.warming.demand_forecast import Candidate, Demand, new_demand
+from headrace.response_cache.partial import UnfinishedAnswer
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.entry import Entry, Served
+from headrace.response_cache.rules.tags import tenant_tag
+from headrace.response_cache.rules.warming import Candidate, Demand, new_demand
 
 logger = logging.getLogger(__name__)
 

@@ -20,19 +20,17 @@ from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.classes import BACKGROUND
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.flights import Flights
 from headrace.response_cache.headers import cache_header
-from headrace.response_cache.lookup_request import LookupRequest
 from headrace.response_cache.partial import Partial
 from headrace.response_cache.ports import CacheListener, Level
+from headrace.response_cache.query import CacheQuery, LookupRequest
 from headrace.response_cache.replay import Pace, tell_paced, tell_whole
-from headrace.response_cache.rules.response.cacheability import CacheClass, classify
-from headrace.response_cache.rules.response.entry import Hit, Miss, Served
-from headrace.response_cache.rules.response.key import Unkeyable, answer_key, beginning_key
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.tags import EVERYTHING, tenant_of
+from headrace.response_cache.rules.cacheability import CacheClass, classify
+from headrace.response_cache.rules.entry import Hit, Miss, Served
+from headrace.response_cache.rules.key import Unkeyable, answer_key, beginning_key
+from headrace.response_cache.rules.tags import EVERYTHING, tenant_of
 from headrace.response_cache.search import Search
-from headrace.response_cache.single_flight import SingleFlight
+from headrace.response_cache.single_flight import Flights, SingleFlight
 from headrace.response_cache.writer import CacheWriter
 from headrace.service.answer import Answer
 from headrace.service.intake import Intake
@@ -69,7 +67,7 @@ class CacheLookup:
     Args:
         service: computes.
         exact: the exact cache; without it every call is computed.
-        fingerprint: the engine's, see `response_cache.rules.response.key.Engine`.
+        fingerprint: the engine's, see `response_cache.rules.key.Engine`.
         ttl: seconds until a cached response expires, unless its request sets another time.
         pace: speed at which cached responses are streamed.
         levels: searched in order after the exact cache, for requests whose class allows it.

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts
-from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
-from headrace.response_cache.rules.response.entry import Entry, Hit, Miss, Served
-from headrace.response_cache.rules.response.query import CacheQuery
+from headrace.response_cache.partial import UnfinishedAnswer
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
 
 
 class Level(Protocol):

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from headrace.core.events import Emitted, Finished
 from headrace.core.request import Request
-from headrace.response_cache.rules.response.entry import Entry
+from headrace.response_cache.rules.entry import Entry
 from headrace.service.answer import Answer
 
 TOKENS_AT_ONCE = 32

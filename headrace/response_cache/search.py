@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.events import Layer, LookedUp, Lookup
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.flights import Flights
-from headrace.response_cache.lookup_request import LookupRequest
 from headrace.response_cache.ports import Level
-from headrace.response_cache.rules.response.control import CacheDirectives
-from headrace.response_cache.rules.response.entry import Hit, Miss
-from headrace.response_cache.rules.response.query import CacheQuery
+from headrace.response_cache.query import CacheQuery, LookupRequest
+from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.response_cache.rules.entry import Hit, Miss
+from headrace.response_cache.single_flight import Flights
 from headrace.response_cache.writer import CacheWriter
 from headrace.service.service import Service
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 from headrace.response_cache.exact import ExactCache
+from headrace.response_cache.partial import UnfinishedAnswer
 from headrace.response_cache.ports import CacheListener
-from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
-from headrace.response_cache.rules.response.entry import Entry, lifetime
-from headrace.response_cache.rules.response.query import CacheQuery
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.entry import Entry, lifetime
 from headrace.response_cache.single_flight import SingleFlight
 
 logger = logging.getLogger(__name__)

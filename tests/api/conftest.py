@@ -83,10 +83,9 @@ from headrace.observe.requests import RequestBook
 from headrace.observe.steps.timelines import Timelines
 from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
-from headrace.response_cache.background_request import BackgroundRequests
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.rules.warming.idle_detector import IdleDetector
-from headrace.response_cache.warmer import Warmer
+from headrace.response_cache.rules.warming import IdleDetector
+from headrace.response_cache.warmer import BackgroundRequests, Warmer
 from headrace.service.answer import Answer
 from headrace.service.embedding.models import PoolingModels
 from headrace.service.embedding.worker import EmbeddingWorker

@@ -26,13 +26,12 @@ from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.lookup_request import LookupRequest
 from headrace.response_cache.partial import Partial
-from headrace.response_cache.rules.response.codec import Seal
-from headrace.response_cache.rules.response.control import CacheDirectives
-from headrace.response_cache.rules.response.key import Engine
-from headrace.response_cache.rules.response.query import Turn
-from headrace.response_cache.rules.response.tags import TagVersions, tenant_tag, user_tag
+from headrace.response_cache.query import LookupRequest, Turn
+from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.response_cache.rules.entry import Seal
+from headrace.response_cache.rules.key import Engine
+from headrace.response_cache.rules.tags import TagVersions, tenant_tag, user_tag
 from headrace.response_cache.semantic.level import Mode, SemanticCache
 from headrace.response_cache.semantic.row_store import RowStore
 from headrace.response_cache.semantic.search_thread import SearchThread

@@ -5,8 +5,8 @@ import sqlite3
 import pytest
 
 from headrace.response_cache.history import MAX_NOTES, History, HistoryKeeper, Recorded
-from headrace.response_cache.rules.response.tags import EVERYTHING, tenant_tag, user_tag
-from headrace.response_cache.rules.warming.demand_forecast import DAY, HOUR
+from headrace.response_cache.rules.tags import EVERYTHING, tenant_tag, user_tag
+from headrace.response_cache.rules.warming import DAY, HOUR
 
 NOON = 20_000 * DAY + 12 * HOUR
 WORDS = Recorded("/v1/completions", "key-1", None, b'{"prompt":"hi"}')

@@ -10,12 +10,11 @@ from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup, NotCached
-from headrace.response_cache.lookup_request import LookupRequest
-from headrace.response_cache.rules.response.control import NO_DIRECTIVES, CacheDirectives
-from headrace.response_cache.rules.response.entry import Entry, Hit, Miss
-from headrace.response_cache.rules.response.key import Engine
-from headrace.response_cache.rules.response.query import Turn
-from headrace.response_cache.rules.response.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
+from headrace.response_cache.query import LookupRequest, Turn
+from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
+from headrace.response_cache.rules.entry import Entry, Hit, Miss
+from headrace.response_cache.rules.key import Engine
+from headrace.response_cache.rules.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Refused, Service

@@ -7,7 +7,7 @@ from headrace.core.events import Emitted, Finished
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
 from headrace.response_cache.replay import TOKENS_AT_ONCE, Pace, tell_paced, tell_whole
-from headrace.response_cache.rules.response.entry import Entry, Pulse
+from headrace.response_cache.rules.entry import Entry, Pulse
 from headrace.service.answer import Answer
 
 TOKENS = tuple(range(100))

@@ -9,10 +9,10 @@ from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason, InvalidParameter
 from headrace.core.tenancy.classes import BACKGROUND, CLASSES
-from headrace.response_cache.lookup_request import LookupRequest
-from headrace.response_cache.rules.response.control import CacheDirectives
-from headrace.response_cache.rules.response.entry import Hit, Miss
-from headrace.response_cache.rules.response.tags import EVERYTHING
+from headrace.response_cache.query import LookupRequest
+from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.response_cache.rules.entry import Hit, Miss
+from headrace.response_cache.rules.tags import EVERYTHING
 from headrace.response_cache.stores.memory import MemoryStore
 from tests.response_cache.test_lookup import Level, house, truth
 from tests.service.test_service import Gate, end_of, read_all, request, tokens_of

@@ -4,10 +4,9 @@ from headrace.core.events import Emitted, Finished
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.response_cache import writer
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.rules.response.cacheability import EVERYTHING
-from headrace.response_cache.rules.response.control import NO_DIRECTIVES
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.tags import TagVersions
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.cacheability import EVERYTHING, NO_DIRECTIVES
+from headrace.response_cache.rules.tags import TagVersions
 from headrace.response_cache.single_flight import SingleFlight
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier

@@ -12,7 +12,7 @@ from headrace.api.generation.caller import Caller
 from headrace.api.generation.fields import Generation
 from headrace.api.openai.chat_wire import ChatBody
 from headrace.response_cache.history import History, Recorded
-from headrace.response_cache.rules.response.key import Unkeyable, digest
+from headrace.response_cache.rules.key import Unkeyable, digest
 
 _IMMATERIAL = {name for name, way in WAYS.items() if way in (Way.INERT, Way.CONTROL)}
 _IMMATERIAL |= {"stream", "stream_options", "return_token_ids"}

@@ -19,8 +19,8 @@ from headrace.api.generation.caller import Caller
 from headrace.api.generation.fields import MAX_CHOICES
 from headrace.api.wire import Wire, parse_beside
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.rules.response.entry import Served
-from headrace.response_cache.rules.response.tags import EVERYTHING, tenant_tag, user_tag
+from headrace.response_cache.rules.entry import Served
+from headrace.response_cache.rules.tags import EVERYTHING, tenant_tag, user_tag
 
 
 class ClearBody(Wire):

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from headrace.api.errors import invalid
 from headrace.api.wire import Wire
-from headrace.response_cache.rules.response.control import NO_DIRECTIVES, CacheDirectives
+from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
 
 MAX_TTL_SECONDS = 30 * 86400
 MAX_TAGS = 16

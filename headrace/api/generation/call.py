@@ -30,8 +30,7 @@ from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import SEED_BITS, FinishReason, Request, Retention, SamplingParams, choice_seed
 from headrace.response_cache.lookup import NotCached
-from headrace.response_cache.lookup_request import LookupRequest, no_turn
-from headrace.response_cache.rules.response.query import Turn
+from headrace.response_cache.query import LookupRequest, Turn, no_turn
 from headrace.service.answer import Answer
 from headrace.service.intake import Pieces
 from headrace.service.service import Refused

@@ -44,8 +44,8 @@ from headrace.api.prompts.entry import about_chat
 from headrace.api.prompts.normalize import normalized
 from headrace.api.tools.message_writing import delta_of, message_of
 from headrace.core.request import Retention
-from headrace.response_cache.rules.response.key import Unkeyable, digest
-from headrace.response_cache.rules.response.query import Turn
+from headrace.response_cache.query import Turn
+from headrace.response_cache.rules.key import Unkeyable, digest
 from headrace.text.content import PromptText
 from headrace.text.parsing.message import MessagePiece
 from headrace.text.template import NeedsProcess, TemplateError

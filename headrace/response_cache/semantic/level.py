@@ -21,15 +21,14 @@ from headrace.core.events import Audited, Event, Layer, Scope
 from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
-from headrace.response_cache.rules.response.circuit_breaker import CircuitBreaker
-from headrace.response_cache.rules.response.entry import Entry, Hit, Miss, Served
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.tags import counter_of
-from headrace.response_cache.rules.semantic.audit_rate import AuditRate
-from headrace.response_cache.rules.semantic.audits import Audits
-from headrace.response_cache.rules.semantic.judge import Decline, Doubt
-from headrace.response_cache.rules.semantic.verdicts import Pair, Verdicts
+from headrace.response_cache.partial import UnfinishedAnswer
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.audits import AuditRate, Audits
+from headrace.response_cache.rules.circuit_breaker import CircuitBreaker
+from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
+from headrace.response_cache.rules.judge import Decline, Doubt
+from headrace.response_cache.rules.tags import counter_of
+from headrace.response_cache.rules.verdicts import Pair, Verdicts
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
 
 logger = logging.getLogger(__name__)

@@ -1,17 +1,47 @@
-"""The SQLite file of the semantic cache's rows, from which the index is rebuilt at start.
+"""A row of the semantic cache, an indexed request with its answer, and the SQLite file from which the index is rebuilt.
 
-For one thread. Rows of another encoder or layout are dropped, and a damaged file is replaced, because all rows can be
-computed again. Responses always come from the exact cache; a row without its entry is removed when it is found.
+For one thread. Rows of another encoder are dropped, because all rows can be computed again. Responses always come from
+the exact cache; a row without its entry is removed when it is found.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.files import Layout, open_database, private_folder
-from headrace.response_cache.semantic.row import Row
+
+_OVERHEAD = 600
+"""Approximate bytes of the objects around the texts and vectors of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An entry of the exact cache (``key``), the last user message that it answers, and the vectors of both.
+
+    ``partition`` is the digest of everything that must be equal. ``answer`` is the class of its answer: entries with
+    equal answers share it. ``answer_text`` is the normalized answer, ``answer_vector`` its vector or empty. ``tags``
+    are the entry's; ``expires`` is a Unix time.
+    """
+
+    key: bytes
+    partition: bytes
+    question: str
+    vector: bytes
+    answer: int
+    answer_text: str
+    answer_vector: bytes
+    tags: tuple[str, ...]
+    expires: float
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory, including its vectors in the index."""
+        texts = len(self.question) + len(self.answer_text)
+        return _OVERHEAD + texts + 2 * len(self.vector) + len(self.answer_vector)
+
 
 _FORMAT = 1
 """Version of what is stored in a row."""

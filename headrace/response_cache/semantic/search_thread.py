@@ -19,12 +19,11 @@ from typing import NamedTuple
 import faiss
 
 from headrace.core.ports import Embedder
-from headrace.response_cache.rules.semantic.answer_equality import gist, same_answer
-from headrace.response_cache.rules.semantic.guards import traits
-from headrace.response_cache.rules.semantic.judge import Decline, Doubt, Judge, Serve
+from headrace.response_cache.rules.audits import gist, same_answer
+from headrace.response_cache.rules.guards import traits
+from headrace.response_cache.rules.judge import Decline, Doubt, Judge, Serve
 from headrace.response_cache.semantic.partitions import Partitions, cosine, vector_of
-from headrace.response_cache.semantic.row import Row
-from headrace.response_cache.semantic.row_store import RowStore
+from headrace.response_cache.semantic.row_store import Row, RowStore
 
 logger = logging.getLogger(__name__)
 

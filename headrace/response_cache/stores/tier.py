@@ -13,9 +13,8 @@ from typing import TypeVar
 
 from headrace.core.events import Fault, StoreFaulted
 from headrace.core.ports import Store, StoreFacts, ValueTooLarge
-from headrace.response_cache.rules.response.circuit_breaker import CircuitBreaker
-from headrace.response_cache.rules.response.codec import Damaged, Seal, pack, unpack
-from headrace.response_cache.rules.response.entry import Entry
+from headrace.response_cache.rules.circuit_breaker import CircuitBreaker
+from headrace.response_cache.rules.entry import Damaged, Entry, Seal, pack, unpack
 
 logger = logging.getLogger(__name__)
 

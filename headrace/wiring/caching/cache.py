@@ -32,10 +32,10 @@ from headrace.response_cache.lookup import CacheLookup
 from headrace.response_cache.partial import Partial
 from headrace.response_cache.ports import CacheListener
 from headrace.response_cache.replay import Pace
-from headrace.response_cache.rules.response.codec import Seal
-from headrace.response_cache.rules.response.key import KEY_BYTES, Engine
-from headrace.response_cache.rules.response.tags import TagVersions
-from headrace.response_cache.rules.semantic.verdicts import Verdicts
+from headrace.response_cache.rules.entry import Seal
+from headrace.response_cache.rules.key import KEY_BYTES, Engine
+from headrace.response_cache.rules.tags import TagVersions
+from headrace.response_cache.rules.verdicts import Verdicts
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.sqlite import SQLiteStore
 from headrace.response_cache.stores.tier import Tier

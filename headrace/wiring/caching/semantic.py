@@ -13,10 +13,9 @@ from headrace.config import ConfigError, SemanticOptions
 from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.events import Event
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.rules.semantic.bounds import CONFIDENCE
-from headrace.response_cache.rules.semantic.calibration import Calibration, Unsupported
-from headrace.response_cache.rules.semantic.judge import Judge, Nearest
-from headrace.response_cache.rules.semantic.verdicts import Verdicts
+from headrace.response_cache.rules.calibration import CONFIDENCE, Calibration, Unsupported
+from headrace.response_cache.rules.judge import Judge, Nearest
+from headrace.response_cache.rules.verdicts import Verdicts
 from headrace.wiring.drafting import proposer_of
 from headrace.wiring.model import Loaded
 

@@ -10,12 +10,11 @@ from headrace.api.cache.question_recorder import QuestionRecorder
 from headrace.api.cache.warm import Computing, Warm
 from headrace.api.model import ServedModel
 from headrace.config import ConfigError, ResponseCacheOptions, ServerOptions, WarmOptions
-from headrace.response_cache.background_request import BackgroundRequests
 from headrace.response_cache.history import History
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.rules.semantic.verdicts import Verdicts
-from headrace.response_cache.rules.warming.idle_detector import IdleDetector
-from headrace.response_cache.warmer import Warmer
+from headrace.response_cache.rules.verdicts import Verdicts
+from headrace.response_cache.rules.warming import IdleDetector
+from headrace.response_cache.warmer import BackgroundRequests, Warmer
 
 SETTLE_SECONDS = 2.0
 """Time of low traffic before warming starts."""

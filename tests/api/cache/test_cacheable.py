@@ -9,8 +9,8 @@ from headrace.api.openai.completions_wire import CompletionBody
 from headrace.observe.cost.prices import Pricing
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup, NotCached
-from headrace.response_cache.rules.response.control import CacheDirectives
-from headrace.response_cache.rules.response.tags import TagVersions
+from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.response_cache.rules.tags import TagVersions
 from tests.api.caching import FINGERPRINT, with_memory
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 from tests.doubles.grammars import Compiled

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.response_cache.rules.semantic.judge import Judge, Rule
-from headrace.response_cache.rules.semantic.score import Curve, Score
+from headrace.response_cache.rules.judge import Curve, Judge, Rule, Score
 from headrace.response_cache.semantic.partitions import Partitions
-from headrace.response_cache.semantic.row import Row
+from headrace.response_cache.semantic.row_store import Row
 from headrace.response_cache.semantic.search_thread import SearchThread
 
 DIMENSIONS = 64

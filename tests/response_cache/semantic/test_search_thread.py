@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from headrace.response_cache.rules.semantic.guards import Veto
-from headrace.response_cache.rules.semantic.judge import Decline, Doubt
+from headrace.response_cache.rules.guards import Veto
+from headrace.response_cache.rules.judge import Decline, Doubt
 from headrace.response_cache.semantic.row_store import RowStore
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
 from tests.response_cache.semantic.scenes import Words, librarian, row

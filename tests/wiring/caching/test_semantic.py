@@ -20,9 +20,8 @@ from headrace.compute.encoder.pairs import PairJudge
 from headrace.compute.encoder.sentences import Sentences
 from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, options
-from headrace.response_cache.rules.semantic.bounds import Tally
-from headrace.response_cache.rules.semantic.calibration import Calibration, Stratum
-from headrace.response_cache.rules.semantic.score import Curve, Score
+from headrace.response_cache.rules.calibration import Calibration, Stratum, Tally
+from headrace.response_cache.rules.judge import Curve, Score
 from headrace.wiring.server import build_app
 from tests.doubles.tiny_encoder import write_cross_encoder
 from tests.response_cache.semantic.scenes import Words
