@@ -4,7 +4,7 @@
  asked, computed, cleared          flush, once a second, on its own thread
  ──────────────────────────> notes ───────────────────────────────────────────> SQLite (WAL)
         the loop only appends                                                       │
- the warmer  <────────────────────────── candidates, questions <───────────────────┘
+ the warmer  <────────────────────────── candidates, requests <────────────────────┘
 ```
 Keys are hashed. Bodies are stored only with ``--record-history``; without them nothing can be warmed, but the counts
 still show what warming would save. If the file cannot be written, only the history suffers.
@@ -84,22 +84,22 @@ class _Computed(NamedTuple):
 class HistoryCounts(NamedTuple):
     """Known requests, those with a recorded body, and notes that were lost."""
 
-    questions: int
+    requests: int
     recorded: int
     lost: int
 
 
 class History:
-    """The history in the file ``path``: the ``max_questions`` most recent requests.
+    """The history in the file ``path``: the ``max_requests`` most recent requests.
 
     Raises:
         OSError: the file cannot be opened as a history.
     """
 
-    def __init__(self, path: Path, max_questions: int = 100_000) -> None:
+    def __init__(self, path: Path, max_requests: int = 100_000) -> None:
         self.engine = b""
         """Fingerprint of the engine and its stores: responses of another one are not fresh."""
-        self._max_questions = max_questions
+        self._max_requests = max_requests
         self._notes: list[_Asked | _Computed] = []
         self._lost = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-history")
@@ -149,7 +149,7 @@ class History:
         await self.flush()
         return await self._on_worker(lambda: self._candidates(self.engine, now, most))
 
-    async def question(self, key: bytes) -> Recorded | None:
+    async def recorded(self, key: bytes) -> Recorded | None:
         """A recorded request, or None if its body is not stored."""
         query = "SELECT url, key_id, tenant_header, body FROM questions WHERE key = ? AND body IS NOT NULL"
         row = await self._on_worker(lambda: self._rows.execute(query, (key,)).fetchone())
@@ -158,8 +158,8 @@ class History:
     async def counts(self) -> HistoryCounts:
         """Numbers of requests in the history."""
         query = "SELECT count(*), count(body) FROM questions"
-        questions, recorded = await self._on_worker(lambda: self._rows.execute(query).fetchone())
-        return HistoryCounts(questions, recorded, self._lost)
+        requests, recorded = await self._on_worker(lambda: self._rows.execute(query).fetchone())
+        return HistoryCounts(requests, recorded, self._lost)
 
     def forget(self, tenant: str) -> None:
         """Drop the requests and prefixes of a tenant soon, also those that are not written yet."""
@@ -215,7 +215,7 @@ class History:
             )
             self._rows.executemany(_BODIES, ((*recorded, key) for key, recorded in bodies.items()))
             self._rows.executemany(_COMPUTED, ((*note[1:], note.key) for note in computed))
-            self._rows.execute(_TRIM, (self._max_questions,))
+            self._rows.execute(_TRIM, (self._max_requests,))
 
     def _demand(self, key: bytes) -> Demand | None:
         row = self._rows.execute(f"SELECT {_DEMAND} FROM questions WHERE key = ?", (key,)).fetchone()
@@ -230,17 +230,17 @@ class History:
         return [Candidate(key, _read(demand), seconds, seconds) for key, seconds, *demand in rows]
 
 
-class HistoryKeeper:
+class HistoryListener:
     """A `core.ports.CacheListener` that records the cost of responses, and until when they are fresh."""
 
     def __init__(self, history: History) -> None:
         self._history = history
 
-    def kept(self, ask: CacheQuery, entry: Entry) -> None:
-        if ask.origin:
-            self._history.computed(ask.origin, entry.seconds, len(entry.tokens), entry.expires)
+    def stored(self, query: CacheQuery, entry: Entry) -> None:
+        if query.origin:
+            self._history.computed(query.origin, entry.seconds, len(entry.tokens), entry.expires)
 
-    def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None:
+    def interrupted(self, query: CacheQuery, beginning: UnfinishedAnswer) -> None:
         pass
 
     def cleared(self, tag: str) -> None:

@@ -128,35 +128,35 @@ class Partial:
         self._beginnings = UnfinishedAnswers(resume_bytes)
 
     def resumed(
-        self, ask: CacheQuery, versions: tuple[tuple[str, int], ...], now: float
+        self, query: CacheQuery, versions: tuple[tuple[str, int], ...], now: float
     ) -> UnfinishedAnswer | None:
-        """The stored beginning of the response to ``ask``, cut to its maximum length, or None. ``now`` is Unix time."""
-        if not _resumable(ask) or ask.control.no_cache:
+        """The stored beginning of the response, cut to its maximum length, or None. ``now`` is Unix time."""
+        if not _resumable(query) or query.control.no_cache:
             return None
-        beginning = self._beginnings.find(ask.beginning, versions, now, ask.control.max_age)
+        beginning = self._beginnings.find(query.beginning, versions, now, query.control.max_age)
         if beginning is None:
             return None
-        return beginning._replace(tokens=beginning.tokens[: ask.request.params.max_tokens])
+        return beginning._replace(tokens=beginning.tokens[: query.request.params.max_tokens])
 
     def facts(self) -> StoreFacts:
         """Size of the cache."""
         counts = self._beginnings.counts()
         return StoreFacts(counts.entries, counts.nbytes, counts.evictions)
 
-    # -- as a keeper -------------------------------------------------------------------------------
+    # -- as a listener -------------------------------------------------------------------------------
 
-    def kept(self, ask: CacheQuery, entry: Entry) -> None:
+    def stored(self, query: CacheQuery, entry: Entry) -> None:
         """Store a complete response as the beginning of longer ones, unless a stop string ended it."""
         if entry.reason is FinishReason.LENGTH or entry.stop_token is not None:
             whole = UnfinishedAnswer(
                 entry.tokens, entry.seconds, entry.versions, entry.created, entry.expires
             )
-            self.broken_off(ask, whole)
+            self.interrupted(query, whole)
 
-    def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None:
+    def interrupted(self, query: CacheQuery, beginning: UnfinishedAnswer) -> None:
         """Store the beginning of an unfinished response."""
-        if _resumable(ask):
-            self._beginnings.keep(ask.beginning, beginning)
+        if _resumable(query):
+            self._beginnings.keep(query.beginning, beginning)
 
     def cleared(self, tag: str) -> None:
         """Do nothing: unfinished responses have the versions of their tags."""
@@ -166,6 +166,6 @@ class Partial:
         self._beginnings.forget(served.beginning)
 
 
-def _resumable(ask: CacheQuery) -> bool:
+def _resumable(query: CacheQuery) -> bool:
     """Whether a response can be resumed from its tokens alone, and the request allows caching."""
-    return ask.allowed.exact and not ask.allowed.pool and ask.request.params.logprobs is None
+    return query.allowed.exact and not query.allowed.pool and query.request.params.logprobs is None

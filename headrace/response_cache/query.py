@@ -23,13 +23,34 @@ class Turn:
     context: bytes
 
 
+def no_turn() -> None:
+    """Return None, for a prompt that is no conversation."""
+
+
+class LookupRequest(NamedTuple):
+    """One sequence of a call.
+
+    ``continues`` says that the response continues the prompt's text. ``stops`` makes a text stream that finds the
+    request's stop strings (None: it has none). ``turn`` returns the last user message, for the semantic cache. ``bars``
+    names a field that forbids caching, or is empty. ``origin`` is the key of the request in the history (empty: none).
+    """
+
+    request: Request
+    control: CacheDirectives = NO_DIRECTIVES
+    continues: bool = False
+    stops: Callable[[], Texts] | None = None
+    turn: Callable[[], Turn | None] = no_turn
+    bars: str = ""
+    origin: bytes = b""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheQuery:
-    """A request with its keys.
+    """A `LookupRequest` with its keys, as the caches see it.
 
     ``key`` is its own. ``beginning`` is shared by all requests that differ only in ``max_tokens``, ``partition`` by
     those that also differ in ``turn.text`` (empty without a turn). ``allowed`` says which caches may be used.
-    ``origin`` names the call in the request history (empty: none).
+    ``origin`` and ``stops`` are as in `LookupRequest`.
     """
 
     request: Request
@@ -40,24 +61,4 @@ class CacheQuery:
     turn: Turn | None = None
     partition: bytes = b""
     origin: bytes = b""
-
-
-def no_turn() -> None:
-    """Return None, for a prompt that is no conversation."""
-
-
-class LookupRequest(NamedTuple):
-    """One sequence of a call.
-
-    ``continues`` says that the response continues the prompt's text. ``stops`` makes a text stream that finds the
-    request's stop strings (None: it has none). ``turn`` returns the last user message, for the semantic cache. ``bars``
-    names a field that forbids caching, or is empty. ``origin`` is the key of the request in the history.
-    """
-
-    request: Request
-    control: CacheDirectives = NO_DIRECTIVES
-    continues: bool = False
     stops: Callable[[], Texts] | None = None
-    turn: Callable[[], Turn | None] = no_turn
-    bars: str = ""
-    origin: bytes = b""

@@ -1,10 +1,10 @@
-"""Single-flight: one computation that several equal requests read, each from the beginning.
+"""Single-computation: one computation that several equal requests read, each from the beginning.
 
 A computation belongs to no connection: it is cancelled only when the last client has disconnected. No reader waits for
 another, because each has its own queue of references to the common output. The computation finds stop strings itself,
 so that the cached response ends at the same place for every reader.
 
-`Flights` has all of them: which one a request may join, and how one begins, resumes or is retried.
+`Computations` has all of them: which one a request may join, and how one begins, resumes or is retried.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.classes import CLASSES, DEFAULT
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.partial import Partial, UnfinishedAnswer
-from headrace.response_cache.query import CacheQuery, LookupRequest
+from headrace.response_cache.query import CacheQuery
 from headrace.response_cache.rules.entry import Pulse
 from headrace.service.answer import Answer, Predicted
 from headrace.service.service import Refused, Service
@@ -33,31 +33,31 @@ RETRYABLE = (FinishReason.FAILED, FinishReason.TIMEOUT, FinishReason.UNREACHABLE
 """Finish reasons that concern one request or one attempt: other readers may still get a response."""
 
 
-class SingleFlight:
+class Computation:
     """A `serve.service.Listener` that passes events on to its readers.
 
     Args:
-        ask: the query that is computed.
+        query: the query that is computed.
         request: the request that the engine runs for it; the response does not depend on its id.
         versions: the current versions of its tags.
         stops: finds the stop strings of the request; None if it has none.
         clock: seconds.
-        ended: called once, with the flight and its end, before its readers receive it.
+        ended: called once, with the computation and its end, before its readers receive it.
         again: called when computing failed or the first request's deadline passed. Returns whether it has called
             `restart` for the remaining readers.
     """
 
     def __init__(
         self,
-        ask: CacheQuery,
+        query: CacheQuery,
         request: Request,
         versions: tuple[tuple[str, int], ...],
         stops: Texts | None,
         clock: Callable[[], float],
-        ended: Callable[[SingleFlight, Finished], None],
-        again: Callable[[SingleFlight], bool],
+        ended: Callable[[Computation, Finished], None],
+        again: Callable[[Computation], bool],
     ) -> None:
-        self.ask = ask
+        self.query = query
         self.requests: tuple[Request, ...] = (request,)
         self.cached_tokens = [0]
         self.predicted = [Predicted()]
@@ -105,7 +105,7 @@ class SingleFlight:
     @property
     def followers(self) -> list[Request]:
         """The requests that joined it."""
-        own = self.ask.request
+        own = self.query.request
         return [answer.requests[i] for answer, i in self._readers if answer.requests[i] is not own]
 
     @property
@@ -141,7 +141,7 @@ class SingleFlight:
         return reads
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call ``call`` when the flight ends, for whatever reason."""
+        """Call ``call`` when the computation ends, for whatever reason."""
         self._when_over.append(call)
 
     def resume(self, beginning: UnfinishedAnswer) -> None:
@@ -156,7 +156,7 @@ class SingleFlight:
         """Prepare a second attempt in ``requests``, which continues where the first one stopped."""
         again = replace(
             self.requests[0],
-            id=f"{self.ask.request.id}~{self.attempts}",
+            id=f"{self.query.request.id}~{self.attempts}",
             deadline=self.deadline(),
             answered=self.tokens,
         )
@@ -189,7 +189,7 @@ class SingleFlight:
     def _tell_first(self, finished: Finished) -> None:
         """Send the end of the first attempt to the request that began it, if it still reads."""
         for answer, index in tuple(self._readers):
-            if answer.requests[index] is self.ask.request:
+            if answer.requests[index] is self.query.request:
                 self.leave(answer, index)
                 answer.tell(index, finished)
 
@@ -231,7 +231,7 @@ class SingleFlight:
         Counts of drafts go to the first request, too.
         """
         request = answer.requests[index]
-        leads = request is self.ask.request
+        leads = request is self.query.request
         answer.cached_tokens[index] = self.cached_tokens[0] if leads else len(request.tokens)
         answer.predicted[index] = self.predicted[0] if leads else Predicted()
 
@@ -253,7 +253,7 @@ class SingleFlight:
             self._tell_end(answer, index, finished)
         self._readers = []
         calls = self._when_over
-        self._when_over = []  # avoids a reference cycle, as the calls may refer to the flight
+        self._when_over = []  # avoids a reference cycle, as the calls may refer to the computation
         for call in calls:
             call()
 
@@ -276,14 +276,14 @@ ATTEMPTS = 2
 """Maximum attempts to compute a response for requests that joined another one's computation."""
 
 
-class Flights:
-    """All `SingleFlight`s of a lookup.
+class Computations:
+    """All `Computation`s of a lookup.
 
     Args:
         service: computes them.
         exact: the exact cache, which decides whether a response that is being computed may still be served.
         partial: stores the beginnings of unfinished responses; None: all are computed from the beginning.
-        ended: called with each flight and its end.
+        ended: called with each computation and its end.
     """
 
     def __init__(
@@ -291,77 +291,81 @@ class Flights:
         service: Service,
         exact: ExactCache,
         partial: Partial | None,
-        ended: Callable[[SingleFlight, Finished], None],
+        ended: Callable[[Computation, Finished], None],
     ) -> None:
         self._service = service
         self._exact = exact
         self._partial = partial
         self._ended = ended
-        self._by_key: dict[bytes, SingleFlight] = {}
+        self._by_key: dict[bytes, Computation] = {}
 
-    def under_way(self, ask: CacheQuery) -> SingleFlight | None:
-        """The flight whose response may be stored for ``ask``."""
-        flight = self._by_key.get(ask.key)
-        return flight if flight is not None and self._exact.serves(ask, flight.versions) else None
+    def under_way(self, query: CacheQuery) -> Computation | None:
+        """The computation whose response may be stored for ``query``."""
+        computation = self._by_key.get(query.key)
+        return (
+            computation
+            if computation is not None and self._exact.serves(query, computation.versions)
+            else None
+        )
 
-    def followed(self, ask: CacheQuery) -> SingleFlight | None:
-        """A flight that answers ``ask`` too, with at least the priority that its own flight would have."""
-        flight = self.under_way(ask) if ask.allowed.coalesce else None
-        if flight is None or (flight.resumed is not None and ask.control.max_age is not None):
+    def followed(self, query: CacheQuery) -> Computation | None:
+        """A computation that answers ``query`` too, with at least the priority that its own computation would have."""
+        computation = self.under_way(query) if query.allowed.coalesce else None
+        if computation is None or (computation.resumed is not None and query.control.max_age is not None):
             return None  # the resumed beginning may be too old
-        return flight if flight.rank <= rank(ask.request) else None
+        return computation if computation.rank <= rank(query.request) else None
 
-    def make(
-        self, ask: CacheQuery, question: LookupRequest, request: Request, *, anew: bool = False
-    ) -> SingleFlight:
-        """A flight that computes ``request``, resumed from an unfinished response unless ``anew``."""
-        stops = None if question.stops is None else question.stops()
-        versions = self._exact.snapshot(ask)
-        flight = SingleFlight(ask, request, versions, stops, self._service.now, self._ended, self._again)
+    def make(self, query: CacheQuery, request: Request, *, anew: bool = False) -> Computation:
+        """A computation of ``request``, resumed from an unfinished response unless ``anew``."""
+        stops = None if query.stops is None else query.stops()
+        versions = self._exact.snapshot(query)
+        computation = Computation(
+            query, request, versions, stops, self._service.now, self._ended, self._again
+        )
         if self._partial is not None and not anew:
-            self._resume(self._partial, flight)
-        return flight
+            self._resume(self._partial, computation)
+        return computation
 
-    def register(self, flight: SingleFlight) -> None:
-        """Let other requests join ``flight``. A slower flight of the same response that has no reader ends."""
-        if not flight.ask.allowed.coalesce:
+    def register(self, computation: Computation) -> None:
+        """Let other requests join it. A slower computation of the same response that has no reader ends."""
+        if not computation.query.allowed.coalesce:
             return
-        slower = self._by_key.get(flight.ask.key)
-        self._by_key[flight.ask.key] = flight
+        slower = self._by_key.get(computation.query.key)
+        self._by_key[computation.query.key] = computation
         if slower is not None and slower.deserted:
             self._service.withdraw(slower, FinishReason.CANCELLED)
 
-    def discard(self, flight: SingleFlight) -> None:
-        """Let no further request join ``flight``."""
-        if self._by_key.get(flight.ask.key) is flight:
-            del self._by_key[flight.ask.key]
+    def discard(self, computation: Computation) -> None:
+        """Let no further request join ``computation``."""
+        if self._by_key.get(computation.query.key) is computation:
+            del self._by_key[computation.query.key]
 
-    def note_coalesced(self, flight: SingleFlight, request: Request) -> None:
+    def note_coalesced(self, computation: Computation, request: Request) -> None:
         """Record that ``request`` was answered by the computation of another one."""
-        prompt, output = len(request.tokens), len(flight.tokens)
+        prompt, output = len(request.tokens), len(computation.tokens)
         self._service.note(Spared(request.id, request.tenant, Layer.COALESCED, prompt, output, 0.0))
 
-    def _resume(self, partial: Partial, flight: SingleFlight) -> None:
+    def _resume(self, partial: Partial, computation: Computation) -> None:
         """Begin where an earlier computation of the same response stopped."""
-        ask, service = flight.ask, self._service
+        query, service = computation.query, self._service
         began = service.now()
-        beginning = partial.resumed(ask, flight.versions, self._exact.wall())
+        beginning = partial.resumed(query, computation.versions, self._exact.wall())
         outcome = Lookup.MISS if beginning is None else Lookup.HIT
-        service.note(LookedUp(ask.request.id, Layer.PARTIAL, outcome, service.now() - began))
+        service.note(LookedUp(query.request.id, Layer.PARTIAL, outcome, service.now() - began))
         if beginning is not None:
-            flight.resume(beginning)
+            computation.resume(beginning)
             tokens = len(beginning.tokens)
-            service.note(Spared(ask.request.id, ask.request.tenant, Layer.PARTIAL, 0, tokens, 0.0))
+            service.note(Spared(query.request.id, query.request.tenant, Layer.PARTIAL, 0, tokens, 0.0))
 
-    def _again(self, flight: SingleFlight) -> bool:
-        """Restart ``flight`` for the requests that still read it; returns whether that was possible."""
-        deadline = flight.deadline()
+    def _again(self, computation: Computation) -> bool:
+        """Restart ``computation`` for the requests that still read it; returns whether that was possible."""
+        deadline = computation.deadline()
         late = deadline is not None and deadline <= self._service.now()
-        if flight.deserted or late or flight.attempts >= ATTEMPTS:
+        if computation.deserted or late or computation.attempts >= ATTEMPTS:
             return False
-        flight.restart()
+        computation.restart()
         try:
-            self._service.submit([flight])
+            self._service.submit([computation])
         except (Refused, InvalidParameter):
             return False
         return True

@@ -30,11 +30,13 @@ from headrace.core.request import FinishReason
 from headrace.core.tenancy.classes import is_awaited
 from headrace.response_cache.history import MOST_PREFIXES, History, Recorded
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.query import LookupRequest
+from headrace.response_cache.query import CacheQuery, LookupRequest
 from headrace.response_cache.rules.verdicts import Pair
 from headrace.response_cache.rules.warming import IdleDetector, choose
-from headrace.response_cache.single_flight import SingleFlight
+from headrace.response_cache.single_flight import Computation
 from headrace.service.answer import Answer
+
+logger = logging.getLogger(__name__)
 
 ID_PREFIX = "warm-"
 """Prefix of the ids of background requests."""
@@ -45,73 +47,70 @@ class NotCacheable(Exception):
 
 
 class _PendingAnswer(Answer):
-    """An answer without tokens, which ends once all ``flights`` (computations of what is not cached yet) have ended."""
+    """An answer without tokens, which ends once all ``computations`` (of what is not cached yet) have ended."""
 
-    def __init__(self, questions: Sequence[LookupRequest]) -> None:
-        super().__init__([question.request for question in questions], interval=0)
-        self.flights: list[SingleFlight] = []
+    def __init__(self, queries: Sequence[CacheQuery]) -> None:
+        super().__init__([query.request for query in queries], interval=0)
+        self.computations: list[Computation] = []
 
 
 class BackgroundRequests:
-    """Computes requests into the caches of ``recall``."""
+    """Computes requests into the caches of ``lookup``."""
 
-    def __init__(self, recall: CacheLookup) -> None:
-        self._recall = recall
-        self._asked = 0
+    def __init__(self, lookup: CacheLookup) -> None:
+        self._lookup = lookup
+        self._opened = 0
 
     def now(self) -> float:
         """The time of arrivals and deadlines."""
-        return self._recall.now()
+        return self._lookup.now()
 
-    async def open(self, questions: Sequence[LookupRequest], interval: int = 1) -> Answer:
+    async def open(self, lookups: Sequence[LookupRequest], interval: int = 1) -> Answer:
         """Begin to compute what is not cached yet.
 
         Raises:
             NotCacheable: a response could not be cached.
             Refused: as `CacheLookup.open`.
         """
-        renamed = [self._rename(question) for question in questions]
-        for question in renamed:
-            allowed = self._recall.ask(question).allowed
-            if not allowed.exact or allowed.pool:
-                raise NotCacheable(allowed.why or "a pool of samples is filled by its own requests")
-        pending = _PendingAnswer(renamed)
+        queries = [self._lookup.query(self._rename(each)) for each in lookups]
+        for query in queries:
+            if not query.allowed.exact or query.allowed.pool:
+                raise NotCacheable(query.allowed.why or "a pool of samples is filled by its own requests")
+        pending = _PendingAnswer(queries)
         try:
-            for index, question in enumerate(renamed):
-                await self._begin(pending, index, question)
+            for index, query in enumerate(queries):
+                await self._begin(pending, index, query)
         except BaseException:
             self.close(pending)
             raise
-        pending.note = "computed" if pending.flights else "kept"
+        pending.note = "computed" if pending.computations else "kept"
         return pending
 
     def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
         """Cancel unfinished computations; their tokens so far are stored and resumed later."""
         if isinstance(answer, _PendingAnswer):
-            for flight in answer.flights:
-                self._recall.give_up(flight, why)
+            for computation in answer.computations:
+                self._lookup.give_up(computation, why)
 
     def stop_sequence(self, answer: Answer, index: int) -> None:
-        """A flight finds its stop strings itself."""
+        """A computation finds its stop strings itself."""
 
-    async def _begin(self, pending: _PendingAnswer, index: int, question: LookupRequest) -> None:
-        flight = None if await self._recall.keeps(question) else self._recall.renew(question)
-        if flight is None:  # cached, or being computed for another request
-            pending.tell(index, Finished(question.request.id, FinishReason.STOP, 0, 0, 0))
+    async def _begin(self, pending: _PendingAnswer, index: int, query: CacheQuery) -> None:
+        computation = None if await self._lookup.is_cached(query) else self._lookup.renew(query)
+        if computation is None:  # cached, or being computed for another request
+            pending.tell(index, Finished(query.request.id, FinishReason.STOP, 0, 0, 0))
         else:
-            pending.flights.append(flight)
-            flight.when_over(partial(self._end, pending, index, flight))
+            pending.computations.append(computation)
+            computation.when_over(partial(self._end, pending, index, computation))
 
-    def _end(self, pending: _PendingAnswer, index: int, flight: SingleFlight) -> None:
-        assert flight.end is not None
-        pending.tell(index, flight.end)
+    def _end(self, pending: _PendingAnswer, index: int, computation: Computation) -> None:
+        assert computation.end is not None
+        pending.tell(index, computation.end)
 
-    def _rename(self, question: LookupRequest) -> LookupRequest:
-        self._asked += 1
-        return question._replace(request=replace(question.request, id=f"{ID_PREFIX}{self._asked}"))
+    def _rename(self, lookup: LookupRequest) -> LookupRequest:
+        self._opened += 1
+        return lookup._replace(request=replace(lookup.request, id=f"{ID_PREFIX}{self._opened}"))
 
-
-logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
 """Interval of the checks whether the server is idle."""
@@ -158,7 +157,7 @@ class WarmState(NamedTuple):
 
 
 class _Job(NamedTuple):
-    question: Job
+    work: Job
     key: bytes | None  # in the history
 
 
@@ -247,13 +246,13 @@ class Warmer:
         if type(event) is Arrived and is_awaited(event.service_class):
             self._window.arrived(now)
 
-    def add(self, questions: Iterable[Recorded]) -> int:
+    def add(self, requests: Iterable[Recorded]) -> int:
         """Queue requests to compute in idle time; returns how many were accepted."""
         taken = 0
-        for question in questions:
+        for request in requests:
             if len(self._waiting) >= MAX_JOBS:
                 break
-            self._waiting.append(_Job(question, None))
+            self._waiting.append(_Job(request, None))
             taken += 1
         return taken
 
@@ -280,8 +279,8 @@ class Warmer:
         waiting = {job.key for job in (*self._waiting, *self._running.values())}
         fresh = [c for c in candidates if c.key not in self._processed and c.key not in waiting]
         chosen = choose(fresh, wall, self._horizon_seconds, left)
-        found = [(choice.key, await self._history.question(choice.key)) for choice in chosen]
-        self._waiting.extend(_Job(question, key) for key, question in found if question is not None)
+        found = [(choice.key, await self._history.recorded(choice.key)) for choice in chosen]
+        self._waiting.extend(_Job(request, key) for key, request in found if request is not None)
         return len(found)
 
     def state(self) -> WarmState:
@@ -336,7 +335,7 @@ class Warmer:
         due = [prefix for prefix, at in self._prefixes.items() if now >= at]
         if not due:
             return
-        waiting = {job.question for job in (*self._waiting, *self._running.values())}
+        waiting = {job.work for job in (*self._waiting, *self._running.values())}
         for prefix in due:
             self._prefixes[prefix] = now + PREFIX_SECONDS
             if prefix not in waiting:
@@ -355,7 +354,7 @@ class Warmer:
         await begun.wait()
 
     async def _run(self, job: _Job, begun: Begun) -> Outcome:
-        return await self._compute(job.question, begun)
+        return await self._compute(job.work, begun)
 
     def _ended(self, task: asyncio.Task[Outcome]) -> None:
         job = self._running.pop(task, None)

@@ -173,7 +173,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
         confidence=0.95,
     )
     recall = CacheLookup(
-        service, exact, fingerprint, levels=[semantic], keepers=[semantic], partial=partial, outputs=outputs
+        service, exact, fingerprint, levels=[semantic], listeners=[semantic], partial=partial, outputs=outputs
     )
     await recall.start()
     for tier in tiers:  # as after the first poll of what earlier examples have cleared

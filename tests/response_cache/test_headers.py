@@ -2,7 +2,7 @@ import pytest
 
 from headrace.core.events import Layer
 from headrace.core.request import FinishReason
-from headrace.response_cache.headers import cache_header
+from headrace.response_cache.lookup import cache_header
 from headrace.response_cache.rules.entry import Entry, Hit, Miss
 
 ENTRY = Entry((1,), FinishReason.STOP, 1, 1.0, 0.0, 1.0, 1.0)

@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from headrace.response_cache.history import MAX_NOTES, History, HistoryKeeper, Recorded
+from headrace.response_cache.history import MAX_NOTES, History, HistoryListener, Recorded
 from headrace.response_cache.rules.tags import EVERYTHING, tenant_tag, user_tag
 from headrace.response_cache.rules.warming import DAY, HOUR
 
@@ -45,7 +45,7 @@ async def test_what_was_asked_survives_a_restart(tmp_path):
     found = (await candidates(again))[b"k"]
     assert (found.demand.times, found.seconds) == (5, 1.5)
     assert found.demand.expected(NOON + 300, HOUR) > 1
-    assert await again.question(b"k") == WORDS
+    assert await again.recorded(b"k") == WORDS
     await again.stop()
 
 
@@ -56,7 +56,7 @@ async def test_without_consent_there_is_a_count_and_nothing_to_read(tmp_path):
     await history.flush()
     assert await history.counts() == (1, 0, 0)
     assert not await candidates(history)
-    assert await history.question(b"k") is None
+    assert await history.recorded(b"k") is None
     await history.stop()
     assert b"hi" not in (tmp_path / "history.db").read_bytes()
 
@@ -77,7 +77,7 @@ async def test_wanted_is_what_this_engine_has_no_fresh_answer_to(tmp_path, engin
 
 @on_a_loop
 async def test_the_longest_unasked_are_forgotten_first(tmp_path):
-    history = History(tmp_path / "history.db", max_questions=3)
+    history = History(tmp_path / "history.db", max_requests=3)
     for number in range(6):
         history.asked(bytes([number]), "t", NOON + number, WORDS)
         computed(history, bytes([number]))
@@ -95,14 +95,14 @@ async def test_a_tenant_can_be_forgotten(tmp_path):
         await history.register(tenant, WORDS._replace(body=tenant.encode()))
     await history.flush()
     history.asked(b"c", "t", NOON, WORDS)
-    keeper = HistoryKeeper(history)
-    keeper.cleared(EVERYTHING)
-    keeper.cleared(user_tag("t", "other"))
-    assert (await history.counts()).questions == 2
-    keeper.cleared(tenant_tag("t"))
+    listener = HistoryListener(history)
+    listener.cleared(EVERYTHING)
+    listener.cleared(user_tag("t", "other"))
+    assert (await history.counts()).requests == 2
+    listener.cleared(tenant_tag("t"))
     assert set(await candidates(history)) == {b"b"}
     assert [prefix.body for prefix in await history.prefixes()] == [b"other"]
-    assert (await history.counts()).questions == 1
+    assert (await history.counts()).requests == 1
     await history.stop()
 
 

@@ -37,16 +37,16 @@ class Clock:
 
 
 class Witness:
-    """A keeper that remembers."""
+    """A listener that remembers."""
 
     def __init__(self) -> None:
         self.kept_entries: list[Entry] = []
         self.broken: list[tuple[int, ...]] = []
 
-    def kept(self, ask, entry):
+    def stored(self, query, entry):
         self.kept_entries.append(entry)
 
-    def broken_off(self, ask, beginning):
+    def interrupted(self, query, beginning):
         self.broken.append(beginning.tokens)
 
     def cleared(self, tag):
@@ -98,7 +98,7 @@ async def house(levels=(), limits=None, max_bytes=1 << 20, partial=None, outputs
     book, clock, witness = Book(), Clock(), Witness()
     service = Service(made, limits or Limits(64, 10_000), [book])
     exact = ExactCache([Tier(MemoryStore(max_bytes, clock))], TagVersions(), clock)
-    wired = {"levels": levels, "keepers": [witness], "partial": partial, "outputs": outputs}
+    wired = {"levels": levels, "listeners": [witness], "partial": partial, "outputs": outputs}
     recall = CacheLookup(service, exact, FINGERPRINT, ttl=100.0, **wired)
     await recall.start()
     try:
@@ -404,7 +404,7 @@ class Level:
     def facts(self):
         return {"memory": StoreFacts(3, 30, 0)}
 
-    async def find(self, ask):
+    async def find(self, query):
         if isinstance(self.reply, Exception):
             raise self.reply
         return self.reply
@@ -434,7 +434,7 @@ def test_a_partition_is_all_but_the_turn_and_the_room_for_the_answer():
 
             def partition(text="hello", context=b"c", max_tokens=5, **more):
                 question = h.question(max_tokens, (1, len(text)), **more)
-                return h.recall.ask(question._replace(turn=lambda: Turn(text, context))).partition
+                return h.recall.query(question._replace(turn=lambda: Turn(text, context))).partition
 
             assert partition() == partition("good day") == partition(max_tokens=9) != b""
             others = [

@@ -1,5 +1,3 @@
-""""""
-
 import asyncio
 import threading
 from collections.abc import Iterator

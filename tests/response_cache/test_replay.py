@@ -6,7 +6,7 @@ import pytest
 from headrace.core.events import Emitted, Finished
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request
-from headrace.response_cache.replay import TOKENS_AT_ONCE, Pace, tell_paced, tell_whole
+from headrace.response_cache.lookup import TOKENS_AT_ONCE, Pace, tell_paced, tell_whole
 from headrace.response_cache.rules.entry import Entry, Pulse
 from headrace.service.answer import Answer
 

@@ -1,5 +1,3 @@
-""""""
-
 import asyncio
 import gc
 import weakref
@@ -60,12 +58,12 @@ async def test_what_was_computed_leaves_nothing_that_has_to_be_searched_for():
         gc.disable()
         try:
             answer = await ahead.open([h.question()])
-            flights = [weakref.ref(flight) for flight in answer.flights]
+            computations = [weakref.ref(computation) for computation in answer.computations]
             await read_all(answer)
             ahead.close(answer)
             await h.settle()
             del answer
-            assert [flight() for flight in flights] == [None]
+            assert [computation() for computation in computations] == [None]
         finally:
             gc.enable()
 

@@ -27,11 +27,10 @@ from headrace.core.prefix.sessions import SessionBook
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes.book import PrefixBook
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.history import History, HistoryKeeper
-from headrace.response_cache.lookup import CacheLookup
+from headrace.response_cache.history import History, HistoryListener
+from headrace.response_cache.lookup import CacheLookup, Pace
 from headrace.response_cache.partial import Partial
 from headrace.response_cache.ports import CacheListener
-from headrace.response_cache.replay import Pace
 from headrace.response_cache.rules.entry import Seal
 from headrace.response_cache.rules.key import KEY_BYTES, Engine
 from headrace.response_cache.rules.tags import TagVersions
@@ -101,10 +100,10 @@ def make_recall(
         verdicts=verdicts,
     )
     fingerprint = _fingerprint(loaded, persistent, options.response_cache_secret or "")
-    keepers: list[CacheListener] = [near] if near else []
+    listeners: list[CacheListener] = [near] if near else []
     if history is not None:
         history.engine = fingerprint if persistent else secrets.token_bytes(KEY_BYTES)
-        keepers.append(HistoryKeeper(history))
+        listeners.append(HistoryListener(history))
     return CacheLookup(
         service,
         exact,
@@ -112,7 +111,7 @@ def make_recall(
         ttl=options.response_cache_ttl,
         pace=Pace(options.response_cache_pace),
         levels=[near] if near else [],
-        keepers=keepers,
+        listeners=listeners,
         partial=Partial(options.resume_cache_bytes),
         outputs=outputs,
     )

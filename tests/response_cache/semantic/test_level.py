@@ -117,7 +117,7 @@ async def scene(
         verdicts=verdicts,
     )
     recall = CacheLookup(
-        service, exact, FINGERPRINT, ttl=100.0, levels=[semantic], keepers=[semantic, witness]
+        service, exact, FINGERPRINT, ttl=100.0, levels=[semantic], listeners=[semantic, witness]
     )
     house = Scene(recall, service, runner, book, clock, witness)
     house.semantic, house.embedder, house.exact, house.desk = semantic, embedder, exact, desk
