@@ -7,4 +7,5 @@
 - `writer`: writes computed responses to the caches.
 - `exact`, `semantic`, `partial`: the cache levels. `stores`: memory, SQLite, Redis, Memcached.
 - `history`, `warmer`: which requests recur, and computing their responses in idle time.
+- `opening`: opens all of them from their options.
 """

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "compute": {"core", "config"} | GROUND,
     "observe": {"core"} | GROUND,
     "service": {"core", "text", "config"} | GROUND,
-    "response_cache": {"core", "service", "text"} | GROUND,
+    "response_cache": {"core", "service", "text", "config"} | GROUND,
     "response_cache/rules": {"core"},
     "tuning": {"core", "observe", "service"} | GROUND,
     "api": {"core", "response_cache", "service", "tuning", "text", "config"} | GROUND,

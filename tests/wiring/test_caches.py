@@ -2,10 +2,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions
+from headrace.config import ConfigError, ResponseCacheOptions, SemanticOptions, options
+from headrace.response_cache.opening import open_caches
 from headrace.response_cache.stores.memory import MemoryStore
+from headrace.response_cache.stores.opening import describe_caches, open_stores
 from headrace.text.template import ChatTemplate
-from headrace.wiring.caching.cache import _fingerprint, _tier, describe_caches, make_recall
+from headrace.wiring.caches import cache_parts, engine_identity
 from tests.text.vocabularies import byte_level
 
 
@@ -33,9 +35,8 @@ def loaded(tmp_path):
 
 def make(loaded, *stores, **more):
     service = SimpleNamespace(note=lambda event: None, now=lambda: 0.0)
-    return make_recall(
-        ResponseCacheOptions(response_cache=stores, **more), SemanticOptions(), loaded, service
-    )
+    given = options({"response_cache": stores, **more})
+    return open_caches(given.response_cache, SemanticOptions(), service, cache_parts(loaded, given))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_nothing_is_kept_unless_asked_for(loaded):
 
 def test_what_changes_an_answer_changes_the_fingerprint(loaded):
     def changed(**fields):
-        return _fingerprint(SimpleNamespace(**(vars(loaded) | fields)), True, "")
+        return engine_identity(SimpleNamespace(**(vars(loaded) | fields)), True).fingerprint()
 
     before = changed()
     assert changed() == before
@@ -154,7 +155,7 @@ def test_what_changes_an_answer_changes_the_fingerprint(loaded):
         changed(ledger=SimpleNamespace(max_model_len=65)),
         changed(dummy=True),
         changed(dummy=True, seed=1),
-        _fingerprint(loaded, True, "secret"),
+        engine_identity(loaded, True, "secret").fingerprint(),
     ]
     (loaded.folder / "model.safetensors").write_bytes(b"Weights")
     others.append(changed())
@@ -164,7 +165,7 @@ def test_what_changes_an_answer_changes_the_fingerprint(loaded):
 def test_a_revision_of_the_hub_stands_for_its_weights(loaded, tmp_path):
     def at(commit):
         folder = tmp_path / "models--fox" / "snapshots" / commit
-        return _fingerprint(SimpleNamespace(**(vars(loaded) | {"folder": folder})), True, "")
+        return engine_identity(SimpleNamespace(**(vars(loaded) | {"folder": folder})), True)
 
     assert at("aaa") == at("aaa") != at("bbb")
 
@@ -190,7 +191,8 @@ def test_a_store_of_another_package_gets_its_address_and_needs_a_secret(loaded):
     spec = f"{__name__}:PluggedIn:s3://bucket/answers"
     with pytest.raises(ConfigError, match="--response-cache-secret is needed"):
         make(loaded, spec)
-    options = ResponseCacheOptions(response_cache=(spec,), response_cache_secret="s")
-    tier = _tier(spec, options, lambda event: None)
+    given = options({"response_cache": (spec,), "response_cache_secret": "s"})
+    parts = cache_parts(loaded, given)
+    (tier,) = open_stores(given.response_cache, lambda event: None, parts.plugged_in)
     assert (tier.name, tier._store.address) == ("plugged-in", "s3://bucket/answers")
     assert not tier.at_hand

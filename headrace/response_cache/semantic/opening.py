@@ -1,23 +1,21 @@
-"""Builds the semantic cache from its options: encoder, judge, index."""
+"""Opens the semantic cache from its options: reads the calibration, checks what it was made with, builds the index."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.compute.encoder.pairs import PairJudge
-from headrace.compute.encoder.sentences import Sentences
-from headrace.compute.model.spec import ModelError
 from headrace.config import ConfigError, SemanticOptions
-from headrace.core.drafting.cached import CachedAnswerProposer
 from headrace.core.events import Event
+from headrace.core.ports import Embedder
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.rules.calibration import CONFIDENCE, Calibration, Unsupported
-from headrace.response_cache.rules.judge import Judge, Nearest
+from headrace.response_cache.rules.judge import Judge, Nearest, PairScorer
 from headrace.response_cache.rules.verdicts import Verdicts
-from headrace.wiring.drafting import proposer_of
-from headrace.wiring.model import Loaded
+
+if TYPE_CHECKING:
+    from headrace.response_cache.semantic.level import SemanticCache
 
 SELF = "self"
 """The name of the served model as second judge."""
@@ -25,33 +23,42 @@ SELF = "self"
 DRAFT_COSINE = 0.7
 """Minimum similarity of a cached response that is used as a draft."""
 
-if TYPE_CHECKING:
-    from headrace.response_cache.semantic.level import SemanticCache
+
+class SemanticParts(NamedTuple):
+    """What the semantic cache needs of the engine and its models.
+
+    ``encoder`` and ``judge`` load a sentence encoder and a cross-encoder by name; they raise `ValueError` with the
+    reason. ``proposes``: cached responses are proposed to speculative decoding. ``spell`` returns the text of tokens.
+    ``adapts_audit``: the share of audits follows the errors that they find. ``verdicts`` are the served model's, where
+    it is the second judge.
+    """
+
+    encoder: Callable[[str], Embedder]
+    judge: Callable[[str], PairScorer]
+    proposes: bool
+    spell: Callable[[Sequence[int]], str]
+    seed: int
+    adapts_audit: bool = False
+    verdicts: Verdicts | None = None
 
 
-def make_semantic(
+def open_semantic(
     options: SemanticOptions,
-    loaded: Loaded,
+    parts: SemanticParts,
     exact: ExactCache,
     tell: Callable[[Event], None],
     file: Path | None,
-    *,
-    adapts_audit: bool,
-    verdicts: Verdicts | None = None,
 ) -> SemanticCache | None:
     """The semantic cache over ``exact``; None if it is off. ``file`` stores its rows, from which the index is rebuilt.
-
-    With ``adapts_audit`` the share of audits adapts to the errors that they find. ``verdicts`` as in `make_verdicts`.
 
     Raises:
         ConfigError: it is not available, or cannot meet its error bound.
     """
     if options.semantic_cache == "off":
         return None
-    drafter = loaded.engine.scheduler.drafter
     if options.semantic_cache == "draft":
-        _check_drafts(options, proposes=proposer_of(drafter, CachedAnswerProposer) is not None)
-    encoder, judge = _judged(options)
+        _check_drafts(options, proposes=parts.proposes)
+    encoder, judge = _judged(options, parts)
     try:
         from headrace.response_cache.semantic.level import Mode, SemanticCache
         from headrace.response_cache.semantic.partitions import Partitions
@@ -60,30 +67,25 @@ def make_semantic(
     except ImportError as error:
         raise ConfigError("--semantic-cache needs: pip install 'headrace[semantic]'") from error
     try:
-        shelf = None if file is None else RowStore(file, encoder.name)
+        row_store = None if file is None else RowStore(file, encoder.name)
     except OSError as error:
         raise ConfigError(f"--semantic-cache: {error}") from error
-    encoder.embed(
-        ["Which question comes first?"]
-    )  # the first call takes half a second: make it before any request
+    # The first call takes half a second: make it before any request.
+    encoder.embed(["Which question comes first?"])
+    partitions = Partitions(encoder.dimensions, options.semantic_cache_bytes)
     return SemanticCache(
-        SearchThread(
-            encoder,
-            judge,
-            Partitions(encoder.dimensions, options.semantic_cache_bytes),
-            shelf,
-        ),
+        SearchThread(encoder, judge, partitions, row_store),
         exact,
         Mode(options.semantic_cache),
-        loaded.tokenizer.decode,
+        parts.spell,
         tell,
         deadline=options.semantic_deadline,
         audit=options.semantic_audit,
-        adapts_audit=adapts_audit,
-        verdicts=verdicts,
+        adapts_audit=parts.adapts_audit,
+        verdicts=parts.verdicts,
         max_error=options.semantic_max_error,
         confidence=CONFIDENCE,
-        seed=loaded.seed,
+        seed=parts.seed,
     )
 
 
@@ -98,32 +100,32 @@ def _check_drafts(options: SemanticOptions, *, proposes: bool) -> None:
         raise ConfigError("--semantic-judge has no effect on drafts: use --semantic-cache serve or shadow")
 
 
-def make_verdicts(options: SemanticOptions) -> Verdicts | None:
+def open_verdicts(options: SemanticOptions) -> Verdicts | None:
     """The served model's verdicts, if it is the second judge."""
     return Verdicts() if options.semantic_judge == SELF else None
 
 
-def _judged(options: SemanticOptions) -> tuple[Sentences, Judge]:
+def _judged(options: SemanticOptions, parts: SemanticParts) -> tuple[Embedder, Judge]:
     """The encoder, and a judge with the rules that a calibration with this encoder certifies.
 
     Drafts need no calibration, because they do not change responses.
     """
     if options.semantic_cache == "draft":
-        return _encoder(options.semantic_encoder), Nearest(DRAFT_COSINE)
+        return _encoder(options.semantic_encoder, parts), Nearest(DRAFT_COSINE)
     calibration = _read(options.semantic_calibration)
     try:
         rules = calibration.rules(options.semantic_max_error, CONFIDENCE)
     except Unsupported as error:
         raise ConfigError(f"--semantic-max-error {options.semantic_max_error:g}: {error}") from error
-    encoder = _encoder(options.semantic_encoder)
+    encoder = _encoder(options.semantic_encoder, parts)
     if encoder.name != calibration.encoder:
         raise ConfigError(
             f"--semantic-calibration was made with the encoder {calibration.encoder}, not with {encoder.name}"
         )
-    return encoder, Judge(rules, _second_judge(options.semantic_judge, calibration.judge))
+    return encoder, Judge(rules, _second_judge(options.semantic_judge, calibration.judge, parts))
 
 
-def _second_judge(name: str | None, calibrated: str) -> PairJudge | None:
+def _second_judge(name: str | None, calibrated: str, parts: SemanticParts) -> PairScorer | None:
     """The cross-encoder of the calibration; None if that has none."""
     if name is None or name == SELF:
         if calibrated:
@@ -132,8 +134,8 @@ def _second_judge(name: str | None, calibrated: str) -> PairJudge | None:
             )
         return None
     try:
-        judge = PairJudge.from_name(name)
-    except ModelError as error:
+        judge = parts.judge(name)
+    except ValueError as error:
         raise ConfigError(f"--semantic-judge: {error}") from error
     if judge.name != calibrated:
         made = f"with the judge {calibrated}" if calibrated else "without a judge"
@@ -143,10 +145,10 @@ def _second_judge(name: str | None, calibrated: str) -> PairJudge | None:
     return judge
 
 
-def _encoder(name: str) -> Sentences:
+def _encoder(name: str, parts: SemanticParts) -> Embedder:
     try:
-        return Sentences.from_name(name)
-    except ModelError as error:
+        return parts.encoder(name)
+    except ValueError as error:
         raise ConfigError(f"--semantic-encoder: {error}") from error
 
 

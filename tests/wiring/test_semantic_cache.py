@@ -155,7 +155,7 @@ def test_the_served_model_compares_pairs_in_idle_time(
     calibration: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
     monkeypatch.setattr(pair_comparison, "LEAST_ODDS", -math.inf if agrees else math.inf)
-    monkeypatch.setattr("headrace.wiring.caching.warming.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.wiring.caches.SETTLE_SECONDS", 0.0)
     near = "shoes of red leather and blue laces"
 
     async def run() -> None:
