@@ -149,12 +149,12 @@ def over_http(sentences: Sentences, entries: int) -> None:
             time.sleep(1.0)  # responses are cached in the background
         with closing(sqlite3.connect(folder / "answers.semantic")) as connection:
             [partition] = connection.execute("SELECT DISTINCT partition FROM rows").fetchone()
-        shelf = RowStore(folder / "answers.semantic", sentences.name)
+        row_store = RowStore(folder / "answers.semantic", sentences.name)
         template = Row(
             b"", partition, "", bytes(4 * sentences.dimensions), 0, "filler", b"", (), time.time() + 3600
         )
-        shelf.write(fill(template, entries), [])
-        shelf.close()
+        row_store.write(fill(template, entries), [])
+        row_store.close()
         with serving(folder) as url, closing(Connection(url)) as client:
             began = time.perf_counter()
             while ask(client, f"{QUESTIONS[0][:-1]} then?")[1] == "miss":

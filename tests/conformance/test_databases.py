@@ -182,7 +182,7 @@ async def cached(path: Path) -> object:
 async def recorded(path: Path) -> object:
     log = history.History(path)
     (one,) = await log.candidates(3000.0)
-    found = one.demand.times, one.seconds, await log.question(one.key), await log.prefixes()
+    found = one.demand.times, one.seconds, await log.recorded(one.key), await log.prefixes()
     await log.stop()
     return found
 

@@ -197,9 +197,9 @@ class SemanticCache:
 
     async def _propose(self, query: CacheQuery, now: float) -> Proposal | Miss:
         assert query.turn is not None
-        asked = self._search_thread.ask(query.partition, query.key, query.turn.text, now + self._deadline)
+        found = self._search_thread.search(query.partition, query.key, query.turn.text, now + self._deadline)
         try:
-            verdict = await asyncio.wait_for(asyncio.wrap_future(asked), self._deadline)
+            verdict = await asyncio.wait_for(asyncio.wrap_future(found), self._deadline)
         except TimeoutError:
             verdict = None
         except Exception:

@@ -47,12 +47,12 @@ class Words:
 
 
 def librarian(
-    embedder=None, shelf=None, max_bytes=1 << 20, threshold=0.8, judge=None, **more
+    embedder=None, row_store=None, max_bytes=1 << 20, threshold=0.8, judge=None, **more
 ) -> SearchThread:
     """One whose judge goes by the cosine alone."""
     rows = Partitions(DIMENSIONS, max_bytes)
     return SearchThread(
-        embedder or Words(), judge or Judge([Rule(0, COSINE, threshold)]), rows, shelf, **more
+        embedder or Words(), judge or Judge([Rule(0, COSINE, threshold)]), rows, row_store, **more
     )
 
 
