@@ -1,10 +1,17 @@
-"""Single-computation: one computation that several equal requests read, each from the beginning.
+"""Single-flight: one computation that several equal requests read, each from the beginning.
 
 A computation belongs to no connection: it is cancelled only when the last client has disconnected. No reader waits for
 another, because each has its own queue of references to the common output. The computation finds stop strings itself,
 so that the cached response ends at the same place for every reader.
 
-`Computations` has all of them: which one a request may join, and how one begins, resumes or is retried.
+`Computations` has all of them. The life of one:
+
+ 1 `followed`: a request joins one that is running, if there is one of at least its priority.
+ 2 `make`: otherwise one begins, where an unfinished response stopped if one is stored; `register` lets others join.
+ 3 `join`: a reader gets everything from the beginning, then each event.
+ 4 `tell`: events of the engine go to all readers. A failure, or the deadline of the first request, ends only that
+   request; the others get a second attempt.
+ 5 The end goes to the caches, then to the readers.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ RETRYABLE = (FinishReason.FAILED, FinishReason.TIMEOUT, FinishReason.UNREACHABLE
 
 
 class Computation:
-    """A `serve.service.Listener` that passes events on to its readers.
+    """A `service.service.Listener` that passes events on to its readers.
 
     Args:
         query: the query that is computed.
@@ -172,12 +179,12 @@ class Computation:
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
         """Handle an event of the engine; events after the end are ignored."""
         if self.end is not None:
-            return
+            return  # a stop string ended it, which the engine did not know yet
         if type(event) is Finished:
             if event.reason in RETRYABLE:
                 self._tell_first(event)
                 if self._again(self):
-                    return
+                    return  # the events of the second attempt follow
             self._end(event)
         elif type(event) is Emitted:
             try:
@@ -194,11 +201,13 @@ class Computation:
                 answer.tell(index, finished)
 
     def _extend(self, event: Emitted) -> None:
+        # Tokens after a stop string are cut off before any reader gets them.
         used, stopped = len(event.tokens), False
         if self._stops is not None:
             used, stopped = self._watch(self._stops, event.tokens)
             if used < len(event.tokens):
                 event = Emitted(event.request_id, event.tokens[:used], event.logprobs[:used])
+        # Stored for the cache, and for readers that join later or wait for the end.
         self._tokens += event.tokens
         self._logprobs += event.logprobs
         self._pulse_seconds.append(self._clock() - self.began)
@@ -247,7 +256,7 @@ class Computation:
     def _end(self, finished: Finished) -> None:
         self.end = finished
         self.seconds = self._clock() - self.began
-        self._ended(self, finished)
+        self._ended(self, finished)  # before the readers: their next request finds the response
         for answer, index in self._readers:
             self._count_cached(answer, index)
             self._tell_end(answer, index, finished)
