@@ -13,9 +13,9 @@ from headrace.core.events import Layer, Spared
 from headrace.observe.cost.ledger import MOST_DAYS, CostLedger
 from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.cost.usage_journal import UsageJournal
 from headrace.observe.cost.usage_store import KEPT_DAYS, UsageStore
-from headrace.observe.tenant_savings import TenantSavings
 from tests.observe.cost.test_ledger import DAY, one_request
 
 CHEAP, DEAR = Pricing(0.5, currency="EUR"), Pricing(2.0, currency="EUR")

@@ -19,7 +19,7 @@ from typing import Any
 
 from headrace.core.events import Audited, Evicted, EvictReason, Layer, LookedUp, Lookup, Spared, StoreFaulted
 from headrace.core.ports import StoreFacts
-from headrace.observe.cost.prices import NO_PRICES, TokenPrices
+from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.metrics_page import MetricsPage
 
 LOOKUP_SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -28,12 +28,7 @@ Sizes = Mapping[Layer, Mapping[str, StoreFacts]]
 """Entries and bytes of the stores of each layer, by name."""
 
 
-def free() -> TokenPrices:
-    """Prices of 0."""
-    return NO_PRICES
-
-
-class CacheLedger:
+class CacheMetrics:
     """Counts by layer; ``sizes`` is called when the counts are read, ``prices`` when tokens are saved."""
 
     def __init__(

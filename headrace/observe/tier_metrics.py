@@ -7,7 +7,7 @@ from headrace.core.peers import PeersAnswered, Pulled
 from headrace.observe.metrics_page import MetricsPage
 
 
-class TierLedger:
+class TierMetrics:
     """Counts events of `core.memory.tiers`, which `observe.metrics` passes on."""
 
     def __init__(self, page: MetricsPage) -> None:

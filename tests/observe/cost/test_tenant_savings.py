@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from headrace.core.events import AdmitReason, Admitted, Arrived, Finished, Layer, Spared
 from headrace.core.request import FinishReason
-from headrace.observe import tenant_savings
+from headrace.observe.cost import tenant_savings
 from headrace.observe.cost.prices import TokenPrices
-from headrace.observe.tenant_savings import TenantSavings
+from headrace.observe.cost.tenant_savings import TenantSavings
 
 
 def test_each_tenant_has_its_own_hits_and_savings() -> None:

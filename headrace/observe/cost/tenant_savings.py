@@ -1,6 +1,6 @@
 """Savings of the caches by tenant and layer: the tenant's part of ``GET /v1/cache/stats``.
 
-`observe.cache_ledger` counts the same events for the whole server. Misses are not counted here, because the event of a
+`observe.cache_metrics` counts the same events for the whole server. Misses are not counted here, because the event of a
 lookup does not name the tenant.
 """
 
@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headrace.core.events import AdmitReason, Admitted, Arrived, Event, Finished, Layer, Spared
-from headrace.observe.cache_ledger import free
 from headrace.observe.cost.account import Saving
-from headrace.observe.cost.prices import TokenPrices
+from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.cost.report import saved_fields
 from headrace.observe.series import OTHER
 
