@@ -7,7 +7,7 @@ what it needs.
 - `tenants`: tenants and service classes from their file; API keys.
 - `drafting`: the drafter of speculative decoding.
 - `pooling`: embedding and reranking models, and a server that has only these.
-- `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
+- `caches`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `server`: the HTTP server in front of a loaded model.
 - `operations`: logs, reloads, recordings, experiments.
 - `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.

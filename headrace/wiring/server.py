@@ -50,13 +50,14 @@ from headrace.observe.cost.focus import focus_csv
 from headrace.observe.dashboard.folds import Folds
 from headrace.observe.log.writer import set_level
 from headrace.response_cache.lookup import CacheLookup
+from headrace.response_cache.opening import open_caches, open_history
+from headrace.response_cache.semantic.opening import open_verdicts
+from headrace.response_cache.stores.opening import describe_caches
 from headrace.service.embedding.models import PoolingModels
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
 from headrace.text.parsing.detect import UnknownParser
-from headrace.wiring.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
-from headrace.wiring.caching.semantic import make_verdicts
-from headrace.wiring.caching.warming import Warming, make_recorder, open_history
+from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.loading.ranks import launched_rank
 from headrace.wiring.model import Loaded, close, describe, load, served_names, timed, warm_up
 from headrace.wiring.operations.dashboard import make_pages
@@ -237,8 +238,8 @@ def _make_app(
     prompts = make_prompts(loaded, all_options, folds.page, service)
     model.prompts = prompts.policy
     history = open_history(all_options.warm)
-    semantic, verdicts = all_options.semantic, make_verdicts(all_options.semantic)
-    recall = make_recall(caching, semantic, loaded, service, history, all_options.tuning, verdicts)
+    semantic, verdicts = all_options.semantic, open_verdicts(all_options.semantic)
+    recall = open_caches(caching, semantic, service, cache_parts(loaded, all_options, verdicts), history)
 
     serving = _make_serving(options, recall, model, make_recorder(all_options.warm, history))
     notes, api = serving.notes, Api(serving)

@@ -68,18 +68,17 @@ from headrace.observe.cost.focus import focus_csv
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.http_requests import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes.book import PrefixBook
 from headrace.observe.requests import RequestBook
 from headrace.observe.steps.timelines import Timelines
-from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
-from headrace.response_cache.background_request import BackgroundRequests
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.rules.warming.idle_detector import IdleDetector
-from headrace.response_cache.warmer import Warmer
+from headrace.response_cache.rules.warming import IdleDetector
+from headrace.response_cache.warmer import BackgroundRequests, Warmer
 from headrace.service.answer import Answer
 from headrace.service.embedding.models import PoolingModels
 from headrace.service.embedding.worker import EmbeddingWorker

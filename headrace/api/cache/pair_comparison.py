@@ -15,9 +15,8 @@ from headrace.core.events import Emitted
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.classes import BACKGROUND
-from headrace.response_cache.background_request import ID_PREFIX
-from headrace.response_cache.rules.semantic.verdicts import Pair
-from headrace.response_cache.warmer import Begun
+from headrace.response_cache.rules.verdicts import Pair
+from headrace.response_cache.warmer import ID_PREFIX, Begun
 from headrace.service.service import Service
 
 PROMPT = """Two users send a message each to the same assistant. Would one answer be complete and correct for both? \

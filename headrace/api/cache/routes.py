@@ -17,8 +17,8 @@ from headrace.api.compile.fields import MAX_CHOICES, MAX_TAGS
 from headrace.api.errors import ApiError, invalid, permission_denied
 from headrace.api.wire import Wire, parse_beside
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.rules.response.entry import Served
-from headrace.response_cache.rules.response.tags import EVERYTHING, tenant_tag, user_tag
+from headrace.response_cache.rules.entry import Served
+from headrace.response_cache.rules.tags import EVERYTHING, tenant_tag, user_tag
 
 
 class ClearBody(Wire):

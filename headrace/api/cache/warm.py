@@ -23,10 +23,17 @@ from headrace.api.wire import NotYet, parse, parse_beside
 from headrace.core.constraint import json_text
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
 from headrace.core.tenancy.classes import BACKGROUND
-from headrace.response_cache.background_request import ID_PREFIX, BackgroundRequests, NotCacheable
 from headrace.response_cache.history import Recorded
-from headrace.response_cache.rules.semantic.verdicts import Pair, Verdicts
-from headrace.response_cache.warmer import Begun, Job, Outcome, Warmer
+from headrace.response_cache.rules.verdicts import Pair, Verdicts
+from headrace.response_cache.warmer import (
+    ID_PREFIX,
+    BackgroundRequests,
+    Begun,
+    Job,
+    NotCacheable,
+    Outcome,
+    Warmer,
+)
 from headrace.service.service import Refused, Service
 
 PATH = "/v1/cache/warm"

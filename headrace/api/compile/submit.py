@@ -31,7 +31,7 @@ from headrace.core.request import Request, Retention, SamplingParams, Slo, choic
 from headrace.core.tenancy.classes import ServiceClass
 from headrace.core.tenancy.tenants import TenantTerms
 from headrace.response_cache.lookup import NotCached
-from headrace.response_cache.lookup_request import LookupRequest
+from headrace.response_cache.query import LookupRequest
 from headrace.service.answer import Answer
 from headrace.service.intake import Pieces
 from headrace.service.service import Refused

@@ -1,6 +1,6 @@
 """Scores pairs of short texts with a cross-encoder, as the second judge of the semantic cache.
 
-It implements `response_cache.rules.semantic.judge.PairScorer`. A pair is scored in both orders; the lower score counts:
+It implements `response_cache.rules.judge.PairScorer`. A pair is scored in both orders; the lower score counts:
 a cross-encoder is not symmetric, and whether two questions have one answer is.
 """
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from headrace.observe.cost.account import Account, Billed, Key, Saving, UnusedDay
 from headrace.observe.cost.ledger import DAY_SECONDS
 from headrace.observe.cost.report import CostReport
-from headrace.observe.tenant_savings import TenantSavings
+from headrace.observe.cost.tenant_savings import TenantSavings
 
 
 class Used(NamedTuple):

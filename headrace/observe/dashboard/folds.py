@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from headrace.core.ports import Watcher
 from headrace.observe.cost.report import CostReport, saved_fields
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources.work import WorkMeter
 from headrace.observe.steps.timelines import Timelines
-from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 
 

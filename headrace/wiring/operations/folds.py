@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from headrace.config import ConfigError, Options
 from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts
 from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.cost.usage_journal import UsageJournal
 from headrace.observe.cost.usage_store import UsageStore
 from headrace.observe.dashboard.folds import Folds
@@ -20,7 +20,6 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
 from headrace.observe.steps.timelines import Timelines
-from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.observe.vllm_names import aliases, labels
 from headrace.service.usage_file import UsageFile
@@ -64,6 +63,6 @@ def open_usage_file(options: Options, folds: Folds) -> UsageFile | None:
         return None
     try:
         store = UsageStore(Path(path), folds.cost.ledger.pricing.currency)
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"--usage-file {path} cannot be opened: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--usage-file: {error}") from error
     return UsageFile(store, UsageJournal(folds.cost, folds.savings, time.time).take)

@@ -21,6 +21,7 @@ from headrace.core.request import FinishReason
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.dashboard.dashboard import Dashboard
 from headrace.observe.dashboard.folds import Folds
 from headrace.observe.dashboard.tenants import TenantTable
@@ -30,7 +31,6 @@ from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources.work import ModelWork, WorkMeter
 from headrace.observe.steps.timelines import Timelines
-from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 
 
