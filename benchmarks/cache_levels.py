@@ -35,8 +35,8 @@ import httpx
 
 from benchmarks.stage import Server, arguments, publish, say, server
 from headrace.compute.encoder.sentences import Sentences
-from headrace.response_cache.calibration.calibrate import calibrate
-from headrace.response_cache.calibration.rows import Stream, read_rows
+from headrace.response_cache.semantic.calibrate import calibrate
+from headrace.response_cache.semantic.labelled import Stream, read_rows
 
 SYSTEM = (
     "You are the assistant of a public library. Answer in plain words, name your sources where you have any, and say "

@@ -25,9 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.semantic_rules import FixedCosine, Outcome, PerEntry, pick, play_rule
 from headrace.compute.encoder.sentences import PACKAGED, Sentences
-from headrace.response_cache.calibration.calibrate import calibrate
-from headrace.response_cache.calibration.decisions import (
+from headrace.response_cache.rules.calibration import CONFIDENCE, Calibration, Unsupported, upper_error
+from headrace.response_cache.rules.judge import Judge
+from headrace.response_cache.semantic.calibrate import calibrate
+from headrace.response_cache.semantic.decisions import (
     Decision,
     Embed,
     PlayedStream,
@@ -35,11 +38,7 @@ from headrace.response_cache.calibration.decisions import (
     decide_pairs,
     embed_stream,
 )
-from headrace.response_cache.calibration.rows import BadRows, Pairs, Stream, read_rows
-from headrace.response_cache.calibration.rules import FixedCosine, Outcome, PerEntry, pick, play_rule
-from headrace.response_cache.rules.semantic.bounds import CONFIDENCE, upper_error
-from headrace.response_cache.rules.semantic.calibration import Calibration, Unsupported
-from headrace.response_cache.rules.semantic.judge import Judge
+from headrace.response_cache.semantic.labelled import BadRows, Pairs, Stream, read_rows
 
 COSINES = [step / 100 for step in range(60, 100)] + [0.995, 0.999]
 DELTAS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)

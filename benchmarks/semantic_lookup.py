@@ -28,13 +28,10 @@ import numpy as np
 from benchmarks.response_cache import Connection
 from headrace.compute.encoder.sentences import Sentences
 from headrace.lab.bench.stats import median, percentile
-from headrace.response_cache.rules.semantic.bounds import Tally
-from headrace.response_cache.rules.semantic.calibration import Calibration, Stratum
-from headrace.response_cache.rules.semantic.judge import Judge, Rule
-from headrace.response_cache.rules.semantic.score import Curve, Score
+from headrace.response_cache.rules.calibration import Calibration, Stratum, Tally
+from headrace.response_cache.rules.judge import Curve, Judge, Rule, Score
 from headrace.response_cache.semantic.partitions import Partitions, vector_of
-from headrace.response_cache.semantic.row import Row
-from headrace.response_cache.semantic.row_store import RowStore
+from headrace.response_cache.semantic.row_store import Row, RowStore
 
 THRESHOLD = 0.9
 BY_COSINE = Score(0.0, (("cosine", Curve((0.0, 1.0), (0.0, 1.0))),))
@@ -152,12 +149,12 @@ def over_http(sentences: Sentences, entries: int) -> None:
             time.sleep(1.0)  # responses are cached in the background
         with closing(sqlite3.connect(folder / "answers.semantic")) as connection:
             [partition] = connection.execute("SELECT DISTINCT partition FROM rows").fetchone()
-        shelf = RowStore(folder / "answers.semantic", sentences.name)
+        row_store = RowStore(folder / "answers.semantic", sentences.name)
         template = Row(
             b"", partition, "", bytes(4 * sentences.dimensions), 0, "filler", b"", (), time.time() + 3600
         )
-        shelf.write(fill(template, entries), [])
-        shelf.close()
+        row_store.write(fill(template, entries), [])
+        row_store.close()
         with serving(folder) as url, closing(Connection(url)) as client:
             began = time.perf_counter()
             while ask(client, f"{QUESTIONS[0][:-1]} then?")[1] == "miss":

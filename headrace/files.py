@@ -1,8 +1,11 @@
-"""Files that the server writes: private ones, which only its user can read, and files that are replaced as a whole.
+"""Files that the server writes: private ones, SQLite databases, and files that are replaced as a whole.
 
-A private file has its permissions before its first byte is written. An existing one loses the permissions of group and
-others and keeps everything else. All SQLite databases are opened here. A replaced file is the old one or the new one
-after a crash or a full disk, never a part of it.
+A private file, which only the server's user can read, has its permissions before its first byte is written. An
+existing one loses the permissions of group and others and keeps everything else. A replaced file is the old one or the
+new one after a crash or a full disk, never a part of it.
+
+All SQLite databases are opened here, and each is private. A store says what its `Layout` is. `open_database` creates
+the tables, converts a file of an older layout, renames a damaged one, and refuses a file that it must not change.
 
 It also reads JSON from files of strangers, such as those of a checkpoint, within a limit.
 """
@@ -18,7 +21,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -75,22 +78,184 @@ def private_file(path: Path) -> Path:
     return path
 
 
+class Layout(NamedTuple):
+    """The tables of one kind of database, and their version, which a file stores as ``user_version``.
+
+    ``kind`` names it in messages ("a request history"); ``table`` is a table that every layout of it has. The first of
+    the ``scripts`` creates layout number ``first``, each other one makes the next layout of the one before. Files of
+    layouts before ``first`` are replaced like damaged ones. With ``unnumbered``, files from before the version was
+    stored are read: their tables are those of the first script, which must not fail if they exist.
+    """
+
+    kind: str
+    table: str
+    scripts: tuple[str, ...]
+    first: int = 1
+    unnumbered: bool = False
+
+    @property
+    def newest(self) -> int:
+        """The number of the layout that this version reads and writes."""
+        return self.first + len(self.scripts) - 1
+
+
 def open_database(
-    path: Path, timeout: float = 5.0, isolation_level: Literal["DEFERRED"] | None = None
+    path: Path | None,
+    layout: Layout,
+    *,
+    busy_seconds: float = 5.0,
+    isolation_level: Literal["DEFERRED"] | None = None,
+    synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
+    exclusive: bool = False,
+    thoroughly: bool = False,
 ) -> sqlite3.Connection:
-    """A connection, for any thread, to a database that only the user of this process can read.
+    """A connection, for any thread, to a private database with the tables of ``layout`` and a write-ahead log.
+
+    A damaged file is renamed to ``PATH.damaged`` and a new one is created.
+
+    Args:
+        path: the file; None for a database in memory.
+        layout: its tables.
+        busy_seconds: how long a call waits for the transaction of another connection.
+        isolation_level: as in `sqlite3.connect`.
+        synchronous: FULL if a committed change must survive a power cut.
+        exclusive: no other connection may use the file.
+        thoroughly: search the whole file for damage, not only its beginning.
+
+    Raises:
+        OSError: the file cannot be used: it is another program's database, a newer version of Headrace wrote it, or it
+            is in use; or as `private_file`.
+    """
+
+    def opened() -> sqlite3.Connection:
+        connection = _connect(path, busy_seconds, isolation_level)
+        try:
+            if exclusive:
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before anything is read
+            _prepare(connection, path, layout, thoroughly)
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    try:
+        try:
+            return opened()
+        except sqlite3.DatabaseError as error:
+            if path is None or not is_damaged(error):
+                raise
+            _set_aside(path, layout.kind, error)
+        return opened()
+    except sqlite3.Error as error:
+        raise OSError(f"{path} cannot be used as {layout.kind}: {error}") from error
+
+
+def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    """A further connection to a database that `open_database` has prepared.
 
     Raises:
         OSError: as `private_file`; also if a stranger made one of the files that SQLite has beside a database.
         sqlite3.Error: it cannot be opened.
     """
-    path = private_file(path)
+    connection = _connect(path, busy_seconds, None)
+    try:
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(
+    path: Path | None, busy_seconds: float, isolation_level: Literal["DEFERRED"] | None
+) -> sqlite3.Connection:
+    """A connection to a private file, or to a new database in memory."""
+    if path is not None:
+        path = private_file(path)
+        for each in _BESIDE_DATABASE:
+            beside = path.with_name(path.name + each)
+            _refuse_stranger(beside)  # SQLite would write a stranger's journal into the database
+            with suppress(FileNotFoundError):
+                _tighten(beside, path)
+    return sqlite3.connect(
+        path or ":memory:", timeout=busy_seconds, isolation_level=isolation_level, check_same_thread=False
+    )
+
+
+def is_damaged(error: Exception) -> bool:
+    """Whether a call failed because the file is damaged, and not only locked, full or missing."""
+    return isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode & 0xFF in (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+    )
+
+
+def _prepare(connection: sqlite3.Connection, path: Path | None, layout: Layout, thoroughly: bool) -> None:
+    """Check the file before anything in it is changed; then give it the newest layout."""
+    version = _version(connection, path, layout)
+    if 0 < version < layout.first:
+        raise _damage(f"its layout {version} is not read any more")
+    if thoroughly and (report := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        raise _damage(report)
+    connection.execute("PRAGMA journal_mode = WAL")
+    if version == layout.newest:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    version = _version(connection, path, layout)  # read again: two processes may start at once
+    for script in layout.scripts[version and version - layout.first + 1 :]:
+        for statement in _statements(script):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {layout.newest}")
+    connection.execute("COMMIT")
+
+
+def _version(connection: sqlite3.Connection, path: Path | None, layout: Layout) -> int:
+    """The number of the file's layout: 0 for a new file.
+
+    Raises:
+        OSError: this program must not change the file.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and (layout.table not in tables or not (version or layout.unnumbered)):
+        raise OSError(f"{path} is the database of another program, not {layout.kind}")
+    if version > layout.newest:
+        raise OSError(
+            f"{path} was written by a newer version of Headrace: it has layout {version} of {layout.kind}, and this "
+            f"version reads layout {layout.newest}"
+        )
+    return int(version)
+
+
+def _damage(reason: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(reason)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script. `sqlite3.Connection.executescript` would commit before it runs them."""
+    statement = ""
+    for part in script.split(";"):
+        statement += part
+        if statement.strip() and sqlite3.complete_statement(statement + ";"):  # not inside of a trigger
+            yield statement
+            statement = ""
+        elif statement.strip():
+            statement += ";"
+
+
+def _set_aside(path: Path, kind: str, error: sqlite3.Error) -> None:
+    """Rename a damaged database and the files beside it, so that what is left of it can be read."""
+    path = private_file(path)  # follows links
+    aside = path.with_name(f"{path.name}.damaged")
+    logger.warning("%s is damaged (%s): it is renamed to %s, and %s begins empty", path, error, aside, kind)
     for each in _BESIDE_DATABASE:
-        beside = path.with_name(path.name + each)
-        _refuse_stranger(beside)  # SQLite would write a stranger's journal into the database
+        path.with_name(aside.name + each).unlink(missing_ok=True)
         with suppress(FileNotFoundError):
-            _tighten(beside, path)
-    return sqlite3.connect(path, timeout=timeout, isolation_level=isolation_level, check_same_thread=False)
+            path.with_name(path.name + each).replace(path.with_name(aside.name + each))
+    path.replace(aside)
 
 
 def _tighten(file: Path | int, name: Path | str) -> None:

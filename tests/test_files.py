@@ -12,12 +12,16 @@ import pytest
 
 from headrace.files import (
     PRIVATE_FILE,
+    Layout,
     open_database,
     private_folder,
     private_opener,
     replace_text,
     replacing,
 )
+
+LAYOUT = Layout("a store of tests", "t", ("CREATE TABLE t (a);",))
+OPENINGS = (lambda each: open_database(each, LAYOUT), lambda each: open(each, "ab", opener=private_opener))  # noqa: SIM115
 
 
 def test_a_file_is_replaced_and_its_folder_created(tmp_path):
@@ -97,10 +101,8 @@ def usual_umask():
 @pytest.mark.usefixtures("usual_umask")
 def test_a_database_and_the_files_beside_it_are_private_from_the_start(tmp_path):
     path = tmp_path / "store.db"
-    database = open_database(path)
-    assert mode(path) == 0o600  # before anything is written
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("CREATE TABLE t (a)")
+    database = open_database(path, LAYOUT)
+    database.execute("INSERT INTO t VALUES (1)")
     found = {each.name: mode(each) for each in path.parent.iterdir()}
     assert found == dict.fromkeys(("store.db", "store.db-wal", "store.db-shm"), 0o600)
     database.close()
@@ -112,15 +114,16 @@ def test_an_existing_database_loses_the_permissions_of_others_and_nothing_else(t
     old = sqlite3.connect(path)
     old.execute("PRAGMA journal_mode = WAL")
     old.execute("CREATE TABLE t (a)")
+    old.execute("PRAGMA user_version = 1")
     old.commit()
     files = [tmp_path / name for name in ("store.db", "store.db-wal", "store.db-shm")]
     assert [mode(each) for each in files] == [0o644] * 3
-    new = open_database(path)
+    new = open_database(path, LAYOUT)
     assert [mode(each) for each in files] == [0o600] * 3
     assert new.execute("SELECT count(*) FROM t").fetchone() == (0,)
     assert mode(tmp_path) == 0o700  # pytest's own
     tmp_path.chmod(0o755)
-    open_database(path).close()
+    open_database(path, LAYOUT).close()
     assert mode(tmp_path) == 0o755
     new.close()
     old.close()
@@ -128,10 +131,9 @@ def test_an_existing_database_loses_the_permissions_of_others_and_nothing_else(t
 
 def test_a_second_connection_does_not_release_the_locks_of_the_first(tmp_path):
     path = tmp_path / "store.db"
-    first = open_database(path)
-    first.execute("CREATE TABLE t (a)")
-    first.execute("BEGIN EXCLUSIVE")
-    open_database(path).close()
+    first = open_database(path, LAYOUT)
+    first.execute("BEGIN IMMEDIATE")
+    open_database(path, LAYOUT).close()
     other = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('INSERT INTO t VALUES (1)')"
     found = subprocess.run([sys.executable, "-c", other, path], capture_output=True, text=True, check=False)
     assert "database is locked" in found.stderr
@@ -167,7 +169,7 @@ def test_a_link_of_the_operator_is_followed_to_a_file_that_exists_or_not(tmp_pat
         if name == "there":
             target.write_bytes(b"")
         link.symlink_to(target)
-        open_database(link).close()
+        open_database(link, LAYOUT).close()
         assert link.is_symlink()
         assert mode(target) == 0o600
 
@@ -190,7 +192,7 @@ def test_what_a_stranger_left_in_a_shared_folder_is_refused(tmp_path, monkeypatc
 
     monkeypatch.setattr(os, "stat", owned_by_another)
     assert lstat(path).st_uid == stranger
-    for opening in (open_database, lambda each: open(each, "ab", opener=private_opener)):  # noqa: SIM115 (refused)
+    for opening in OPENINGS:
         with pytest.raises(OSError, match="another user made it"):
             opening(path)
     assert victim.read_text() == "of another user"
@@ -222,7 +224,7 @@ def test_a_strangers_journal_is_not_written_into_a_database(shared, monkeypatch,
     )
     (shared / "stranger").write_bytes(b"")
     with pytest.raises(OSError, match="another user made it"):
-        open_database(shared / "own")
+        open_database(shared / "own", LAYOUT)
     assert planted.read_bytes() == b"of a stranger"
 
 
@@ -244,11 +246,11 @@ def test_a_strangers_link_on_the_way_to_a_file_is_refused(shared, tmp_path):
     own.mkdir()
     (shared / "stranger").symlink_to(own)
     (shared / "linked").symlink_to(own)
-    for opening in (open_database, lambda each: open(each, "ab", opener=private_opener)):  # noqa: SIM115 (refused)
+    for opening in OPENINGS:
         with pytest.raises(OSError, match="another user made it"):
             opening(shared / "stranger" / "headrace.db")
     assert list(own.iterdir()) == []
-    open_database(shared / "linked" / "headrace.db").close()
+    open_database(shared / "linked" / "headrace.db", LAYOUT).close()
     assert (own / "headrace.db").exists()
 
 
@@ -262,7 +264,7 @@ def test_a_mode_that_cannot_be_changed_is_a_warning(tmp_path, monkeypatch, caplo
 
     monkeypatch.setattr(os, "chmod", refused)
     with caplog.at_level(logging.WARNING):
-        open_database(path).close()
+        open_database(path, LAYOUT).close()
     assert f"other users can read {path}" in caplog.text
 
 

@@ -13,7 +13,7 @@ from headrace.files import replace_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headrace.response_cache.rules.semantic.calibration import Calibration
+    from headrace.response_cache.rules.calibration import Calibration
 
 cache_app = typer.Typer(
     cls=Group,
@@ -86,10 +86,9 @@ def calibrate(
     from headrace.compute.checkpoint import ModelError
     from headrace.compute.encoder.sentences import PairJudge, Sentences
     from headrace.config import ConfigError
-    from headrace.response_cache.calibration.calibrate import calibrate as fit
-    from headrace.response_cache.calibration.rows import BadRows, read_rows
-    from headrace.response_cache.rules.semantic.bounds import CONFIDENCE
-    from headrace.response_cache.rules.semantic.calibration import Unsupported
+    from headrace.response_cache.rules.calibration import CONFIDENCE, Unsupported
+    from headrace.response_cache.semantic.calibrate import calibrate as fit
+    from headrace.response_cache.semantic.labelled import BadRows, read_rows
 
     if not 0 < max_error < 1:
         raise ConfigError(f"--max-error: expected a number above 0 and below 1, got {max_error:g}")
@@ -132,8 +131,8 @@ def _plot(calibration: Calibration, max_error: float, path: Path, title: str) ->
     from headrace.cli.output import writing
     from headrace.config import ConfigError
     from headrace.plots import NoPlots
-    from headrace.response_cache.calibration.plot import plot_calibration
-    from headrace.response_cache.rules.semantic.bounds import CONFIDENCE
+    from headrace.response_cache.rules.calibration import CONFIDENCE
+    from headrace.response_cache.semantic.calibrate import plot_calibration
 
     try:
         with writing("--plot", path):
@@ -148,7 +147,7 @@ def _plot(calibration: Calibration, max_error: float, path: Path, title: str) ->
 
 def _bounds_text(calibration: Calibration, max_error: float) -> str:
     """The certified error bounds by cache size, as text."""
-    from headrace.response_cache.rules.semantic.bounds import CONFIDENCE, Certificate
+    from headrace.response_cache.rules.calibration import CONFIDENCE, Certificate
 
     lines = [f"error bound {max_error:.3g} of the served responses, {CONFIDENCE:.0%} confidence:"]
     found = calibration.certificates(max_error, CONFIDENCE)
@@ -165,7 +164,7 @@ def _bounds_text(calibration: Calibration, max_error: float) -> str:
 def _curve(calibration: Calibration, max_error: float) -> Table:
     from rich.table import Table
 
-    from headrace.response_cache.rules.semantic.bounds import CONFIDENCE, Certificate, upper_error
+    from headrace.response_cache.rules.calibration import CONFIDENCE, Certificate, upper_error
 
     table = Table("cache", "threshold", "served", "wrong", f"bound at {CONFIDENCE:.0%}", "", box=None)
     found = calibration.certificates(max_error, CONFIDENCE)

@@ -1,14 +1,14 @@
 """Observes the server: metrics, explanations of requests, logs, traces and recordings, as folds over events.
 
 - `metrics`, `engine_series`: the metrics that dashboards read. `goodput`: latency targets, classes, fairness.
-- `cache_ledger`, `tier_ledger`: what the caches saved and what KV offloading moved. `drafts`: speculative decoding.
+- `cache_metrics`, `tier_metrics`: what the caches saved and what KV offloading moved. `drafts`: speculative decoding.
 - `metrics_page`: the page of ``/metrics``, its numbers, and the names of vLLM's dashboards.
 - `http_metrics`: HTTP responses and their bytes. `resources`: threads, device and energy. `work`: work of the model.
 - `requests`, `reasons`: the explanation of one request. `usage`: usage of each tenant.
 - `steps`: the last steps and the timelines of requests, for pages and trace viewers.
 - `prefixes`: where prompts missed the prefix cache, and why.
 - `kv_events`: what the prefix cache holds, for cache-aware routers.
-- `tenant_savings`: what the caches saved each tenant. `cost`: the cost of requests.
+- `cost`: the cost of requests, and what the caches saved each tenant.
 - `fairness`, `waste`: Jain's fairness index and unused KV memory, also used by `headrace.lab`.
 - `sketch`: a quantile sketch.
 - `dashboard`: snapshots of all of these for the dashboard.

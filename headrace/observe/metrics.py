@@ -35,8 +35,8 @@ from headrace.core.events import (
     Verified,
 )
 from headrace.core.peers import PeersAnswered, Pulled
-from headrace.observe.cache_ledger import CacheLedger, Sizes, free
-from headrace.observe.cost.prices import TokenPrices
+from headrace.observe.cache_metrics import CacheMetrics, Sizes
+from headrace.observe.cost.prices import TokenPrices, free
 from headrace.observe.drafts import DraftLedger
 from headrace.observe.engine_series import (
     EmbeddingSeries,
@@ -46,7 +46,7 @@ from headrace.observe.engine_series import (
     StepHistograms,
 )
 from headrace.observe.metrics_page import Cell, MetricsPage
-from headrace.observe.tier_ledger import TierLedger
+from headrace.observe.tier_metrics import TierMetrics
 
 
 class _Live:
@@ -108,7 +108,7 @@ class Metrics:
     ``clock_offset`` is Unix time minus the engine's clock, in seconds. ``cache_config`` becomes the labels of
     ``cache_config_info``. Tenants beyond the first ``tenants`` are counted as ``other``. ``phase_seconds`` returns the
     seconds spent in each phase of a step (``forward``, ``sample`` ...) since the start; it is called once per step.
-    ``prices`` and ``cache_sizes`` are passed to the `CacheLedger` in ``caches``.
+    ``prices`` and ``cache_sizes`` are passed to the `CacheMetrics` in ``caches``.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class Metrics:
         self._requests = RequestHistograms(page)
         self.embeddings = EmbeddingSeries(page)
 
-        self.caches = CacheLedger(page, prices, cache_sizes)
+        self.caches = CacheMetrics(page, prices, cache_sizes)
         page.before_render(self.caches.measure)
 
-        tiers = TierLedger(page)
+        tiers = TierMetrics(page)
         drafts = DraftLedger(page)
 
         self._folds: dict[type, Callable[[Any, float], None]] = {

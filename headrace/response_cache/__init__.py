@@ -1,14 +1,11 @@
 """Looks responses up in the caches before computing, and writes them afterwards. In reading order:
 
-- `rules`: the decisions, as pure functions. `ports`: what the caches ask of their levels and listeners.
-- `lookup_request`: one sequence to look up.
+- `rules`: the decisions, as pure functions.
+- `query`: one sequence to look up, with its cache keys. `ports`: what the caches ask of their levels and listeners.
 - `lookup`: answers calls: searches the caches, joins computations, submits the rest to the engine.
-- `search`: searches the caches for one response.
-- `flights`, `single_flight`: running computations, and the requests that read one of them.
-- `exact`, `semantic`, `partial`: the cache levels.
-- `replay`: streams a cached response.
+- `single_flight`: running computations, and the requests that read one of them.
 - `writer`: writes computed responses to the caches.
-- `headers`: the response header ``X-Headrace-Cache``.
-- `history`, `warmer`, `background_request`: which requests recur, and computing their responses in idle time.
-- `stores`: memory, SQLite, Redis, Memcached. `calibration`: of the semantic cache, on labelled requests.
+- `exact`, `semantic`, `partial`: the cache levels. `stores`: memory, SQLite, Redis, Memcached.
+- `history`, `warmer`: which requests recur, and computing their responses in idle time.
+- `opening`: opens all of them from their options.
 """

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason
-from headrace.response_cache.rules.response.control import NO_DIRECTIVES
-from headrace.response_cache.rules.response.entry import Entry, Freshness, freshness
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.sample_pool import slot_key, slot_served
-from headrace.response_cache.rules.response.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.cacheability import NO_DIRECTIVES
+from headrace.response_cache.rules.entry import Entry, Freshness, freshness
+from headrace.response_cache.rules.key import slot_key, slot_served
+from headrace.response_cache.rules.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
 from headrace.response_cache.stores.tier import Tier
 
 logger = logging.getLogger(__name__)
@@ -89,38 +89,38 @@ class ExactCache:
         for tier in self._tiers:
             await tier.close()
 
-    def snapshot(self, ask: CacheQuery) -> tuple[tuple[str, int], ...]:
+    def snapshot(self, query: CacheQuery) -> tuple[tuple[str, int], ...]:
         """The current versions of the response's tags; take them when its computation begins."""
-        tenant = ask.request.tenant
-        own = [user_tag(tenant, tag) for tag in ask.control.tags]
+        tenant = query.request.tenant
+        own = [user_tag(tenant, tag) for tag in query.control.tags]
         return self._versions.snapshot([EVERYTHING, tenant_tag(tenant), *own])
 
-    def serves(self, ask: CacheQuery, versions: tuple[tuple[str, int], ...]) -> bool:
-        """Whether a response computed under ``versions`` may be served to ``ask``.
+    def serves(self, query: CacheQuery, versions: tuple[tuple[str, int], ...]) -> bool:
+        """Whether a response computed under ``versions`` may be served to ``query``.
 
         It may not if one of its tags has been invalidated since, or if it lacks a tag of the request, because
         invalidating that tag would not invalidate the response.
         """
-        return self._versions.current(versions) and set(versions).issuperset(self.snapshot(ask))
+        return self._versions.current(versions) and set(versions).issuperset(self.snapshot(query))
 
-    async def find(self, ask: CacheQuery) -> Found | None:
-        """The entry that may be served to ``ask``, if there is one."""
-        if not ask.allowed.pool:
-            return await self._find(ask.key, ask)
-        samples = ask.allowed.pool
-        if await self._find(slot_key(ask.key, samples - 1), ask) is None:
+    async def find(self, query: CacheQuery) -> Found | None:
+        """The entry that may be served to ``query``, if there is one."""
+        if not query.allowed.pool:
+            return await self._find(query.key, query)
+        samples = query.allowed.pool
+        if await self._find(slot_key(query.key, samples - 1), query) is None:
             return None  # not full: the first samples would be served more often than later ones
-        found = await self._find(slot_key(ask.key, slot_served(ask.request.seed, samples)), ask)
+        found = await self._find(slot_key(query.key, slot_served(query.request.seed, samples)), query)
         return None if found is None else found._replace(refresh=False)
 
-    async def draft(self, ask: CacheQuery) -> tuple[int, ...]:
+    async def draft(self, query: CacheQuery) -> tuple[int, ...]:
         """The tokens of an entry in memory that may not be served, for example because it has expired.
 
         They are used as a draft for speculative decoding. An invalidated or wrong entry is no draft.
         """
-        for tier in self._tiers if not ask.allowed.pool else ():
-            entry = await tier.find(ask.key) if tier.at_hand else None
-            if entry is not None and not entry.barred and self.serves(ask, entry.versions):
+        for tier in self._tiers if not query.allowed.pool else ():
+            entry = await tier.find(query.key) if tier.at_hand else None
+            if entry is not None and not entry.barred and self.serves(query, entry.versions):
                 return entry.tokens
         return ()
 
@@ -129,11 +129,11 @@ class ExactCache:
         found = await self._find(key)
         return None if found is None else found.entry
 
-    async def keep(self, ask: CacheQuery, entry: Entry) -> bytes | None:
+    async def keep(self, query: CacheQuery, entry: Entry) -> bytes | None:
         """Store an entry, unless it was invalidated or barred meanwhile; returns its key."""
-        key = ask.key if not ask.allowed.pool else await self._free_slot(ask)
+        key = query.key if not query.allowed.pool else await self._free_slot(query)
         for tier in (
-            () if ask.allowed.pool else self._tiers
+            () if query.allowed.pool else self._tiers
         ):  # another sample may take the place of a wrong one
             known = await tier.find(key)
             if known is not None and known.barred and known.expires > self.wall():
@@ -168,8 +168,8 @@ class ExactCache:
         """Sizes of the stores."""
         return {tier.name: tier.facts() for tier in self._tiers}
 
-    async def _find(self, key: bytes, ask: CacheQuery | None = None) -> Found | None:
-        control = NO_DIRECTIVES if ask is None else ask.control
+    async def _find(self, key: bytes, query: CacheQuery | None = None) -> Found | None:
+        control = NO_DIRECTIVES if query is None else query.control
         for number, tier in enumerate(self._tiers):
             if tier.name not in self._reported:
                 continue
@@ -180,7 +180,7 @@ class ExactCache:
                 return None
             now = self.wall()
             state = freshness(entry, now, self._chance(), control.max_age)
-            servable = self._versions.current if ask is None else partial(self.serves, ask)
+            servable = self._versions.current if query is None else partial(self.serves, query)
             if state is Freshness.GONE or not servable(entry.versions):
                 continue
             if state is Freshness.STALE and now - entry.expires > control.stale_while_revalidate:
@@ -193,23 +193,23 @@ class ExactCache:
     def _chance(self) -> float:
         return -math.log(1.0 - self._random.random())
 
-    async def _free_slot(self, ask: CacheQuery) -> bytes:
+    async def _free_slot(self, query: CacheQuery) -> bytes:
         """The key of a pool's next sample: the first free slot, or the slot of the drawn sample if none is free."""
-        samples = ask.allowed.pool
+        samples = query.allowed.pool
         async with self._filling:
-            kept = self._samples.pop(ask.key, None)
+            kept = self._samples.pop(query.key, None)
             if kept is None:
                 kept = 0
-                while kept < samples and await self._find(slot_key(ask.key, kept)) is not None:
+                while kept < samples and await self._find(slot_key(query.key, kept)) is not None:
                     kept += 1
-            self._samples[ask.key] = min(kept + 1, samples)
+            self._samples[query.key] = min(kept + 1, samples)
             while len(self._samples) > COUNTED_POOLS:
                 self._samples.popitem(last=False)
         if kept == samples:
-            last = slot_key(ask.key, samples - 1)
-            full = await self._find(last, ask) is not None
-            return slot_key(ask.key, slot_served(ask.request.seed, samples)) if full else last
-        return slot_key(ask.key, kept)
+            last = slot_key(query.key, samples - 1)
+            full = await self._find(last, query) is not None
+            return slot_key(query.key, slot_served(query.request.seed, samples)) if full else last
+        return slot_key(query.key, kept)
 
     async def _watch(self) -> None:
         while True:

@@ -4,7 +4,7 @@
  asked, computed, cleared          flush, once a second, on its own thread
  ──────────────────────────> notes ───────────────────────────────────────────> SQLite (WAL)
         the loop only appends                                                       │
- the warmer  <────────────────────────── candidates, questions <───────────────────┘
+ the warmer  <────────────────────────── candidates, requests <────────────────────┘
 ```
 Keys are hashed. Bodies are stored only with ``--record-history``; without them nothing can be warmed, but the counts
 still show what warming would save. If the file cannot be written, only the history suffers.
@@ -21,12 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from headrace.files import open_database, private_folder
-from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
-from headrace.response_cache.rules.response.entry import Entry, Served
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.tags import tenant_tag
-from headrace.response_cache.rules.warming.demand_forecast import Candidate, Demand, new_demand
+from headrace.files import Layout, open_database, private_folder
+from headrace.response_cache.partial import UnfinishedAnswer
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.entry import Entry, Served
+from headrace.response_cache.rules.tags import tenant_tag
+from headrace.response_cache.rules.warming import Candidate, Demand, new_demand
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +37,7 @@ MAX_NOTES = 50_000
 MOST_PREFIXES = 1000
 """Prefixes that are kept warm; of more, those that were registered last."""
 
-LAYOUT = 1
-"""Version of the tables. Files without one have the same tables."""
-
-SCHEMA = """
+_TABLES = """
 CREATE TABLE IF NOT EXISTS questions (
     id INTEGER PRIMARY KEY,
     key BLOB NOT NULL UNIQUE,
@@ -55,6 +52,7 @@ CREATE TABLE IF NOT EXISTS prefixes (
 );
 CREATE INDEX IF NOT EXISTS questions_last ON questions (last);
 """
+LAYOUT = Layout("a request history", "questions", (_TABLES,), unnumbered=True)
 
 Returned = TypeVar("Returned")
 
@@ -86,38 +84,28 @@ class _Computed(NamedTuple):
 class HistoryCounts(NamedTuple):
     """Known requests, those with a recorded body, and notes that were lost."""
 
-    questions: int
+    requests: int
     recorded: int
     lost: int
 
 
 class History:
-    """The history in the file ``path``: the ``max_questions`` most recent requests.
+    """The history in the file ``path``: the ``max_requests`` most recent requests.
 
     Raises:
         OSError: the file cannot be opened as a history.
     """
 
-    def __init__(self, path: Path, max_questions: int = 100_000) -> None:
+    def __init__(self, path: Path, max_requests: int = 100_000) -> None:
         self.engine = b""
         """Fingerprint of the engine and its stores: responses of another one are not fresh."""
-        self._max_questions = max_questions
+        self._max_requests = max_requests
         self._notes: list[_Asked | _Computed] = []
         self._lost = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-history")
         self._flushing: asyncio.Task[None] | None = None
-        try:
-            private_folder(path.parent)
-            self._rows = open_database(path)
-            self._rows.execute("PRAGMA journal_mode=WAL")
-            self._rows.execute("PRAGMA synchronous=NORMAL")
-            (layout,) = self._rows.execute("PRAGMA user_version").fetchone()
-            if layout not in (0, LAYOUT):
-                self._rows.close()
-                raise OSError(f"{path} was written by another version of this program (layout {layout})")
-            self._rows.executescript(f"{SCHEMA} PRAGMA user_version = {LAYOUT};")
-        except sqlite3.Error as error:
-            raise OSError(f"{path} cannot be used as a request history: {error}") from error
+        private_folder(path.parent)
+        self._rows = open_database(path, LAYOUT)
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -161,7 +149,7 @@ class History:
         await self.flush()
         return await self._on_worker(lambda: self._candidates(self.engine, now, most))
 
-    async def question(self, key: bytes) -> Recorded | None:
+    async def recorded(self, key: bytes) -> Recorded | None:
         """A recorded request, or None if its body is not stored."""
         query = "SELECT url, key_id, tenant_header, body FROM questions WHERE key = ? AND body IS NOT NULL"
         row = await self._on_worker(lambda: self._rows.execute(query, (key,)).fetchone())
@@ -170,8 +158,8 @@ class History:
     async def counts(self) -> HistoryCounts:
         """Numbers of requests in the history."""
         query = "SELECT count(*), count(body) FROM questions"
-        questions, recorded = await self._on_worker(lambda: self._rows.execute(query).fetchone())
-        return HistoryCounts(questions, recorded, self._lost)
+        requests, recorded = await self._on_worker(lambda: self._rows.execute(query).fetchone())
+        return HistoryCounts(requests, recorded, self._lost)
 
     def forget(self, tenant: str) -> None:
         """Drop the requests and prefixes of a tenant soon, also those that are not written yet."""
@@ -227,7 +215,7 @@ class History:
             )
             self._rows.executemany(_BODIES, ((*recorded, key) for key, recorded in bodies.items()))
             self._rows.executemany(_COMPUTED, ((*note[1:], note.key) for note in computed))
-            self._rows.execute(_TRIM, (self._max_questions,))
+            self._rows.execute(_TRIM, (self._max_requests,))
 
     def _demand(self, key: bytes) -> Demand | None:
         row = self._rows.execute(f"SELECT {_DEMAND} FROM questions WHERE key = ?", (key,)).fetchone()
@@ -242,17 +230,17 @@ class History:
         return [Candidate(key, _read(demand), seconds, seconds) for key, seconds, *demand in rows]
 
 
-class HistoryKeeper:
+class HistoryListener:
     """A `core.ports.CacheListener` that records the cost of responses, and until when they are fresh."""
 
     def __init__(self, history: History) -> None:
         self._history = history
 
-    def kept(self, ask: CacheQuery, entry: Entry) -> None:
-        if ask.origin:
-            self._history.computed(ask.origin, entry.seconds, len(entry.tokens), entry.expires)
+    def stored(self, query: CacheQuery, entry: Entry) -> None:
+        if query.origin:
+            self._history.computed(query.origin, entry.seconds, len(entry.tokens), entry.expires)
 
-    def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None:
+    def interrupted(self, query: CacheQuery, beginning: UnfinishedAnswer) -> None:
         pass
 
     def cleared(self, tag: str) -> None:

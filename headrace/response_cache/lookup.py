@@ -3,39 +3,39 @@
     may it be cached? → exact cache → other levels → is it being computed already? → engine → write to the caches
 
 A cache that fails, or a level that raises, is a miss and never an error. Each sequence is cached separately, so some
-choices of a call may come from a cache while others are computed. This file handles neither HTTP nor text. `search`
-finds cached responses, `flights` has the running computations.
+choices of a call may come from a cache while others are computed. A cached response is replayed through the same queue
+that computed responses use. This file handles neither HTTP nor text. `single_flight` has the running computations,
+`writer` writes their responses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
 from headrace.core.drafting.suffix import SuffixProposer
-from headrace.core.events import Finished, Layer, LookedUp, Lookup, Spared
+from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, Spared
 from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.tenants import BACKGROUND
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.flights import Flights
-from headrace.response_cache.headers import cache_header
-from headrace.response_cache.lookup_request import LookupRequest
 from headrace.response_cache.partial import Partial
 from headrace.response_cache.ports import CacheListener, Level
-from headrace.response_cache.replay import Pace, tell_paced, tell_whole
-from headrace.response_cache.rules.response.cacheability import CacheClass, classify
-from headrace.response_cache.rules.response.entry import Hit, Miss, Served
-from headrace.response_cache.rules.response.key import Unkeyable, answer_key, beginning_key
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.tags import EVERYTHING, tenant_of
-from headrace.response_cache.search import Search
-from headrace.response_cache.single_flight import SingleFlight
+from headrace.response_cache.query import CacheQuery, LookupRequest
+from headrace.response_cache.rules.cacheability import CacheClass, CacheDirectives, classify
+from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
+from headrace.response_cache.rules.key import Unkeyable, answer_key, beginning_key
+from headrace.response_cache.rules.tags import EVERYTHING, tenant_of
+from headrace.response_cache.single_flight import Computation, Computations
 from headrace.response_cache.writer import CacheWriter
 from headrace.service.answer import Answer
 from headrace.service.service import Intake, Refused, Service
+
+logger = logging.getLogger(__name__)
 
 RENEWALS = 4
 """Maximum responses that are renewed early at the same time; further ones wait for their next request."""
@@ -46,7 +46,18 @@ REMEMBERED = 10_000
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """Reasons after which a response is complete; others are never cached."""
 
-NOTHING_KEPT = CacheClass(exact=False, semantic=False, coalesce=False, why="no cache")
+NO_CACHE = CacheClass(exact=False, semantic=False, coalesce=False, why="no cache")
+
+
+TOKENS_AT_ONCE = 32
+"""Tokens per chunk of a replay at immediate pace: still a stream, with little overhead."""
+
+
+class Pace(StrEnum):
+    """The speed at which a cached response is streamed."""
+
+    IMMEDIATE = "immediate"
+    ORIGINAL = "original"
 
 
 class NotCached(Exception):
@@ -54,11 +65,11 @@ class NotCached(Exception):
 
 
 class LookupAnswer(Answer):
-    """An answer whose sequences come from flights or from cached responses."""
+    """An answer whose sequences come from computations or from cached responses."""
 
     def __init__(self, requests: Sequence[Request], interval: int) -> None:
         super().__init__(requests, interval)
-        self.flights: list[tuple[int, SingleFlight]] = []
+        self.computations: list[tuple[int, Computation]] = []
         self.replays: list[tuple[int, asyncio.Task[None]]] = []
 
 
@@ -68,11 +79,11 @@ class CacheLookup:
     Args:
         service: computes.
         exact: the exact cache; without it every call is computed.
-        fingerprint: the engine's, see `response_cache.rules.response.key.Engine`.
+        fingerprint: the engine's, see `response_cache.rules.key.Engine`.
         ttl: seconds until a cached response expires, unless its request sets another time.
         pace: speed at which cached responses are streamed.
         levels: searched in order after the exact cache, for requests whose class allows it.
-        keepers: informed of every response that may be cached.
+        listeners: informed of every response that may be cached.
         partial: stores the beginnings of unfinished responses.
         outputs: the engine's index of past outputs, from which drafts are proposed; cleared with the caches.
     """
@@ -86,7 +97,7 @@ class CacheLookup:
         ttl: float = 3600.0,
         pace: Pace = Pace.IMMEDIATE,
         levels: Sequence[Level] = (),
-        keepers: Sequence[CacheListener] = (),
+        listeners: Sequence[CacheListener] = (),
         partial: Partial | None = None,
         outputs: SuffixProposer | None = None,
     ) -> None:
@@ -100,18 +111,18 @@ class CacheLookup:
         self._partial = partial
         self._outputs = outputs
         if exact is not None:
-            every = (*keepers, *(() if partial is None else (partial,)))
+            every = (*listeners, *(() if partial is None else (partial,)))
             self._writer = CacheWriter(exact, ttl, every, self._written, lambda: service.awaited)
-            self._flights = Flights(service, exact, partial, self._ended)
+            self._computations = Computations(service, exact, partial, self._ended)
             self._search = Search(
-                service, exact, self._levels, self._writer, self._flights, self._renew_early
+                service, exact, self._levels, self._writer, self._computations, self._renew_early
             )
         self.assigned: Callable[[Request], Request] | None = None
         """Applies the settings of a request's experiment arm, during an experiment."""
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._renewing = 0
 
-    async def open(self, questions: Sequence[LookupRequest], interval: int = 1) -> Answer:
+    async def open(self, lookups: Sequence[LookupRequest], interval: int = 1) -> Answer:
         """Answer all sequences of one call, or none.
 
         Raises:
@@ -119,50 +130,38 @@ class CacheLookup:
             Refused: a sequence must be computed, and the queue is full or the server drains.
             InvalidParameter: a request id is in use.
         """
+        # 1 Keys: what each sequence may use, and under which names.
         if self.assigned is not None:
-            questions = [each._replace(request=self.assigned(each.request)) for each in questions]
-        asks, pieces = list[CacheQuery](), self._intake.pieces()
-        for question in questions:
-            asks.append(self.ask(question))
+            lookups = [each._replace(request=self.assigned(each.request)) for each in lookups]
+        queries, pieces = list[CacheQuery](), self._intake.pieces()
+        for each in lookups:
+            queries.append(self.query(each))
             await pieces.turn()
-        if self._exact is None or not all(ask.allowed.exact for ask in asks):
-            return self._compute(asks, interval)
-        hits = [await self._search.find(ask, question) for ask, question in zip(asks, questions, strict=True)]
-        answer = LookupAnswer([question.request for question in questions], interval)
-        layers: list[Layer | None] = []
-        leading: dict[bytes, SingleFlight] = {}
-        begun: list[SingleFlight] = []
-        for index, (question, ask, hit) in enumerate(zip(questions, asks, hits, strict=True)):
-            if isinstance(hit, Hit):
-                layers.append(hit.layer)
-                continue
-            if ask.control.only_if_cached:
-                raise NotCached
-            flight = self._flights.followed(ask) or leading.get(ask.key)
-            layers.append(Layer.COALESCED)
-            if flight is None:
-                flight = self._flights.make(ask, question, _informed(ask.request, hit))
-                layers[-1] = Layer.PARTIAL if flight.tokens else None
-                begun.append(flight)
-                if ask.allowed.coalesce:
-                    leading[ask.key] = flight
-            answer.flights.append((index, flight))
-        # Responses from the cache too: lookups and savings are recorded by id.
+        # 2 Bypass: a call with a sequence that may not be cached is computed as a whole.
+        if self._exact is None or not all(query.allowed.exact for query in queries):
+            return self._compute(queries, interval)
+        # 3 Search: exact cache, then the other levels. From here on nothing waits, so no other call comes between.
+        found = [await self._search.find(query) for query in queries]
+        # 4 Join or begin: each miss reads a computation, its own or an equal one's.
+        answer = LookupAnswer([query.request for query in queries], interval)
+        layers, begun = self._assign(answer, queries, found)
+        # 5 Submit. It raises before anything is changed. Responses from the cache are checked too: lookups and savings
+        #   are recorded by id.
         self.service.check_new(answer.requests)
         if begun:
-            self.service.submit(begun)  # raises before anything is changed
-        for flight in begun:
-            self._flights.register(flight)
-        for index, flight in answer.flights:
-            if flight.over:
-                self._flights.note_coalesced(flight, answer.requests[index])
-            flight.join(answer, index)
-        for index, hit in enumerate(hits):
-            if isinstance(hit, Hit):
-                self._replay(answer, index, hit)
-        for ask, layer, hit in zip(asks, layers, hits, strict=True):
-            self._remember(ask, layer, hit.key if isinstance(hit, Hit) else None)
-        answer.note = cache_header(layers, hits)
+            self.service.submit(begun)
+        # 6 Read: from computations, and from cached responses.
+        for computation in begun:
+            self._computations.register(computation)
+        for index, computation in answer.computations:
+            if computation.over:
+                self._computations.note_coalesced(computation, answer.requests[index])
+            computation.join(answer, index)
+        for index, (query, layer, result) in enumerate(zip(queries, layers, found, strict=True)):
+            if isinstance(result, Hit):
+                self._replay(answer, index, result)
+            self._remember(query, layer, result.key if isinstance(result, Hit) else None)
+        answer.note = cache_header(layers, found)
         if not answer.settled:
             self.service.end_in_time(answer, self.close)
         return answer
@@ -179,44 +178,44 @@ class CacheLookup:
         for index, replay in replays:
             if replay.cancel():
                 self._end(answer, index, why)
-        for index, flight in answer.flights:
-            if not flight.over and flight.leave(answer, index):
+        for index, computation in answer.computations:
+            if not computation.over and computation.leave(answer, index):
                 self._end(answer, index, why)
-                if flight.deserted and not flight.alone:
-                    self.service.withdraw(flight, why)
+                if computation.deserted and not computation.alone:
+                    self.service.withdraw(computation, why)
 
     def stop_sequence(self, answer: Answer, index: int) -> None:
-        """A stop string ended one sequence. Flights find stop strings themselves."""
+        """A stop string ended one sequence. Computations find stop strings themselves."""
         if not isinstance(answer, LookupAnswer):
             self.service.stop_sequence(answer, index)
 
-    def ask(self, question: LookupRequest) -> CacheQuery:
-        """``question`` with its cache key and class; without a cache, no key is computed."""
-        request = question.request
+    def query(self, lookup: LookupRequest) -> CacheQuery:
+        """``lookup`` with its cache keys and class; without a cache, no key is computed."""
+        request, control = lookup.request, lookup.control
         if self._exact is None:
-            return CacheQuery(request, question.control, NOTHING_KEPT, b"")
-        allowed = classify(request.params, question.control)
+            return CacheQuery(request, control, NO_CACHE, b"", stops=lookup.stops)
+        allowed = classify(request.params, control)
         key = beginning = partition = b""
-        turn = question.turn() if allowed.semantic and self._levels else None
-        if question.bars:
-            allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=question.bars)
+        turn = lookup.turn() if allowed.semantic and self._levels else None
+        if lookup.bars:
+            allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=lookup.bars)
         named = request
         if allowed.pool:
             named = replace(request, seed=0)  # slots distinguish the samples of a pool
         try:
             if allowed.exact:
-                beginning = beginning_key(self._fingerprint, named, question.continues)
+                beginning = beginning_key(self._fingerprint, named, lookup.continues)
                 key = answer_key(beginning, named)
             if allowed.exact and turn is not None:
                 # Without max_tokens, the maximum length depends on the prompt's length: levels compare it.
-                partition = beginning_key(self._fingerprint, named, question.continues, turn.context)
+                partition = beginning_key(self._fingerprint, named, lookup.continues, turn.context)
         except Unkeyable as error:
             allowed = CacheClass(exact=False, semantic=False, coalesce=False, why=str(error))
         return CacheQuery(
-            request, question.control, allowed, key, beginning, turn, partition, question.origin
+            request, control, allowed, key, beginning, turn, partition, lookup.origin, lookup.stops
         )
 
-    def renew(self, question: LookupRequest, anew: bool = False) -> SingleFlight | None:
+    def renew(self, query: CacheQuery, anew: bool = False) -> Computation | None:
         """Compute a response only for the cache, at background priority; None if it is being computed already.
 
         ``anew`` computes all of it, even if its beginning is stored.
@@ -224,30 +223,28 @@ class CacheLookup:
         Raises:
             Refused: as `open`.
         """
-        request = replace(
-            question.request, service_class=BACKGROUND.name, deadline=None, arrived=self.service.now()
-        )
-        ask = self.ask(question)
-        if not ask.allowed.exact or self._flights.under_way(ask) is not None:
+        if not query.allowed.exact or self._computations.under_way(query) is not None:
             return None
-        flight = self._flights.make(ask, question, request, anew=anew)
-        flight.alone = True
-        self.service.submit([flight])
-        self._flights.register(flight)
-        return flight
+        request = replace(
+            query.request, service_class=BACKGROUND.name, deadline=None, arrived=self.service.now()
+        )
+        computation = self._computations.make(query, request, anew=anew)
+        computation.alone = True
+        self.service.submit([computation])
+        self._computations.register(computation)
+        return computation
 
-    async def keeps(self, question: LookupRequest) -> bool:
+    async def is_cached(self, query: CacheQuery) -> bool:
         """Whether a fresh response is cached."""
         if self._exact is None:
             return False
-        ask = self.ask(question)
-        entry = await self._exact.at(ask.key)
-        return entry is not None and self._exact.serves(ask, entry.versions)
+        entry = await self._exact.at(query.key)
+        return entry is not None and self._exact.serves(query, entry.versions)
 
-    def give_up(self, flight: SingleFlight, why: FinishReason) -> None:
+    def give_up(self, computation: Computation, why: FinishReason) -> None:
         """Cancel a computation that only fills the cache, unless a request has joined it."""
-        if flight.deserted and not flight.over:
-            self.service.withdraw(flight, why)
+        if computation.deserted and not computation.over:
+            self.service.withdraw(computation, why)
 
     async def clear(self, tag: str) -> Mapping[str, bool]:
         """Invalidate all responses with ``tag``; returns for each store whether it was reached."""
@@ -256,7 +253,7 @@ class CacheLookup:
         if self._exact is None:
             return {}
         reached = await self._exact.clear(tag)
-        self._writer.tell(lambda keeper: keeper.cleared(tag))
+        self._writer.tell(lambda listener: listener.cleared(tag))
         return reached
 
     def served(self, request_id: str) -> Served | None:
@@ -272,7 +269,7 @@ class CacheLookup:
             return
         if served.layer is not Layer.SEMANTIC:
             await self._exact.bar(served.source or served.key)
-        self._writer.tell(lambda keeper: keeper.barred(served))
+        self._writer.tell(lambda listener: listener.barred(served))
 
     def sizes(self) -> dict[Layer, Mapping[str, StoreFacts]]:
         """Sizes of the stores of each layer."""
@@ -307,20 +304,45 @@ class CacheLookup:
             await self._exact.close()
         self.service.stop()
 
-    def _compute(self, asks: Sequence[CacheQuery], interval: int) -> Answer:
+    def _compute(self, queries: Sequence[CacheQuery], interval: int) -> Answer:
         """Send a call that may not be cached straight to the engine."""
-        if any(ask.control.only_if_cached for ask in asks):
+        if any(query.control.only_if_cached for query in queries):
             raise NotCached
         requests = [
-            replace(ask.request, indexed=False) if ask.control.no_store else ask.request for ask in asks
+            replace(query.request, indexed=False) if query.control.no_store else query.request
+            for query in queries
         ]
         answer = self.service.open(requests, interval)
         if self._exact is not None:
-            why = next(ask.allowed.why for ask in asks if not ask.allowed.exact)
+            why = next(query.allowed.why for query in queries if not query.allowed.exact)
             answer.note = f"bypass; reason={why.replace(' ', '-')}"
-            for ask in asks:
-                self.service.note(LookedUp(ask.request.id, Layer.EXACT, Lookup.BYPASS, 0.0, why))
+            for query in queries:
+                self.service.note(LookedUp(query.request.id, Layer.EXACT, Lookup.BYPASS, 0.0, why))
         return answer
+
+    def _assign(
+        self, answer: LookupAnswer, queries: Sequence[CacheQuery], found: Sequence[Hit | Miss]
+    ) -> tuple[list[Layer | None], list[Computation]]:
+        """Give each miss a computation; returns the layer that answers each sequence, and the new computations."""
+        layers: list[Layer | None] = []
+        begun: list[Computation] = []
+        leading: dict[bytes, Computation] = {}  # of this call, by key: they are not registered yet
+        for index, (query, result) in enumerate(zip(queries, found, strict=True)):
+            if isinstance(result, Hit):
+                layers.append(result.layer)
+                continue
+            if query.control.only_if_cached:
+                raise NotCached
+            computation = self._computations.followed(query) or leading.get(query.key)
+            layers.append(Layer.COALESCED)
+            if computation is None:
+                computation = self._computations.make(query, _informed(query.request, result))
+                layers[-1] = Layer.PARTIAL if computation.tokens else None
+                begun.append(computation)
+                if query.allowed.coalesce:
+                    leading[query.key] = computation
+            answer.computations.append((index, computation))
+        return layers, begun
 
     def _replay(self, answer: LookupAnswer, index: int, hit: Hit) -> None:
         request = answer.requests[index]
@@ -340,41 +362,41 @@ class CacheLookup:
         else:
             tell_whole(answer, index, hit.entry)
 
-    def _remember(self, ask: CacheQuery, layer: Layer | None, source: bytes | None) -> None:
-        served = Served(ask.request.tenant, ask.key, ask.beginning, layer, source)
-        self._served[ask.request.id] = served
+    def _remember(self, query: CacheQuery, layer: Layer | None, source: bytes | None) -> None:
+        served = Served(query.request.tenant, query.key, query.beginning, layer, source)
+        self._served[query.request.id] = served
         if len(self._served) > REMEMBERED:
             self._served.popitem(last=False)
 
-    def _ended(self, flight: SingleFlight, finished: Finished) -> None:
-        self.service.withdraw(flight, finished.reason)  # the flight may have found the end itself
+    def _ended(self, computation: Computation, finished: Finished) -> None:
+        self.service.withdraw(computation, finished.reason)  # the computation may have found the end itself
         if finished.reason not in WHOLE:
-            self._flights.discard(flight)
+            self._computations.discard(computation)
             if finished.reason is not FinishReason.FAILED:
-                self._writer.break_off(flight)
+                self._writer.interrupt(computation)
             return
-        for request in flight.followers:
-            self._flights.note_coalesced(flight, request)
-        self._writer.add(flight)
+        for request in computation.followers:
+            self._computations.note_coalesced(computation, request)
+        self._writer.add(computation)
 
-    def _written(self, flight: SingleFlight, key: bytes | None) -> None:
-        self._flights.discard(flight)
-        name = flight.ask.request.id
+    def _written(self, computation: Computation, key: bytes | None) -> None:
+        self._computations.discard(computation)
+        name = computation.query.request.id
         served = self._served.get(name)
-        if served is not None and served.key == flight.ask.key:
+        if served is not None and served.key == computation.query.key:
             self._served[name] = served._replace(source=key)
 
-    def _renew_early(self, question: LookupRequest, draft: tuple[int, ...]) -> None:
+    def _renew_early(self, query: CacheQuery, draft: tuple[int, ...]) -> None:
         if self._renewing >= RENEWALS:
             return
-        request = replace(question.request, id=f"{question.request.id}~renewed", cached_answer=draft)
+        request = replace(query.request, id=f"{query.request.id}~renewed", cached_answer=draft)
         try:
-            flight = self.renew(question._replace(request=request), anew=True)
+            computation = self.renew(replace(query, request=request), anew=True)
         except (Refused, InvalidParameter):  # it is being renewed already
             return
-        if flight is not None:
+        if computation is not None:
             self._renewing += 1
-            flight.when_over(self._renewed)
+            computation.when_over(self._renewed)
 
     def _renewed(self) -> None:
         self._renewing -= 1
@@ -384,9 +406,146 @@ class CacheLookup:
         answer.tell(index, Finished(request.id, why, len(request.tokens), 0, 0))
 
 
+class Search:
+    """Finds cached responses; equal concurrent searches run once.
+
+    Args:
+        service: receives an event for each lookup.
+        exact: the exact cache.
+        levels: searched in order after the exact cache, for requests whose class allows it.
+        writer: writes responses that have just been computed, before they are searched for.
+        computations: the running computations.
+        renew: called for a hit that should be computed again soon, with its tokens.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        exact: ExactCache,
+        levels: Sequence[Level],
+        writer: CacheWriter,
+        computations: Computations,
+        renew: Callable[[CacheQuery, tuple[int, ...]], None],
+    ) -> None:
+        self._service = service
+        self._exact = exact
+        self._levels = tuple(levels)
+        self._writer = writer
+        self._computations = computations
+        self._renew = renew
+        self._running: dict[tuple[bytes, CacheDirectives], asyncio.Task[Hit | Miss]] = {}
+
+    async def find(self, query: CacheQuery) -> Hit | Miss:
+        """The cached response to ``query``, or why there is none."""
+        if query.control.no_cache:
+            return Miss("no_cache", draft=await self._exact.draft(query))
+        await self._writer.catch_up(query)
+        at_hand = self._exact.at_hand and not (self._levels and query.allowed.semantic)
+        if at_hand or not query.allowed.coalesce:
+            return await self._look_up(query)
+        if self._computations.followed(query) is not None and not query.control.only_if_cached:
+            return Miss("coalesced")
+        name = (query.key, query.control)
+        task = self._running.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._look_up(query))
+            self._running[name] = task
+            task.add_done_callback(lambda _: self._running.pop(name, None))
+        found = await asyncio.shield(task)
+        if isinstance(found, Hit) and not self._exact.serves(query, found.entry.versions):
+            return Miss("cleared")  # it was invalidated after it had been found
+        return found
+
+    async def _look_up(self, query: CacheQuery) -> Hit | Miss:
+        began = self._service.now()
+        found = await self._exact.find(query)
+        self._note(query, Layer.EXACT, began, found is not None)
+        if found is not None:
+            if found.refresh:
+                self._renew(query, found.entry.tokens)
+            return Hit(found.entry, Layer.EXACT, found.key, self._exact.age(found.entry))
+        near, draft = "", await self._exact.draft(query)
+        for level in self._levels if query.allowed.semantic else ():
+            began = self._service.now()
+            try:
+                hit = await level.find(query)
+            except Exception:
+                logger.exception("the %s cache failed on request %s", level.layer, query.request.id)
+                hit = Miss("failed")
+            self._note(
+                query, level.layer, began, isinstance(hit, Hit), hit.why if isinstance(hit, Miss) else ""
+            )
+            if isinstance(hit, Hit):
+                return hit
+            near, draft = near or hit.near, draft or hit.draft
+        return Miss(near=near, draft=draft)
+
+    def _note(self, query: CacheQuery, layer: Layer, began: float, hit: bool, why: str = "") -> None:
+        outcome = Lookup.HIT if hit else Lookup.MISS
+        self._service.note(LookedUp(query.request.id, layer, outcome, self._service.now() - began, why))
+
+
+def cache_header(layers: Sequence[Layer | None], hits: Sequence[Hit | Miss]) -> str:
+    """The header's value for a call; ``layers`` has the cache layer that answers each sequence (None: the engine).
+
+    The value is a hit only if no sequence of the call is computed.
+    """
+    if None in layers:
+        return "miss"
+    if Layer.PARTIAL in layers:
+        return "partial"
+    spared = {str(hit.layer) for hit in hits if isinstance(hit, Hit)}
+    if not spared or Layer.COALESCED in layers:
+        return "coalesced"
+    age = max(hit.age_seconds for hit in hits if isinstance(hit, Hit))
+    words = f"hit; layer={'+'.join(sorted(spared))}; age={age:.0f}"
+    near = [hit.similarity for hit in hits if isinstance(hit, Hit) and hit.similarity is not None]
+    return f"{words}; similarity={min(near):.3f}" if near else words
+
+
 def _informed(request: Request, miss: Miss) -> Request:
     """``request`` with the draft that was found, and grouped with similar ones unless it names a group itself."""
     affinity = request.affinity or miss.near
     if affinity == request.affinity and not miss.draft:
         return request
     return replace(request, affinity=affinity, cached_answer=miss.draft)
+
+
+# -- replays ----------------------------------------------------------------------------------------
+
+
+def tell_whole(answer: Answer, index: int, entry: Entry) -> None:
+    """Send all of ``entry`` at once, to a reader that waits for the end."""
+    request = answer.requests[index]
+    answer.cached_tokens[index] = len(request.tokens)
+    if entry.tokens:
+        answer.tell(index, Emitted(request.id, entry.tokens, entry.logprobs))
+    answer.tell(index, _end(request, entry))
+
+
+async def tell_paced(answer: Answer, index: int, entry: Entry, pace: Pace) -> None:
+    """Send ``entry`` in chunks, to a reader that streams them."""
+    request = answer.requests[index]
+    answer.cached_tokens[index] = len(request.tokens)
+    began = asyncio.get_running_loop().time()
+    for after, start, end in _pieces(entry, pace):
+        await asyncio.sleep(max(0.0, began + after - asyncio.get_running_loop().time()))
+        answer.tell(index, Emitted(request.id, entry.tokens[start:end], entry.logprobs[start:end]))
+    answer.tell(index, _end(request, entry))
+
+
+def _pieces(entry: Entry, pace: Pace) -> Iterator[tuple[float, int, int]]:
+    """Chunks: seconds since the beginning, and the range of tokens to send."""
+    if pace is Pace.ORIGINAL and entry.pulses:
+        start = 0
+        for pulse in entry.pulses:
+            yield pulse.seconds, start, start + pulse.tokens
+            start += pulse.tokens
+    else:
+        for start in range(0, len(entry.tokens), TOKENS_AT_ONCE):
+            yield 0.0, start, min(start + TOKENS_AT_ONCE, len(entry.tokens))
+
+
+def _end(request: Request, entry: Entry) -> Finished:
+    prompt = len(request.tokens)
+    return Finished(request.id, entry.reason, prompt, len(entry.tokens), prompt, stop_token=entry.stop_token)

@@ -1,4 +1,4 @@
-"""What the response caches ask of their levels and of those who listen to them."""
+"""What the response caches query of their levels and of those who listen to them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Protocol
 
 from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts
-from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
-from headrace.response_cache.rules.response.entry import Entry, Hit, Miss, Served
-from headrace.response_cache.rules.response.query import CacheQuery
+from headrace.response_cache.partial import UnfinishedAnswer
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
 
 
 class Level(Protocol):
@@ -21,7 +21,7 @@ class Level(Protocol):
 
     async def stop(self) -> None: ...
 
-    async def find(self, ask: CacheQuery) -> Hit | Miss: ...
+    async def find(self, query: CacheQuery) -> Hit | Miss: ...
 
     def facts(self) -> Mapping[str, StoreFacts]: ...
 
@@ -29,13 +29,13 @@ class Level(Protocol):
 class CacheListener(Protocol):
     """Listens to the response caches; every method must return at once.
 
-    ``kept``: a complete response was stored. ``broken_off``: a response ended before it was complete. ``cleared``:
+    ``stored``: a complete response was stored. ``interrupted``: a response ended before it was complete. ``cleared``:
     all entries with a tag were invalidated. ``barred``: a response was reported as wrong.
     """
 
-    def kept(self, ask: CacheQuery, entry: Entry) -> None: ...
+    def stored(self, query: CacheQuery, entry: Entry) -> None: ...
 
-    def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None: ...
+    def interrupted(self, query: CacheQuery, beginning: UnfinishedAnswer) -> None: ...
 
     def cleared(self, tag: str) -> None: ...
 

@@ -1,8 +1,17 @@
 """Single-flight: one computation that several equal requests read, each from the beginning.
 
-It belongs to no connection: it is cancelled only when the last client has disconnected. No reader waits for another,
-because each has its own queue of references to the common output. The flight finds stop strings itself, so that the
-cached response ends at the same place for every reader.
+A computation belongs to no connection: it is cancelled only when the last client has disconnected. No reader waits for
+another, because each has its own queue of references to the common output. The computation finds stop strings itself,
+so that the cached response ends at the same place for every reader.
+
+`Computations` has all of them. The life of one:
+
+ 1 `followed`: a request joins one that is running, if there is one of at least its priority.
+ 2 `make`: otherwise one begins, where an unfinished response stopped if one is stored; `register` lets others join.
+ 3 `join`: a reader gets everything from the beginning, then each event.
+ 4 `tell`: events of the engine go to all readers. A failure, or the deadline of the first request, ends only that
+   request; the others get a second attempt.
+ 5 The end goes to the caches, then to the readers.
 """
 
 from __future__ import annotations
@@ -11,14 +20,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from headrace.core.events import Emitted, Finished, PromptScored
+from headrace.core.events import Emitted, Finished, Layer, LookedUp, Lookup, PromptScored, Spared
 from headrace.core.plan import TokenLogprob
-from headrace.core.request import FinishReason, Request
+from headrace.core.request import FinishReason, InvalidParameter, Request
 from headrace.core.tenancy.tenants import CLASSES, DEFAULT
-from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
-from headrace.response_cache.rules.response.entry import Pulse
-from headrace.response_cache.rules.response.query import CacheQuery
+from headrace.response_cache.exact import ExactCache
+from headrace.response_cache.partial import Partial, UnfinishedAnswer
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.entry import Pulse
 from headrace.service.answer import Answer, Predicted
+from headrace.service.service import Refused, Service
 from headrace.text.stream import Texts
 
 _LEVELS = {each.name: each.level for each in CLASSES}
@@ -29,31 +40,31 @@ RETRYABLE = (FinishReason.FAILED, FinishReason.TIMEOUT, FinishReason.UNREACHABLE
 """Finish reasons that concern one request or one attempt: other readers may still get a response."""
 
 
-class SingleFlight:
-    """A `serve.service.Listener` that passes events on to its readers.
+class Computation:
+    """A `service.service.Listener` that passes events on to its readers.
 
     Args:
-        ask: the query that is computed.
+        query: the query that is computed.
         request: the request that the engine runs for it; the response does not depend on its id.
         versions: the current versions of its tags.
         stops: finds the stop strings of the request; None if it has none.
         clock: seconds.
-        ended: called once, with the flight and its end, before its readers receive it.
+        ended: called once, with the computation and its end, before its readers receive it.
         again: called when computing failed or the first request's deadline passed. Returns whether it has called
             `restart` for the remaining readers.
     """
 
     def __init__(
         self,
-        ask: CacheQuery,
+        query: CacheQuery,
         request: Request,
         versions: tuple[tuple[str, int], ...],
         stops: Texts | None,
         clock: Callable[[], float],
-        ended: Callable[[SingleFlight, Finished], None],
-        again: Callable[[SingleFlight], bool],
+        ended: Callable[[Computation, Finished], None],
+        again: Callable[[Computation], bool],
     ) -> None:
-        self.ask = ask
+        self.query = query
         self.requests: tuple[Request, ...] = (request,)
         self.cached_tokens = [0]
         self.predicted = [Predicted()]
@@ -101,7 +112,7 @@ class SingleFlight:
     @property
     def followers(self) -> list[Request]:
         """The requests that joined it."""
-        own = self.ask.request
+        own = self.query.request
         return [answer.requests[i] for answer, i in self._readers if answer.requests[i] is not own]
 
     @property
@@ -137,7 +148,7 @@ class SingleFlight:
         return reads
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call ``call`` when the flight ends, for whatever reason."""
+        """Call ``call`` when the computation ends, for whatever reason."""
         self._when_over.append(call)
 
     def resume(self, beginning: UnfinishedAnswer) -> None:
@@ -152,7 +163,7 @@ class SingleFlight:
         """Prepare a second attempt in ``requests``, which continues where the first one stopped."""
         again = replace(
             self.requests[0],
-            id=f"{self.ask.request.id}~{self.attempts}",
+            id=f"{self.query.request.id}~{self.attempts}",
             deadline=self.deadline(),
             answered=self.tokens,
         )
@@ -168,12 +179,12 @@ class SingleFlight:
     def tell(self, index: int, event: Emitted | PromptScored | Finished) -> None:
         """Handle an event of the engine; events after the end are ignored."""
         if self.end is not None:
-            return
+            return  # a stop string ended it, which the engine did not know yet
         if type(event) is Finished:
             if event.reason in RETRYABLE:
                 self._tell_first(event)
                 if self._again(self):
-                    return
+                    return  # the events of the second attempt follow
             self._end(event)
         elif type(event) is Emitted:
             try:
@@ -185,16 +196,18 @@ class SingleFlight:
     def _tell_first(self, finished: Finished) -> None:
         """Send the end of the first attempt to the request that began it, if it still reads."""
         for answer, index in tuple(self._readers):
-            if answer.requests[index] is self.ask.request:
+            if answer.requests[index] is self.query.request:
                 self.leave(answer, index)
                 answer.tell(index, finished)
 
     def _extend(self, event: Emitted) -> None:
+        # Tokens after a stop string are cut off before any reader gets them.
         used, stopped = len(event.tokens), False
         if self._stops is not None:
             used, stopped = self._watch(self._stops, event.tokens)
             if used < len(event.tokens):
                 event = Emitted(event.request_id, event.tokens[:used], event.logprobs[:used])
+        # Stored for the cache, and for readers that join later or wait for the end.
         self._tokens += event.tokens
         self._logprobs += event.logprobs
         self._pulse_seconds.append(self._clock() - self.began)
@@ -227,7 +240,7 @@ class SingleFlight:
         Counts of drafts go to the first request, too.
         """
         request = answer.requests[index]
-        leads = request is self.ask.request
+        leads = request is self.query.request
         answer.cached_tokens[index] = self.cached_tokens[0] if leads else len(request.tokens)
         answer.predicted[index] = self.predicted[0] if leads else Predicted()
 
@@ -243,13 +256,13 @@ class SingleFlight:
     def _end(self, finished: Finished) -> None:
         self.end = finished
         self.seconds = self._clock() - self.began
-        self._ended(self, finished)
+        self._ended(self, finished)  # before the readers: their next request finds the response
         for answer, index in self._readers:
             self._count_cached(answer, index)
             self._tell_end(answer, index, finished)
         self._readers = []
         calls = self._when_over
-        self._when_over = []  # avoids a reference cycle, as the calls may refer to the flight
+        self._when_over = []  # avoids a reference cycle, as the calls may refer to the computation
         for call in calls:
             call()
 
@@ -266,3 +279,102 @@ def _hidden_ends(request: Request) -> frozenset[int]:
         return frozenset()
     eos = frozenset[int]() if params.ignore_eos else request.eos_token_ids
     return eos.union(params.stop_token_ids)
+
+
+ATTEMPTS = 2
+"""Maximum attempts to compute a response for requests that joined another one's computation."""
+
+
+class Computations:
+    """All `Computation`s of a lookup.
+
+    Args:
+        service: computes them.
+        exact: the exact cache, which decides whether a response that is being computed may still be served.
+        partial: stores the beginnings of unfinished responses; None: all are computed from the beginning.
+        ended: called with each computation and its end.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        exact: ExactCache,
+        partial: Partial | None,
+        ended: Callable[[Computation, Finished], None],
+    ) -> None:
+        self._service = service
+        self._exact = exact
+        self._partial = partial
+        self._ended = ended
+        self._by_key: dict[bytes, Computation] = {}
+
+    def under_way(self, query: CacheQuery) -> Computation | None:
+        """The computation whose response may be stored for ``query``."""
+        computation = self._by_key.get(query.key)
+        return (
+            computation
+            if computation is not None and self._exact.serves(query, computation.versions)
+            else None
+        )
+
+    def followed(self, query: CacheQuery) -> Computation | None:
+        """A computation that answers ``query`` too, with at least the priority that its own computation would have."""
+        computation = self.under_way(query) if query.allowed.coalesce else None
+        if computation is None or (computation.resumed is not None and query.control.max_age is not None):
+            return None  # the resumed beginning may be too old
+        return computation if computation.rank <= rank(query.request) else None
+
+    def make(self, query: CacheQuery, request: Request, *, anew: bool = False) -> Computation:
+        """A computation of ``request``, resumed from an unfinished response unless ``anew``."""
+        stops = None if query.stops is None else query.stops()
+        versions = self._exact.snapshot(query)
+        computation = Computation(
+            query, request, versions, stops, self._service.now, self._ended, self._again
+        )
+        if self._partial is not None and not anew:
+            self._resume(self._partial, computation)
+        return computation
+
+    def register(self, computation: Computation) -> None:
+        """Let other requests join it. A slower computation of the same response that has no reader ends."""
+        if not computation.query.allowed.coalesce:
+            return
+        slower = self._by_key.get(computation.query.key)
+        self._by_key[computation.query.key] = computation
+        if slower is not None and slower.deserted:
+            self._service.withdraw(slower, FinishReason.CANCELLED)
+
+    def discard(self, computation: Computation) -> None:
+        """Let no further request join ``computation``."""
+        if self._by_key.get(computation.query.key) is computation:
+            del self._by_key[computation.query.key]
+
+    def note_coalesced(self, computation: Computation, request: Request) -> None:
+        """Record that ``request`` was answered by the computation of another one."""
+        prompt, output = len(request.tokens), len(computation.tokens)
+        self._service.note(Spared(request.id, request.tenant, Layer.COALESCED, prompt, output, 0.0))
+
+    def _resume(self, partial: Partial, computation: Computation) -> None:
+        """Begin where an earlier computation of the same response stopped."""
+        query, service = computation.query, self._service
+        began = service.now()
+        beginning = partial.resumed(query, computation.versions, self._exact.wall())
+        outcome = Lookup.MISS if beginning is None else Lookup.HIT
+        service.note(LookedUp(query.request.id, Layer.PARTIAL, outcome, service.now() - began))
+        if beginning is not None:
+            computation.resume(beginning)
+            tokens = len(beginning.tokens)
+            service.note(Spared(query.request.id, query.request.tenant, Layer.PARTIAL, 0, tokens, 0.0))
+
+    def _again(self, computation: Computation) -> bool:
+        """Restart ``computation`` for the requests that still read it; returns whether that was possible."""
+        deadline = computation.deadline()
+        late = deadline is not None and deadline <= self._service.now()
+        if computation.deserted or late or computation.attempts >= ATTEMPTS:
+            return False
+        computation.restart()
+        try:
+            self._service.submit([computation])
+        except (Refused, InvalidParameter):
+            return False
+        return True

@@ -9,6 +9,9 @@ Its requests have the background class: the scheduler runs them only while no ot
 the next arrival. To keep the event loop free, none begins while a request is being read or answered, and each begins
 only when the one before has been parsed and rendered. ``compute``, which is passed in, handles the request format.
 Pairs of requests that the semantic cache wants compared come first, since each is one token.
+
+`BackgroundRequests` computes them. It has the interface of `lookup.CacheLookup`, so that a request computed ahead is
+parsed, rendered and keyed by the same code as the later request that is served from the cache.
 """
 
 from __future__ import annotations
@@ -17,17 +20,97 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
-from headrace.core.events import Arrived, Event
+from headrace.core.events import Arrived, Event, Finished
+from headrace.core.request import FinishReason
 from headrace.core.tenancy.tenants import is_awaited
 from headrace.response_cache.history import MOST_PREFIXES, History, Recorded
-from headrace.response_cache.rules.semantic.verdicts import Pair
-from headrace.response_cache.rules.warming.demand_forecast import choose
-from headrace.response_cache.rules.warming.idle_detector import IdleDetector
+from headrace.response_cache.lookup import CacheLookup
+from headrace.response_cache.query import CacheQuery, LookupRequest
+from headrace.response_cache.rules.verdicts import Pair
+from headrace.response_cache.rules.warming import IdleDetector, choose
+from headrace.response_cache.single_flight import Computation
+from headrace.service.answer import Answer
 
 logger = logging.getLogger(__name__)
+
+ID_PREFIX = "warm-"
+"""Prefix of the ids of background requests."""
+
+
+class NotCacheable(Exception):
+    """The response could not be cached; the message says why."""
+
+
+class _PendingAnswer(Answer):
+    """An answer without tokens, which ends once all ``computations`` (of what is not cached yet) have ended."""
+
+    def __init__(self, queries: Sequence[CacheQuery]) -> None:
+        super().__init__([query.request for query in queries], interval=0)
+        self.computations: list[Computation] = []
+
+
+class BackgroundRequests:
+    """Computes requests into the caches of ``lookup``."""
+
+    def __init__(self, lookup: CacheLookup) -> None:
+        self._lookup = lookup
+        self._opened = 0
+
+    def now(self) -> float:
+        """The time of arrivals and deadlines."""
+        return self._lookup.now()
+
+    async def open(self, lookups: Sequence[LookupRequest], interval: int = 1) -> Answer:
+        """Begin to compute what is not cached yet.
+
+        Raises:
+            NotCacheable: a response could not be cached.
+            Refused: as `CacheLookup.open`.
+        """
+        queries = [self._lookup.query(self._rename(each)) for each in lookups]
+        for query in queries:
+            if not query.allowed.exact or query.allowed.pool:
+                raise NotCacheable(query.allowed.why or "a pool of samples is filled by its own requests")
+        pending = _PendingAnswer(queries)
+        try:
+            for index, query in enumerate(queries):
+                await self._begin(pending, index, query)
+        except BaseException:
+            self.close(pending)
+            raise
+        pending.note = "computed" if pending.computations else "kept"
+        return pending
+
+    def close(self, answer: Answer, why: FinishReason = FinishReason.CANCELLED) -> None:
+        """Cancel unfinished computations; their tokens so far are stored and resumed later."""
+        if isinstance(answer, _PendingAnswer):
+            for computation in answer.computations:
+                self._lookup.give_up(computation, why)
+
+    def stop_sequence(self, answer: Answer, index: int) -> None:
+        """A computation finds its stop strings itself."""
+
+    async def _begin(self, pending: _PendingAnswer, index: int, query: CacheQuery) -> None:
+        computation = None if await self._lookup.is_cached(query) else self._lookup.renew(query)
+        if computation is None:  # cached, or being computed for another request
+            pending.tell(index, Finished(query.request.id, FinishReason.STOP, 0, 0, 0))
+        else:
+            pending.computations.append(computation)
+            computation.when_over(partial(self._end, pending, index, computation))
+
+    def _end(self, pending: _PendingAnswer, index: int, computation: Computation) -> None:
+        assert computation.end is not None
+        pending.tell(index, computation.end)
+
+    def _rename(self, lookup: LookupRequest) -> LookupRequest:
+        self._opened += 1
+        return lookup._replace(request=replace(lookup.request, id=f"{ID_PREFIX}{self._opened}"))
+
 
 TICK_SECONDS = 0.1
 """Interval of the checks whether the server is idle."""
@@ -74,7 +157,7 @@ class WarmState(NamedTuple):
 
 
 class _Job(NamedTuple):
-    question: Job
+    work: Job
     key: bytes | None  # in the history
 
 
@@ -163,13 +246,13 @@ class Warmer:
         if type(event) is Arrived and is_awaited(event.service_class):
             self._window.arrived(now)
 
-    def add(self, questions: Iterable[Recorded]) -> int:
+    def add(self, requests: Iterable[Recorded]) -> int:
         """Queue requests to compute in idle time; returns how many were accepted."""
         taken = 0
-        for question in questions:
+        for request in requests:
             if len(self._waiting) >= MAX_JOBS:
                 break
-            self._waiting.append(_Job(question, None))
+            self._waiting.append(_Job(request, None))
             taken += 1
         return taken
 
@@ -196,8 +279,8 @@ class Warmer:
         waiting = {job.key for job in (*self._waiting, *self._running.values())}
         fresh = [c for c in candidates if c.key not in self._processed and c.key not in waiting]
         chosen = choose(fresh, wall, self._horizon_seconds, left)
-        found = [(choice.key, await self._history.question(choice.key)) for choice in chosen]
-        self._waiting.extend(_Job(question, key) for key, question in found if question is not None)
+        found = [(choice.key, await self._history.recorded(choice.key)) for choice in chosen]
+        self._waiting.extend(_Job(request, key) for key, request in found if request is not None)
         return len(found)
 
     def state(self) -> WarmState:
@@ -252,7 +335,7 @@ class Warmer:
         due = [prefix for prefix, at in self._prefixes.items() if now >= at]
         if not due:
             return
-        waiting = {job.question for job in (*self._waiting, *self._running.values())}
+        waiting = {job.work for job in (*self._waiting, *self._running.values())}
         for prefix in due:
             self._prefixes[prefix] = now + PREFIX_SECONDS
             if prefix not in waiting:
@@ -271,7 +354,7 @@ class Warmer:
         await begun.wait()
 
     async def _run(self, job: _Job, begun: Begun) -> Outcome:
-        return await self._compute(job.question, begun)
+        return await self._compute(job.work, begun)
 
     def _ended(self, task: asyncio.Task[Outcome]) -> None:
         job = self._running.pop(task, None)

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from headrace.response_cache.exact import ExactCache
+from headrace.response_cache.partial import UnfinishedAnswer
 from headrace.response_cache.ports import CacheListener
-from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
-from headrace.response_cache.rules.response.entry import Entry, lifetime
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.single_flight import SingleFlight
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.entry import Entry, lifetime
+from headrace.response_cache.single_flight import Computation
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class CacheWriter:
     Args:
         exact: the exact cache.
         ttl: seconds until a response expires, unless its request sets another time.
-        keepers: informed of what has been written.
-        written: called for each flight with the key of its entry, or with None if it was not written.
+        listeners: informed of what has been written.
+        written: called for each computation with the key of its entry, or with None if it was not written.
         busy: whether a request is being answered.
     """
 
@@ -48,57 +48,61 @@ class CacheWriter:
         self,
         exact: ExactCache,
         ttl: float,
-        keepers: Sequence[CacheListener],
-        written: Callable[[SingleFlight, bytes | None], None],
+        listeners: Sequence[CacheListener],
+        written: Callable[[Computation, bytes | None], None],
         busy: Callable[[], bool],
     ) -> None:
         self._exact = exact
         self._ttl = ttl
-        self._keepers = tuple(keepers)
+        self._listeners = tuple(listeners)
         self._written = written
         self._busy = busy
-        self._waiting: dict[SingleFlight, float] = {}  # with the time of their end, the oldest first
+        self._waiting: dict[Computation, float] = {}  # with the time of their end, the oldest first
         self._worker: asyncio.Task[None] | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
-    def add(self, flight: SingleFlight) -> None:
-        """Write the response of a flight that has ended, soon."""
+    def add(self, computation: Computation) -> None:
+        """Write the response of a computation that has ended, soon."""
         if not self._exact.at_hand:
-            self._begin(flight)
+            self._begin(computation)
             return
         loop = asyncio.get_running_loop()
-        self._waiting[flight] = loop.time()
+        self._waiting[computation] = loop.time()
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
 
-    def break_off(self, flight: SingleFlight) -> None:
-        """Inform the keepers of a flight that has ended with an incomplete response."""
-        left = UnfinishedAnswer(flight.tokens, flight.seconds, flight.versions, *self._life(flight))
-        self.tell(lambda keeper: keeper.broken_off(flight.ask, left))
+    def interrupt(self, computation: Computation) -> None:
+        """Inform the listeners of a computation that has ended with an incomplete response."""
+        left = UnfinishedAnswer(
+            computation.tokens, computation.seconds, computation.versions, *self._life(computation)
+        )
+        self.tell(lambda listener: listener.interrupted(computation.query, left))
 
-    async def catch_up(self, ask: CacheQuery) -> None:
-        """Write at once the pending responses that could answer ``ask``, or that it could resume."""
-        wanted = [flight for flight in self._waiting if flight.ask.beginning == ask.beginning]
+    async def catch_up(self, query: CacheQuery) -> None:
+        """Write at once the pending responses that could answer ``query``, or that it could resume."""
+        wanted = [
+            computation for computation in self._waiting if computation.query.beginning == query.beginning
+        ]
         if wanted:
-            for flight in wanted:
-                self._begin(flight)
+            for computation in wanted:
+                self._begin(computation)
             await asyncio.sleep(0)
 
     def tell(self, tell: Callable[[CacheListener], None]) -> None:
-        """Inform all keepers. If one fails, no request is affected."""
-        for keeper in self._keepers:
+        """Inform all listeners. If one fails, no request is affected."""
+        for listener in self._listeners:
             try:
-                tell(keeper)
+                tell(listener)
             except Exception:
-                logger.exception("%s failed to process a response", type(keeper).__name__)
+                logger.exception("%s failed to process a response", type(listener).__name__)
 
     async def finish(self) -> None:
         """Write everything that waits, and wait until it is written."""
         if self._worker is not None:
             self._worker.cancel()
             self._worker = None
-        for flight in tuple(self._waiting):
-            self._begin(flight)
+        for computation in tuple(self._waiting):
+            self._begin(computation)
         if self._writing:
             await asyncio.wait(self._writing, timeout=WRITE_SECONDS)
 
@@ -112,47 +116,47 @@ class CacheWriter:
             else:
                 await asyncio.wait([self._begin(oldest)])
 
-    def _begin(self, flight: SingleFlight) -> asyncio.Task[None]:
-        self._waiting.pop(flight, None)
-        task = asyncio.get_running_loop().create_task(self._keep(flight))
+    def _begin(self, computation: Computation) -> asyncio.Task[None]:
+        self._waiting.pop(computation, None)
+        task = asyncio.get_running_loop().create_task(self._keep(computation))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
         return task
 
-    async def _keep(self, flight: SingleFlight) -> None:
+    async def _keep(self, computation: Computation) -> None:
         key = None
         try:
-            entry = self._entry(flight)
-            key = await self._exact.keep(flight.ask, entry)
+            entry = self._entry(computation)
+            key = await self._exact.keep(computation.query, entry)
         finally:
-            self._written(flight, key)
+            self._written(computation, key)
         if key is not None:
             self.tell(
-                lambda keeper: keeper.kept(flight.ask, entry)
+                lambda listener: listener.stored(computation.query, entry)
             )  # after writing, because they may look it up
 
-    def _entry(self, flight: SingleFlight) -> Entry:
-        ask, finished = flight.ask, flight.end
+    def _entry(self, computation: Computation) -> Entry:
+        query, finished = computation.query, computation.end
         assert finished is not None
-        created, expires = self._life(flight)
+        created, expires = self._life(computation)
         return Entry(
-            tokens=flight.tokens,
+            tokens=computation.tokens,
             reason=finished.reason,
-            prompt_tokens=len(ask.request.tokens),
-            seconds=flight.seconds,
+            prompt_tokens=len(query.request.tokens),
+            seconds=computation.seconds,
             created=created,
             expires=expires,
-            stale_until=expires + ask.control.stale_while_revalidate,
-            logprobs=flight.logprobs,
+            stale_until=expires + query.control.stale_while_revalidate,
+            logprobs=computation.logprobs,
             stop_token=finished.stop_token,
-            pulses=flight.pulses,
-            versions=flight.versions,
+            pulses=computation.pulses,
+            versions=computation.versions,
         )
 
-    def _life(self, flight: SingleFlight) -> tuple[float, float]:
+    def _life(self, computation: Computation) -> tuple[float, float]:
         """Creation and expiry of a response. A resumed one is as old as its beginning, and expires no later."""
-        ask, now = flight.ask, self._exact.wall()
-        expires = now + lifetime(self._ttl if ask.control.ttl is None else ask.control.ttl, ask.key)
-        if flight.resumed is None:
+        query, now = computation.query, self._exact.wall()
+        expires = now + lifetime(self._ttl if query.control.ttl is None else query.control.ttl, query.key)
+        if computation.resumed is None:
             return now, expires
-        return flight.resumed.created, min(flight.resumed.expires, expires)
+        return computation.resumed.created, min(computation.resumed.expires, expires)

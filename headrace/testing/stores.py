@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from headrace.core.ports import Store
-from headrace.response_cache.rules.response.tags import EVERYTHING
+from headrace.response_cache.rules.tags import EVERYTHING
 
 MakeStore = Callable[[], Store]
 

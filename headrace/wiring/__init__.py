@@ -9,7 +9,7 @@ what it needs.
 - `model`: a loaded model and its engine. `loading`: its parts: weights, memory, the other ranks.
 - `first_requests`: warm-up requests. `drafting`: the drafter of speculative decoding.
 - `tenants`: tenants and service classes from their file; API keys.
-- `caching`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
+- `caches`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `observability`: folds, logs and traces. `pages`: the dashboard, steps and timelines. `kv_events`: for routers.
 - `reload`: new keys and tenants without a restart. `recording`: recordings of the engine's decisions.
 - `operations`: experiments and the tuner.

@@ -24,12 +24,13 @@ from headrace.core.scheduler.start_estimate import estimate_fields
 from headrace.core.tenancy.gate import Limits
 from headrace.observe.dashboard.reading import Folds
 from headrace.response_cache.history import History
+from headrace.response_cache.opening import open_caches, open_history
+from headrace.response_cache.semantic.opening import open_verdicts
+from headrace.response_cache.stores.opening import describe_caches
 from headrace.service.quota_meter import QuotaMeter
 from headrace.service.service import Service
 from headrace.text.parsing.catalogue import UnknownParser
-from headrace.wiring.caching.cache import Prompts, describe_caches, make_prompts, make_recall, prefix_sizes
-from headrace.wiring.caching.semantic import make_verdicts
-from headrace.wiring.caching.warming import Warming, make_recorder, open_history
+from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, make_recorder, prefix_sizes
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.model import Loaded, served_names
 from headrace.wiring.observability import make_folds
@@ -74,8 +75,9 @@ def open_generation(loaded: Loaded, options: Options) -> Generation:
     # 3. Prompts are normalized and explained, then looked up in the response caches before the service.
     prompts = make_prompts(loaded, options, folds.page, service)
     model.prompts = prompts.policy
-    history, verdicts = open_history(options.warm), make_verdicts(options.semantic)
-    recall = make_recall(caching, options.semantic, loaded, service, history, options.tuning, verdicts)
+    history, verdicts = open_history(options.warm), open_verdicts(options.semantic)
+    parts = cache_parts(loaded, options, verdicts)
+    recall = open_caches(caching, options.semantic, service, parts, history)
     counts = folds.page, folds.metrics, folds.usage, folds.cost
     hall = Hall(loaded.name, service, recall, CallNotes(), *counts, folds.usage_of)
     if folds.cost.ledger.pricing.given:

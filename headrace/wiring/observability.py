@@ -25,6 +25,7 @@ from headrace.core.events import Layer
 from headrace.core.ports import StoreFacts
 from headrace.observe.cost.ledger import CostMeter
 from headrace.observe.cost.report import CostReport, focus_csv
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.cost.usage import UsageJournal, UsageStore
 from headrace.observe.dashboard.reading import Folds
 from headrace.observe.goodput import Goodput
@@ -35,7 +36,6 @@ from headrace.observe.metrics_page import MetricsPage, aliases, labels
 from headrace.observe.requests import RequestBook
 from headrace.observe.resources import RaplEnergy, ResourceMeter, ThreadTimes, open_nvml
 from headrace.observe.steps.timelines import Timelines
-from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.tracing import RequestSpans, span_attributes, span_name
 from headrace.observe.usage import UsageBook
 from headrace.observe.work import ModelWork, Peaks, WorkMeter

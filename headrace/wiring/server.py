@@ -20,7 +20,10 @@ from headrace import __version__
 from headrace.api.app import create_app, create_metrics_app, lifespan_of
 from headrace.api.auth.api_keys import KeyFile
 from headrace.api.auth.origin import Hosts
-from headrace.api.batch.line_runner import LineEndpoints, PooledLines
+from headrace.api.batch.line_runner import (
+    LineEndpoints,
+    PooledLines,
+)
 from headrace.api.batch.routes import open_batches
 from headrace.api.openapi import Docs
 from headrace.api.operations.status import Pause
@@ -38,7 +41,15 @@ from headrace.wiring.generation import Generation, generation_features, open_gen
 from headrace.wiring.kv_events import open_kv_events
 from headrace.wiring.loading.ranks import launched_rank
 from headrace.wiring.model import Loaded, close, describe, load, timed, warm_up
-from headrace.wiring.observability import Traces, accounts, hooks, open_traces, start_log, systemd, watching
+from headrace.wiring.observability import (
+    Traces,
+    accounts,
+    hooks,
+    open_traces,
+    start_log,
+    systemd,
+    watching,
+)
 from headrace.wiring.pooling import make_pooling, open_pooling_hall, pooling_only
 from headrace.wiring.recording import open_recording
 from headrace.wiring.reload import Reload, read_settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from headrace.core.request import Request
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.rules.response.key import Engine
-from headrace.response_cache.rules.response.tags import TagVersions
+from headrace.response_cache.rules.key import Engine
+from headrace.response_cache.rules.tags import TagVersions
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
 from headrace.service.service import Service

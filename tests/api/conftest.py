@@ -4,9 +4,10 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 from starlette.routing import Route
@@ -69,18 +70,17 @@ from headrace.core.tenancy.gate import Limits
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport, focus_csv
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.http_metrics import HttpRequests
 from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.prefixes import PrefixBook
 from headrace.observe.requests import RequestBook
 from headrace.observe.steps.timelines import Timelines
-from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
-from headrace.response_cache.background_request import BackgroundRequests
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.rules.warming.idle_detector import IdleDetector
-from headrace.response_cache.warmer import Warmer
+from headrace.response_cache.rules.warming import IdleDetector
+from headrace.response_cache.warmer import BackgroundRequests, Warmer
 from headrace.service.answer import Answer
 from headrace.service.embedding_models import PoolingModels
 from headrace.service.embedding_worker import EmbeddingWorker
@@ -89,7 +89,6 @@ from headrace.service.sampling_defaults import NO_DEFAULTS
 from headrace.service.service import Service
 from headrace.service.sessions import Sessions
 from headrace.text.template import ChatTemplate
-from headrace.wiring.observability import costs
 from headrace.wiring.operations.dry_runs import Machine
 from headrace.wiring.operations.tuning import make_tuning
 from headrace.wiring.pages import make_stepping
@@ -251,7 +250,12 @@ def build_house(options: dict) -> tuple[House, ASGIApp]:
         options.get("request_timeout", 30.0),
         stall_seconds=options.get("stall_seconds", 60.0),
     )
-    model.cost = costs(service, cost) if pricing.given else None
+
+    def cost_of(request_ids: Iterable[str]) -> Mapping[str, Any]:
+        service.count()
+        return cost.usage_cost(request_ids)
+
+    model.cost = cost_of if pricing.given else None
     recall = house.recall = options.get("recall", CacheLookup)(service)
     notes = CallNotes()
     serving = Serving(

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.compute.encoder.sentences import Sentences
 from headrace.config import ConfigError
-from headrace.response_cache.rules.semantic.calibration import Calibration
-from tests.response_cache.calibration.synthetic import Likeness
+from headrace.response_cache.rules.calibration import Calibration
+from tests.response_cache.semantic.synthetic import Likeness
 
 
 @pytest.fixture

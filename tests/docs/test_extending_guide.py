@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.wiring.caching.cache import STORE
+from headrace.wiring.caches import STORE
 from headrace.wiring.engine import ADMISSION, EVICTION, ORDER, VICTIM
 from tests.server.conftest import serving
 

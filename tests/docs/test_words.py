@@ -92,7 +92,7 @@ PAGES = sorted(
 
 DRAWINGS = sorted((ROOT / "docs").rglob("*.svg"))
 
-ENGLISH = {"response_cache/rules/semantic/opposites.py"}
+ENGLISH = {"response_cache/rules/word_classes.py"}
 """Word lists of the semantic cache's guards: English that is compared, not shown."""
 
 MODULES = sorted(

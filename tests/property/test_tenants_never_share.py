@@ -26,13 +26,12 @@ from headrace.core.request import Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.lookup_request import LookupRequest
 from headrace.response_cache.partial import Partial
-from headrace.response_cache.rules.response.codec import Seal
-from headrace.response_cache.rules.response.control import CacheDirectives
-from headrace.response_cache.rules.response.key import Engine
-from headrace.response_cache.rules.response.query import Turn
-from headrace.response_cache.rules.response.tags import TagVersions, tenant_tag, user_tag
+from headrace.response_cache.query import LookupRequest, Turn
+from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.response_cache.rules.entry import Seal
+from headrace.response_cache.rules.key import Engine
+from headrace.response_cache.rules.tags import TagVersions, tenant_tag, user_tag
 from headrace.response_cache.semantic.level import Mode, SemanticCache
 from headrace.response_cache.semantic.row_store import RowStore
 from headrace.response_cache.semantic.search_thread import SearchThread
@@ -149,7 +148,7 @@ async def draft_row(
     return Seen(answer.note, tokens, answer.cached_tokens[0], spent, proposed)
 
 
-async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clear]]) -> list[Seen]:
+async def seen_by_me(stores: Any, row_store: Any, script: list[tuple[str, Ask | Clear]]) -> list[Seen]:
     outputs = SuffixProposer(4, 1 << 21)
     drafter = BudgetedDrafter([outputs], Acceptance(), DraftBudget(2))
     engine, runner = hashing_engine(num_blocks=400, max_num_seqs=4, drafter=drafter)
@@ -161,7 +160,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
     tiers = [Tier(store, SECONDS, Seal(b"secret")) for store in stores()]
     versions = TagVersions()
     exact = ExactCache(tiers, versions, lambda: 1e9)
-    desk = librarian(Words(), shelf(), wall=lambda: 1e9)
+    desk = librarian(Words(), row_store(), wall=lambda: 1e9)
     semantic = SemanticCache(
         desk,
         exact,
@@ -174,7 +173,7 @@ async def seen_by_me(stores: Any, shelf: Any, script: list[tuple[str, Ask | Clea
         confidence=0.95,
     )
     recall = CacheLookup(
-        service, exact, fingerprint, levels=[semantic], keepers=[semantic], partial=partial, outputs=outputs
+        service, exact, fingerprint, levels=[semantic], listeners=[semantic], partial=partial, outputs=outputs
     )
     await recall.start()
     for tier in tiers:  # as after the first poll of what earlier examples have cleared
@@ -214,7 +213,7 @@ def stores(request, tmp_path):
 
 
 @pytest.fixture
-def shelf(tmp_path):
+def row_store(tmp_path):
     """Makes a new file for what the semantic cache is rebuilt from."""
     opened = iter(range(10**6))
     return lambda: RowStore(tmp_path / f"{next(opened)}.semantic", Words.name)
@@ -227,18 +226,20 @@ def shelf(tmp_path):
     derandomize=True,
 )
 @given(script=steps)
-def test_what_i_see_is_what_i_would_see_alone(stores, shelf, script):
+def test_what_i_see_is_what_i_would_see_alone(stores, row_store, script):
     mine = [step for step in script if step[0] == "me"]
-    assert asyncio.run(seen_by_me(stores, shelf, script)) == asyncio.run(seen_by_me(stores, shelf, mine))
+    assert asyncio.run(seen_by_me(stores, row_store, script)) == asyncio.run(
+        seen_by_me(stores, row_store, mine)
+    )
 
 
-def test_the_scene_is_worth_comparing(stores, shelf):
+def test_the_scene_is_worth_comparing(stores, row_store):
     """Alone, a tenant does see its own earlier calls at every level."""
     one = Ask(0, 9, None, "", CacheDirectives())
     stops = one._replace(stops=True)
     mine = (one, one, one._replace(max_tokens=20), one._replace(prompt=1), stops, stops._replace(prompt=1))
     _, second, longer, prefix, _, near = seen = asyncio.run(
-        seen_by_me(stores, shelf, [("me", each) for each in mine])
+        seen_by_me(stores, row_store, [("me", each) for each in mine])
     )
     notes = [each.note.partition("; age")[0] for each in seen]
     assert notes == ["miss", "hit; layer=exact", "partial", "miss", "miss", "hit; layer=semantic"]
@@ -249,15 +250,15 @@ def test_the_scene_is_worth_comparing(stores, shelf):
     assert longer.proposed
 
 
-def test_anothers_prefix_saves_no_computing_and_is_not_counted(stores, shelf):
+def test_anothers_prefix_saves_no_computing_and_is_not_counted(stores, row_store):
     one = Ask(1, 9, None, "", CacheDirectives())
-    ((seen),) = asyncio.run(seen_by_me(stores, shelf, [("else", one), ("me", one)]))
+    ((seen),) = asyncio.run(seen_by_me(stores, row_store, [("else", one), ("me", one)]))
     assert (seen.note, seen.cached_tokens, seen.proposed) == ("miss", 0, seen.proposed)
     assert seen.computed_tokens >= len(PROMPTS[1]) + 9 - 1
 
 
-def test_anothers_near_answer_is_not_served(stores, shelf):
+def test_anothers_near_answer_is_not_served(stores, row_store):
     one = Ask(0, 9, None, "", CacheDirectives(), stops=True)
-    ((seen),) = asyncio.run(seen_by_me(stores, shelf, [("else", one), ("me", one._replace(prompt=1))]))
+    ((seen),) = asyncio.run(seen_by_me(stores, row_store, [("else", one), ("me", one._replace(prompt=1))]))
     assert seen.note == "miss"
     assert seen.computed_tokens == len(PROMPTS[1])

@@ -9,8 +9,8 @@ from headrace.core.drafting.draft_budget import DraftBudget
 from headrace.core.drafting.drafter import BudgetedDrafter
 from headrace.core.drafting.prediction import CachedAnswerProposer
 from headrace.core.events import Verified
-from headrace.response_cache.rules.response.control import CacheDirectives
-from headrace.response_cache.rules.response.tags import tenant_tag
+from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.response_cache.rules.tags import tenant_tag
 from tests.response_cache.test_lookup import house, truth
 
 

@@ -14,10 +14,10 @@ from headrace.core.events import StoreFaulted
 from headrace.core.tenancy.gate import Limits
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup, NotCached
-from headrace.response_cache.rules.response.codec import Seal
-from headrace.response_cache.rules.response.control import CacheDirectives
-from headrace.response_cache.rules.response.key import Engine
-from headrace.response_cache.rules.response.tags import (
+from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.response_cache.rules.entry import Seal
+from headrace.response_cache.rules.key import Engine
+from headrace.response_cache.rules.tags import (
     EVERYTHING,
     TagVersions,
     counter_of,

@@ -4,9 +4,9 @@ import sqlite3
 
 import pytest
 
-from headrace.response_cache.history import MAX_NOTES, History, HistoryKeeper, Recorded
-from headrace.response_cache.rules.response.tags import EVERYTHING, tenant_tag, user_tag
-from headrace.response_cache.rules.warming.demand_forecast import DAY, HOUR
+from headrace.response_cache.history import MAX_NOTES, History, HistoryListener, Recorded
+from headrace.response_cache.rules.tags import EVERYTHING, tenant_tag, user_tag
+from headrace.response_cache.rules.warming import DAY, HOUR
 
 NOON = 20_000 * DAY + 12 * HOUR
 WORDS = Recorded("/v1/completions", "key-1", None, b'{"prompt":"hi"}')
@@ -45,7 +45,7 @@ async def test_what_was_asked_survives_a_restart(tmp_path):
     found = (await candidates(again))[b"k"]
     assert (found.demand.times, found.seconds) == (5, 1.5)
     assert found.demand.expected(NOON + 300, HOUR) > 1
-    assert await again.question(b"k") == WORDS
+    assert await again.recorded(b"k") == WORDS
     await again.stop()
 
 
@@ -56,7 +56,7 @@ async def test_without_consent_there_is_a_count_and_nothing_to_read(tmp_path):
     await history.flush()
     assert await history.counts() == (1, 0, 0)
     assert not await candidates(history)
-    assert await history.question(b"k") is None
+    assert await history.recorded(b"k") is None
     await history.stop()
     assert b"hi" not in (tmp_path / "history.db").read_bytes()
 
@@ -77,7 +77,7 @@ async def test_wanted_is_what_this_engine_has_no_fresh_answer_to(tmp_path, engin
 
 @on_a_loop
 async def test_the_longest_unasked_are_forgotten_first(tmp_path):
-    history = History(tmp_path / "history.db", max_questions=3)
+    history = History(tmp_path / "history.db", max_requests=3)
     for number in range(6):
         history.asked(bytes([number]), "t", NOON + number, WORDS)
         computed(history, bytes([number]))
@@ -95,14 +95,14 @@ async def test_a_tenant_can_be_forgotten(tmp_path):
         await history.register(tenant, WORDS._replace(body=tenant.encode()))
     await history.flush()
     history.asked(b"c", "t", NOON, WORDS)
-    keeper = HistoryKeeper(history)
-    keeper.cleared(EVERYTHING)
-    keeper.cleared(user_tag("t", "other"))
-    assert (await history.counts()).questions == 2
-    keeper.cleared(tenant_tag("t"))
+    listener = HistoryListener(history)
+    listener.cleared(EVERYTHING)
+    listener.cleared(user_tag("t", "other"))
+    assert (await history.counts()).requests == 2
+    listener.cleared(tenant_tag("t"))
     assert set(await candidates(history)) == {b"b"}
     assert [prefix.body for prefix in await history.prefixes()] == [b"other"]
-    assert (await history.counts()).questions == 1
+    assert (await history.counts()).requests == 1
     await history.stop()
 
 
@@ -129,12 +129,6 @@ async def test_notes_do_not_pile_up_for_ever(tmp_path):
     await history.stop()
 
 
-def test_another_kind_of_file_is_refused(tmp_path):
-    (tmp_path / "history.db").write_text("no database, but long enough to look at" * 50)
-    with pytest.raises(OSError, match="request history"):
-        log(tmp_path)
-
-
 @on_a_loop
 async def test_two_processes_share_a_file(tmp_path):
     one, other = log(tmp_path), log(tmp_path)
@@ -148,20 +142,3 @@ async def test_two_processes_share_a_file(tmp_path):
     await one.stop()
     await other.stop()
     assert sqlite3.connect(tmp_path / "history.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
-
-
-@on_a_loop
-async def test_a_file_of_a_newer_layout_is_refused_and_stays_as_it_is(tmp_path):
-    await log(tmp_path).stop()
-    rows = sqlite3.connect(tmp_path / "history.db")
-    assert rows.execute("PRAGMA user_version").fetchone() == (1,)
-    for older in (0, 1):  # files of before the layout was written have the same tables
-        rows.execute(f"PRAGMA user_version = {older}")
-        await log(tmp_path).stop()
-    rows.execute("PRAGMA user_version = 2")
-    with pytest.raises(
-        OSError, match=r"history\.db was written by another version of this program \(layout 2\)"
-    ):
-        log(tmp_path)
-    assert rows.execute("PRAGMA user_version").fetchone() == (2,)
-    rows.close()

@@ -1,3 +1,5 @@
+""""""
+
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -5,19 +7,28 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.events import Emitted, Finished, Layer, LookedUp, Spared
+from headrace.core.plan import TokenLogprob
 from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.core.tenancy.gate import Limits
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.lookup import CacheLookup, NotCached
-from headrace.response_cache.lookup_request import LookupRequest
-from headrace.response_cache.rules.response.control import NO_DIRECTIVES, CacheDirectives
-from headrace.response_cache.rules.response.entry import Entry, Hit, Miss
-from headrace.response_cache.rules.response.key import Engine
-from headrace.response_cache.rules.response.query import Turn
-from headrace.response_cache.rules.response.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
+from headrace.response_cache.lookup import (
+    TOKENS_AT_ONCE,
+    CacheLookup,
+    NotCached,
+    Pace,
+    cache_header,
+    tell_paced,
+    tell_whole,
+)
+from headrace.response_cache.query import LookupRequest, Turn
+from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
+from headrace.response_cache.rules.entry import Entry, Hit, Miss, Pulse
+from headrace.response_cache.rules.key import Engine
+from headrace.response_cache.rules.tags import EVERYTHING, TagVersions, tenant_tag, user_tag
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
+from headrace.service.answer import Answer
 from headrace.service.service import Refused, Service
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import expected_tokens
@@ -38,16 +49,16 @@ class Clock:
 
 
 class Witness:
-    """A keeper that remembers."""
+    """A listener that remembers."""
 
     def __init__(self) -> None:
         self.kept_entries: list[Entry] = []
         self.broken: list[tuple[int, ...]] = []
 
-    def kept(self, ask, entry):
+    def stored(self, query, entry):
         self.kept_entries.append(entry)
 
-    def broken_off(self, ask, beginning):
+    def interrupted(self, query, beginning):
         self.broken.append(beginning.tokens)
 
     def cleared(self, tag):
@@ -99,7 +110,7 @@ async def house(levels=(), limits=None, max_bytes=1 << 20, partial=None, outputs
     book, clock, witness = Book(), Clock(), Witness()
     service = Service(made, limits or Limits(64, 10_000), [book])
     exact = ExactCache([Tier(MemoryStore(max_bytes, clock))], TagVersions(), clock)
-    wired = {"levels": levels, "keepers": [witness], "partial": partial, "outputs": outputs}
+    wired = {"levels": levels, "listeners": [witness], "partial": partial, "outputs": outputs}
     recall = CacheLookup(service, exact, FINGERPRINT, ttl=100.0, **wired)
     await recall.start()
     try:
@@ -405,7 +416,7 @@ class Level:
     def facts(self):
         return {"memory": StoreFacts(3, 30, 0)}
 
-    async def find(self, ask):
+    async def find(self, query):
         if isinstance(self.reply, Exception):
             raise self.reply
         return self.reply
@@ -435,7 +446,7 @@ def test_a_partition_is_all_but_the_turn_and_the_room_for_the_answer():
 
             def partition(text="hello", context=b"c", max_tokens=5, **more):
                 question = h.question(max_tokens, (1, len(text)), **more)
-                return h.recall.ask(question._replace(turn=lambda: Turn(text, context))).partition
+                return h.recall.query(question._replace(turn=lambda: Turn(text, context))).partition
 
             assert partition() == partition("good day") == partition(max_tokens=9) != b""
             others = [
@@ -496,3 +507,97 @@ def test_a_cached_stream_is_replayed_in_chunks():
             assert [type(event) for _, event in await whole.read()] == [Emitted, Finished]
 
     asyncio.run(run())
+
+
+ENTRY = Entry((1,), FinishReason.STOP, 1, 1.0, 0.0, 1.0, 1.0)
+EXACT = Hit(ENTRY, Layer.EXACT, b"k", 12.4)
+NEAR = Hit(ENTRY, Layer.SEMANTIC, b"k", 3.0, 0.9712)
+
+
+@pytest.mark.parametrize(
+    ("layers", "hits", "words"),
+    [
+        ([None], [Miss()], "miss"),
+        ([Layer.PARTIAL], [Miss()], "partial"),
+        ([Layer.COALESCED], [Miss()], "coalesced"),
+        ([Layer.EXACT], [EXACT], "hit; layer=exact; age=12"),
+        ([Layer.SEMANTIC], [NEAR], "hit; layer=semantic; age=3; similarity=0.971"),
+        ([Layer.EXACT, Layer.SEMANTIC], [EXACT, NEAR], "hit; layer=exact+semantic; age=12; similarity=0.971"),
+        ([Layer.EXACT, None], [EXACT, Miss()], "miss"),
+        ([Layer.EXACT, Layer.PARTIAL], [EXACT, Miss()], "partial"),
+        ([Layer.EXACT, Layer.COALESCED], [EXACT, Miss()], "coalesced"),
+    ],
+)
+def test_a_call_is_a_hit_only_where_nothing_of_it_was_computed(layers, hits, words):
+    assert cache_header(layers, hits) == words
+
+
+TOKENS = tuple(range(100))
+REPLAYED = Entry(
+    TOKENS,
+    FinishReason.STOP,
+    3,
+    1.0,
+    0.0,
+    60.0,
+    60.0,
+    logprobs=tuple(TokenLogprob(token, -1.0, 1, ()) for token in TOKENS),
+    stop_token=99,
+    pulses=(Pulse(0.01, 1), Pulse(0.03, 60), Pulse(0.05, 39)),
+)
+
+
+def pieces(answer):
+    reported = answer._unread
+    assert [type(event) for _, event in reported] == [Emitted] * (len(reported) - 1) + [Finished]
+    for _, event in reported[:-1]:
+        assert tuple(score.token for score in event.logprobs) == event.tokens
+    end = reported[-1][1]
+    assert (end.reason, end.stop_token, end.prompt_tokens, end.output_tokens) == (
+        FinishReason.STOP,
+        99,
+        3,
+        100,
+    )
+    assert answer.cached_tokens == [3]
+    assert tuple(token for _, event in reported[:-1] for token in event.tokens) == TOKENS
+    return [len(event.tokens) for _, event in reported[:-1]]
+
+
+def answer(interval):
+    return Answer([Request("r", (1, 2, 3))], interval)
+
+
+def test_a_replay_without_streaming_is_sent_in_one_part():
+    whole = answer(False)
+    tell_whole(whole, 0, REPLAYED)
+    assert pieces(whole) == [100]
+
+
+@pytest.mark.parametrize(
+    ("pace", "lengths"),
+    [(Pace.IMMEDIATE, [TOKENS_AT_ONCE] * 3 + [4]), (Pace.ORIGINAL, [1, 60, 39])],
+)
+def test_a_replayed_stream_has_chunks_and_ends_with_the_last(pace, lengths):
+    streamed = answer(True)
+    asyncio.run(tell_paced(streamed, 0, REPLAYED, pace))
+    assert pieces(streamed) == lengths
+
+
+def test_the_original_pace_takes_its_time():
+    async def run():
+        slow = replace(REPLAYED, pulses=(Pulse(0.0, 50), Pulse(30.0, 50)))
+        streamed = answer(True)
+        task = asyncio.create_task(tell_paced(streamed, 0, slow, Pace.ORIGINAL))
+        assert len(await streamed.read()) == 1
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        task.cancel()
+
+    asyncio.run(run())
+
+
+def test_an_answer_without_tokens_ends_at_once():
+    empty = answer(True)
+    asyncio.run(tell_paced(empty, 0, replace(REPLAYED, tokens=(), logprobs=(), pulses=()), Pace.ORIGINAL))
+    assert [type(event) for _, event in empty._unread] == [Finished]

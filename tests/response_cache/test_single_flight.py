@@ -9,10 +9,10 @@ from headrace.core.prediction.output_lengths import LengthPredictor
 from headrace.core.prediction.step_times import StepTimes
 from headrace.core.request import FinishReason, InvalidParameter
 from headrace.core.tenancy.tenants import BACKGROUND, CLASSES
-from headrace.response_cache.lookup_request import LookupRequest
-from headrace.response_cache.rules.response.control import CacheDirectives
-from headrace.response_cache.rules.response.entry import Hit, Miss
-from headrace.response_cache.rules.response.tags import EVERYTHING
+from headrace.response_cache.query import LookupRequest
+from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.response_cache.rules.entry import Hit, Miss
+from headrace.response_cache.rules.tags import EVERYTHING
 from headrace.response_cache.stores.memory import MemoryStore
 from tests.response_cache.test_lookup import Level, house, truth
 from tests.service.test_service import Gate, end_of, read_all, request, tokens_of
@@ -55,7 +55,7 @@ def test_a_request_that_is_cancelled_twice_ends_once(why):
             gate = Gate(h.service)
             leader, follower = await h.open(), await h.open()
             cached_again = await h.open(h.question(100))
-            renewal = h.recall.renew(h.question(7))
+            renewal = h.recall.renew(h.recall.query(h.question(7)))
             reader = await h.open(h.question(7, service_class=BACKGROUND.name))
             assert reader.note == "coalesced"
             for answer in (follower, cached_again, reader):
@@ -144,10 +144,10 @@ def test_a_request_after_an_invalidation_does_not_join_an_older_computation():
             await h.settle()
             assert (await h.answer())[0].startswith("hit")
             gate = Gate(h.service)
-            assert h.recall.renew(h.question(7)) is not None
-            assert h.recall.renew(h.question(7)) is None
+            assert h.recall.renew(h.recall.query(h.question(7))) is not None
+            assert h.recall.renew(h.recall.query(h.question(7))) is None
             await h.recall.clear(EVERYTHING)
-            assert h.recall.renew(h.question(7)) is not None
+            assert h.recall.renew(h.recall.query(h.question(7))) is not None
             gate.open.set()
 
     asyncio.run(run())
@@ -158,7 +158,7 @@ def test_a_lookup_started_before_an_invalidation_serves_no_later_request():
         def __init__(self):
             self.looking, self.go_on = asyncio.Event(), asyncio.Event()
 
-        async def find(self, ask):
+        async def find(self, query):
             self.looking.set()
             await self.go_on.wait()
             return self.reply

@@ -4,11 +4,10 @@ from headrace.core.events import Emitted, Finished
 from headrace.core.request import FinishReason, Request, SamplingParams
 from headrace.response_cache import writer
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.rules.response.cacheability import EVERYTHING
-from headrace.response_cache.rules.response.control import NO_DIRECTIVES
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.tags import TagVersions
-from headrace.response_cache.single_flight import SingleFlight
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.cacheability import EVERYTHING, NO_DIRECTIVES
+from headrace.response_cache.rules.tags import TagVersions
+from headrace.response_cache.single_flight import Computation
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
 from headrace.response_cache.writer import CacheWriter
@@ -18,44 +17,44 @@ from tests.service.test_service import read_all, tokens_of
 
 
 class Reported:
-    """A keeper."""
+    """A listener."""
 
     def __init__(self):
         self.kept_keys = []
 
-    def kept(self, ask, entry):
-        self.kept_keys.append(ask.key)
+    def stored(self, query, entry):
+        self.kept_keys.append(query.key)
 
 
 class House:
-    def __init__(self, *keepers, deadline=0.0):
+    def __init__(self, *listeners, deadline=0.0):
         self.exact = ExactCache([Tier(MemoryStore(1 << 20), deadline)], TagVersions())
         self.landed = []
         self.busy = False
-        self.keeping = CacheWriter(self.exact, 60.0, keepers, self.land, lambda: self.busy)
+        self.keeping = CacheWriter(self.exact, 60.0, listeners, self.land, lambda: self.busy)
 
-    def land(self, flight: SingleFlight, key: bytes | None) -> None:
-        assert key in (flight.ask.key, None)
-        self.landed.append(flight)
+    def land(self, computation: Computation, key: bytes | None) -> None:
+        assert key in (computation.query.key, None)
+        self.landed.append(computation)
 
-    def ask(self, name: bytes) -> CacheQuery:
+    def query(self, name: bytes) -> CacheQuery:
         request = Request(name.decode(), (1, 2), SamplingParams(temperature=0.0))
         return CacheQuery(request, NO_DIRECTIVES, EVERYTHING, name * 32, beginning=name.upper() * 32)
 
-    def flight(self, name: bytes) -> SingleFlight:
+    def computation(self, name: bytes) -> Computation:
         """One that is over."""
-        ask = self.ask(name)
-        ended = SingleFlight(
-            ask,
-            ask.request,
-            self.exact.snapshot(ask),
+        query = self.query(name)
+        ended = Computation(
+            query,
+            query.request,
+            self.exact.snapshot(query),
             None,
             lambda: 0.0,
             lambda *_: None,
             lambda *_: False,
         )
-        ended.tell(0, Emitted(ask.request.id, (7,)))
-        ended.tell(0, Finished(ask.request.id, FinishReason.STOP, 2, 1, 0))
+        ended.tell(0, Emitted(query.request.id, (7,)))
+        ended.tell(0, Finished(query.request.id, FinishReason.STOP, 2, 1, 0))
         return ended
 
     async def has(self, name: bytes) -> bool:
@@ -65,15 +64,15 @@ class House:
 def test_what_ended_is_kept_within_a_moment(monkeypatch):
     async def scenario():
         h = House()
-        flights = [h.flight(b"a"), h.flight(b"b")]
-        for flight in flights:
-            h.keeping.add(flight)
+        computations = [h.computation(b"a"), h.computation(b"b")]
+        for computation in computations:
+            h.keeping.add(computation)
         await asyncio.sleep(0)
         assert not h.landed
         assert not await h.has(b"a")
         while len(h.landed) < 2:
             await asyncio.sleep(0)
-        assert h.landed == flights
+        assert h.landed == computations
         assert await h.has(b"a")
         assert await h.has(b"b")
 
@@ -85,7 +84,7 @@ def test_it_waits_for_open_calls_for_a_bounded_time(monkeypatch):
     async def scenario():
         h = House()
         h.busy = True
-        h.keeping.add(h.flight(b"a"))
+        h.keeping.add(h.computation(b"a"))
         await asyncio.sleep(0.02)
         assert not h.landed
         h.busy = False
@@ -94,7 +93,7 @@ def test_it_waits_for_open_calls_for_a_bounded_time(monkeypatch):
                 await asyncio.sleep(0.001)
             h.busy = True
             monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.01)
-            h.keeping.add(h.flight(b"b"))
+            h.keeping.add(h.computation(b"b"))
             while len(h.landed) < 2:
                 await asyncio.sleep(0.001)
 
@@ -108,7 +107,7 @@ def test_entries_are_written_one_by_one_and_arrivals_are_handled_in_between(monk
     async def scenario():
         h = House()
         for name in (b"a", b"b", b"c"):
-            h.keeping.add(h.flight(name))
+            h.keeping.add(h.computation(name))
         h.landed = Seen(h)
         async with asyncio.timeout(60.0):
             while not h.landed:
@@ -122,8 +121,8 @@ def test_entries_are_written_one_by_one_and_arrivals_are_handled_in_between(monk
         def __init__(self, house):
             self.house = house
 
-        def append(self, flight):
-            super().append(flight)
+        def append(self, computation):
+            super().append(computation)
             self.house.busy = True
 
     monkeypatch.setattr(writer, "KEEP_SECONDS", 0.0)
@@ -134,10 +133,10 @@ def test_entries_are_written_one_by_one_and_arrivals_are_handled_in_between(monk
 def test_a_lookup_of_a_queued_entry_writes_it_at_once(monkeypatch):
     async def scenario():
         h = House()
-        h.keeping.add(h.flight(b"a"))
-        await h.keeping.catch_up(h.ask(b"b"))
+        h.keeping.add(h.computation(b"a"))
+        await h.keeping.catch_up(h.query(b"b"))
         assert not await h.has(b"a")
-        await h.keeping.catch_up(h.ask(b"a"))
+        await h.keeping.catch_up(h.query(b"a"))
         assert await h.has(b"a")
 
     monkeypatch.setattr(writer, "KEEP_SECONDS", 3600.0)
@@ -147,10 +146,10 @@ def test_a_lookup_of_a_queued_entry_writes_it_at_once(monkeypatch):
 def test_a_store_that_has_to_be_waited_for_is_written_to_at_once(monkeypatch):
     async def scenario():
         h = House(deadline=60.0)
-        flight = h.flight(b"a")
-        h.keeping.add(flight)
+        computation = h.computation(b"a")
+        h.keeping.add(computation)
         async with asyncio.timeout(60.0):
-            while h.landed != [flight]:
+            while h.landed != [computation]:
                 await asyncio.sleep(0)
 
     monkeypatch.setattr(writer, "KEEP_SECONDS", 3600.0)
@@ -160,7 +159,7 @@ def test_a_store_that_has_to_be_waited_for_is_written_to_at_once(monkeypatch):
 def test_at_the_end_nothing_is_left(monkeypatch):
     async def scenario():
         h = House()
-        h.keeping.add(h.flight(b"a"))
+        h.keeping.add(h.computation(b"a"))
         await h.keeping.finish()
         assert await h.has(b"a")
 
@@ -172,32 +171,32 @@ def test_keepers_hear_of_what_is_kept_and_of_nothing_else():
     async def scenario():
         reported = Reported()
         h = House(reported)
-        wrong, cleared, right = (h.flight(name) for name in (b"a", b"b", b"c"))
+        wrong, cleared, right = (h.computation(name) for name in (b"a", b"b", b"c"))
         h.keeping.add(wrong)
-        await h.exact.bar(wrong.ask.key)
+        await h.exact.bar(wrong.query.key)
         await h.keeping.finish()
         h.keeping.add(cleared)
         await h.exact.clear("*")
         await h.keeping.finish()
         assert reported.kept_keys == []
         assert h.landed == [wrong, cleared]
-        right.versions = h.exact.snapshot(right.ask)
+        right.versions = h.exact.snapshot(right.query)
         h.keeping.add(right)
         await h.keeping.finish()
-        assert reported.kept_keys == [right.ask.key]
+        assert reported.kept_keys == [right.query.key]
 
     asyncio.run(scenario())
 
 
 def test_a_keeper_that_fails_costs_the_others_nothing():
     class Failing:
-        def kept(self, ask, entry):
+        def stored(self, query, entry):
             raise RuntimeError("no")
 
     async def scenario():
         reported = Reported()
         h = House(Failing(), reported)
-        h.keeping.add(h.flight(b"a"))
+        h.keeping.add(h.computation(b"a"))
         await h.keeping.finish()
         assert reported.kept_keys == [b"a" * 32]
         assert await h.has(b"a")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.response_cache.rules.response.control import CacheDirectives
+from headrace.response_cache.rules.cacheability import CacheDirectives
 from tests.response_cache.test_lookup import Level, house, truth
 from tests.service.test_service import Gate, read_all
 

@@ -18,7 +18,6 @@ SMALL = 4
 KNOTS: dict[str, set[str]] = {
     "headrace.cli.simulation": {"report", "simulate"},
     "headrace.compute.adopted": {"attention", "states"},
-    "headrace.observe": {"cache_ledger", "cost", "tenant_savings"},
     "headrace.tuning": {"experiments", "steering", "tuner"},
 }
 """Neighbours that still import each other; the table only becomes shorter."""

@@ -18,7 +18,7 @@ from headrace.core.request import SamplingParams
 from headrace.fleet.setup import identity
 from headrace.llm.offline import LLM
 from headrace.text.tokenizer import TokenizerError
-from headrace.wiring.caching.cache import _weights
+from headrace.wiring.caches import _weights
 from headrace.wiring.embedding import load_pooling
 from headrace.wiring.loading.text import load_text
 from headrace.wiring.model import load, served_names

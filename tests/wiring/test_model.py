@@ -15,7 +15,7 @@ from headrace.compute.model.hub import resolve_folder
 from headrace.compute.model.weights import dummy_weights, kv_fingerprint, read_spec
 from headrace.config import ConfigError, options
 from headrace.wiring import model
-from headrace.wiring.caching.cache import _fingerprint
+from headrace.wiring.caches import engine_identity
 from tests.oracle.test_quantized import FORMATS, in_fp8, write
 
 
@@ -70,7 +70,7 @@ def test_quantization_is_counted_reported_and_part_of_cache_keys(
     assert least < quantized.ledger.weight_bytes / plain.ledger.weight_bytes < most
     assert any("W8A8" in line for line in model.describe(quantized))
     assert not any("linears" in line for line in model.describe(plain))
-    assert _fingerprint(plain, False, "") != _fingerprint(quantized, False, "")
+    assert engine_identity(plain, False) != engine_identity(quantized, False)
     model.warm_up(quantized)
     for each in (plain, quantized):
         model.close(each)

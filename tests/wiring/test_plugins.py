@@ -18,7 +18,7 @@ from headrace.core.scheduler.admission import StaticBatch
 from headrace.core.scheduler.victims import LastRanked, LowestRecomputeCost
 from headrace.core.tenancy.tenants import CLASSES
 from headrace.wiring import plugins
-from headrace.wiring.caching.cache import STORE
+from headrace.wiring.caches import STORE
 from headrace.wiring.engine import (
     ADMISSION,
     EVICTION,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,15 +27,12 @@ from headrace.api.batch.records import (
     FileRecord,
     batch_from_json,
 )
-from headrace.files import open_database, private_file, private_folder, private_opener
-
-LAYOUT = 1
-"""The version of the tables."""
+from headrace.files import Layout, open_database, private_file, private_folder, private_opener
 
 REMEMBERED_BATCHES = 10_000
 """Maximum batches of one tenant that are stored; the oldest ended ones are deleted first."""
 
-_TABLES = f"""
+_TABLES = """
 CREATE TABLE files (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, filename TEXT NOT NULL,
     purpose TEXT NOT NULL, nbytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER
@@ -48,8 +44,8 @@ CREATE TABLE batches (
 );
 CREATE INDEX batches_of ON batches (tenant, seq);
 CREATE INDEX batches_open ON batches (status);
-PRAGMA user_version = {LAYOUT};
 """
+LAYOUT = Layout("a store of batches", "batches", (_TABLES,))
 _FILE = "id, tenant, filename, purpose, nbytes, created_at, expires_at"
 _OPEN = ", ".join(f"'{status.value}'" for status in OPEN)
 
@@ -78,23 +74,12 @@ class BatchStore:
     """The database ``path``.
 
     Raises:
-        OSError: the file cannot be used, or was written by another version.
+        OSError: the file cannot be used.
     """
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self._limits = limits
-        try:
-            self._db = open_database(path)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            (layout,) = self._db.execute("PRAGMA user_version").fetchone()
-            if layout == 0:
-                self._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
-        except sqlite3.Error as error:
-            raise OSError(f"{path} cannot be used: {error}") from error
-        if layout not in (0, LAYOUT):
-            self._db.close()
-            raise OSError(f"{path} was written by another version of this program (layout {layout})")
+        self._db = open_database(path, LAYOUT, synchronous="FULL")
 
     def close(self) -> None:
         """Release the file."""

@@ -10,7 +10,7 @@ from headrace.api.caller import Caller
 from headrace.api.compile.bodies import ChatBody, CompletionBody
 from headrace.api.compile.fields import Generation, Way, control, ways
 from headrace.response_cache.history import History, Recorded
-from headrace.response_cache.rules.response.key import Unkeyable, digest
+from headrace.response_cache.rules.key import Unkeyable, digest
 
 _KINDS = {**ways(CompletionBody), **ways(ChatBody)}
 _IMMATERIAL = {name for name, way in _KINDS.items() if way in (Way.INERT, Way.CONTROL)}

@@ -18,8 +18,8 @@ from headrace.api.errors import ApiError, invalid, permission_denied
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.rules.response.entry import Served
-from headrace.response_cache.rules.response.tags import EVERYTHING, tenant_tag, user_tag
+from headrace.response_cache.rules.entry import Served
+from headrace.response_cache.rules.tags import EVERYTHING, tenant_tag, user_tag
 
 
 class ClearBody(Wire):

@@ -30,10 +30,17 @@ from headrace.core.events import Emitted
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import InvalidParameter, Request, Retention, SamplingParams
 from headrace.core.tenancy.tenants import BACKGROUND
-from headrace.response_cache.background_request import ID_PREFIX, BackgroundRequests, NotCacheable
 from headrace.response_cache.history import Recorded
-from headrace.response_cache.rules.semantic.verdicts import Pair, Verdicts
-from headrace.response_cache.warmer import Begun, Job, Outcome, Warmer
+from headrace.response_cache.rules.verdicts import Pair, Verdicts
+from headrace.response_cache.warmer import (
+    ID_PREFIX,
+    BackgroundRequests,
+    Begun,
+    Job,
+    NotCacheable,
+    Outcome,
+    Warmer,
+)
 from headrace.service.service import Refused, Service
 
 PATH = "/v1/cache/warm"

@@ -16,7 +16,7 @@ from headrace.api.errors import aborted, of_finish
 from headrace.core.events import Emitted, Finished, PromptScored
 from headrace.core.plan import TokenLogprob
 from headrace.core.request import FinishReason, Request, Retention, SamplingParams
-from headrace.response_cache.lookup_request import LookupRequest
+from headrace.response_cache.query import LookupRequest
 from headrace.service.answer import Answer
 from headrace.text.parsing.message import Reading
 from headrace.text.stream import AFTER_CALL, Texts

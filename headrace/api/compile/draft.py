@@ -25,8 +25,7 @@ from headrace.api.compile.markers import Action
 from headrace.api.compile.model import ServedModel
 from headrace.api.compile.policies import UNKNOWN, About
 from headrace.core.request import SEED_BITS, Retention
-from headrace.response_cache.lookup_request import no_turn
-from headrace.response_cache.rules.response.query import Turn
+from headrace.response_cache.query import Turn, no_turn
 from headrace.text.content import PromptText
 from headrace.text.parsing.catalogue import PLAIN_JSON
 from headrace.text.parsing.formats import ReasoningFormat, ToolFormat

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 from headrace.api.errors import invalid
 from headrace.api.wire import Wire, wrong_type, wrong_value
 from headrace.core.constraint import MAX_CHOICES as MAX_STRINGS
-from headrace.response_cache.rules.response.control import NO_DIRECTIVES, CacheDirectives
+from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
 
 
 class Way(StrEnum):

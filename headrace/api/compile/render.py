@@ -28,8 +28,8 @@ from headrace.api.compile.fields import Generation
 from headrace.api.compile.markers import Action, Marker
 from headrace.api.compile.model import INLINE_CHARACTERS, Dialect, ServedModel
 from headrace.api.errors import invalid, not_supported
-from headrace.response_cache.rules.response.key import Unkeyable, digest
-from headrace.response_cache.rules.response.query import Turn
+from headrace.response_cache.query import Turn
+from headrace.response_cache.rules.key import Unkeyable, digest
 from headrace.text.content import PromptText
 from headrace.text.rendering import TemplateError
 from headrace.text.template import NeedsProcess

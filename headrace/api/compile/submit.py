@@ -30,7 +30,7 @@ from headrace.api.wire import Wire
 from headrace.core.request import Request, Retention, SamplingParams, Slo, choice_seed
 from headrace.core.tenancy.tenants import ServiceClass, TenantTerms
 from headrace.response_cache.lookup import NotCached
-from headrace.response_cache.lookup_request import LookupRequest
+from headrace.response_cache.query import LookupRequest
 from headrace.service.answer import Answer
 from headrace.service.service import Pieces, Refused
 from headrace.text.stream import FirstCallStream, Texts

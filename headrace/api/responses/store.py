@@ -18,12 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from headrace.api.responses.items import Stored
 from headrace.api.responses.output import ResponseObject
-from headrace.files import open_database
+from headrace.files import Layout, open_database
 
 logger = logging.getLogger(__name__)
-
-LAYOUT = 2
-"""Version of the tables; layout 1 is converted, a file with a newer one is refused."""
 
 MAX_RESPONSES = 100_000
 MAX_AGE_SECONDS = 30 * 86_400.0
@@ -32,7 +29,7 @@ MAX_AGE_SECONDS = 30 * 86_400.0
 MAX_CHAIN = 1_000
 """Maximum responses in a chain of ``previous_response_id``."""
 
-_TABLE = """
+_LAYOUT_1 = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, previous TEXT, created REAL NOT NULL, used REAL NOT NULL,
     bytes INTEGER NOT NULL, status TEXT NOT NULL, input BLOB NOT NULL, response BLOB NOT NULL
@@ -48,9 +45,15 @@ CREATE TRIGGER beside AFTER DELETE ON responses BEGIN
     DELETE FROM streams WHERE id = old.id;
     DELETE FROM items WHERE response = old.id;
 END;
+INSERT INTO items
+SELECT json_extract(item.value, '$.id') AS name, r.id FROM responses AS r, json_each(CAST(r.input AS TEXT)) AS item
+WHERE name IS NOT NULL
+UNION
+SELECT json_extract(item.value, '$.id') AS name, r.id
+FROM responses AS r, json_each(CAST(r.response AS TEXT), '$.output') AS item WHERE name IS NOT NULL;
 """
 """Tables that layout 1 did not have: the events of streams, and which response has an item."""
-_VERSION = f"PRAGMA user_version = {LAYOUT};"
+LAYOUT = Layout("a store of responses", "responses", (_LAYOUT_1, _LAYOUT_2))
 _PUT = """
 INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
 SET used = excluded.used, bytes = excluded.bytes, status = excluded.status, response = excluded.response
@@ -115,8 +118,10 @@ class ResponseStore:
     def __init__(self, path: Path | None, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._max_bytes = max_bytes
+        self._connection = open_database(
+            path, LAYOUT, busy_seconds=1.0, isolation_level="DEFERRED", exclusive=True
+        )
         try:
-            self._connection = _open(path)
             self._end_unfinished()
             self._measure()
         except sqlite3.Error as error:
@@ -277,31 +282,6 @@ class ResponseStore:
                 connection.execute(
                     "UPDATE responses SET status = 'failed', response = ? WHERE id = ?", (_dump(response), id)
                 )
-
-
-def _open(path: Path | None) -> sqlite3.Connection:
-    if path is None:
-        connection = sqlite3.connect(":memory:", check_same_thread=False)
-    else:
-        connection = open_database(path, 1.0, "DEFERRED")
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    layout = connection.execute("PRAGMA user_version").fetchone()[0]
-    if layout == 0:
-        connection.executescript(_TABLE + _LAYOUT_2 + _VERSION)
-    elif layout == 1:
-        connection.executescript(_LAYOUT_2 + _VERSION)
-        rows = connection.execute("SELECT id, tenant, input, response FROM responses").fetchall()
-        stored = [
-            (id, Record(tenant, json.loads(given), json.loads(shown))) for id, tenant, given, shown in rows
-        ]
-        names = {(item["id"], id) for id, record in stored for item in record.items() if item.get("id")}
-        with connection:
-            connection.executemany("INSERT INTO items VALUES (?, ?)", sorted(names))
-    elif layout != LAYOUT:
-        raise sqlite3.DatabaseError(f"layout {layout} of the table is not known")
-    return connection
 
 
 def _dump(value: Any) -> bytes:

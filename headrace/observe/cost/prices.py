@@ -60,6 +60,11 @@ class TokenPrices(NamedTuple):
 NO_PRICES = TokenPrices()
 
 
+def free() -> TokenPrices:
+    """Prices of 0."""
+    return NO_PRICES
+
+
 class Pricing(NamedTuple):
     """Price of a second of the device, prices of tokens, and the currency's label, which may be empty."""
 

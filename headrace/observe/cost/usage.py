@@ -6,16 +6,15 @@ call. Savings belong to the day on which they are returned.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.files import open_database
+from headrace.files import Layout, open_database
 from headrace.observe.cost.ledger import DAY_SECONDS, Account, Billed, Key, Saving, UnusedDay
 from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.observe.cost.report import CostReport, focus_csv, saved_fields, tenant_costs
-from headrace.observe.tenant_savings import TenantSavings
+from headrace.observe.cost.tenant_savings import TenantSavings
 
 
 class Used(NamedTuple):
@@ -99,9 +98,6 @@ class UsageJournal:
 KEPT_DAYS = 400
 """Number of days to keep: about 13 months."""
 
-LAYOUT = 1
-"""The version of the tables."""
-
 _TABLES = """
 CREATE TABLE accounts (
     day INTEGER, tenant TEXT, service_class TEXT, model TEXT,
@@ -120,6 +116,7 @@ CREATE TABLE saved (
     PRIMARY KEY (tenant, layer, day)
 ) WITHOUT ROWID;
 """
+LAYOUT = Layout("a usage file", "accounts", (_TABLES,))
 _ADD_ACCOUNT = """
 INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET seconds = seconds + excluded.seconds, requests = requests + excluded.requests,
@@ -144,18 +141,12 @@ class UsageStore:
     """The file ``path``; ``currency`` is that of sums.
 
     Raises:
-        OSError, sqlite3.Error: the file cannot be opened, or is not a usage file.
+        OSError: the file cannot be used as a usage file.
     """
 
     def __init__(self, path: Path, currency: str) -> None:
         self._currency = currency
-        self._database = open_database(path)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        (layout,) = self._database.execute("PRAGMA user_version").fetchone()
-        if layout == 0:
-            self._database.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT")
-        elif layout != LAYOUT:
-            raise sqlite3.DatabaseError(f"layout {layout} is not {LAYOUT}")
+        self._database = open_database(path, LAYOUT, synchronous="FULL")
 
     def add(self, used: Used) -> None:
         """Add to the accounts, in one transaction."""

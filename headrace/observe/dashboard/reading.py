@@ -10,12 +10,12 @@ from headrace.core.events import SkipReason
 from headrace.core.ports import Watcher
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.report import CostReport, saved_fields
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.goodput import Goodput
 from headrace.observe.metrics import EngineTotals, Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook, RequestSummary
 from headrace.observe.steps.timelines import Timelines
-from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.observe.work import Peaks, StepWork, WorkMeter
 

@@ -1,7 +1,21 @@
 """Decisions of the response caches, as pure functions and values: no stores and no clock, under the law of `core`.
 
-- `response`: exact matches. The key of a response, what may be cached, entries and their encoding.
-- `semantic`: similar requests. Vetoes, the score, the calibrated threshold, audits.
-- `partial`: interrupted answers.
+Exact matches:
+
+- `key`: the SHA-256 key of a response.
+- `cacheability`: cache directives of a request, and which requests may use which cache.
+- `entry`: a cached response, its freshness, its bytes with checksum and optional seal.
+- `tags`: versions of tags, by which entries are invalidated.
+- `circuit_breaker`: when to stop using a store that fails.
+
+Similar requests:
+
+- `guards`: differences that forbid serving. `numerals`, `word_classes`: its tables of English words.
+- `judge`: the score of the evidence, and the decision to serve. `verdicts`: the served model as second judge.
+- `calibration`: thresholds that labelled requests certify.
+- `audits`: whether two answers are equal, how many hits are compared, and when the error bound is exceeded.
+
+Warming:
+
 - `warming`: forecasts of repeated requests, and detection of idle time for computing them ahead.
 """

@@ -2,6 +2,11 @@
 
 - `level`: the semantic cache as one level of the lookup.
 - `search_thread`: the thread that embeds, searches and judges.
-- `partitions`: the rows of all partitions in memory. `index`: nearest vectors of one partition.
-- `row`, `row_store`: the data stored for an answered request, and the file with all rows.
+- `partitions`: the rows of all partitions in memory, and their nearest vectors.
+- `row_store`: the data stored for an answered request, and the file with all rows.
+- `calibrate`: fits the score on labelled requests and counts errors, for ``headrace cache calibrate``.
+- `labelled`: labelled requests from a file. `decisions`: simulated decisions on them.
+- `opening`: opens the semantic cache from its options.
+
+Its decisions are in `response_cache.rules`.
 """

@@ -21,15 +21,14 @@ from headrace.core.events import Audited, Event, Layer, Scope
 from headrace.core.ports import StoreFacts
 from headrace.core.request import FinishReason
 from headrace.response_cache.exact import ExactCache
-from headrace.response_cache.rules.partial.unfinished_answers import UnfinishedAnswer
-from headrace.response_cache.rules.response.circuit_breaker import CircuitBreaker
-from headrace.response_cache.rules.response.entry import Entry, Hit, Miss, Served
-from headrace.response_cache.rules.response.query import CacheQuery
-from headrace.response_cache.rules.response.tags import counter_of
-from headrace.response_cache.rules.semantic.audit_rate import AuditRate
-from headrace.response_cache.rules.semantic.audits import Audits
-from headrace.response_cache.rules.semantic.judge import Decline, Doubt
-from headrace.response_cache.rules.semantic.verdicts import Pair, Verdicts
+from headrace.response_cache.partial import UnfinishedAnswer
+from headrace.response_cache.query import CacheQuery
+from headrace.response_cache.rules.audits import AuditRate, Audits
+from headrace.response_cache.rules.circuit_breaker import CircuitBreaker
+from headrace.response_cache.rules.entry import Entry, Hit, Miss, Served
+from headrace.response_cache.rules.judge import Decline, Doubt
+from headrace.response_cache.rules.tags import counter_of
+from headrace.response_cache.rules.verdicts import Pair, Verdicts
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
 
 logger = logging.getLogger(__name__)
@@ -116,22 +115,22 @@ class SemanticCache:
         """Stop the thread and close the file."""
         await asyncio.to_thread(self._search_thread.stop)
 
-    async def find(self, ask: CacheQuery) -> Hit | Miss:
+    async def find(self, query: CacheQuery) -> Hit | Miss:
         """A similar request's response, or why there is none."""
-        if ask.turn is None or not ask.partition:
+        if query.turn is None or not query.partition:
             return Miss("no_turn")
-        if self._switched_off(ask):
+        if self._switched_off(query):
             return Miss("switched_off")
         now = self._clock()
         if not self._breaker.permits(now):
             return Miss("resting")
-        proposal = await self._propose(ask, now)
+        proposal = await self._propose(query, now)
         if isinstance(proposal, Miss):
             return proposal
-        if proposal.similarity < ask.request.settings.semantic_min_similarity:
+        if proposal.similarity < query.request.settings.semantic_min_similarity:
             return Miss("too_little_similarity")
         if self._verdicts is not None:
-            pair = Pair(ask.request.tenant, ask.partition, ask.turn.text, proposal.question)
+            pair = Pair(query.request.tenant, query.partition, query.turn.text, proposal.question)
             same = self._verdicts.of(pair)
             if not same:
                 return Miss(str(Doubt.JUDGE_PENDING if same is None else Doubt.JUDGE_REFUSED))
@@ -139,18 +138,18 @@ class SemanticCache:
         if entry is None:
             self._search_thread.forget(proposal.key)
             return Miss("gone")
-        if not self._exact.serves(ask, entry.versions):
+        if not self._exact.serves(query, entry.versions):
             return Miss("other_tags")
         if self._mode is Mode.DRAFT:
             return Miss("draft", draft=entry.tokens)
-        limit, oldest = ask.request.params.max_tokens, ask.control.max_age
+        limit, oldest = query.request.params.max_tokens, query.control.max_age
         if limit is not None and len(entry.tokens) > limit:
             return Miss("longer_than_asked")
         age = self._exact.age(entry)
         if oldest is not None and age > oldest:
             return Miss("too_old")
-        if self._random.random() < self._audit.share and not ask.control.only_if_cached:
-            self._pending[ask.key] = proposal.key
+        if self._random.random() < self._audit.share and not query.control.only_if_cached:
+            self._pending[query.key] = proposal.key
             if len(self._pending) > _PENDING:
                 self._pending.popitem(last=False)
             return Miss("shadow" if self._mode is Mode.SHADOW else "audit")
@@ -158,21 +157,21 @@ class SemanticCache:
             return Miss("shadow")
         return Hit(entry, Layer.SEMANTIC, proposal.key, age, proposal.similarity)
 
-    def kept(self, ask: CacheQuery, entry: Entry) -> None:
+    def stored(self, query: CacheQuery, entry: Entry) -> None:
         """Index a computed response; in an audit, compare it with the one that would have been served."""
-        instead = self._pending.pop(ask.key, None)
-        if ask.turn is None or not ask.partition or entry.reason is not FinishReason.STOP:
+        instead = self._pending.pop(query.key, None)
+        if query.turn is None or not query.partition or entry.reason is not FinishReason.STOP:
             return
 
         def audited(right: bool) -> None:
             loop = self._loop
             if loop is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(self._audited, ask, right)
+                loop.call_soon_threadsafe(self._audited, query, right)
 
         computed = Computed(
-            key=ask.key,
-            partition=ask.partition,
-            question=ask.turn.text,
+            key=query.key,
+            partition=query.partition,
+            question=query.turn.text,
             spell=lambda: self._spell(entry.tokens),
             tags=tuple(tag for tag, _ in entry.versions),
             expires=entry.stale_until,
@@ -180,9 +179,9 @@ class SemanticCache:
         )
         self._search_thread.note(computed, audited)
 
-    def broken_off(self, ask: CacheQuery, beginning: UnfinishedAnswer) -> None:
+    def interrupted(self, query: CacheQuery, beginning: UnfinishedAnswer) -> None:
         """Drop the audit of a response that was not completed."""
-        self._pending.pop(ask.key, None)
+        self._pending.pop(query.key, None)
 
     def cleared(self, tag: str) -> None:
         """Remove all rows with ``tag``."""
@@ -196,11 +195,11 @@ class SemanticCache:
         """Size of the index."""
         return {"memory": self._search_thread.facts()}
 
-    async def _propose(self, ask: CacheQuery, now: float) -> Proposal | Miss:
-        assert ask.turn is not None
-        asked = self._search_thread.ask(ask.partition, ask.key, ask.turn.text, now + self._deadline)
+    async def _propose(self, query: CacheQuery, now: float) -> Proposal | Miss:
+        assert query.turn is not None
+        found = self._search_thread.search(query.partition, query.key, query.turn.text, now + self._deadline)
         try:
-            verdict = await asyncio.wait_for(asyncio.wrap_future(asked), self._deadline)
+            verdict = await asyncio.wait_for(asyncio.wrap_future(found), self._deadline)
         except TimeoutError:
             verdict = None
         except Exception:
@@ -214,18 +213,18 @@ class SemanticCache:
             return verdict
         near = verdict.neighbour
         alike = near is not None and near.cosine >= _ALIKE
-        return Miss(str(verdict.why), f"{ask.partition.hex()}/{near.answer:x}" if near and alike else "")
+        return Miss(str(verdict.why), f"{query.partition.hex()}/{near.answer:x}" if near and alike else "")
 
-    def _switched_off(self, ask: CacheQuery) -> bool:
-        refuted = self._tenants.refuted(ask.request.tenant) or self._partitions.refuted(ask.partition)
+    def _switched_off(self, query: CacheQuery) -> bool:
+        refuted = self._tenants.refuted(query.request.tenant) or self._partitions.refuted(query.partition)
         return refuted and self._mode is Mode.SERVE
 
-    def _audited(self, ask: CacheQuery, right: bool) -> None:
-        tenant, partition = ask.request.tenant, ask.partition
+    def _audited(self, query: CacheQuery, right: bool) -> None:
+        tenant, partition = query.request.tenant, query.partition
         by_tenant = self._tenants.observe(tenant, not right)
         by_partition = self._partitions.observe(partition, not right)
         refuted = Scope.TENANT if by_tenant else Scope.PARTITION if by_partition else None
-        self._tell(Audited(ask.request.id, Layer.SEMANTIC, right, refuted))
+        self._tell(Audited(query.request.id, Layer.SEMANTIC, right, refuted))
         if why := self._audit.observe(not right):
             logger.info("semantic audits are %.3g of all hits: %s", self._audit.share, why)
         if refuted is not None:

@@ -1,23 +1,50 @@
-"""The SQLite file of the semantic cache's rows, from which the index is rebuilt at start.
+"""A row of the semantic cache, an indexed request with its answer, and the SQLite file from which the index is rebuilt.
 
-For one thread. Rows of another encoder or layout are dropped, and a damaged file is replaced, because all rows can be
-computed again. Responses always come from the exact cache; a row without its entry is removed when it is found.
+For one thread. Rows of another encoder are dropped, because all rows can be computed again. Responses always come from
+the exact cache; a row without its entry is removed when it is found.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import sqlite3
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.files import open_database, private_folder
-from headrace.response_cache.semantic.row import Row
+from headrace.files import Layout, open_database, private_folder
 
-logger = logging.getLogger(__name__)
+_OVERHEAD = 600
+"""Approximate bytes of the objects around the texts and vectors of a row."""
 
-_LAYOUT = 1
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An entry of the exact cache (``key``), the last user message that it answers, and the vectors of both.
+
+    ``partition`` is the digest of everything that must be equal. ``answer`` is the class of its answer: entries with
+    equal answers share it. ``answer_text`` is the normalized answer, ``answer_vector`` its vector or empty. ``tags``
+    are the entry's; ``expires`` is a Unix time.
+    """
+
+    key: bytes
+    partition: bytes
+    question: str
+    vector: bytes
+    answer: int
+    answer_text: str
+    answer_vector: bytes
+    tags: tuple[str, ...]
+    expires: float
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory, including its vectors in the index."""
+        texts = len(self.question) + len(self.answer_text)
+        return _OVERHEAD + texts + 2 * len(self.vector) + len(self.answer_vector)
+
+
+_FORMAT = 1
+"""Version of what is stored in a row."""
 _BUSY_SECONDS = 1.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -27,6 +54,7 @@ CREATE TABLE IF NOT EXISTS rows (
     tags TEXT NOT NULL, expires REAL NOT NULL
 );
 """
+LAYOUT = Layout("an index of the semantic cache", "rows", (_TABLES,), unnumbered=True)
 _PUT = "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -39,15 +67,8 @@ class RowStore:
 
     def __init__(self, path: Path, encoder: str) -> None:
         private_folder(path.parent)
-        try:
-            self._connection = _open(path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise OSError(f"{path} cannot be used: {error}") from error
-            logger.warning("%s cannot be read (%s): the semantic cache starts empty", path, error)
-            path.replace(path.with_name(f"{path.name}.damaged"))
-            self._connection = _open(path)
-        format_of_rows = json.dumps([_LAYOUT, encoder])
+        self._connection = open_database(path, LAYOUT, busy_seconds=_BUSY_SECONDS, isolation_level="DEFERRED")
+        format_of_rows = json.dumps([_FORMAT, encoder])
         found = self._connection.execute("SELECT value FROM about WHERE name = 'whose'").fetchone()
         with self._connection:
             if found != (format_of_rows,):
@@ -90,15 +111,3 @@ class RowStore:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    connection = open_database(path, _BUSY_SECONDS, "DEFERRED")
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript(_TABLES)
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection

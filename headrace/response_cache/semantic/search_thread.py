@@ -19,12 +19,11 @@ from typing import NamedTuple
 import faiss
 
 from headrace.core.ports import Embedder
-from headrace.response_cache.rules.semantic.answer_equality import gist, same_answer
-from headrace.response_cache.rules.semantic.guards import traits
-from headrace.response_cache.rules.semantic.judge import Decline, Doubt, Judge, Serve
+from headrace.response_cache.rules.audits import gist, same_answer
+from headrace.response_cache.rules.guards import traits
+from headrace.response_cache.rules.judge import Decline, Doubt, Judge, Serve
 from headrace.response_cache.semantic.partitions import Partitions, cosine, vector_of
-from headrace.response_cache.semantic.row import Row
-from headrace.response_cache.semantic.row_store import RowStore
+from headrace.response_cache.semantic.row_store import Row, RowStore
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class Computed(NamedTuple):
     instead: bytes | None = None
 
 
-class _Question(NamedTuple):
+class _Search(NamedTuple):
     partition: bytes
     key: bytes
     text: str
@@ -76,13 +75,13 @@ class _Note(NamedTuple):
 
 
 class SearchThread:
-    """Answers `ask` from the rows that `note` has added.
+    """Answers `search` from the rows that `note` has added.
 
     Args:
         embedder: used only by this thread.
         judge: decides which entry may be served.
         rows: the index in memory.
-        shelf: the file that stores the rows across restarts, if there is one.
+        row_store: the file that stores the rows across restarts, if there is one.
         wall: Unix time.
         clock: seconds, for deadlines.
     """
@@ -92,17 +91,17 @@ class SearchThread:
         embedder: Embedder,
         judge: Judge,
         rows: Partitions,
-        shelf: RowStore | None = None,
+        row_store: RowStore | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._embedder = embedder
         self._judge = judge
         self._rows = rows
-        self._shelf = shelf
+        self._row_store = row_store
         self._wall = wall
         self._clock = clock
-        self._questions: deque[_Question] = deque()
+        self._searches: deque[_Search] = deque()
         self._tasks: deque[_Note | Callable[[], None]] = deque()
         self._vectors: OrderedDict[bytes, bytes] = (
             OrderedDict()
@@ -123,14 +122,16 @@ class SearchThread:
             self._work.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout)
-        if self._shelf is not None and not self._thread.is_alive():
-            self._shelf.close()
+        if self._row_store is not None and not self._thread.is_alive():
+            self._row_store.close()
 
-    def ask(self, partition: bytes, key: bytes, text: str, until: float) -> Future[Proposal | Decline | None]:
+    def search(
+        self, partition: bytes, key: bytes, text: str, until: float
+    ) -> Future[Proposal | Decline | None]:
         """The entry that may be served for a message, or why none; None if ``until`` passes first."""
         verdict: Future[Proposal | Decline | None] = Future()
         with self._work:
-            self._questions.append(_Question(partition, key, text, until, verdict))
+            self._searches.append(_Search(partition, key, text, until, verdict))
             self._work.notify()
         return verdict
 
@@ -157,21 +158,21 @@ class SearchThread:
         self._rebuild()
         pause_ends = 0.0
         while True:
-            question = task = None
+            search = task = None
             with self._work:
-                while not self._questions:
+                while not self._searches:
                     pause = 0.0 if self._ending else pause_ends - self._clock()
                     if pause <= 0 and (self._tasks or self._ending):
                         break
                     self._work.wait(pause if self._tasks else None)
-                if self._questions:
-                    question = self._questions.popleft()
+                if self._searches:
+                    search = self._searches.popleft()
                 elif self._tasks:
                     task = self._next_task()
                 else:
                     return
-            if question is not None:
-                self._answer(question)
+            if search is not None:
+                self._answer(search)
             elif task is not None:
                 began = self._clock()
                 try:
@@ -193,33 +194,33 @@ class SearchThread:
         return partial(self._note, notes)
 
     def _rebuild(self) -> None:
-        if self._shelf is None:
+        if self._row_store is None:
             return
         try:
-            for row in self._shelf.load(self._wall()):
+            for row in self._row_store.load(self._wall()):
                 self._rows.keep(row)
         except Exception:
             logger.exception("the rows of the semantic cache cannot be read: it starts empty")
 
-    def _answer(self, question: _Question) -> None:
-        if not question.verdict.set_running_or_notify_cancel():
+    def _answer(self, search: _Search) -> None:
+        if not search.verdict.set_running_or_notify_cancel():
             return
         try:
-            late = question.until <= self._clock()
-            verdict = None if late else self._decide(question, self._embedder.embed([question.text])[0])
+            late = search.until <= self._clock()
+            verdict = None if late else self._decide(search, self._embedder.embed([search.text])[0])
         except Exception as error:
-            question.verdict.set_exception(error)
+            search.verdict.set_exception(error)
         else:
-            question.verdict.set_result(verdict)
+            search.verdict.set_result(verdict)
 
-    def _decide(self, question: _Question, packed: bytes | None) -> Proposal | Decline:
+    def _decide(self, search: _Search, packed: bytes | None) -> Proposal | Decline:
         if packed is None:
             return Decline(Doubt.TOO_LONG)
-        self._vectors[question.key] = packed
+        self._vectors[search.key] = packed
         if len(self._vectors) > _REMEMBERED:
             self._vectors.popitem(last=False)
-        near = self._rows.nearest(question.partition, vector_of(packed))
-        verdict = self._judge.decide(question.text, near, self._rows.size(question.partition))
+        near = self._rows.nearest(search.partition, vector_of(packed))
+        verdict = self._judge.decide(search.text, near, self._rows.size(search.partition))
         if not isinstance(verdict, Serve):
             return verdict
         row = self._rows.row(verdict.neighbour.row)
@@ -268,5 +269,5 @@ class SearchThread:
         audited(right)
 
     def _drop(self, keys: Iterable[bytes], kept: Iterable[Row] = ()) -> None:
-        if self._shelf is not None:
-            self._shelf.write(kept, keys)
+        if self._row_store is not None:
+            self._row_store.write(kept, keys)

@@ -3,4 +3,5 @@
 - `tier`: wraps a store for the lookup; every fault is a miss.
 - `memory`, `sqlite`, `redis`, `memcached`: the stores.
 - `generation`: names of entries in a shared store that may lose its data.
+- `opening`: opens stores from their addresses.
 """

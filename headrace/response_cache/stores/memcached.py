@@ -16,7 +16,7 @@ from pymemcache.client.base import PooledClient
 from pymemcache.exceptions import MemcacheError, MemcacheServerError
 
 from headrace.core.ports import StoreFacts, ValueTooLarge
-from headrace.response_cache.rules.response.tags import EVERYTHING
+from headrace.response_cache.rules.tags import EVERYTHING
 from headrace.response_cache.stores.generation import GENERATION, VERSIONS, entry_name, new_generation
 
 CONNECTIONS = 4

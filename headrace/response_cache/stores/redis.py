@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from headrace.core.ports import StoreFacts
-from headrace.response_cache.rules.response.tags import EVERYTHING
+from headrace.response_cache.rules.tags import EVERYTHING
 from headrace.response_cache.stores.generation import GENERATION, PREFIX, VERSIONS, entry_name, new_generation
 
 CONNECTIONS = 16

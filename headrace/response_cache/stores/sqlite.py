@@ -1,7 +1,7 @@
 """The SQLite store: cached responses in a file that survives restarts and that processes of one machine can share.
 
 It uses write-ahead logging. One thread writes in batches, so that no lookup waits for the disk; `READERS` threads read.
-A damaged file is renamed and a new one is created, because responses can be computed again.
+If the file is found damaged while it is in use, it is replaced as at the start.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import queue
 import sqlite3
 import threading
@@ -20,13 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.core.ports import StoreFacts, ValueTooLarge
-from headrace.files import open_database, private_file, private_folder
+from headrace.files import Layout, connect, is_damaged, open_database, private_folder
 from headrace.response_cache.stores.memory import LARGEST_SHARE
-
-logger = logging.getLogger(__name__)
-
-LAYOUT = 2
-"""Version of the tables; a file with another one is replaced."""
 
 BATCH = 256
 """Maximum number of writes in one transaction."""
@@ -40,15 +34,15 @@ USED_SECONDS = 60.0
 
 EVICTED_AT_ONCE = 64
 
-_TABLES = f"""
+_TABLES = """
 CREATE TABLE entries (
     id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, until REAL NOT NULL, used REAL NOT NULL, tags TEXT NOT NULL,
     value BLOB NOT NULL
 );
 CREATE INDEX by_use ON entries (used);
 CREATE TABLE versions (tag TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
-PRAGMA user_version = {LAYOUT};
 """
+LAYOUT = Layout("a response cache", "entries", (_TABLES,), first=2)
 _PUT = """
 INSERT INTO entries (key, until, used, tags, value) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE
@@ -83,10 +77,8 @@ class SQLiteStore:
         self._facts = StoreFacts(None, None, 0)
         self._used: dict[int, float] = {}
         self._counted = -USED_SECONDS
-        try:
-            _prepare(self._path)
-        except sqlite3.Error as error:
-            raise OSError(f"{self._path} cannot be used: {error}") from error
+        private_folder(self._path.parent)
+        open_database(self._path, LAYOUT, busy_seconds=BUSY_SECONDS).close()
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._generation = 0  # changes when the file is replaced
         self._local = threading.local()
@@ -139,7 +131,7 @@ class SQLiteStore:
         """This thread's connection."""
         generation, connection = getattr(self._local, "reader", (None, None))
         if generation != self._generation or connection is None:
-            connection = _open(self._path)
+            connection = connect(self._path, BUSY_SECONDS)
             self._local.reader = (self._generation, connection)
         return connection
 
@@ -169,7 +161,7 @@ class SQLiteStore:
             ending = None in batch
             work = [each for each in batch if each is not None and each.done.set_running_or_notify_cancel()]
             try:
-                connection = connection or _open(self._path)
+                connection = connection or connect(self._path, BUSY_SECONDS)
                 self._commit(connection, work)
             except Exception as error:
                 connection = self._recover(connection, error)
@@ -216,68 +208,14 @@ class SQLiteStore:
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.rollback()
-        if not _is_damage(error):
+        if not is_damaged(error):
             return connection
         if connection is not None:
             connection.close()
-        with contextlib.suppress(sqlite3.Error, OSError):  # retried with the next batch
-            _prepare(self._path, thoroughly=True)
+        with contextlib.suppress(OSError):  # retried with the next batch
+            open_database(self._path, LAYOUT, busy_seconds=BUSY_SECONDS, thoroughly=True).close()
             self._generation += 1
         return None
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    connection = open_database(path, BUSY_SECONDS)
-    connection.execute("PRAGMA synchronous = NORMAL")
-    return connection
-
-
-def _prepare(path: Path, thoroughly: bool = False) -> None:
-    """Create the database unless it exists; rename a file that is damaged or has another layout."""
-    private_folder(path.parent)
-    path = private_file(path)  # before a file is renamed, which keeps its permissions
-    if not _usable(path, thoroughly):
-        aside = path.with_name(f"{path.name}.damaged")
-        logger.warning("%s is not a readable response cache; it is renamed to %s", path, aside)
-        for suffix in ("-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-        path.replace(aside)
-    connection = _open(path)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("BEGIN IMMEDIATE")  # two processes may start at once
-        if connection.execute("PRAGMA user_version").fetchone() != (LAYOUT,):
-            for statement in filter(str.strip, _TABLES.split(";")):
-                connection.execute(statement)
-        connection.execute("COMMIT")
-    finally:
-        connection.close()
-
-
-def _usable(path: Path, thoroughly: bool) -> bool:
-    if not path.stat().st_size:
-        return True
-    connection = open_database(path, BUSY_SECONDS)
-    try:
-        (layout,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if layout != LAYOUT:
-            return bool(layout == 0 and tables == 0)
-        return not thoroughly or bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
-    except sqlite3.DatabaseError as error:
-        if _is_damage(error):
-            return False
-        raise
-    finally:
-        connection.close()
-
-
-def _is_damage(error: Exception) -> bool:
-    """Whether the file is damaged, and not only locked, full or missing."""
-    return isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode & 0xFF in (
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-    )
 
 
 def _nbytes(connection: sqlite3.Connection) -> int:

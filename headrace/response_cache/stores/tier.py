@@ -13,9 +13,8 @@ from typing import TypeVar
 
 from headrace.core.events import Fault, StoreFaulted
 from headrace.core.ports import Store, StoreFacts, ValueTooLarge
-from headrace.response_cache.rules.response.circuit_breaker import CircuitBreaker
-from headrace.response_cache.rules.response.codec import Damaged, Seal, pack, unpack
-from headrace.response_cache.rules.response.entry import Entry
+from headrace.response_cache.rules.circuit_breaker import CircuitBreaker
+from headrace.response_cache.rules.entry import Damaged, Entry, Seal, pack, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class Tier:
 
     async def find(self, key: bytes) -> Entry | None:
         """The entry under ``key``; None if there is none or the store failed."""
-        value = await self._ask(lambda: self._store.get(key), self._reading, self._deadline)
+        value = await self._call(lambda: self._store.get(key), self._reading, self._deadline)
         if value is None:
             return None
         try:
@@ -68,26 +67,28 @@ class Tier:
         sealed = value if self._seal is None else self._seal.close(key, value)
         counters = tuple([counter for counter, _ in entry.versions])
         try:
-            await self._ask(lambda: self._store.put(key, sealed, ttl, counters), self._writing, WRITE_SECONDS)
+            await self._call(
+                lambda: self._store.put(key, sealed, ttl, counters), self._writing, WRITE_SECONDS
+            )
         except ValueTooLarge as error:
             self._fault(Fault.TOO_LARGE, str(error))
 
     async def forget(self, key: bytes) -> None:
         """Delete one entry, unless the store fails."""
-        await self._ask(lambda: self._store.delete(key), self._writing, WRITE_SECONDS)
+        await self._call(lambda: self._store.delete(key), self._writing, WRITE_SECONDS)
 
     async def clear(self, counter: str) -> bool:
         """Delete all entries of a counter of tags and raise it; returns whether the store did."""
-        done = await self._ask(lambda: _done(self._store.clear(counter)), self._writing, WRITE_SECONDS)
+        done = await self._call(lambda: _done(self._store.clear(counter)), self._writing, WRITE_SECONDS)
         return done is not None
 
     async def versions(self) -> Mapping[str, int] | None:
         """The versions in the store; None if it failed."""
-        return await self._ask(self._store.versions, self._reading, WRITE_SECONDS)
+        return await self._call(self._store.versions, self._reading, WRITE_SECONDS)
 
     async def advance(self, steps: Mapping[str, int]) -> bool:
         """Raise versions in the store; returns whether the store did."""
-        done = await self._ask(lambda: _done(self._store.advance(steps)), self._writing, WRITE_SECONDS)
+        done = await self._call(lambda: _done(self._store.advance(steps)), self._writing, WRITE_SECONDS)
         return done is not None
 
     def facts(self) -> StoreFacts:
@@ -102,17 +103,17 @@ class Tier:
         except Exception as error:
             logger.warning("%s could not be closed: %s", self.name, error)
 
-    async def _ask(
-        self, ask: Callable[[], Awaitable[ValueT]], breaker: CircuitBreaker, deadline: float
+    async def _call(
+        self, call: Callable[[], Awaitable[ValueT]], breaker: CircuitBreaker, deadline: float
     ) -> ValueT | None:
         if self.at_hand:
-            return await ask()
+            return await call()
         if not breaker.permits(self._clock()):
             self._fault(Fault.RESTING, "")
             return None
         try:
             async with asyncio.timeout(deadline):
-                value = await ask()
+                value = await call()
         except ValueTooLarge:
             breaker.succeeded()  # the store works
             raise

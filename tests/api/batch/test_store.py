@@ -141,19 +141,6 @@ def test_old_ended_batches_are_forgotten(store: BatchStore, monkeypatch: pytest.
     ]
 
 
-def test_what_is_no_database_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "db").write_bytes(b"not a database at all" * 100)
-    with pytest.raises(OSError, match="cannot be used"):
-        BatchStore(tmp_path / "db", LIMITS)
-
-
-def test_another_version_is_left_alone(tmp_path: Path, store: BatchStore) -> None:
-    store._db.execute("PRAGMA user_version = 99")
-    store.close()
-    with pytest.raises(OSError, match="another version"):
-        BatchStore(tmp_path / "db", LIMITS)
-
-
 def test_an_upload_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     contents = Contents(tmp_path / "files")
     upload = contents.upload()

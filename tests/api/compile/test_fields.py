@@ -10,8 +10,8 @@ from headrace.api.compile.submit import unknown_field
 from headrace.observe.cost.prices import Pricing
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup, NotCached
-from headrace.response_cache.rules.response.control import CacheDirectives
-from headrace.response_cache.rules.response.tags import TagVersions
+from headrace.response_cache.rules.cacheability import CacheDirectives
+from headrace.response_cache.rules.tags import TagVersions
 from tests.api.caching import FINGERPRINT, with_memory
 from tests.api.tool_scenes import TOOL_TEMPLATE, WEATHER
 from tests.doubles.grammars import Compiled
@@ -121,10 +121,10 @@ class Spy(CacheLookup):
 
     def __init__(self, service):
         super().__init__(service, ExactCache([], TagVersions()), FINGERPRINT)
-        self.asks = []
+        self.queries = []
 
-    async def open(self, questions, interval=1):
-        self.asks += [self.ask(question) for question in questions]
+    async def open(self, lookups, interval=1):
+        self.queries += [self.query(each) for each in lookups]
         raise NotCached
 
 
@@ -150,7 +150,7 @@ def asks(house, spy, form, body):
     path = "/v1/chat/completions" if form is ChatBody else "/v1/completions"
     answer = house.client.post(path, json=body)
     assert answer.status_code == 504, answer.text
-    found, spy.asks = spy.asks, []
+    found, spy.queries = spy.queries, []
     return found
 
 
@@ -231,7 +231,7 @@ def test_body_fields_and_header_are_combined(house, spy, directives, header, con
     headers = {"Cache-Control": header} if header else {}
     body = CHAT | ({"response_cache": directives} if directives else {})
     house.client.post("/v1/chat/completions", json=body, headers=headers)
-    assert spy.asks[0].control == control
+    assert spy.queries[0].control == control
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from headrace.core.events import Layer, Spared
 from headrace.observe.cost.ledger import MOST_DAYS, CostLedger
 from headrace.observe.cost.prices import Pricing, TokenPrices
 from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.cost.usage import KEPT_DAYS, UsageJournal, UsageStore
-from headrace.observe.tenant_savings import TenantSavings
 from tests.observe.cost.test_ledger import DAY, one_request
 
 CHEAP, DEAR = Pricing(0.5, currency="EUR"), Pricing(2.0, currency="EUR")
@@ -110,15 +110,3 @@ def test_a_failed_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(store.rows()) == []
     store.add(used)
     assert len(list(store.rows())) == 1
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "usage.db"
-    path.write_text("not a database, but long enough to be taken for one" * 40)
-    with pytest.raises(sqlite3.Error):
-        UsageStore(path, "EUR")
-    other = sqlite3.connect(tmp_path / "other.db")
-    other.execute("PRAGMA user_version = 9")
-    other.close()
-    with pytest.raises(sqlite3.Error, match="layout 9 is not 1"):
-        UsageStore(tmp_path / "other.db", "EUR")

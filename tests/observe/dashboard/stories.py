@@ -21,6 +21,7 @@ from headrace.core.request import FinishReason
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.cost.report import CostReport
+from headrace.observe.cost.tenant_savings import TenantSavings
 from headrace.observe.dashboard.dashboard import Dashboard
 from headrace.observe.dashboard.reading import Folds
 from headrace.observe.dashboard.tenants import TenantTable
@@ -29,7 +30,6 @@ from headrace.observe.metrics import Metrics
 from headrace.observe.metrics_page import MetricsPage
 from headrace.observe.requests import RequestBook
 from headrace.observe.steps.timelines import Timelines
-from headrace.observe.tenant_savings import TenantSavings
 from headrace.observe.usage import UsageBook
 from headrace.observe.work import ModelWork, WorkMeter
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.response_cache.rules.semantic.judge import Judge, Rule
-from headrace.response_cache.rules.semantic.score import Curve, Score
+from headrace.response_cache.rules.judge import Curve, Judge, Rule, Score
 from headrace.response_cache.semantic.partitions import Partitions
-from headrace.response_cache.semantic.row import Row
+from headrace.response_cache.semantic.row_store import Row
 from headrace.response_cache.semantic.search_thread import SearchThread
 
 DIMENSIONS = 64
@@ -48,12 +47,12 @@ class Words:
 
 
 def librarian(
-    embedder=None, shelf=None, max_bytes=1 << 20, threshold=0.8, judge=None, **more
+    embedder=None, row_store=None, max_bytes=1 << 20, threshold=0.8, judge=None, **more
 ) -> SearchThread:
     """One whose judge goes by the cosine alone."""
     rows = Partitions(DIMENSIONS, max_bytes)
     return SearchThread(
-        embedder or Words(), judge or Judge([Rule(0, COSINE, threshold)]), rows, shelf, **more
+        embedder or Words(), judge or Judge([Rule(0, COSINE, threshold)]), rows, row_store, **more
     )
 
 

@@ -14,12 +14,12 @@ from headrace.core.events import Audited, Layer, LookedUp, Scope
 from headrace.core.tenancy.gate import Limits
 from headrace.response_cache.exact import ExactCache
 from headrace.response_cache.lookup import CacheLookup
-from headrace.response_cache.rules.response import circuit_breaker
-from headrace.response_cache.rules.response.control import NO_DIRECTIVES, CacheDirectives
-from headrace.response_cache.rules.response.query import Turn
-from headrace.response_cache.rules.response.tags import EVERYTHING, TagVersions
-from headrace.response_cache.rules.semantic.judge import Nearest
-from headrace.response_cache.rules.semantic.verdicts import Verdicts
+from headrace.response_cache.query import Turn
+from headrace.response_cache.rules import circuit_breaker
+from headrace.response_cache.rules.cacheability import NO_DIRECTIVES, CacheDirectives
+from headrace.response_cache.rules.judge import Nearest
+from headrace.response_cache.rules.tags import EVERYTHING, TagVersions
+from headrace.response_cache.rules.verdicts import Verdicts
 from headrace.response_cache.semantic.level import Mode, SemanticCache
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
@@ -117,7 +117,7 @@ async def scene(
         verdicts=verdicts,
     )
     recall = CacheLookup(
-        service, exact, FINGERPRINT, ttl=100.0, levels=[semantic], keepers=[semantic, witness]
+        service, exact, FINGERPRINT, ttl=100.0, levels=[semantic], listeners=[semantic, witness]
     )
     house = Scene(recall, service, runner, book, clock, witness)
     house.semantic, house.embedder, house.exact, house.desk = semantic, embedder, exact, desk

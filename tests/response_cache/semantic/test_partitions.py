@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import random
 
-from headrace.response_cache.semantic.partitions import Partitions, cosine, vector_of
+import numpy as np
+import pytest
+
+from headrace.response_cache.semantic.partitions import _SCANNED, Index, Partitions, cosine, vector_of
 from tests.response_cache.semantic.scenes import DIMENSIONS, embed_one, row
 
 
@@ -76,3 +79,70 @@ def test_answers_that_say_the_same_share_a_class():
     assert class_of("never") not in (1, 2)
     assert class_of("never") == class_of("nothing alike")  # named after the entry
     assert cosine(b"", embed_one("never")) is None
+
+
+def drawn(count: int, seed: int = 0) -> np.ndarray:
+    vectors = np.random.default_rng(seed).normal(size=(count, DIMENSIONS)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def clustered(count: int) -> np.ndarray:
+    centres = np.repeat(drawn(count // 40 + 1, seed=9), 40, axis=0)[:count]
+    vectors = centres + 0.5 * drawn(count)
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_an_empty_index_has_nothing_near():
+    assert Index(DIMENSIONS).nearest(drawn(1)[0], 5) == []
+
+
+def test_few_vectors_are_compared_exactly():
+    vectors = drawn(50)
+    index = Index(DIMENSIONS)
+    for number, vector in enumerate(vectors):
+        index.add(100 + number, vector)
+    found = index.nearest(vectors[7], 5)
+    cosines = vectors @ vectors[7]
+    assert [number for number, _ in found] == [100 + place for place in np.argsort(-cosines)[:5]]
+    assert found[0] == (107, pytest.approx(1.0, abs=1e-6))
+    assert len(index.nearest(vectors[7], 80)) == 50
+
+
+def test_many_vectors_are_compared_by_signs_and_ranked_exactly():
+    vectors = clustered(3 * _SCANNED)
+    index = Index(DIMENSIONS)
+    for number, vector in enumerate(vectors):
+        index.add(number, vector)
+    questions = vectors[::97] + 0.1 * drawn(len(vectors[::97]), seed=3)
+    questions /= np.linalg.norm(questions, axis=1, keepdims=True)
+    right = 0
+    for question in questions:
+        cosines = vectors @ question
+        [(number, cosine)] = index.nearest(question, 32)[:1]
+        assert cosine == pytest.approx(cosines[number], abs=1e-5)
+        right += number == int(cosines.argmax())
+    assert right >= 0.9 * len(questions)
+
+
+def test_what_is_removed_is_never_found_and_the_others_are():
+    vectors = clustered(2 * _SCANNED)
+    index = Index(DIMENSIONS)
+    for number, vector in enumerate(vectors):
+        index.add(number, vector)
+    gone = set(range(0, len(vectors), 3)) | {len(vectors) - 1}
+    for number in gone:
+        index.remove(number)
+    assert len(index) == len(vectors) - len(gone)
+    for number in range(0, len(vectors), 31):
+        found = [near for near, _ in index.nearest(vectors[number], 8)]
+        assert gone.isdisjoint(found)
+        assert (number in found) == (number not in gone)
+
+
+def test_a_row_may_be_given_another_vector():
+    vectors = drawn(3)
+    index = Index(DIMENSIONS)
+    index.add(1, vectors[0])
+    index.add(1, vectors[1])
+    assert len(index) == 1
+    assert index.nearest(vectors[1], 1) == [(1, pytest.approx(1.0, abs=1e-6))]

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from headrace.response_cache.rules.semantic.guards import Veto
-from headrace.response_cache.rules.semantic.judge import Decline, Doubt
+from headrace.response_cache.rules.guards import Veto
+from headrace.response_cache.rules.judge import Decline, Doubt
 from headrace.response_cache.semantic.row_store import RowStore
 from headrace.response_cache.semantic.search_thread import Computed, Proposal, SearchThread
 from tests.response_cache.semantic.scenes import Words, librarian, row
@@ -30,7 +30,7 @@ def settle(made: SearchThread) -> None:
 
 
 def verdict(made: SearchThread, question: str, partition=b"p"):
-    return made.ask(partition, b"asker " + question.encode(), question, time.monotonic() + LONG).result(60)
+    return made.search(partition, b"asker " + question.encode(), question, time.monotonic() + LONG).result(60)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_whose_time_is_over_is_not_embedded():
     embedder = Words()
     made = librarian(embedder, clock=lambda: 100.0)
     made.start()
-    assert made.ask(b"p", b"k", "shoes red", until=100.0).result(60) is None
+    assert made.search(b"p", b"k", "shoes red", until=100.0).result(60) is None
     assert embedder.texts == []
     made.stop()
 
@@ -137,10 +137,10 @@ def test_a_cancelled_query_is_not_embedded():
     made = librarian(embedder)
     made.start()
     embedder.hold.clear()
-    first = made.ask(b"p", b"a", "shoes red", time.monotonic() + LONG)
+    first = made.search(b"p", b"a", "shoes red", time.monotonic() + LONG)
     while not first.running():
         time.sleep(0.001)
-    given_up = made.ask(b"p", b"b", "blue hats", time.monotonic() + LONG)
+    given_up = made.search(b"p", b"b", "blue hats", time.monotonic() + LONG)
     assert given_up.cancel()
     embedder.hold.set()
     assert first.result(60) == Decline(Doubt.NO_NEIGHBOUR)
@@ -149,16 +149,16 @@ def test_a_cancelled_query_is_not_embedded():
     made.stop()
 
 
-def test_it_is_rebuilt_from_the_shelf(tmp_path):
-    shelf = RowStore(tmp_path / "rows", "words@1")
-    shelf.write([row("hats blue", key=b"gone"), row("socks old", expires=1.0)], [])
-    made = librarian(shelf=shelf)
+def test_it_is_rebuilt_from_the_file(tmp_path):
+    row_store = RowStore(tmp_path / "rows", "words@1")
+    row_store.write([row("hats blue", key=b"gone"), row("socks old", expires=1.0)], [])
+    made = librarian(row_store=row_store)
     made.start()
     made.note(computed("shoes red"))
     made.forget(b"gone")
     made.stop()
 
-    again = librarian(shelf=RowStore(tmp_path / "rows", "words@1"))
+    again = librarian(row_store=RowStore(tmp_path / "rows", "words@1"))
     again.start()
     assert isinstance(verdict(again, "shoes red"), Proposal)
     assert verdict(again, "hats blue") != Proposal(b"gone", 1.0, "hats blue")
@@ -166,9 +166,9 @@ def test_it_is_rebuilt_from_the_shelf(tmp_path):
     again.stop()
 
 
-def test_what_the_room_does_not_hold_leaves_the_shelf_too(tmp_path):
-    shelf = RowStore(tmp_path / "rows", "words@1")
-    made = librarian(shelf=shelf, max_bytes=2 * row("shoes 1").nbytes)
+def test_what_the_room_does_not_hold_leaves_the_file_too(tmp_path):
+    row_store = RowStore(tmp_path / "rows", "words@1")
+    made = librarian(row_store=row_store, max_bytes=2 * row("shoes 1").nbytes)
     made.start()
     for number in range(5):
         made.note(computed(f"shoes {number}"))
@@ -200,7 +200,7 @@ def test_notes_leave_most_of_the_time_to_questions():
     while embedder.texts != ["yes", "shoes red"]:
         time.sleep(0.001)
     made.note(computed("blue hats", said="no"))
-    assert made.ask(b"p", b"k", "shoes red", LONG).result(60) is not None
+    assert made.search(b"p", b"k", "shoes red", LONG).result(60) is not None
     assert "blue hats" not in embedder.texts
     made.stop(60)  # whoever ends does what is left
     assert embedder.texts[-2:] == ["no", "blue hats"]

@@ -92,36 +92,6 @@ def test_it_stays_within_its_room_and_drops_what_was_not_used(tmp_path):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_what_is_no_database_is_put_aside(tmp_path, content):
-    path = tmp_path / "answers.db"
-    path.write_bytes(content)
-
-    async def run():
-        async with opened(path) as store:
-            await store.put(KEYS[0], b"v", 60.0, TAGS)
-            assert await store.get(KEYS[0]) == b"v"
-
-    asyncio.run(run())
-    assert path.with_name("answers.db.damaged").read_bytes() == content
-
-
-def test_another_programs_database_is_left_whole(tmp_path):
-    path = tmp_path / "answers.db"
-    with sqlite3.connect(path) as other:
-        other.execute("CREATE TABLE precious (x)")
-    other.close()
-
-    async def run():
-        async with opened(path) as store:
-            await store.put(KEYS[0], b"v", 60.0, TAGS)
-
-    asyncio.run(run())
-    with sqlite3.connect(path.with_name("answers.db.damaged")) as aside:
-        assert aside.execute("SELECT name FROM sqlite_master").fetchall() == [("precious",)]
-    aside.close()
-
-
 def test_a_file_that_breaks_while_it_is_in_use_is_begun_anew(tmp_path):
     path = tmp_path / "answers.db"
 

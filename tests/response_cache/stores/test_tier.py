@@ -5,9 +5,8 @@ import pytest
 from headrace.core.events import Fault
 from headrace.core.ports import ValueTooLarge
 from headrace.core.request import FinishReason
-from headrace.response_cache.rules.response.circuit_breaker import FAILURES, OPEN_SECONDS
-from headrace.response_cache.rules.response.codec import Seal
-from headrace.response_cache.rules.response.entry import Entry
+from headrace.response_cache.rules.circuit_breaker import FAILURES, OPEN_SECONDS
+from headrace.response_cache.rules.entry import Entry, Seal
 from headrace.response_cache.stores.memory import MemoryStore
 from headrace.response_cache.stores.tier import Tier
 

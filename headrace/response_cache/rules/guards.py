@@ -1,0 +1,547 @@
+"""Guards: differences between questions that an encoder places close together, although their answers differ.
+
+An encoder places "turn it on" beside "turn it off", and "fly from A to B" beside "fly from B to A". `traits` analyses
+a question once, `compare` compares two analyses, and `veto` names a difference that forbids serving a cached
+response, however high its score: in numbers, negation, names, order, what is asked for, or a word that no synonym
+explains. Other differences are evidence for the score. The word lists are English; in other languages numbers, symbols,
+names, order and a single differing word still guard. Pure text in, values out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from headrace.response_cache.rules.numerals import unify
+from headrace.response_cache.rules.word_classes import (
+    BOUNDS,
+    CLASSES,
+    EXCLUSIVE,
+    FUNCTION_WORDS,
+    NEGATING_PREFIXES,
+    NEGATIONS,
+    NEUTRAL,
+    OPPOSITES,
+    POLITE_WORDS,
+    SIGN_WORDS,
+    SPECIFYING,
+    TIMELY_WORDS,
+    same_class,
+    same_meaning,
+    stem,
+)
+
+_APOSTROPHES = re.compile("['\u2019]")
+_TOKEN = re.compile(r"\d+(?:th\b|(?:[.,:/]\d+)*)|[^\W\d_]+(?:['\u2019][^\W\d_]+)*[+#]*|[^\w\s]")
+_BETWEEN = re.compile(r"(?:\d\w?|\)|\b[^\W\d_])\s*([-*/]+)\s*(?=[\d(.$\u20ac\u00a3-]|[^\W\d_]\b)")
+_SIGN = re.compile(r"(?<![\w)])-(?=[$\u20ac\u00a3]?\.?\d)")
+"""Between two numbers or single letters, or before a number, a plain symbol is arithmetic."""
+_CODE = re.compile(r"(?<!\w)(?=\w*\d)(?=\w*[^\W\d_])[\w.-]*\w|[^\W\d_][+#]+")
+"""Letters with digits (M604n, iphone-6s), and C++ or C#. Only the first letter of a word is a beginning: from every
+letter of a long word, the search would take quadratic time."""
+_ADDRESS = re.compile(r"\bhttps?://\S+|\bwww\.\S+|\b\w+_\w+\b|(?<![\w/])/\w+(?:/[\w.-]+)+")
+"""Addresses, paths and identifiers with underscores, whose words mean nothing alone."""
+_IN_LAW = re.compile(r"\b([^\W\d_]+)[\s-]in[\s-]law(s?)\b", re.IGNORECASE)
+_INNER_CAPITAL = re.compile(r"[^\W\d_]*[a-z][A-Z]")
+_PLAIN_SYMBOLS = frozenset(".,;:!?'\"()[]{}-_/\\`*\u2019\u2018\u201c\u201d\u2013\u2014\u2026")
+_POINTING = re.compile(
+    r"\b(?:this|these|the (?:following|above|below|attached))\b(?! (?:week|month|year|morning|evening|weekend))",
+    re.IGNORECASE,
+)
+_PREPOSITIONS = frozenset(
+    (
+        *(
+            "in",
+            "on",
+            "at",
+            "for",
+            "with",
+            "without",
+            "by",
+            "during",
+            "after",
+            "before",
+            "when",
+            "if",
+            "while",
+            "as",
+        ),
+        *("to", "from", "under", "over", "because", "since", "until", "about", "within", "inside", "outside"),
+    )
+)
+"""A phrase that begins with one may stand before or after its sentence."""
+_ARTICLES = frozenset(("a", "an", "the"))
+_NO_COUNT = frozenset(
+    (
+        "which",
+        "this",
+        "that",
+        "the",
+        "another",
+        "no",
+        "any",
+        "every",
+        "each",
+        "some",
+        "good",
+        "better",
+        "best",
+    )
+)
+"""After these words "one" is no quantity."""
+_IN_TURN = frozenset(
+    (
+        *(
+            "from",
+            "then",
+            "first",
+            "before",
+            "after",
+            "ratio",
+            "divide",
+            "divided",
+            "subtract",
+            "minus",
+            "times",
+        ),
+        *("respectively", "former", "latter", "order", "than"),
+    )
+)
+"""In a text with one of these words, the order of "a and b" counts."""
+_PRESENT = frozenset(("is", "are", "am", "do", "does", "isnt", "arent", "doesnt", "dont", "whats", "whos"))
+_PAST = frozenset(("was", "were", "did", "wasnt", "werent", "didnt"))
+_WAYS = frozenset(
+    ("way", "ways", "best", "method", "process", "procedure", "steps", "easiest", "fastest", "recipe")
+)
+_ASKING = {
+    "who": "who", "whos": "who", "whom": "who", "whose": "who", "when": "when", "whens": "when",
+    "where": "where", "wheres": "where", "why": "why", "whys": "why",
+}  # fmt: skip
+_MEASURES = {
+    **{word: word for word in ("many", "much", "long", "old", "far", "tall", "often", "fast", "high", "big")},
+    **{word: word for word in ("heavy", "deep", "wide", "soon", "hot", "cold")},
+    "large": "big",
+    "quick": "fast",
+}
+"""What "how" may ask for, by one word for each measure."""
+_MOST_COMPARED = 16
+"""Unshared content words up to which two texts are compared word by word."""
+_PHRASE = 2
+"""Content words that may stand for one on the other side."""
+_LONGEST_DEFINITION = 6
+_OWN = frozenset(("my", "your", "our", "his", "her", "their"))
+_MEMOIZED = 16384
+_MAX_MEMOIZED_CHARACTERS = 4096
+_TITLE = 0.6
+"""If more than this share of its words is capitalised, a question is a title or in capitals, and its capitals mean
+nothing."""
+
+
+class Veto(StrEnum):
+    """A difference that forbids serving a cached response."""
+
+    NUMBERS = "numbers"
+    NEGATION = "negation"
+    OPPOSITE = "opposite"
+    NAMES = "names"
+    ORDER = "order"
+    ASKED = "asked"
+    CLASS = "class"
+    SUBSTITUTE = "substitute"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The analysis of a question. ``content`` are stems of its content words, in order; ``counts`` counts them, and
+    ``repeated`` are those that it has more than once. ``stems`` are those of all words, ``opposites`` what would be the
+    opposite of one, ``roots`` the words without a part that negates them ("disable", "seedless").
+
+    ``numbers`` are numbers, codes and unusual symbols; ``names`` stems of capitalised words; ``sources`` and
+    ``targets`` the words after "from" and "to", ``compared`` those after "than". ``asks`` is what is asked for: who,
+    when, how many. ``said`` are bounds, quantifiers, tenses and persons that the text has, by kind. ``specified`` are
+    classes of which a preposition introduces a member ("in French"). ``defines`` and ``instructs``: the text asks what
+    something is, or how to do something. ``sequence`` are the words and numbers that count for the order, with "a and
+    b" sorted; ``bag`` are all but polite words, sorted; ``digits`` are the numbers in order. ``timely`` and
+    ``pointing``: the answer depends on the time of the request, or on something outside the text.
+    """
+
+    words: tuple[str, ...]
+    content: tuple[str, ...]
+    counts: Counter[str]
+    repeated: frozenset[str]
+    stems: frozenset[str]
+    opposites: frozenset[str]
+    roots: frozenset[str]
+    numbers: Counter[str]
+    negations: int
+    names: frozenset[str]
+    sources: frozenset[str]
+    targets: frozenset[str]
+    compared: frozenset[str]
+    asks: frozenset[str]
+    said: Mapping[int, frozenset[str]]
+    specified: frozenset[str]
+    defines: bool
+    instructs: bool
+    sequence: tuple[str, ...]
+    bag: tuple[str, ...]
+    digits: tuple[str, ...]
+    timely: bool
+    pointing: bool
+
+
+class Difference(NamedTuple):
+    """The differences between two questions, each part 0 if there is none; shares are of the content words of both."""
+
+    unshared: float
+    substituted: float
+    moved: float
+    length: float
+    numbers: bool
+    negation: bool
+    opposite: bool
+    names: bool
+    reordered: bool
+    asked: bool
+    same_class: bool
+    substitute: bool
+
+
+def traits(text: str) -> Traits:
+    """Analyse a question; recent results are memoized, except for huge texts."""
+    return _memoized(text) if len(text) <= _MAX_MEMOIZED_CHARACTERS else _analyse(text)
+
+
+def _analyse(text: str) -> Traits:
+    text = _IN_LAW.sub(r"\1inlaw\2", unify(text))
+    words: list[str] = []
+    content: list[str] = []
+    names: set[str] = set()
+    spoken: list[str] = []
+    numbers = Counter(code.lower() for code in (*_CODE.findall(text), *_ADDRESS.findall(text)))
+    numbers.update(_BETWEEN.findall(text) + _SIGN.findall(text))
+    starts_sentence = True
+    for token in _TOKEN.findall(text):
+        if token[0].isdigit():
+            spoken.append(token.replace(",", ""))
+            numbers[spoken[-1]] += 1
+            starts_sentence = False
+        elif not token[0].isalpha():
+            if token not in _PLAIN_SYMBOLS:
+                numbers[token] += 1
+            starts_sentence = token in ".?!"
+        else:
+            word = _APOSTROPHES.sub("", token.lower())
+            identifier = _INNER_CAPITAL.match(token) is not None
+            root = word if identifier else stem(word)
+            if word in SIGN_WORDS:
+                numbers[SIGN_WORDS[word]] += 1
+            elif word not in FUNCTION_WORDS and word not in NEGATIONS:
+                content.append(root)
+                if identifier or (token[0].isupper() and not starts_sentence):
+                    names.add(root)
+            if len(word) == 1 and words and _labels(word, words[-1]):
+                numbers[word] += 1
+            words.append(word)
+            spoken.append(word)
+            starts_sentence = False
+    counts = Counter(content)
+    stems = frozenset(map(stem, words))
+    return Traits(
+        words=tuple(words),
+        content=tuple(content),
+        counts=counts,
+        repeated=frozenset(word for word, count in counts.items() if count > 1),
+        stems=stems,
+        opposites=frozenset().union(*(OPPOSITES[each] for each in stems & OPPOSITES.keys())),
+        roots=frozenset(root for word in words for root in _roots(word)),
+        numbers=numbers,
+        negations=sum(word in NEGATIONS for word in words),
+        names=frozenset(names) if len(names) <= _TITLE * len(words) else frozenset(),
+        sources=_words_after("from", words),
+        targets=_words_after("to", words),
+        compared=_words_after("than", words),
+        asks=_asks(words),
+        said=_said(words),
+        specified=_specified(words),
+        defines=_defines(words),
+        instructs="how" in words and _MEASURES.keys().isdisjoint(words) and not _WAYS & set(words),
+        sequence=_sequence(spoken),
+        bag=tuple(sorted(each for each in spoken if each not in POLITE_WORDS)),
+        digits=tuple(each for each in spoken if each[0].isdigit()),
+        timely=not TIMELY_WORDS.isdisjoint(words),
+        pointing=_POINTING.search(text) is not None,
+    )
+
+
+def _labels(letter: str, before: str) -> bool:
+    """Whether a single letter names something ("vitamin d"), and is no rest of a contraction ("what s", "don t")."""
+    rest = letter == "t" and before[-1] == "n"
+    return letter not in "ai" and not rest and before not in FUNCTION_WORDS and before not in NEGATIONS
+
+
+_memoized = lru_cache(maxsize=_MEMOIZED)(_analyse)
+
+
+def said(text: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    """What a text says, without politeness, articles, capitals and forms of numbers: its words, and its numbers."""
+    found = traits(text)
+    return found.sequence, tuple(sorted(found.numbers.items()))
+
+
+def compare(one: Traits, other: Traits) -> Difference:
+    """Compare two questions; symmetric."""
+    ours, theirs = one.counts, other.counts
+    only_one, only_other = _more(ours, theirs), _more(theirs, ours)
+    left, right = len(only_one), len(only_other)
+    total = max(1, len(one.content) + len(other.content))
+    moved = _moved(one, other)
+    same_order = one.bag == other.bag and not _reordered(one.sequence, other.sequence)
+    if max(left, right) > _MOST_COMPARED:  # texts that differ so much are far apart
+        only_one = only_other = []
+    return Difference(
+        unshared=(left + right) / total,
+        substituted=2 * min(left, right) / total,
+        moved=moved,
+        length=abs(len(one.words) - len(other.words)) / max(1, len(one.words) + len(other.words)),
+        numbers=one.numbers != other.numbers or (one.digits != other.digits and not same_order),
+        negation=one.negations % 2 != other.negations % 2,
+        opposite=_opposed(one, other),
+        names=bool(one.names - theirs.keys()) and bool(other.names - ours.keys()),
+        reordered=(moved > 0 and one.bag == other.bag and not same_order) or _exchanged(one, other),
+        asked=_disjoint(one.asks, other.asks)
+        or any(one.said[kind].isdisjoint(other.said[kind]) for kind in one.said.keys() & other.said.keys())
+        or one.said.get(BOUNDS) != other.said.get(BOUNDS)
+        or _defined(one, other, theirs)
+        or _defined(other, one, ours),
+        same_class=_of_one_class(only_one, only_other)
+        or _more_specific(one, other)
+        or _more_specific(other, one),
+        substitute=_substituted(only_one, only_other, one, other),
+    )
+
+
+def veto(difference: Difference) -> Veto | None:
+    """The first reason not to serve a response across this difference, if there is one."""
+    if difference.numbers:
+        return Veto.NUMBERS
+    if difference.negation:
+        return Veto.NEGATION
+    if difference.opposite:
+        return Veto.OPPOSITE
+    if difference.names:
+        return Veto.NAMES
+    if difference.reordered:
+        return Veto.ORDER
+    if difference.asked:
+        return Veto.ASKED
+    if difference.same_class:
+        return Veto.CLASS
+    if difference.substitute:
+        return Veto.SUBSTITUTE
+    return None
+
+
+def _words_after(preposition: str, words: list[str]) -> frozenset[str]:
+    """Stems of the first content words after a preposition, at most three words away."""
+    found = set()
+    for place, word in enumerate(words):
+        if word == preposition:
+            following = (stem(w) for w in words[place + 1 : place + 4] if w not in FUNCTION_WORDS)
+            found.add(next(following, ""))
+    return frozenset(found - {""})
+
+
+def _asks(words: list[str]) -> frozenset[str]:
+    """Who, when, where and why; what comes after "how" if it asks for a measure."""
+    asked = {_ASKING[word] for word in words if word in _ASKING}
+    asked |= {f"how {_MEASURES[b]}" for a, b in pairwise(words) if a == "how" and b in _MEASURES}
+    return frozenset(asked)
+
+
+def _said(words: list[str]) -> Mapping[int, frozenset[str]]:
+    """What a text says, by the kinds of which it says something; a form has one or two words, or is a mark."""
+    present = {*words, *(f"{a} {b}" for a, b in pairwise(words)), *_marks(words)}
+    found = {
+        kind: frozenset(forms[each] for each in present & forms.keys())
+        for kind, forms in enumerate(EXCLUSIVE)
+    }
+    return {kind: meanings for kind, meanings in found.items() if meanings}
+
+
+def _marks(words: list[str]) -> Iterator[str]:
+    """The forms in angle brackets of `EXCLUSIVE`."""
+    for place, word in enumerate(words[:-1]):
+        counts = word == "one" and (place == 0 or words[place - 1] not in _NO_COUNT)
+        if counts and (words[place + 1] == "of" or words[place + 1] not in FUNCTION_WORDS):
+            yield "<one>"
+    if any(a == "how" and b not in _MEASURES and b != "come" for a, b in pairwise(words)):
+        yield "<how>"
+    beginning = words[:2] if words[:1] != ["i"] else []
+    if words[:1] in (["can"], ["may"], ["could"]):
+        yield "<may>"
+    elif words[:1] == ["must"] or words[2:4] == ["have", "to"]:
+        yield "<must>"
+    if not _PAST.isdisjoint(beginning):
+        yield "<past>"
+    elif words[:1] in (["has"], ["have"], ["had"]):
+        yield "<perfect>"
+    elif not _PRESENT.isdisjoint(beginning):
+        yield "<present>"
+    if "than" in words:
+        yield "<smaller>" if "less" in words or "fewer" in words else "<greater>"
+    elif words.count("as") > 1:
+        yield "<equal>"
+
+
+def _specified(words: list[str]) -> frozenset[str]:
+    """Classes of which a word directly after a preposition is a member."""
+    return frozenset(
+        SPECIFYING[word] for before, word in pairwise(words) if before in _PREPOSITIONS and word in SPECIFYING
+    )
+
+
+def _more_specific(one: Traits, other: Traits) -> bool:
+    """Whether a text specifies a member of a class of which the other text has none."""
+    return bool(one.specified) and any(
+        all(name not in CLASSES.get(word, {}) for word in other.content) for name in one.specified
+    )
+
+
+def _defines(words: list[str]) -> bool:
+    """Whether a text asks what something is: "what is inflation", "what is a mortgage"."""
+    asks = words[:2] in (["what", "is"], ["what", "are"]) or words[:1] == ["whats"]
+    return asks and len(words) <= _LONGEST_DEFINITION and not _WAYS & set(words) and not _OWN & set(words)
+
+
+def _defined(one: Traits, other: Traits, theirs: Counter[str]) -> bool:
+    """Whether a text asks what something is, and the other how to do something with it."""
+    return one.defines and other.instructs and not other.defines and theirs.keys() >= set(one.content)
+
+
+def _sequence(words: list[str]) -> tuple[str, ...]:
+    """The words without polite words and articles; the two in "a and b" sorted, if their order does not count."""
+    kept = [word for word in words if word not in _ARTICLES and (word == "and" or word not in POLITE_WORDS)]
+    if _IN_TURN.isdisjoint(kept):
+        for place in range(1, len(kept) - 1):
+            if kept[place] in ("and", "or") and kept[place - 1] > kept[place + 1]:
+                kept[place - 1], kept[place + 1] = kept[place + 1], kept[place - 1]
+    return tuple(kept)
+
+
+def _reordered(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether the orders of the same words may differ in meaning.
+
+    A phrase with a preposition may move from the end to the beginning: "what should I see in Paris".
+    """
+    if one == other:
+        return False
+    return not any(
+        first[0] in _PREPOSITIONS and second == first[cut:] + first[:cut]
+        for first, second in ((one, other), (other, one))
+        for cut in range(1, len(first))
+    )
+
+
+def _disjoint(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether both texts say something, and nothing in common."""
+    return bool(one and other and one.isdisjoint(other))
+
+
+def _of_one_class(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether two texts have different members of a class of words, of the words that only one of them has."""
+    return any(same_class(a, b) and not same_meaning(a, b) for a in one for b in other)
+
+
+def _substituted(only_one: Collection[str], only_other: Collection[str], one: Traits, other: Traits) -> bool:
+    """Whether two texts are equal but for one content word on each side, which do not mean the same.
+
+    In place of one word there may be two, if all around them is equal: a red wine stain, a grease stain.
+    """
+    left, right = _unexplained(only_one, other.content), _unexplained(only_other, one.content)
+    if not left or not right:
+        return False
+    if len(left) == 1 == len(right):
+        return True
+    return max(len(left), len(right)) <= _PHRASE and _framed(one.sequence, other.sequence)
+
+
+def _framed(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two texts are equal but for a short phrase at the same place."""
+    shortest = min(len(one), len(other))
+    before = next((at for at in range(shortest) if one[at] != other[at]), shortest)
+    after = 0
+    while after < shortest - before and one[-1 - after] == other[-1 - after]:
+        after += 1
+    return max(len(one), len(other)) - before - after <= _PHRASE
+
+
+def _unexplained(words: Collection[str], text: Sequence[str]) -> list[str]:
+    """The words that carry meaning and that no word of another text means too."""
+    return [
+        word for word in words if word not in NEUTRAL and not any(same_meaning(word, each) for each in text)
+    ]
+
+
+def _more(one: Counter[str], other: Counter[str]) -> list[str]:
+    """The words that the first text has more often, each as often as that."""
+    return [word for word, count in one.items() for _ in range(count - other.get(word, 0))]
+
+
+def _moved(one: Traits, other: Traits) -> float:
+    """Share of pairs of shared words (each once on both sides) whose order is reversed."""
+    once = one.counts.keys() & other.counts.keys()
+    if one.repeated or other.repeated:
+        once = once - one.repeated - other.repeated
+    places = {word: place for place, word in enumerate(other.content) if word in once}
+    order = [places[word] for word in one.content if word in once]
+    pairs = len(order) * (len(order) - 1) // 2
+    if not pairs or order == sorted(order):
+        return 0.0
+    return sum(a > b for index, a in enumerate(order) for b in order[index + 1 :]) / pairs
+
+
+def _exchanged(one: Traits, other: Traits) -> bool:
+    """Whether the source of one question is the target of the other, or what is compared has changed its side."""
+    away = (one.sources - other.sources) & other.targets
+    back = (one.targets - other.targets) & other.sources
+    than = one.compared and other.compared and one.compared.isdisjoint(other.compared)
+    return bool(
+        away or back or (than and one.compared <= {*other.content} and other.compared <= {*one.content})
+    )
+
+
+def _opposed(one: Traits, other: Traits) -> bool:
+    """Whether a word of one text is the opposite of a word of the other, and neither is in both."""
+    if not (
+        one.opposites & other.stems
+        or one.roots.intersection(other.words)
+        or other.roots.intersection(one.words)
+    ):
+        return False
+    left, right = set(one.words) - set(other.words), set(other.words) - set(one.words)
+    stems = {stem(word) for word in right}
+    if any(not OPPOSITES.get(stem(word), frozenset()).isdisjoint(stems) for word in left):
+        return True
+    return any(
+        root in shorter
+        for shorter, longer in ((left, right), (right, left))
+        for word in longer
+        for root in _roots(word)
+    )
+
+
+def _roots(word: str) -> Iterator[str]:
+    """What is left of a word without a negating prefix or suffix, if that is more than three letters."""
+    for prefix in NEGATING_PREFIXES:
+        if word.startswith(prefix) and len(word) > len(prefix) + 3:
+            yield word[len(prefix) :]
+    if word.endswith("less") and len(word) > 7:
+        yield word[:-4]
+        yield f"{word[:-4]}s"

@@ -1,0 +1,552 @@
+"""English word lists of the guards: function words, negations, opposites, words of time, persons and bounds, classes of
+words that exclude each other, and words of one meaning.
+
+"My mother's birthday" and "my sister's birthday" differ in one word of the class ``family``, and have different
+answers. A word may have several classes. Contains only data, and a crude stemming that matches inflections. Another
+language needs another such file.
+"""
+
+from __future__ import annotations
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTION_WORDS = _words(
+    """
+    a an the of in on at to for from by with about into over and or but if then than as is are was were be been being
+    am do does did doing done have has had having will would shall should can could may might must i you he she it we
+    they me him her us them my your his its our their this that these those there here so too very just please what
+    which who whom whose when where why how some any one also let lets get got im ive id ill whats hows wheres whos
+    thats theres tell know want need like way s t m re ve ll d
+    """
+)
+POLITE_WORDS = _words("please hi hello hey thanks thank kindly so well ok okay and")
+NEGATIONS = _words(
+    """
+    no not never without cannot neither nor none nothing nobody nowhere hardly barely except unless dont doesnt didnt
+    isnt arent wasnt werent wont wouldnt cant couldnt shouldnt hasnt havent hadnt aint
+    """
+)
+SIGN_WORDS = {"plus": "+", "minus": "-", "twice": "2"}
+"""Words that count as numbers, beside those that `numerals` writes as digits.
+
+"One", "first", "second", "third" and "half" do not: a question mostly means the same without them (a second card,
+third parties, half an hour). If two questions differ in such words, they count as opposites."""
+
+TIMELY_WORDS = _words(
+    "today todays tonight tomorrow yesterday currently latest recent recently upcoming nowadays"
+)
+NEGATING_PREFIXES = ("un", "in", "im", "dis", "de", "non", "ir", "il", "mis", "anti")
+
+_OPPOSITES = _words(
+    """
+    on/off enable/disable activate/deactivate open/close buy/sell before/after with/without first/last minimum/maximum
+    min/max gain/lose win/lose import/export in/out up/down more/less most/least advantage/disadvantage pros/cons
+    pro/con hot/cold left/right old/new best/worst good/bad better/worse credit/debit short/long shortest/longest
+    high/low highest/lowest higher/lower lend/borrow send/receive give/receive given/received add/remove start/stop
+    start/end begin/end accept/decline accept/reject male/female men/women man/woman boy/girl lock/unlock login/logout
+    deposit/withdraw deposit/withdrawal freeze/unfreeze pass/fail true/false cheap/expensive strong/weak
+    strongest/weakest legal/illegal positive/negative increase/decrease increase/reduce above/below inside/outside
+    early/late earliest/latest love/hate like/dislike connect/disconnect install/uninstall subscribe/unsubscribe
+    upgrade/downgrade allow/block allow/deny pause/resume hide/show push/pull mute/unmute raise/lower big/small
+    large/small safe/dangerous easy/hard easy/difficult fast/slow full/empty hire/fire husband/wife father/mother
+    brother/sister son/daughter day/night summer/winter north/south east/west black/white input/output encrypt/decrypt
+    encode/decode upload/download sunrise/sunset morning/evening arrive/leave arrival/departure incoming/outgoing
+    oldest/newest youngest/oldest attack/defend am/pm noon/midnight add/subtract multiply/divide
+    second/third half/third half/quarter third/quarter in/outside within/outside succeed/fail success/failure
+    short/detailed brief/detailed brief/long simplified/traditional single/double
+    """
+)
+
+
+def _forms(**kinds: str) -> dict[str, str]:
+    return {form: kind for kind, text in kinds.items() for form in text.split("/")}
+
+
+EXCLUSIVE = (
+    _forms(
+        only="only/solely/exclusively/just one",
+        least="at least/minimum of/no less/or more/not less",
+        most="at most/up to/no more/maximum of/or less/or fewer/not more",
+        above="more than/over/above/greater than/exceeding",
+        below="less than/under/below/fewer than",
+        exact="exactly/precisely",
+    ),
+    _forms(all="all/every/each/everyone/everybody/everything/both", some="some/any/several/someone/somebody"),
+    _forms(all="all/every/each/both", one="<one>"),
+    _forms(most="most people/most of/many people/many of", few="few people/few of/hardly any/very few"),
+    _forms(past="did/was/were/had/<perfect>", future="will/shall/gonna"),
+    _forms(past="did/had/<perfect>", advice="should/ought"),
+    _forms(past="<past>/<perfect>", present="<present>"),
+    _forms(
+        mine="my/mine/myself",
+        his="his/him/he/himself",
+        her="her/hers/she/herself",
+        their="their/theirs/they/them",
+        our="our/ours/us/we",
+    ),
+    _forms(i="i/im/ive/ill", he="he/hes", she="she/shes", they="they/theyre", we="we"),
+    _forms(how="<how>", why="why"),
+    _forms(may="<may>/allowed to", must="<must>"),
+    _forms(equal="<equal>", greater="<greater>", smaller="<smaller>"),
+)
+"""Words and pairs of words by what they mean: two texts that say different things of one kind differ.
+
+A form in angle brackets is what `guards` finds by a rule: one as a quantity, the tense of the first verb, the direction
+of a comparison."""
+
+BOUNDS = 0
+"""The kind in `EXCLUSIVE` of which neither text may say more than the other."""
+
+
+def stem(word: str) -> str:
+    """The word without the commonest endings of English inflection; crude, but the same for both texts."""
+    for ending, least in (("ing", 6), ("ies", 5), ("ed", 5), ("es", 5), ("s", 4)):
+        if len(word) >= least and word.endswith(ending) and not word.endswith("ss"):
+            cut = word[: -len(ending)]
+            if ending == "ies":
+                return cut + "y"
+            doubled = len(cut) > 3 and cut[-1] == cut[-2] and ending in ("ing", "ed")
+            return cut[:-1] if doubled else cut
+    return word[:-1] if len(word) > 4 and word.endswith("e") else word
+
+
+def _by_stem() -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for pair in _OPPOSITES:
+        one, other = map(stem, pair.split("/"))
+        found.setdefault(one, set()).add(other)
+        found.setdefault(other, set()).add(one)
+    return {word: frozenset(others) for word, others in found.items()}
+
+
+OPPOSITES = _by_stem()
+"""Stems, and the stems that mean the opposite."""
+
+
+# -- classes of words ------------------------------------------------------------------------------
+
+
+_CLASSES = {
+    "family": """
+        mother/mom/mum/mama father/dad/daddy/papa brother sister son daughter husband wife spouse uncle aunt
+        cousin nephew niece grandfather/grandpa grandmother/grandma/granny grandson granddaughter parent
+        child/kid/baby stepmother stepfather stepsister stepbrother motherinlaw fatherinlaw sisterinlaw brotherinlaw
+        soninlaw daughterinlaw twin fiance girlfriend boyfriend roommate neighbor/neighbour
+        friend boss colleague/coworker
+    """,
+    "nutrient": """
+        protein fat carbohydrate/carbs/carb calorie/calories sugar salt/sodium fiber/fibre cholesterol
+        calcium iron zinc magnesium potassium vitamin caffeine alcohol gluten lactose iodine omega
+    """,
+    "room": """
+        kitchen bathroom/restroom/toilet bedroom livingroom living dining garage basement/cellar attic
+        hallway office garden/yard/backyard balcony porch closet laundry nursery patio roof staircase lobby
+        pantry
+    """,
+    "fruit": """
+        apple orange banana grape strawberry blueberry raspberry cherry peach pear plum mango pineapple
+        melon watermelon kiwi lemon lime coconut fig date apricot avocado pomegranate
+    """,
+    "vegetable": """
+        carrot potato tomato onion garlic cucumber cabbage broccoli cauliflower spinach lettuce pumpkin pea
+        bean corn celery radish eggplant/aubergine zucchini pepper mushroom leek beetroot
+    """,
+    "food": """
+        bread rice pasta pizza burger sandwich soup salad steak sushi taco burrito noodle lasagna omelette
+        pancake waffle cake pie cookie chocolate cheese butter yogurt egg honey jam curry
+    """,
+    "meat": "beef pork chicken turkey lamb fish salmon tuna shrimp bacon ham duck tofu",
+    "drink": """
+        coffee tea water milk juice beer wine whiskey/whisky vodka rum gin soda cola lemonade espresso latte
+    """,
+    "meal": "breakfast lunch dinner/supper brunch snack dessert appetizer",
+    "cuisine": """
+        italian chinese mexican indian japanese thai french greek korean vietnamese spanish turkish lebanese
+        german american british ethiopian moroccan brazilian russian polish swedish irish portuguese dutch
+    """,
+    "colour": """
+        red blue green yellow orange purple pink brown black white gray/grey gold silver beige turquoise
+        violet magenta cyan navy maroon
+    """,
+    "animal": """
+        dog/puppy cat/kitten horse cow pig sheep goat rabbit hamster mouse rat lion tiger bear wolf fox
+        elephant giraffe zebra monkey gorilla kangaroo koala panda deer squirrel snake lizard turtle frog
+        crocodile alligator shark whale dolphin octopus eagle owl parrot pigeon sparrow penguin chicken duck
+        goose bee ant spider butterfly mosquito fly beetle snail goldfish parakeet camel donkey leopard
+        cheetah
+    """,
+    "body": """
+        head face eye ear nose mouth tooth/teeth tongue neck throat shoulder arm elbow wrist hand finger
+        thumb chest back spine stomach/belly hip leg knee ankle foot/feet toe skin hair heart lung liver
+        kidney brain bone muscle blood nail jaw forehead calf thigh heel
+    """,
+    "illness": """
+        flu cold fever cough headache migraine diabetes cancer asthma allergy arthritis depression anxiety
+        insomnia pneumonia bronchitis measles malaria hepatitis anemia hypertension nausea diarrhea
+        constipation acne eczema covid stroke dementia epilepsy obesity
+    """,
+    "drug": """
+        aspirin ibuprofen acetaminophen/paracetamol/tylenol penicillin amoxicillin insulin morphine codeine
+        antibiotic antihistamine melatonin metformin xanax prozac
+    """,
+    "country": """
+        america/usa/us britain/uk england scotland wales ireland france germany italy spain portugal
+        netherlands belgium switzerland austria poland sweden norway denmark finland iceland russia ukraine
+        greece turkey egypt morocco algeria nigeria kenya ethiopia india pakistan bangladesh china japan
+        korea vietnam thailand malaysia singapore indonesia philippines australia canada mexico brazil
+        argentina chile peru colombia venezuela cuba iran iraq israel syria lebanon jordan qatar hungary
+        romania bulgaria serbia croatia slovenia slovakia estonia latvia lithuania luxembourg malta cyprus
+    """,
+    "city": """
+        london paris berlin madrid rome vienna prague warsaw budapest athens lisbon dublin brussels
+        amsterdam stockholm oslo copenhagen helsinki moscow istanbul cairo tokyo osaka beijing shanghai
+        seoul delhi mumbai bangkok sydney melbourne toronto vancouver montreal boston chicago denver seattle
+        dallas houston austin miami atlanta philadelphia phoenix portland detroit barcelona munich milan
+        venice florence zurich geneva
+    """,
+    "continent": "europe asia africa australia antarctica",
+    "planet": "mercury venus earth mars jupiter saturn uranus neptune pluto moon sun",
+    "language": """
+        english spanish french german italian portuguese dutch russian polish swedish norwegian danish
+        finnish greek turkish arabic hebrew hindi urdu bengali chinese mandarin cantonese japanese korean
+        vietnamese thai latin swahili czech hungarian romanian ukrainian persian
+    """,
+    "currency": """
+        dollar/usd euro/eur pound/gbp yen/jpy yuan rupee ruble franc peso won krona lira bitcoin ethereum
+        dogecoin
+    """,
+    "month": "january february march april june july august september october november december",
+    "weekday": "monday tuesday wednesday thursday friday saturday sunday weekend",
+    "season": "spring summer autumn/fall winter",
+    "period": """
+        second minute hour day/daily week/weekly month/monthly quarter/quarterly year/yearly/annual/annually
+        decade century
+    """,
+    "daytime": "morning noon afternoon evening night midnight dawn dusk",
+    "ordinal": "first second third fourth fifth sixth seventh eighth ninth tenth last next previous",
+    "holiday": "christmas easter thanksgiving halloween hanukkah ramadan diwali valentine",
+    "unit": """
+        meter/metre kilometer/kilometre centimeter/centimetre millimeter mile yard foot/feet inch gram
+        kilogram/kilo pound ounce ton liter/litre gallon pint quart cup tablespoon teaspoon celsius
+        fahrenheit kelvin watt volt ampere joule acre hectare byte kilobyte megabyte gigabyte terabyte bit
+    """,
+    "quantity": """
+        temperature weight height length width depth area volume speed distance age price/cost population
+        size duration pressure density color/colour
+    """,
+    "statistic": "mean/average median mode maximum minimum sum total variance range",
+    "bank": "checking savings credit debit mortgage loan pension investment brokerage",
+    "card": "visa mastercard amex discover paypal",
+    "payment": "cash check/cheque card transfer bitcoin paypal",
+    "transport": """
+        car bus train plane/airplane bicycle/bike motorcycle/motorbike truck boat ship taxi/cab subway/metro
+        tram ferry scooter
+    """,
+    "carpart": """
+        tire/tyre engine brake battery windshield wiper headlight clutch transmission radiator oil exhaust
+        bumper
+    """,
+    "sport": """
+        football soccer basketball baseball tennis golf hockey cricket rugby volleyball swimming boxing
+        wrestling skiing snowboarding surfing cycling running badminton chess judo karate yoga pilates
+    """,
+    "instrument": """
+        guitar piano violin drum flute trumpet saxophone cello clarinet harp bass ukulele banjo harmonica
+    """,
+    "music": "jazz rock pop classical blues country metal reggae techno opera",
+    "genre": "comedy horror thriller drama romance western documentary animation",
+    "device": """
+        phone/smartphone laptop tablet desktop computer printer scanner keyboard mouse monitor camera router
+        modem television/tv speaker headphone microphone watch/smartwatch console projector
+    """,
+    "appliance": """
+        fridge/refrigerator freezer oven stove microwave dishwasher washer dryer toaster blender kettle
+        vacuum fan heater thermostat lamp/light sprinkler alarm doorbell lock
+    """,
+    "system": "windows linux macos/mac android ios ubuntu debian fedora",
+    "browser": "chrome firefox safari edge opera",
+    "programming": """
+        python java javascript typescript ruby rust go perl php swift kotlin scala haskell matlab julia c
+        sql html css bash lua fortran cobol
+    """,
+    "database": "mysql postgres/postgresql sqlite mongodb redis oracle mariadb cassandra elasticsearch",
+    "framework": "react angular vue django flask rails spring laravel express svelte",
+    "format": "pdf csv json xml yaml html docx word excel png jpeg/jpg gif mp3 mp4 zip txt markdown latex",
+    "structure": """
+        list array dictionary/dict tuple set string integer/int float boolean/bool object class function
+        file
+    """,
+    "company": """
+        google microsoft apple amazon facebook/meta twitter netflix tesla samsung sony ibm intel nvidia amd
+        uber airbnb spotify walmart target starbucks ikea ebay instagram whatsapp telegram youtube tiktok
+        linkedin
+    """,
+    "element": """
+        hydrogen helium lithium carbon nitrogen oxygen sodium aluminum/aluminium silicon sulfur chlorine
+        iron copper zinc silver tin gold mercury lead uranium nickel platinum titanium neon
+    """,
+    "shape": """
+        circle square triangle rectangle sphere cube cylinder cone pyramid hexagon pentagon ellipse
+        trapezoid
+    """,
+    "subject": """
+        math/maths/mathematics physics chemistry biology history geography literature economics philosophy
+        psychology sociology law medicine art music
+    """,
+    "job": """
+        doctor nurse teacher lawyer engineer plumber electrician carpenter chef/cook waiter pilot driver
+        farmer firefighter policeman soldier accountant dentist pharmacist architect journalist actor singer
+        president senator governor mayor minister judge king queen prince princess pope ceo
+    """,
+    "direction": "north south east west left right straight",
+    "clothes": """
+        shirt trousers/pants jeans dress skirt jacket coat sweater shoe boot sock hat glove scarf tie belt
+        suit
+    """,
+    "furniture": "chair table sofa/couch bed desk shelf/bookshelf wardrobe dresser cabinet mattress",
+    "material": "wood metal plastic glass paper leather cotton wool silk stone concrete steel rubber",
+    "weather": "rain snow wind storm hail fog thunder humidity sunshine",
+    "document": """
+        passport visa license/licence certificate resume/cv invoice receipt contract ticket will lease form
+        warranty diploma prescription
+    """,
+    "account": "username password email address pin phone name photo/picture signature nickname",
+    "media": """
+        book movie/film song podcast album magazine newspaper poem novel essay story article letter speech
+        joke
+    """,
+    "bill": "electricity electric gas water internet phone cable rent insurance tax",
+    "religion": """
+        christian christianity muslim islam jewish judaism hindu hinduism buddhist buddhism catholic
+        protestant
+    """,
+    "gender": "male/man/men female/woman/women boy girl",
+    "age": "baby/infant toddler teenager adult senior",
+    "question": "who when where why",
+    "edit": """
+        delete/remove/erase create/add/make edit/change/modify/update rename copy move print save open close
+        send share download upload restore archive cancel
+    """,
+    "order": "buy/purchase/order sell rent return exchange refund repair cancel track",
+    "cooking": "bake boil fry grill roast steam microwave freeze thaw",
+    "write": "summarize/summarise translate rewrite/rephrase/paraphrase explain proofread",
+    "growth": "cause symptom treatment/cure prevention diagnosis",
+    "comparison": """
+        faster slower cheaper bigger/larger smaller longer shorter heavier lighter stronger weaker older
+        younger
+    """,
+    "process": "sort filter reverse shuffle merge split encrypt compress parse",
+}
+
+_SPECIFYING = (
+    *("language", "programming", "system", "format", "country", "city", "browser", "database", "framework"),
+    *("month", "weekday", "holiday", "season", "planet", "continent"),
+)
+_AMBIGUOUS = frozenset(
+    (
+        *(
+            "us",
+            "go",
+            "swift",
+            "rust",
+            "c",
+            "ruby",
+            "julia",
+            "word",
+            "zip",
+            "edge",
+            "opera",
+            "turkey",
+            "may",
+            "march",
+        ),
+        *(
+            "fall",
+            "spring",
+            "rails",
+            "express",
+            "oracle",
+            "sun",
+            "us",
+            "phoenix",
+            "flask",
+            "georgia",
+            "chile",
+            "set",
+        ),
+    )
+)
+"""Words with another common meaning, of which a single one proves nothing."""
+
+SPECIFYING = {
+    spelling: name
+    for name in _SPECIFYING
+    for member in _CLASSES[name].split()
+    for spelling in member.split("/")
+    if spelling not in _AMBIGUOUS
+}
+"""Words that narrow a question, with their classes: "in French", "on Linux", "for Easter"."""
+
+_SYNONYMS = """
+    buy/purchase/order/get begin/start/commence end/finish/stop/terminate big/large/huge
+    small/little/tiny fix/repair/mend/solve/resolve make/create/build/generate/produce/prepare/cook
+    delete/remove/erase/clear/drop change/modify/update/edit/alter/switch help/assist/aid/support
+    show/display/see/view/check/look/find/give list/show/display/name explain/describe/clarify/define
+    mean/definition/meaning/stand error/issue/problem/trouble/bug fast/quick/quickly/rapidly/speed/soon
+    cheap/affordable/inexpensive best/top/greatest/good/great/recommend
+    cost/price/charge/fee/expensive/much pay/spend salary/income/pay/wage/earn
+    work/job/career/occupation/employment movie/film car/vehicle/auto/automobile
+    phone/smartphone/mobile/cellphone/cell photo/picture/image doctor/physician child/kid/children/kids
+    company/business/firm home/house apartment/flat holiday/vacation/trip/travel flight/plane/fly
+    airplane/plane reserve/book/reservation/booking/schedule cancel/undo/stop account/profile
+    password/passcode/credential login/signin/sign/log/access register/signup/enroll/join/create
+    contact/reach/call/talk/speak text/message/sms mail/email/e-mail
+    important/significant/essential/crucial lose/drop/reduce/decrease/shed
+    increase/raise/grow/boost/improve/better way/method/manner/approach/steps/step
+    learn/study/teach/understand answer/reply/response/respond question/query/ask
+    difference/differ/different/distinguish/compare popular/famous/well-known/known
+    common/frequent/usual/typical reason/cause/why result/effect/outcome/consequence happen/occur/take
+    use/utilize/employ/apply/work work/function/operate/run sick/ill illness/disease/sickness
+    weight/pound/kilo/heavy height/tall/high age/old length/long distance/far
+    time/clock/hour/duration/long amount/quantity/number/much/many weather/forecast/temperature/climate
+    rain/rainy/raining/umbrella hot/warm cold/cool/chilly story/tale song/track/music/tune
+    transfer/send/move/wire bank/account money/cash/fund/funds balance/amount/money loan/credit
+    tip/advice/suggestion/recommendation idea/suggestion/thought alarm/reminder/wake
+    set/create/put/adjust/turn restaurant/eatery/place/diner eat/food/meal recipe/make/cook/prepare
+    ingredient/need/recipe healthy/nutritious beautiful/pretty/nice smart/intelligent/clever
+    funny/humorous/hilarious sad/unhappy/depressed happy/glad angry/mad scared/afraid tired/sleepy
+    rich/wealthy quit/leave/resign return/refund/back ship/deliver/delivery/shipping/shipment
+    package/parcel/order location/place/where/address/situated city/town country/nation
+    area/region/place near/nearby/close/around program/programme/software/app/application
+    code/program/script website/site/page/webpage internet/web/online wifi/internet/wireless/network
+    install/setup/set configure/setup/set remember/recall/memorize forget/forgot/forgotten/lost
+    recover/reset/restore/retrieve/regain get/obtain/receive/acquire choose/select/pick/decide
+    prove/show/demonstrate calculate/compute/figure/work convert/turn/change/transform
+    translate/say/convert summarize/summary/summarise/outline shorten/abbreviate write/compose/draft
+    author/writer/wrote/write invent/inventor/create/discover president/leader capital/city
+    population/people/inhabitant/live born/birth/birthday/birthdate die/death/dead/pass
+    marry/married/wedding/spouse war/conflict fight/battle law/legal/rule
+    person/people/individual/someone woman/lady man/guy friend/buddy boss/manager employee/worker/staff
+    student/pupil teacher/instructor school/college/university lesson/class/course exam/test
+    homework/assignment tv/television show/series/program game/match win/victory/beat player/athlete
+    sleep/rest/bed insomnia/asleep exercise/workout/train/training gym/fitness muscle/strength
+    fat/weight/belly hurt/ache/sore medicine/drug/medication/pill
+    cure/treat/treatment/heal/remedy/rid/relieve prevent/avoid/stop safe/secure/safety
+    dangerous/unsafe danger/dangerous/risk/risky protect/guard/secure true/real/actual/genuine/really fake/false
+    wrong/incorrect right/correct/proper sure/certain allow/let/permit/possible/can able/can/possible
+    require/need/necessary/must/requirement want/would/like/love think/believe/opinion/feel/thought
+    view/opinion know/aware tell/say/inform/give explain/tell/help new/latest/recent
+    modern/current/contemporary old/ancient main/primary/major/key/chief whole/entire/all
+    part/piece/component/section type/kind/sort/form example/instance/sample
+    feature/benefit/advantage/pros drawback/disadvantage/cons/downside quickly/fast/rapidly
+    easily/easy/simple/simply/best difficult/hard/tough interesting/fun/cool/exciting
+    several/many/multiple/few average/mean/typical maximum/max/highest/most/largest/biggest/limit
+    minimum/min/lowest/least limit/cap/maximum/restriction due/owe/deadline
+    bill/invoice/payment/statement card/creditcard expire/expiration/expiry/valid activate/enable/start
+    deactivate/disable/close block/freeze/stop stolen/theft/stole/steal/thief lost/missing/misplace/misplaced/lose
+    fraud/scam/fraudulent/suspicious transaction/payment/purchase/charge
+    exchange/rate/convert/conversion currency/money point/reward/rewards insurance/coverage/cover
+    tax/taxes rent/lease rental/rent park/parking gas/fuel/petrol mileage/mpg/consumption tire/tyre
+    traffic/congestion direction/directions/route/way/get airport/airline luggage/baggage/suitcase
+    hotel/motel/accommodation/stay visa/document plug/adapter/converter vaccine/shot/vaccination
+    timezone/zone date/day/calendar meeting/appointment/event schedule/agenda/calendar/plan
+    remind/reminder/remember todo/task list/do volume/loud/sound/quiet play/listen/hear speaker/voice
+    pause/stop battery/charge/power update/upgrade/version hi/hello/hey/greet name/call/called
+    joke/funny/laugh coin/flip dice/die/roll robot/bot/ai/machine/human/person/computer
+    build/construct/assemble eliminate/rid/remove submit/file/send symptom/sign aim/goal/objective/purpose/target
+    mistake/error tired/exhausted/sleepy richest/wealthiest calm/relaxed slow/sluggish old/vintage/antique
+    tidy/neat/clean hide/conceal attempt/try buy/acquire close/shut finish/complete hard/challenging huge/enormous/giant
+    silent/quiet wealth/fortune discount/coupon/deal ill/unwell gift/present road/street kid/youngster
+    physician/doctor/gp attorney/lawyer jog/run fall/drop rapid/fast odor/smell/scent error/fault
+    assure/ensure/guarantee shop/store film/video rubbish/garbage/trash lorry/truck lift/elevator flat/apartment
+    biscuit/cookie pavement/sidewalk autumn/fall chips/fries crisps/chips headmaster/principal
+    tasty/delicious brave/courageous begin/launch collect/gather locate/find permit/license/licence
+    annual/yearly vacant/empty/free consult/see accommodation/lodging cheap/inexpensive/budget
+    favorite/favourite/prefer hobby/fun/pastime color/colour gray/grey center/centre theater/theatre
+"""
+
+NEUTRAL_WORDS = frozenset(
+    """
+    able actually again already another answer anything ask asking available basically best bit case
+    certain come cool correctly curious current currently detail details different easily easy even ever
+    exactly explain few find finding give go good great happen help helping info information keep kind
+    let look looking lot lots make making many maybe mine more most much need needed nice now okay order
+    other others particular people perhaps person possible possibly pretty process proper properly put
+    question quick quickly quite really require required right same say says see show simple simply
+    someone something sort specific start step steps still stuff sure take thing time times try trying
+    type use used using various way wonder wondering work works yet yours
+    """.split()  # noqa: SIM905 (a list of lines of strings is no better to read)
+)
+"""Words that carry little of a question's meaning: one text may have them and the other not."""
+
+
+def _stems(word: str) -> frozenset[str]:
+    """A word, and what `stem` makes of its forms: crude stems of them may differ."""
+    return frozenset({word, *map(stem, (word, f"{word}s", f"{word}ing"))})
+
+
+def _by_word() -> dict[str, dict[str, str]]:
+    """For each stem its classes, and in each the stem that stands for all spellings of its member."""
+    found: dict[str, dict[str, str]] = {}
+    for name, text in _CLASSES.items():
+        for member in text.split():
+            spellings = member.split("/")
+            for each in spellings:
+                for word in _stems(each):
+                    found.setdefault(word, {})[name] = stem(spellings[0])
+    return found
+
+
+def _groups() -> dict[str, frozenset[int]]:
+    found: dict[str, set[int]] = {}
+    for number, group in enumerate(_SYNONYMS.split()):
+        for each in group.split("/"):
+            for word in _stems(each):
+                found.setdefault(word, set()).add(number)
+    return {word: frozenset(numbers) for word, numbers in found.items()}
+
+
+CLASSES = _by_word()
+"""Stems, and their classes; equal members of a class have one spelling in it."""
+
+_SYNONYM_GROUPS = _groups()
+NEUTRAL = frozenset(each for word in NEUTRAL_WORDS for each in _stems(word))
+
+
+def same_class(one: str, other: str) -> bool:
+    """Whether two stems are different members of a class."""
+    ours, theirs = CLASSES.get(one), CLASSES.get(other)
+    if not ours or not theirs:
+        return False
+    return any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())
+
+
+def same_meaning(one: str, other: str) -> bool:
+    """Whether two stems can stand for each other: synonyms, or forms of one word."""
+    if not _SYNONYM_GROUPS.get(one, frozenset()).isdisjoint(_SYNONYM_GROUPS.get(other, frozenset())):
+        return True
+    ours, theirs = CLASSES.get(one, {}), CLASSES.get(other, {})
+    if any(ours[name] == theirs[name] for name in ours.keys() & theirs.keys()):
+        return True
+    if ours.keys() & theirs.keys():  # different members: "mother" and "motherinlaw"
+        return False
+    short, long = sorted((one, other), key=len)
+    if len(short) > 4 and short.endswith("e") and long == f"{short}r":  # the stems of employee and employer
+        return False
+    return len(short) >= 4 and (long.startswith(short) or _nearly(one, other))
+
+
+def _nearly(one: str, other: str) -> bool:
+    """Whether two words share a long beginning ("translate", "translation"), or differ by one letter ("recieve")."""
+    shortest, longest = sorted((len(one), len(other)))
+    common = next((at for at in range(shortest) if one[at] != other[at]), shortest)
+    if common >= 5 and common >= longest - 4:
+        return True
+    tail = 0
+    while tail < shortest - common and one[-1 - tail] == other[-1 - tail]:
+        tail += 1
+    left = longest - common - tail
+    return longest >= 6 and common > 0 and (left <= 1 or (left == 2 and sorted(one) == sorted(other)))

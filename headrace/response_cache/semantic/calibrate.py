@@ -1,0 +1,280 @@
+"""Calibration from labelled requests: the score is fitted on one part, and thresholds are evaluated on the other.
+
+Rows are assigned to the parts at random. A stream is simulated once per threshold, because served requests are not
+stored; and in pieces of several lengths, to measure small caches as well as large ones. `Calibration` decides which
+threshold meets which error bound. The threshold of a second judge is chosen on the fitted rows; what is counted is what
+both would serve.
+
+The fit is a logistic regression over the segments of piecewise linear functions with non-negative slopes. The problem
+is convex and solved by accelerated projected gradients (Beck and Teboulle, 2009). With some dozens of slopes, a few
+thousand labelled decisions are enough.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.plots import load_pyplot
+from headrace.response_cache.rules.calibration import (
+    Calibration,
+    Certificate,
+    Stratum,
+    Tally,
+    Unsupported,
+    upper_error,
+)
+from headrace.response_cache.rules.judge import Curve, Evidence, PairScorer, Score
+from headrace.response_cache.semantic.decisions import (
+    PAIR_EVIDENCE,
+    Agrees,
+    Decision,
+    Embed,
+    Labelled,
+    PairScores,
+    PlayedStream,
+    Rule,
+    agrees_always,
+    decide_pairs,
+    embed_stream,
+)
+from headrace.response_cache.semantic.labelled import Pairs, Stream
+
+_QUANTILES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
+_STEPS = 600
+_RIDGE = 1.0
+
+_Floats = NDArray[np.float64]
+
+
+def fit_score(
+    evidence: Sequence[Evidence], right: Sequence[bool], parts: Sequence[str] = Evidence._fields
+) -> Score:
+    """The score that fits ``right`` best, from the named ``parts`` of the evidence.
+
+    Raises:
+        ValueError: all decisions have the same outcome.
+    """
+    if not 0 < sum(right) < len(right):
+        raise ValueError("fitting needs both right and wrong decisions")
+    columns = {part: np.array([getattr(each, part) for each in evidence], np.float64) for part in parts}
+    knots = {part: np.unique(np.quantile(column, _QUANTILES)) for part, column in columns.items()}
+    varying = [part for part in parts if len(knots[part]) > 1]
+    segments = [_segments(columns[part], knots[part]) for part in varying]
+    slopes, intercept = _solve(np.hstack(segments), np.array(right, np.float64))
+    curves = []
+    for part in varying:
+        own, slopes = np.split(slopes, [len(knots[part]) - 1])
+        values = np.concatenate([[0.0], np.cumsum(own * np.diff(knots[part]))])
+        if values[-1] > 0.0:
+            curves.append((part, Curve(tuple(knots[part].tolist()), tuple(values.tolist()))))
+    return Score(intercept, tuple(curves))
+
+
+def _segments(column: _Floats, knots: _Floats) -> _Floats:
+    """Length of each segment between the knots that lies below each value, [rows, segments]."""
+    reach: _Floats = np.clip(column[:, None], knots[:-1], knots[1:]) - knots[:-1]
+    return reach
+
+
+def _solve(inputs: _Floats, right: _Floats) -> tuple[_Floats, float]:
+    """Non-negative slopes and the intercept that minimize the regularized logistic loss."""
+    scale = inputs.std(0) + 1e-9
+    design = np.column_stack([inputs / scale, np.ones(len(inputs))])
+    ridge = np.full(design.shape[1], _RIDGE)
+    ridge[-1] = 0.0
+    curvature = 0.25 * np.linalg.norm(design, 2) ** 2 + _RIDGE
+    weights = np.zeros(design.shape[1])
+    weights[-1] = np.log(right.mean() / (1.0 - right.mean()))
+    ahead, momentum = weights.copy(), 1.0
+    for _ in range(_STEPS):
+        likely = 1.0 / (1.0 + np.exp(-design @ ahead))
+        step = ahead - (design.T @ (likely - right) + ridge * ahead) / curvature
+        step[:-1] = np.maximum(step[:-1], 0.0)
+        following = (1.0 + np.sqrt(1.0 + 4.0 * momentum**2)) / 2.0
+        if (ahead - step) @ (step - weights) > 0.0:  # overshot: restart the momentum (O'Donoghue, Candes)
+            following, ahead = 1.0, step.copy()
+        else:
+            ahead = step + (momentum - 1.0) / following * (step - weights)
+        weights, momentum = step, following
+    return weights[:-1] / scale, float(weights[-1])
+
+
+SIZES = (0, 30, 300)
+"""Minimum number of entries of a small, a medium and a large partition."""
+
+_PIECE = 2
+"""Rows of a piece per entry of the stratum's maximum size; served rows are not stored."""
+
+_FITTED = 0.3
+"""Share of the rows for fitting the score; the rest certifies the error bound."""
+
+_SHARES = (
+    *(0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.15),
+    *(step / 20 for step in range(4, 11)),
+    *(step / 40 for step in range(21, 33)),
+)
+"""Hit rates on the fitted rows at which thresholds are set."""
+
+_Play = Callable[[Rule, Agrees], Sequence[Decision]]
+
+
+def calibrate(
+    data: Pairs | Stream, embed: Embed, encoder: str, seed: int = 0, second: PairScorer | None = None
+) -> Calibration:
+    """Fits scores on a part of ``data``, and counts hits and errors of thresholds on the rest.
+
+    With a ``second`` judge, only what it calls the same is served. Pairs have no cache size, so they have one stratum,
+    and a score without evidence from neighbours.
+
+    Raises:
+        Unsupported: too few rows, or rows of one outcome only.
+    """
+    draw = random.Random(seed)
+    scores = None if second is None else PairScores(second)
+    least = 0.0 if second is None else second.boundary
+    if isinstance(data, Pairs):
+        decided = decide_pairs(data, embed)
+        fitted = [draw.random() < _FITTED for _ in decided]
+
+        def serve(rule: Rule, agrees: Agrees) -> list[Decision]:
+            return [
+                each._replace(
+                    served=each.evidence is not None and rule(each.evidence, 0) and agrees(*each.texts)
+                )
+                for each in decided
+            ]
+
+        strata = [_stratum(0, math.inf, serve, PAIR_EVIDENCE, fitted, scores, least)]
+    else:
+        rows = embed_stream(data.shuffled(seed), embed)
+        fitted = [draw.random() < _FITTED for _ in rows.answers]
+        strata = [
+            _stratum(size, following, _pieces(rows, following), Evidence._fields, fitted, scores, least)
+            for size, following in zip(SIZES, (*SIZES[1:], math.inf), strict=True)
+        ]
+    if not any(stratum.held for stratum in strata):
+        raise Unsupported(f"{len(data.rows)} rows are too few to fit a score, or all have the same outcome")
+    return Calibration(encoder, tuple(strata), "" if second is None else second.name)
+
+
+def _pieces(rows: Labelled, entries: float) -> _Play:
+    """Simulates the rows in pieces that are long enough for ``entries`` entries, each from an empty cache."""
+    count = len(rows.answers)
+    length = int(min(count, _PIECE * entries)) or 1
+    streams = [PlayedStream(rows.part(start, start + length), start) for start in range(0, count, length)]
+    return lambda rule, agrees: list(chain.from_iterable(stream.play(rule, agrees) for stream in streams))
+
+
+def _stratum(
+    size: int,
+    following: float,
+    play: _Play,
+    parts: Sequence[str],
+    fitted: Sequence[bool],
+    judge: PairScores | None,
+    least: float,
+) -> Stratum:
+    """Counts the decisions of caches with ``size`` to ``following`` entries; smaller caches serve nothing.
+
+    The threshold of the second judge is at least ``least``.
+    """
+
+    def inside(decisions: Sequence[Decision]) -> list[Decision]:
+        return [each for each in decisions if size <= each.entries < following]
+
+    learnt = inside(play(lambda evidence, entries: False, agrees_always))
+    fitted_rows = sum(fitted[each.row] for each in learnt)
+    candidates = [each for each in learnt if each.evidence is not None and fitted[each.row]]
+    known = [(each.evidence, each.right) for each in candidates if each.evidence is not None]
+    judge_threshold: float | None = None
+    agrees: Agrees = agrees_always
+    if judge is not None:
+        judge_threshold = _judge_threshold(judge, candidates, least)
+        agrees = judge.agrees(judge_threshold)
+    try:
+        score = fit_score([evidence for evidence, _ in known], [right for _, right in known], parts)
+    except ValueError:  # no decisions, or all have the same outcome
+        return Stratum(size, Score(0.0, ()), (), (), fitted_rows, len(learnt) - fitted_rows, judge_threshold)
+    scores = np.sort([score(evidence) for evidence, _ in known])[::-1]
+    places = sorted({int(share * fitted_rows) for share in _SHARES})
+    thresholds = sorted({float(scores[place]) for place in places if place < len(scores)}, reverse=True)
+    on_fitted: list[Tally] = []
+    on_held: list[Tally] = []
+    rows = [fitted_rows, len(learnt) - fitted_rows]
+    for threshold in thresholds:
+
+        def passes(evidence: Evidence, entries: int, threshold: float = threshold) -> bool:
+            return entries >= size and score(evidence) >= threshold
+
+        decisions = inside(play(passes, agrees))
+        for index, (tallies, wanted) in enumerate(((on_fitted, True), (on_held, False))):
+            own = [each for each in decisions if fitted[each.row] is wanted]
+            served = [each for each in own if each.served]
+            tallies.append(Tally(threshold, len(served), sum(not each.right for each in served)))
+            rows[index] = max(rows[index], len(own))
+    fitted_count, held_count = rows
+    return Stratum(size, score, tuple(on_fitted), tuple(on_held), fitted_count, held_count, judge_threshold)
+
+
+def _judge_threshold(judge: PairScores, candidates: Sequence[Decision], least: float) -> float:
+    """The threshold that separates right from wrong candidates best, and at least ``least``.
+
+    Best is the largest difference between the shares of both that reach it (Youden, 1950), which does not depend on how
+    many there are of each. Labels by intent call pairs the same that a strict judge tells apart. The judge's own
+    boundary is therefore the least.
+    """
+    scores = judge.of([each.texts for each in candidates])
+    known = [(score, each.right) for score, each in zip(scores, candidates, strict=True) if score is not None]
+    of_right = sorted(score for score, right in known if right)
+    of_wrong = sorted(score for score, right in known if not right)
+    if not of_right or not of_wrong:
+        return least
+
+    def separates(threshold: float) -> float:
+        return bisect_left(of_wrong, threshold) / len(of_wrong) - bisect_left(of_right, threshold) / len(
+            of_right
+        )
+
+    return max(least, max((score for score, _ in known), key=separates))
+
+
+def plot_calibration(
+    calibration: Calibration, max_errors: Sequence[float], confidence: float, path: Path, title: str
+) -> None:
+    """Writes a PNG: the share of wrong hits over the hit rate, its upper bound, and the certified thresholds.
+
+    Raises:
+        NoPlots: matplotlib is missing.
+    """
+    pyplot = load_pyplot()
+    figure, axis = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for index, stratum in enumerate(calibration.strata):
+        tallies = [tally for tally in stratum.held if tally.served]
+        hits = [100 * tally.served / stratum.held_rows for tally in tallies]
+        wrong = [100 * tally.wrong / tally.served for tally in tallies]
+        bounds = [100 * upper_error(tally.wrong, tally.served, confidence) for tally in tallies]
+        name = f"from {stratum.entries} entries on" if stratum.entries else "small caches"
+        [line] = axis.plot(hits, wrong, marker=".", label=name)
+        axis.plot(hits, bounds, linestyle=":", color=line.get_color())
+        for max_error in max_errors:
+            found = calibration.certificates(max_error, confidence)[index]
+            if isinstance(found, Certificate):
+                share = 100 * found.tally.served / stratum.held_rows
+                axis.plot([share], [100 * found.bound], marker="o", color=line.get_color())
+    axis.set_xlabel("requests served from cache, %")
+    axis.set_ylabel("wrong hits, % (dotted: upper bound; dots: certified)")
+    axis.set_ylim(0, 10)
+    axis.set_title(title)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

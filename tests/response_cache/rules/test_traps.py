@@ -1,0 +1,40 @@
+"""Guards over pairs that an encoder places close together although their answers differ, and over paraphrases."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.response_cache.rules.guards import Veto, compare, traits, veto
+from tests.response_cache.rules.traps import LISTED, SAME, UNSEEN, pairs
+
+
+@pytest.mark.parametrize(("one", "other"), [*pairs(LISTED), *pairs(UNSEEN)])
+def test_a_trap_is_vetoed_in_both_directions_and_without_capitals(one: str, other: str) -> None:
+    for first, second in ((one, other), (other, one), (one.lower(), other.lower())):
+        assert veto(compare(traits(first), traits(second))) is not None
+
+
+def test_paraphrases_pass() -> None:
+    vetoed = [pair for pair in SAME if veto(compare(*map(traits, pair))) is not None]
+    assert len(vetoed) <= 1, vetoed
+
+
+@pytest.mark.parametrize(
+    ("why", "one", "other"),
+    [
+        (Veto.ASKED, "When did the war begin?", "Where did the war begin?"),
+        (Veto.ASKED, "How long is the river?", "How deep is the river?"),
+        (Veto.CLASS, "how much protein does this soup have", "tell me the fat content of the soup"),
+        (Veto.CLASS, "Which wine goes with beef?", "Is there a wine that fits fish?"),
+        (Veto.SUBSTITUTE, "Who invented the zipper?", "Who invented the parachute?"),
+    ],
+)
+def test_the_reason_says_what_differs(why: Veto, one: str, other: str) -> None:
+    assert veto(compare(traits(one), traits(other))) is why
+
+
+def test_long_texts_are_not_compared_word_by_word() -> None:
+    """Both are about as long as a text that is memoized; a comparison of each word with each would take seconds."""
+    one, other = (" ".join(f"{mark}{number:x}" for number in range(700)) for mark in ("ab", "cd"))
+    letters = str.maketrans("0123456789", "qrstuvwxyz")
+    assert veto(compare(traits(one.translate(letters)), traits(other.translate(letters)))) is None
