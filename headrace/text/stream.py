@@ -24,6 +24,9 @@ from headrace.text.tokenizer import Tokenizer
 # first token loses its leading space (metaspace). There are two implementations with one interface. `PieceDetokenizer`
 # keeps at most one incomplete character and covers the decoders of all supported model families. `WindowDetokenizer`
 # decodes a window of the last few tokens, for any other decoder. Stop strings are handled elsewhere.
+#
+# The library's own `DecodeStream` replaces neither: after bytes that form no character it raises for byte fallback, and
+# returns nothing more of a byte-level text until a whole character comes. It also takes six times as long per token.
 
 REPLACEMENT = "\ufffd"
 # A character has at most four bytes: if four tokens still end in a replacement character, they are invalid.
@@ -169,21 +172,39 @@ class WindowDetokenizer:
         if token in self._skip or self._tokenizer.token(token) is None:
             return ""
         self._window.append(token)
-        text = self._decode()
+        text = self._decode(self._window)
         waiting = len(self._window) - self._read
-        if text.endswith(REPLACEMENT) and waiting < CHARACTER_BYTES:
-            return ""
+        if text.endswith(REPLACEMENT):
+            if waiting < CHARACTER_BYTES:
+                return ""
+            if (before := self._before_character(text)) is not None:
+                return before
         added = text[len(self._returned) :]
         del self._window[: self._read]
         self._read = len(self._window)
-        self._returned = self._decode()
+        self._returned = self._decode(self._window)
         return added
 
     def finish(self) -> str:
-        return self._decode()[len(self._returned) :]
+        return self._decode(self._window)[len(self._returned) :]
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=False)
+    def _before_character(self, text: str) -> str | None:
+        """The text before the last tokens, which may begin a character that is not complete and are kept.
+
+        They may where the tokens before them and they themselves have the same text apart as together. None: nowhere.
+        """
+        size = len(self._window)
+        for cut in range(size - 1, max(self._read, size - CHARACTER_BYTES), -1):
+            before = self._decode(self._window[:cut])
+            if before + self._decode(self._window[cut:]) == text:
+                added = before[len(self._returned) :]
+                del self._window[:cut]
+                self._read, self._returned = 0, ""
+                return added
+        return None
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.compute.grammar import matchers
+from headrace.compute.grammar import matchers as module
 from headrace.core.drafting.forced import SOURCE
 from headrace.core.events import Preempted, Verified
 from headrace.core.request import Request, SamplingParams
@@ -30,7 +30,7 @@ FIXED: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that the worker is too late for has no drafts."""
-    monkeypatch.setattr(matchers, "PATIENCE_SECONDS", 5.0)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 5.0)
 
 
 def fixed_requests(count: int) -> list[Request]:

@@ -332,3 +332,11 @@ def test_a_stop_string_that_comes_first_ends_the_answer():
     stream = stream_for(case, stop=["<tool"])
     delta = stream.push(TOKENIZER.encode("Well. " + case.text, add_special_tokens=False))
     assert (delta.stopped, delta.text) == ("<tool", "Well. ")
+
+
+def test_a_window_keeps_a_character_that_begins_behind_a_broken_one() -> None:
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("é𐀀")
+    assert len(tokens) == 5
+    window = WindowDetokenizer(tokenizer, frozenset())
+    assert "".join(map(window.push, tokens)) + window.finish() == tokenizer.decode(tokens)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.compute.drafting.loading import Beside, LoadedHead, load_head
+from headrace.compute.drafting.loading import Beside, LoadedHead, load_head, read_head_spec
 from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.hub import read_config, resolve_folder
-from headrace.compute.model.weights import read_spec
 from headrace.config import ConfigError
 from headrace.config.objects import SpeculativeConfig
 from tests.compute.drafting.heads import CONFIG, write_head
@@ -118,8 +117,8 @@ def test_names_of_other_writers_are_read(tmp_path: Path) -> None:
 
 def test_states_are_those_that_the_writer_of_the_config_means() -> None:
     ids = "eagle_aux_hidden_state_layer_ids"
-    outer = read_spec(CONFIG | {ids: [1, 2, 3]}, TARGET)
-    inner = read_spec(CONFIG | {ids: None, "eagle_config": {ids: [0, 1, 2]}}, TARGET)
-    published = read_spec({name: each for name, each in CONFIG.items() if name != ids}, TARGET)
+    outer = read_head_spec(CONFIG | {ids: [1, 2, 3]}, TARGET)
+    inner = read_head_spec(CONFIG | {ids: None, "eagle_config": {ids: [0, 1, 2]}}, TARGET)
+    published = read_head_spec({name: each for name, each in CONFIG.items() if name != ids}, TARGET)
     assert outer.layers == inner.layers == (1, 2, 3)
     assert published.layers == (2, 1, 0)

@@ -257,7 +257,7 @@ def test_a_step_waits_for_the_worker_but_not_for_long(matchers, monkeypatch):
     assert waiting.wait(60)
     draw(matchers, (1, tokens_of("a")[0]))
     assert found(matchers, name, "a") == ()
-    monkeypatch.setattr(matchers, "PATIENCE_SECONDS", 3600)  # it is late, so no other step waits for it
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 3600)  # it is late, so no other step waits for it
     assert found(matchers, name, "a") == ()
     go.set()
     assert after(matchers, name, "a") == tokens_of("cde")
@@ -318,13 +318,13 @@ def test_a_grammar_that_fails_forces_nothing(matchers):
 
 
 def test_the_end_is_not_waited_for(matchers, monkeypatch):
-    monkeypatch.setattr(matchers, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
     name = admitted(matchers, 1, "a")
     matchers.note(np.array([1, 1]), torch.tensor([tokens_of("a")[0], END]))
     draft_row = DraftRow(Request(name, PROMPT), [*PROMPT, *tokens_of("a"), END], 9)
     assert matchers.forced.forced_tokens([draft_row]) == [()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matchers, "PATIENCE_SECONDS", 3600)
+        patch.setattr(module, "PATIENCE_SECONDS", 3600)
         assert matchers.forced.forced_tokens([draft_row]) == [()]
 
 
