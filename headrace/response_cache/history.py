@@ -81,14 +81,6 @@ class _Computed(NamedTuple):
     fresh_until: float
 
 
-class HistoryCounts(NamedTuple):
-    """Known requests, those with a recorded body, and notes that were lost."""
-
-    requests: int
-    recorded: int
-    lost: int
-
-
 class History:
     """The history in the file ``path``: the ``max_requests`` most recent requests.
 
@@ -101,7 +93,7 @@ class History:
         """Fingerprint of the engine and its stores: responses of another one are not fresh."""
         self._max_requests = max_requests
         self._notes: list[_Asked | _Computed] = []
-        self._lost = 0
+        self._dropped = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="headrace-history")
         self._flushing: asyncio.Task[None] | None = None
         private_folder(path.parent)
@@ -132,11 +124,13 @@ class History:
     async def flush(self) -> None:
         """Write the notes made so far."""
         notes, self._notes = self._notes, []
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            logger.warning("the request history has dropped %d notes, because the disk is slow", dropped)
         if notes:
             try:
                 await self._on_worker(lambda: self._write(notes))
             except sqlite3.Error as error:
-                self._lost += len(notes)
                 logger.warning("the request history cannot be written: %s", error)
 
     # -- reading -----------------------------------------------------------------------------------
@@ -154,12 +148,6 @@ class History:
         query = "SELECT url, key_id, tenant_header, body FROM questions WHERE key = ? AND body IS NOT NULL"
         row = await self._on_worker(lambda: self._rows.execute(query, (key,)).fetchone())
         return None if row is None else Recorded(*row)
-
-    async def counts(self) -> HistoryCounts:
-        """Numbers of requests in the history."""
-        query = "SELECT count(*), count(body) FROM questions"
-        requests, recorded = await self._on_worker(lambda: self._rows.execute(query).fetchone())
-        return HistoryCounts(requests, recorded, self._lost)
 
     def forget(self, tenant: str) -> None:
         """Drop the requests and prefixes of a tenant soon, also those that are not written yet."""
@@ -184,7 +172,7 @@ class History:
         if len(self._notes) < MAX_NOTES:
             self._notes.append(note)
         else:
-            self._lost += 1
+            self._dropped += 1
 
     async def _flush_for_ever(self) -> None:
         while True:

@@ -16,7 +16,7 @@ import pytest
 from headrace.api.batch import store as batches
 from headrace.api.responses import store as responses
 from headrace.files import Layout, open_database
-from headrace.observe.cost import usage as usage_store as usage
+from headrace.observe.cost import usage
 from headrace.response_cache import history
 from headrace.response_cache.semantic import row_store as rows
 from headrace.response_cache.stores import sqlite as cache
