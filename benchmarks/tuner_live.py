@@ -30,8 +30,8 @@ import httpx
 from headrace.config import options
 from headrace.core.engine import Engine
 from headrace.core.knobs import Knobs
-from headrace.tuning.experiments.conductor import Change
-from headrace.tuning.tuner.tuner import Tuner
+from headrace.tuning.experiments import Change
+from headrace.tuning.tuner import Tuner
 from headrace.wiring.server import build_app
 
 Settings = dict[str, Any]

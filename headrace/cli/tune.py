@@ -21,13 +21,9 @@ from headrace.files import replace_text
 
 if TYPE_CHECKING:
     from headrace.lab.bench.record import Record
-    from headrace.lab.tune.goal import Goal
-    from headrace.lab.tune.judge import Verdict
-    from headrace.lab.tune.search import Candidate
-    from headrace.lab.tune.space import Settings
-    from headrace.lab.tune.windows import Parts
+    from headrace.lab.tuning.tune import Candidate, Goal, Parts, Settings, Verdict
     from headrace.lab.workload.call import Call
-    from headrace.wiring.workbench import Workbench
+    from headrace.wiring.evaluator import Workbench
 
 SEARCH_REQUESTS = 400
 """Requests of one simulated trial."""
@@ -129,7 +125,7 @@ def tune(
     the noise are not recommended. With --simulated-device or --calibration the simulator does all of it, and equal
     values of --seed give equal files unless the budget is spent.
     """
-    from headrace.lab.tune.goal import Goal
+    from headrace.lab.tuning.tune import Goal
 
     began, seed = time.perf_counter(), given.model.seed
     goal = Goal(read_slo(slo, "--slo"))
@@ -156,7 +152,7 @@ def _calls(workload: Sequence[str], requests: int | None, speedup: float, seed: 
 
 
 def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
-    from headrace.lab.tune.windows import TooFew, parts
+    from headrace.lab.tuning.tune import TooFew, parts
 
     if not budget > 0 or not window > 0:
         raise ConfigError("--budget and --window: expected a duration above 0")
@@ -169,7 +165,7 @@ def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
 def _simulated(given: Options, place: where.Place) -> Workbench:
     """The simulator for the search: of the flags' device, or of this machine, which is measured first."""
     from headrace.cli.bench.calibrate import measure
-    from headrace.wiring.workbench import calibrated_workbench, refuse_speculation
+    from headrace.wiring.evaluator import calibrated_workbench, refuse_speculation
 
     refuse_speculation(given.scheduler)  # before anything is measured
     if place.simulated:
@@ -210,9 +206,7 @@ def _tune(plan: Plan, simulated: Workbench, real: Options | None) -> Result:
 
 def _search(plan: Plan, bench: Workbench) -> list[Candidate]:
     """The best settings of the search that are better than the present ones in simulation."""
-    from headrace.lab.tune.search import NoOptuna, search
-    from headrace.lab.tune.space import space
-    from headrace.lab.tune.windows import spread_out
+    from headrace.lab.tuning.tune import NoOptuna, search, space, spread_out
 
     windows = spread_out(plan.parts.search, SEARCH_REQUESTS)
     run = _runner(plan, bench)
@@ -239,7 +233,7 @@ def _search(plan: Plan, bench: Workbench) -> list[Candidate]:
 
 
 def _judged(plan: Plan, bench: Workbench, settings: Sequence[Settings], *, on_engine: bool) -> Result:
-    from headrace.lab.tune.judge import judge, select
+    from headrace.lab.tuning.tune import judge, select
 
     run, parts = _runner(plan, bench), plan.parts
     with progress(f"selecting on {bench.name}") as meter:
@@ -300,9 +294,9 @@ def _write(
     output: Path,
     model: Mapping[str, str],
 ) -> None:
-    from headrace.lab.tune import settings_file
+    from headrace.lab.tuning.tune import reasons, settings_text
 
-    why = settings_file.reasons(plan.goal, found.verdict)
+    why = reasons(plan.goal, found.verdict)
     targets = ", ".join(f"{name} {1000 * seconds:g} ms" for name, seconds in plan.goal.slo.items())
     counts = [sum(map(len, part)) for part in plan.parts]
     comments = [
@@ -315,5 +309,5 @@ def _write(
     ]
     show(*why)
     with writing("--output", output):
-        replace_text(output, settings_file.settings_text(found.settings, plan.present, comments, model))
+        replace_text(output, settings_text(found.settings, plan.present, comments, model))
     written(output)

@@ -67,7 +67,6 @@ from headrace.wiring.caching.warming import Warming, make_recorder, open_history
 from headrace.wiring.loading.ranks import launched_rank
 from headrace.wiring.model import Loaded, close, describe, load, served_names, timed, warm_up
 from headrace.wiring.operations.dashboard import make_pages
-from headrace.wiring.operations.dry_runs import machine_of
 from headrace.wiring.operations.folds import make_folds, open_usage_file
 from headrace.wiring.operations.kv_events import open_kv_events
 from headrace.wiring.operations.observability import (
@@ -83,7 +82,7 @@ from headrace.wiring.operations.observability import (
 from headrace.wiring.operations.recording import open_tape
 from headrace.wiring.operations.reload import Reload, read_settings
 from headrace.wiring.operations.stepping import make_stepping
-from headrace.wiring.operations.tuning import make_tuning
+from headrace.wiring.operations.tuning import machine_of, make_tuning
 from headrace.wiring.pooling.endpoints import Endpoints, describe_models, open_endpoints
 from headrace.wiring.pooling.models import load_pooling, runs_pooling, with_served
 from headrace.wiring.pooling.server import build_pooling_app, make_metrics_app, serve_pooling

@@ -28,7 +28,6 @@ KNOTS: dict[str, set[str]] = {
     "headrace.compute.adopted": {"attention", "states"},
     "headrace.compute.kernels.triton": {"backend", "stack"},
     "headrace.observe": {"cache_ledger", "cost", "tenant_savings"},
-    "headrace.tuning": {"experiments", "steering", "tuner"},
     "headrace.wiring": {"model", "operations"},
 }
 """Neighbours that still import each other; the table only becomes shorter."""

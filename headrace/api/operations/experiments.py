@@ -13,7 +13,7 @@ from starlette.routing import Route
 from headrace.api.body import read_body
 from headrace.api.errors import ApiError
 from headrace.api.wire import Wire, parse_beside
-from headrace.tuning.live import Experiments
+from headrace.tuning.live import LiveTuning
 
 
 class ExperimentBody(Wire):
@@ -54,7 +54,7 @@ class ExperimentRoutes:
 
     def __init__(
         self,
-        experiments: Experiments,
+        experiments: LiveTuning,
         known: Callable[[], dict[str, Any]],
         dry_run: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
         *,
@@ -94,7 +94,7 @@ class ExperimentRoutes:
 
     async def list(self, request: Request) -> Response:
         """``GET /v1/experiments``: all experiments, newest first, the settings that may change, and the metrics."""
-        shown = [each.report() for each in self._experiments.conductor.all()]
+        shown = [each.report() for each in self._experiments.experiments.all()]
         return JSONResponse({"object": "list", "data": shown, **self._known()})
 
     async def get(self, request: Request) -> Response:
@@ -117,7 +117,7 @@ class ExperimentRoutes:
     def _find(self, request: Request) -> Any:
         experiment_id = request.path_params["id"]
         try:
-            return self._experiments.conductor.get(experiment_id)
+            return self._experiments.experiments.get(experiment_id)
         except KeyError:
             raise ApiError(
                 404, f"There is no experiment {experiment_id!r}.", code="experiment_not_found"

@@ -12,7 +12,7 @@ from headrace.cli.progress import progress
 from headrace.config import ConfigError, Options
 
 if TYPE_CHECKING:
-    from headrace.wiring.workbench import Workbench
+    from headrace.wiring.evaluator import Workbench
 
 PANEL = "Machine"
 
@@ -61,14 +61,14 @@ def simulated_workbench(given: Options, place: Place) -> Workbench:
     from headrace.lab.plan.devices import UnknownDevice
     from headrace.lab.plan.devices import device as device_spec
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
-    from headrace.wiring import workbench
+    from headrace.wiring import evaluator as made
     from headrace.wiring.simulation import read_calibration, shape_of
 
     length = given.model.max_model_len
     if place.calibration is not None:
         if place.device:
             raise ConfigError("--calibration and --simulated-device each name a machine: give one of them")
-        return workbench.calibrated_workbench(given, read_calibration(place.calibration), length)
+        return made.calibrated_workbench(given, read_calibration(place.calibration), length)
     try:
         spec = device_spec(place.device)
     except UnknownDevice as error:
@@ -79,7 +79,7 @@ def simulated_workbench(given: Options, place: Place) -> Workbench:
     weights = one_of("--quantization", given.model.quantization or "bfloat16", WEIGHTS)
     kv = "bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"
     precision = WEIGHTS[weights]._replace(kv_bytes=KV_BYTES[kv])
-    return workbench.simulated_workbench(given, Replica(shape, spec, place.degree, precision), length)
+    return made.simulated_workbench(given, Replica(shape, spec, place.degree, precision), length)
 
 
 def open_workbench(
@@ -92,7 +92,7 @@ def open_workbench(
     """
     if place.simulated:
         return simulated_workbench(given, place)
-    from headrace.wiring.workbench import loaded_workbench
+    from headrace.wiring.evaluator import loaded_workbench
 
     with progress(f"loading {given.model.model}"):
         return loaded_workbench(given, max_num_seqs, max_num_batched_tokens)

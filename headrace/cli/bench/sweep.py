@@ -28,11 +28,10 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 
 if TYPE_CHECKING:
     from headrace.lab.bench.report import Run
-    from headrace.lab.sweep.points import Point
-    from headrace.lab.sweep.trials import Axis, Trial
+    from headrace.lab.tuning.sweep import Axis, Point, Trial
     from headrace.lab.workload import Work
     from headrace.lab.workload.dataset import Dataset
-    from headrace.wiring.workbench import Workbench
+    from headrace.wiring.evaluator import Workbench
 
 AXES = ("batch-size", "concurrency", "chunk-size")
 POLICIES = ("continuous", "static")
@@ -93,7 +92,7 @@ def sweep(
 
     The chunk size is varied without --mixed-prefill-ratio and --max-step-seconds, which would bound chunks below it.
     """
-    from headrace.lab.sweep.trials import Axis
+    from headrace.lab.tuning.sweep import Axis
     from headrace.lab.workload.dataset import Dataset
 
     wanted = dict(zip(AXES, (batch_size, concurrency, chunk_size), strict=True))
@@ -115,7 +114,7 @@ def _sweep(
     budget: float,
     path: Path,
 ) -> None:
-    from headrace.lab.sweep.trials import Axis, plan, requests_of
+    from headrace.lab.tuning.sweep import Axis, plan, requests_of
 
     trials, slots = plan(values, policies), given.scheduler.max_num_seqs
     dataset = replace(dataset, count=max(requests_of(each, slots) for each in trials))
@@ -170,7 +169,7 @@ def most_tokens(given: Options, chunks: Sequence[int] | None) -> int | None:
 
 def plans_of(trial: Trial, plans: SchedulerOptions) -> SchedulerOptions:
     """The scheduler options of a trial."""
-    from headrace.lab.sweep.trials import Axis
+    from headrace.lab.tuning.sweep import Axis
 
     if trial.policy == "static":
         plans = replace(plans, scheduling_policy="static")
@@ -201,10 +200,8 @@ def _measure(
     budget: float,
 ) -> list[Point]:
     from headrace.lab.bench.measure import measure
-    from headrace.lab.sweep.bound import ideal, lengths, tokens_per_second
-    from headrace.lab.sweep.points import point
-    from headrace.lab.sweep.trials import Axis, requests_of
-    from headrace.lab.sweep.trials import sweep as run_trials
+    from headrace.lab.tuning.sweep import Axis, ideal, lengths, point, requests_of, tokens_per_second
+    from headrace.lab.tuning.sweep import sweep as run_trials
 
     slots = given.scheduler.max_num_seqs
     with progress("sweep", rounds * len(trials)) as meter:
@@ -230,8 +227,8 @@ def _measure(
 
 def _tell(name: str, dataset: Any, points: Sequence[Point], settings: Mapping[str, Any], path: Path) -> None:
     from headrace.lab.bench import report as bench_report
-    from headrace.lab.sweep import report
-    from headrace.lab.sweep.plot import plot
+    from headrace.lab.tuning import sweep_report as report
+    from headrace.lab.tuning.sweep_report import plot
     from headrace.plots import NoPlots
 
     title = f"{name}; {dataset.name}, {dataset.input_len} + {dataset.output_len} tokens"

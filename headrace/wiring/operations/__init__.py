@@ -5,8 +5,6 @@
 - `recording`: recordings of the engine's decisions.
 - `stepping`: the steps of the server, and timelines of requests.
 - `kv_events`: publishes the contents of the prefix cache for routers.
-- `dry_runs`: experiments on a simulation of the server.
-- `tuning`: experiments and the tuner. `request_settings`: the settings of requests that they may compare.
-- `rehearsals`: the process in which the tuner rehearses.
+- `tuning`: experiments and the tuner, and dry runs on a simulation of the server.
 - `dashboard`: the pages in the browser. `first_requests`: warm-up requests.
 """
