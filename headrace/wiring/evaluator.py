@@ -1,24 +1,27 @@
-"""A workbench: engines with any scheduler options over a model that is loaded once, or over a simulated device.
+"""Runs given work with any scheduler options, on a model that is loaded once or on a simulated device.
 
-Sweeps and offline tuning try many settings. An engine is plain Python around a runner, so each setting gets its own
-engine on the same runner; only one of them may run at a time.
+Sweeps and ``headrace tune`` try many settings with it. An engine is plain Python around a runner, so each setting gets
+its own engine on the same runner; only one of them may run at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, Options, SchedulerOptions
 from headrace.core.capacity import activation_bytes
 from headrace.lab.bench.engine import EngineTarget
+from headrace.lab.bench.measure import measure
+from headrace.lab.bench.report import Run
 from headrace.lab.calibration.values import Calibration
 from headrace.lab.plan.devices import BY_DRIVER_NAME, DeviceSpec
 from headrace.lab.plan.roofline import Precision, Replica
 from headrace.lab.simulate.target import OneAnswer, simulated_target, token_ids
 from headrace.lab.tuning.sweep import Sizes
+from headrace.lab.workload import Work
 from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap
 from headrace.wiring.simulation import (
     Machine,
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
+class Evaluator:
     """A model and device on which settings are tried.
 
     ``target(plans, concurrency)`` makes an engine with these options, see `EngineTarget`. ``sizes`` returns the bytes
@@ -49,6 +52,27 @@ class Workbench:
     sizes: Callable[[SchedulerOptions], Sizes | None]
     replica: Replica | None
     close: Callable[[], object]
+    _engines: dict[SchedulerOptions, EngineTarget] = field(default_factory=dict)
+
+    def run(
+        self,
+        plans: SchedulerOptions,
+        work: Sequence[Work],
+        *,
+        concurrency: int | None = None,
+        slo: Mapping[str, float] | None = None,
+        again: bool = False,
+    ) -> Run:
+        """The measures of this work with these options; ``slo`` are latency targets in seconds.
+
+        ``again`` runs it on the engine that has run these options before, which has learned lengths and times.
+        """
+        target = self._engines.get(plans) if again else None
+        if target is None:
+            target = self.target(plans, concurrency)
+            if again:
+                self._engines[plans] = target
+        return measure(target, work, slo)
 
     def tokens(self, plans: SchedulerOptions) -> int:
         """Maximum tokens of a step with these options.
@@ -60,14 +84,14 @@ class Workbench:
 
 
 def refuse_speculation(plans: SchedulerOptions) -> None:
-    """Raise `ConfigError` if the options ask for speculative decoding, which a workbench does not support."""
+    """Raise `ConfigError` if the options ask for speculative decoding, which an evaluator does not support."""
     if plans.speculative_config is not None:
         raise ConfigError(
             "--speculative-config cannot be set here: settings are compared without speculation"
         )
 
 
-def simulated_workbench(given: Options, replica: Replica, max_model_len: int | None = None) -> Workbench:
+def simulated_evaluator(given: Options, replica: Replica, max_model_len: int | None = None) -> Evaluator:
     """A model on a device with a known data sheet."""
 
     def machine(plans: SchedulerOptions) -> Machine:
@@ -83,9 +107,9 @@ def simulated_workbench(given: Options, replica: Replica, max_model_len: int | N
     return _simulated(given, machine, sizes, replica)
 
 
-def calibrated_workbench(
+def calibrated_evaluator(
     given: Options, calibration: Calibration, max_model_len: int | None = None
-) -> Workbench:
+) -> Evaluator:
     """The engine of a measured machine, without its HTTP server."""
     machine = calibrated_machine(calibration, given.cache, max_model_len, front=False)
     return _simulated(given, lambda plans: machine, lambda plans: None, None)
@@ -96,7 +120,7 @@ def _simulated(
     machine: Callable[[SchedulerOptions], Machine],
     sizes: Callable[[SchedulerOptions], Sizes | None],
     replica: Replica | None,
-) -> Workbench:
+) -> Evaluator:
     refuse_speculation(given.scheduler)
 
     def target(plans: SchedulerOptions, concurrency: int | None = None) -> EngineTarget:
@@ -104,7 +128,7 @@ def _simulated(
         return simulated_target("simulated", engine, runner, concurrency)
 
     first = machine(given.scheduler)
-    return Workbench(
+    return Evaluator(
         f"{first.name}, simulated",
         first.kind,
         first.max_model_len,
@@ -115,7 +139,7 @@ def _simulated(
     )
 
 
-def loaded_workbench(given: Options, max_num_seqs: int, max_num_batched_tokens: int | None) -> Workbench:
+def loaded_evaluator(given: Options, max_num_seqs: int, max_num_batched_tokens: int | None) -> Evaluator:
     """The model of these options, loaded once with memory for engines up to these sizes.
 
     Raises:
@@ -127,7 +151,7 @@ def loaded_workbench(given: Options, max_num_seqs: int, max_num_batched_tokens: 
     most = replace(given.scheduler, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     loaded = load(replace(given, scheduler=most))
     warm_up(loaded)
-    return Workbench(
+    return Evaluator(
         f"{loaded.name} on {loaded.facts.name}, kernels {loaded.computed_by}",
         loaded.facts.kind,
         loaded.ledger.max_model_len,

@@ -1,4 +1,15 @@
-"""The trials of a sweep: values of three axes under each batching policy, coarse ones first, within a time budget."""
+"""``headrace bench sweep``: throughput, latency and memory at each value of a setting, and where the plateau begins.
+
+In this order: the `Trial` values of three axes under each batching policy, coarse ones first, within a time budget;
+the `Point` of each trial, as medians over its rounds; the `Knee` of a curve, the smallest value that has reached the
+plateau; and the roofline, the maximum output tokens per second at a device's peaks in a steady state:
+
+```
+ a step   n sequences generate a token each; n / output of them end, and as many prompts begin
+ tokens   n x (1 + prompt / output), at most the chunk size, which bounds n
+ bound    n / max(operations / peak rate, bytes / bandwidth)
+```
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of a sweep: a table per axis, a sentence per knee, JSON, and rows for CSV."""
+"""Results of a sweep: a table per axis, a sentence per knee, JSON, rows for CSV, and one picture."""
 
 from __future__ import annotations
 

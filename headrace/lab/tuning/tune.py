@@ -1,16 +1,24 @@
-"""The objective of tuning: the share of requests within the latency targets, or without targets the time per token."""
+"""``headrace tune``: searches settings in virtual time, and compares the best ones on a held-out part of the workload.
+
+In this order: the `Goal`, the `Parts` of a workload and their windows, the search `space`, the `search` itself (a
+tree-structured Parzen estimator that starts from the present settings), the paired comparison (`compare`), and the
+commented YAML that a server reads.
+
+J. Bergstra, R. Bardenet, Y. Bengio and B. Kégl, "Algorithms for hyper-parameter optimization", NeurIPS 2011.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.stats import slo_share
 from headrace.lab.workload.call import Call
+from headrace.tuning.evidence import Evidence, Interval, NormalSequence
 
 TIE_BREAK = 0.01
 """Value of a time per token that is shorter by a factor of e, as a share of requests; it breaks ties between settings
@@ -225,31 +233,28 @@ def _settings(trial: Any, space: Mapping[str, Sequence[Value]]) -> dict[str, Val
     )
 
 
-ALPHA = 0.05  # see docs/decisions/tuning.md#statistics-of-headrace-tune
+ALPHA = 0.05
+"""Maximum probability of recommending settings that are no better, whenever the comparison ends."""
 
-LEAST_PAIRS = 6
-"""Minimum number of pairs for an interval, which assumes a normal distribution."""
-
-
-class Interval(NamedTuple):
-    """A 95 % confidence interval of the gain."""
-
-    low: float
-    high: float
+SEQUENCE = NormalSequence(2.0)
+"""Settings that a search has found differ by several standard deviations or by nothing, and pairs are few."""
 
 
-Run = Callable[[Settings, Sequence[Call]], Sequence[Record]]
+Runner = Callable[[Settings, Sequence[Call]], Sequence[Record]]
 """Runs a window with these settings."""
 
 
-class Verdict(NamedTuple):
-    """The mean values of both sides, the mean gain, its 95 % interval, and the number of pairs."""
+class Comparison(NamedTuple):
+    """The mean values of both sides, and the evidence of their differences in pairs."""
 
     present: float
     candidate: float
-    gain: float
-    interval: Interval
-    pairs: int
+    evidence: Evidence
+
+    @property
+    def interval(self) -> Interval:
+        """The interval of the gain at level `ALPHA`."""
+        return self.evidence.interval(ALPHA)
 
     @property
     def better(self) -> bool:
@@ -257,52 +262,33 @@ class Verdict(NamedTuple):
         return self.interval.low > 0.0
 
 
-def judge(
-    run: Run,
+def compare(
+    run: Runner,
     goal: Goal,
     present: Settings,
     candidate: Settings,
     windows: Sequence[Sequence[Call]],
     proceed: Callable[[int], bool],
-) -> Verdict:
-    """Compares two settings in pairs, cycling through the windows, while ``proceed(pairs)`` is true.
+) -> Comparison:
+    """Compares two settings in pairs, cycling through the windows, until the evidence decides.
 
-    At least one pair is run.
+    Both sides of a pair run the same window, in alternating order, so that common noise cancels. It ends earlier when
+    ``proceed(pairs)`` is false, but not before the first pair.
     """
     first: list[float] = []
     second: list[float] = []
-    while not first or proceed(len(first)):
+    evidence = Evidence(SEQUENCE)
+    while not first or (evidence.e_value < 1 / ALPHA and proceed(len(first))):
         window = windows[len(first) % len(windows)]
         sides = [(present, first), (candidate, second)]
         for settings, values in sides if len(first) % 2 == 0 else reversed(sides):
             values.append(goal.value(run(settings, window)))
-    differences = [after - before for before, after in zip(first, second, strict=True)]
-    return Verdict(fmean(first), fmean(second), fmean(differences), interval(differences), len(differences))
-
-
-def interval(differences: Sequence[float]) -> Interval:
-    """Student's 95 % interval of the mean difference; infinite with fewer than `LEAST_PAIRS`."""
-    count = len(differences)
-    if count < LEAST_PAIRS:
-        return Interval(-math.inf, math.inf)
-    mean, half = fmean(differences), _student(count - 1) * stdev(differences) / math.sqrt(count)
-    return Interval(mean - half, mean + half)
-
-
-def _student(freedom: int) -> float:
-    """97.5th percentile of Student's t, by expansion around the normal one (error below 0.2 % from 5 degrees on)."""
-    z, v = NormalDist().inv_cdf(1 - ALPHA / 2), freedom
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return sum(term / float(v) ** power for power, term in enumerate(terms))
+        evidence.add(second[-1] - first[-1])
+    return Comparison(fmean(first), fmean(second), evidence)
 
 
 def select(
-    run: Run,
+    run: Runner,
     goal: Goal,
     candidates: Sequence[Settings],
     windows: Sequence[Sequence[Call]],
@@ -319,17 +305,17 @@ def select(
     return candidates[max(range(len(candidates)), key=lambda place: totals[place])]
 
 
-def reasons(goal: Goal, verdict: Verdict | None) -> list[str]:
+def reasons(goal: Goal, found: Comparison | None) -> list[str]:
     """Why these settings are recommended, or why the present ones are kept, as lines."""
-    if verdict is None:
+    if found is None:
         return ["No setting was better than the present ones in the simulation; these are the present ones."]
     lines = [
-        f"{goal.name}: {goal.shown(verdict.present)} with the present settings, "
-        f"{goal.shown(verdict.candidate)} with the best ones found.",
-        f"Gain: {goal.shown_gain(verdict.gain)} (95 % interval {goal.shown_gain(verdict.interval.low)} to "
-        f"{goal.shown_gain(verdict.interval.high)}, {verdict.pairs} pairs).",
+        f"{goal.name}: {goal.shown(found.present)} with the present settings, "
+        f"{goal.shown(found.candidate)} with the best ones found.",
+        f"Gain: {goal.shown_gain(found.evidence.mean)} (95 % interval {goal.shown_gain(found.interval.low)} to "
+        f"{goal.shown_gain(found.interval.high)}, {found.evidence.count} pairs).",
     ]
-    if not verdict.better:
+    if not found.better:
         lines.append("This is within the noise, so nothing is recommended; these are the present settings.")
     return lines
 

@@ -1,11 +1,8 @@
 import math
 import random
-import statistics
-
-import pytest
 
 from headrace.lab.bench.record import Record
-from headrace.lab.tuning.tune import Goal, interval, judge, reasons, select, settings_text
+from headrace.lab.tuning.tune import Goal, compare, reasons, select, settings_text
 
 PRESENT, CANDIDATE = {"max_num_seqs": 64}, {"max_num_seqs": 16}
 GOAL = Goal({})
@@ -27,38 +24,33 @@ class Engine:
 WINDOWS = [[1.0], [3.0], [0.5], [2.0], [1.5]]
 
 
-def verdict(gain, most=10, seed=0):
+def compared(gain, most=20, seed=0):
     engine = Engine(gain, seed)
-    found = judge(engine.run, GOAL, PRESENT, CANDIDATE, WINDOWS, lambda pairs: pairs < most)
+    found = compare(engine.run, GOAL, PRESENT, CANDIDATE, WINDOWS, lambda pairs: pairs < most)
     return found, engine
 
 
-def test_a_real_gain_is_found_whatever_the_windows_are():
-    found, engine = verdict(0.2)
+def test_a_real_gain_is_found_early_whatever_the_windows_are():
+    found, engine = compared(0.2)
     assert found.better
-    assert found.pairs == 10
-    assert found.interval.low < found.gain < found.interval.high
+    assert found.evidence.count < 8, "it ends when the evidence decides"
+    assert found.interval.low < found.evidence.mean < found.interval.high
     assert engine.order[:6] == [64, 16, 16, 64, 64, 16], "the order alternates"
+    small = [compared(0.03, 40, seed)[0] for seed in range(50)]
+    assert sum(each.better for each in small) >= 45
 
 
 def test_noise_is_not_recommended_and_a_loss_is_not_either():
-    wrong = sum(verdict(0.0, seed=seed)[0].better for seed in range(200))
-    assert wrong <= 10, "2.5 % are expected"
-    assert not verdict(-0.2)[0].better
+    """Looked at after every pair."""
+    wrong = sum(compared(0.0, 40, seed)[0].better for seed in range(400))
+    assert wrong <= 20, "5 % at most"
+    assert not compared(-0.2)[0].better
 
 
 def test_few_pairs_have_no_interval():
-    found, _ = verdict(0.5, most=5)
+    found, _ = compared(0.5, most=3)
     assert not found.better
     assert found.interval.low == -math.inf
-    assert interval([1.0] * 6) == (1.0, 1.0)
-
-
-@pytest.mark.parametrize(("pairs", "percentile"), [(6, 2.571), (11, 2.228), (31, 2.042)])
-def test_the_interval_is_students(pairs, percentile):
-    values = [float(i % 2) for i in range(pairs)]
-    half = (interval(values).high - interval(values).low) / 2
-    assert half * math.sqrt(pairs) / statistics.stdev(values) == pytest.approx(percentile, rel=0.003)
 
 
 def test_select_takes_the_best_of_the_windows():
@@ -68,7 +60,7 @@ def test_select_takes_the_best_of_the_windows():
 
 
 def test_the_file_says_what_was_won_and_how_sure_that_is():
-    found, _ = verdict(0.2)
+    found, _ = compared(0.2)
     (first, second) = reasons(GOAL, found)
     assert "time per output token" in first
     assert "95 % interval" in second
@@ -77,5 +69,5 @@ def test_the_file_says_what_was_won_and_how_sure_that_is():
     assert "model: m\n" in text
     assert "max-num-seqs: 16" in text
     assert "# was 64" in text
-    assert "within the noise" in reasons(GOAL, verdict(0.0)[0])[-1]
+    assert "within the noise" in reasons(GOAL, compared(0.0)[0])[-1]
     assert "present" in reasons(GOAL, None)[0]
