@@ -270,7 +270,7 @@ def compare(
     windows: Sequence[Sequence[Call]],
     proceed: Callable[[int], bool],
 ) -> Comparison:
-    """Compares two settings in pairs, cycling through the windows, until the evidence decides.
+    """Compares two settings in pairs, each window once, and then again until the evidence decides.
 
     Both sides of a pair run the same window, in alternating order, so that common noise cancels. It ends earlier when
     ``proceed(pairs)`` is false, but not before the first pair.
@@ -278,7 +278,7 @@ def compare(
     first: list[float] = []
     second: list[float] = []
     evidence = Evidence(SEQUENCE)
-    while not first or (evidence.e_value < 1 / ALPHA and proceed(len(first))):
+    while not first or (proceed(len(first)) and (len(first) < len(windows) or evidence.e_value < 1 / ALPHA)):
         window = windows[len(first) % len(windows)]
         sides = [(present, first), (candidate, second)]
         for settings, values in sides if len(first) % 2 == 0 else reversed(sides):
