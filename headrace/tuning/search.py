@@ -213,7 +213,7 @@ UNNOTICED: Mapping[str, float] = {"itl_p99_seconds": SMOOTH_SECONDS}
 """Tails up to these seconds break no guard."""
 
 REHEARSED_SHARE = 0.5  # see docs/decisions/tuning.md#guards-of-the-tuner
-"""Share of a guard that a evaluation may take. It is less exact about tails than about means, and a change that breaks
+"""Share of a guard that an evaluation may take. It is less exact about tails than about means, and a change that breaks
 its guard when it is measured has done harm for a period."""
 
 

@@ -42,7 +42,7 @@ class Period(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a evaluation went.
+    """How an evaluation went.
 
     A measurement of the period shows ``seconds_per_token``, the time that requests are open, per token,
     ``period_ttft_p99`` and ``period_itl_p99``; it takes ``period_steps`` steps. The others are of the same work for all
@@ -178,7 +178,7 @@ def _left(live: _Live, length: int, now: float) -> Job:
     return Job(now, max(1, live.prompt - live.known), live.known, length, waited=now - live.arrived)
 
 
-PERIODS = 5  # see docs/decisions/tuning.md#length-and-state-of-a-evaluation
+PERIODS = 5  # see docs/decisions/tuning.md#length-and-state-of-a-rehearsal
 """Scenes whose requests are repeated, and the length of a forecast in periods."""
 
 PRESENT_PERIODS = 2
