@@ -30,11 +30,9 @@ import httpx
 from headrace.config import options
 from headrace.core.engine import Engine
 from headrace.core.events import Event
-from headrace.tuning.experiments.experiment import LATENCY, Experiment
-from headrace.tuning.experiments.run import Status
-from headrace.tuning.experiments.spec import Spec
-from headrace.tuning.experiments.unit_experiment import UnitExperiment
-from headrace.tuning.experiments.units import Unit
+from headrace.tuning.experiment import LATENCY, Split, Status, Switchback
+from headrace.tuning.measures import Unit
+from headrace.tuning.spec import Spec
 from headrace.wiring.server import build_app
 
 PAIRS, WINDOW, BURN_IN = 120, 30.0, 5.0
@@ -60,7 +58,7 @@ def by_time(seed: int, effect: float, closed: bool = False) -> Outcome:
     rng, load = random.Random(seed), 0.0
     longest = PAIRS * 2 * (WINDOW + BURN_IN) + 1.0
     spec = Spec("x", 1, 2, ANSWER, {}, WINDOW, BURN_IN, longest, seed=seed)
-    experiment = Experiment("e", spec, 0.0)
+    experiment = Switchback("e", spec, 0.0)
 
     def close(now: float) -> tuple[dict[str, float], float]:
         nonlocal load
@@ -85,7 +83,7 @@ def by_unit(unit: str, seed: int, effect: float) -> Outcome:
     tenants = [rng.gauss(0, 0.5) for _ in range(8)]
     longest = UNIT_SECONDS * (10 if unit == "tenant" else 1)
     spec = Spec("x", 1, 2, "e2e_mean_seconds", window_seconds=10.0, max_seconds=longest, seed=seed, unit=unit)
-    experiment = UnitExperiment("e", spec, 0.0)
+    experiment = Split("e", spec, 0.0)
     arms = experiment.assignment
     assert arms is not None
     while experiment.status is Status.RUNNING:

@@ -47,11 +47,10 @@ from headrace.lab.workload.call import Call
 from headrace.lab.workload.reshape import speedup
 from headrace.lab.workload.synthesis import Synthesis
 from headrace.lab.workload.traces import read_trace
-from headrace.tuning.experiments.conductor import Change
-from headrace.tuning.steering.engine import Steering
-from headrace.tuning.steering.settings import live_settings
-from headrace.tuning.tuner.rehearsal import in_parts
-from headrace.tuning.tuner.tuner import Mode
+from headrace.tuning.engine_tuning import EngineTuning
+from headrace.tuning.scheduler_model import evaluate
+from headrace.tuning.settings import Change, live_settings
+from headrace.tuning.tuner import Mode
 from headrace.wiring.simulation import make_fleet, roofline_machine
 
 RATE = 3.0
@@ -138,8 +137,8 @@ class NoisyDevice:
         return self._inner.host_seconds(work)
 
 
-class Recorded(Steering):
-    """Steering that keeps its changes, as setting and whether it was raised, and the processor time that it took."""
+class Recorded(EngineTuning):
+    """Keeps its changes, as setting and whether it was raised, and the processor time that it took."""
 
     changes: list[tuple[str, bool]]
     cpu_seconds = 0.0
@@ -156,7 +155,7 @@ class Recorded(Steering):
 
 
 class Late(Recorded):
-    """Steering that sees all events `DELAY` seconds late."""
+    """EngineTuning that sees all events `DELAY` seconds late."""
 
     _mail: deque[tuple[float, list[Event]]]
 
@@ -190,13 +189,13 @@ def run(load: Load, calls: Sequence[Call], plans: SchedulerOptions, mode: Mode) 
         machine = replace(machine, device=NoisyDevice(machine.device))
     made: list[Recorded] = []
 
-    def steer(engine: Engine) -> Steering:
+    def steer(engine: Engine) -> EngineTuning:
         kind = Late if load.name == "delayed" else Recorded
         settings = live_settings(plans.max_num_seqs)
-        # In the server a process of its own rehearses.
-        rehearse = partial(in_parts, overlap=engine.overlap, steps=STEPS_PER_PAUSE)
+        # In the server this runs in a process of its own.
+        model = partial(evaluate, overlap=engine.overlap, steps=STEPS_PER_PAUSE)
         made.append(
-            kind(settings, lambda: engine.knobs, str, mode, WINDOW, times=engine.times, rehearse=rehearse)
+            kind(settings, lambda: engine.knobs, str, mode, WINDOW, times=engine.times, evaluate=model)
         )
         return made[0]
 

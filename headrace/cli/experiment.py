@@ -82,8 +82,7 @@ def power(
 
     A change is found with a probability of 80 %. The noise is that of an earlier experiment or of headrace simulate.
     """
-    from headrace.tuning.experiments.power import to_json
-    from headrace.tuning.experiments.spec import read_plan
+    from headrace.tuning.spec import read_plan, to_json
 
     spec = read_plan(read_experiment(file))
     if like is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -21,13 +21,9 @@ from headrace.files import replace_text
 
 if TYPE_CHECKING:
     from headrace.lab.bench.record import Record
-    from headrace.lab.tune.goal import Goal
-    from headrace.lab.tune.judge import Verdict
-    from headrace.lab.tune.search import Candidate
-    from headrace.lab.tune.space import Settings
-    from headrace.lab.tune.windows import Parts
+    from headrace.lab.tuning.tune import Candidate, Comparison, Goal, Parts, Runner, Settings
     from headrace.lab.workload.call import Call
-    from headrace.wiring.workbench import Workbench
+    from headrace.wiring.evaluator import Evaluator
 
 SEARCH_REQUESTS = 400
 """Requests of one simulated trial."""
@@ -67,7 +63,7 @@ class Result(NamedTuple):
     """The best settings and their evaluation (None if the search found nothing better than the present ones)."""
 
     settings: Settings
-    verdict: Verdict | None
+    comparison: Comparison | None
     simulated: bool
 
 
@@ -129,7 +125,7 @@ def tune(
     the noise are not recommended. With --simulated-device or --calibration the simulator does all of it, and equal
     values of --seed give equal files unless the budget is spent.
     """
-    from headrace.lab.tune.goal import Goal
+    from headrace.lab.tuning.tune import Goal
 
     began, seed = time.perf_counter(), given.model.seed
     goal = Goal(read_slo(slo, "--slo"))
@@ -156,7 +152,7 @@ def _calls(workload: Sequence[str], requests: int | None, speedup: float, seed: 
 
 
 def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
-    from headrace.lab.tune.windows import TooFew, parts
+    from headrace.lab.tuning.tune import TooFew, parts
 
     if not budget > 0 or not window > 0:
         raise ConfigError("--budget and --window: expected a duration above 0")
@@ -166,22 +162,22 @@ def _parts(calls: Sequence[Call], window: float, budget: float) -> Parts:
         raise ConfigError(f"--workload: {error} (--requests, --window)") from None
 
 
-def _simulated(given: Options, place: where.Place) -> Workbench:
+def _simulated(given: Options, place: where.Place) -> Evaluator:
     """The simulator for the search: of the flags' device, or of this machine, which is measured first."""
     from headrace.cli.bench.calibrate import measure
-    from headrace.wiring.workbench import calibrated_workbench, refuse_speculation
+    from headrace.wiring.evaluator import calibrated_evaluator, refuse_speculation
 
     refuse_speculation(given.scheduler)  # before anything is measured
     if place.simulated:
-        return where.simulated_workbench(given, place)
-    return calibrated_workbench(given, measure(given))
+        return where.simulated_evaluator(given, place)
+    return calibrated_evaluator(given, measure(given))
 
 
-def _present(given: Options, bench: Workbench) -> Settings:
+def _present(given: Options, evaluator: Evaluator) -> Settings:
     plans = given.scheduler
     return {
         "max_num_seqs": plans.max_num_seqs,
-        "max_num_batched_tokens": bench.tokens(plans),
+        "max_num_batched_tokens": evaluator.tokens(plans),
         "mixed_prefill_ratio": plans.mixed_prefill_ratio,
         "max_step_seconds": plans.max_step_seconds,
     }
@@ -191,32 +187,30 @@ def _model(given: Options) -> dict[str, str]:
     return {"model": given.model.model} if "model" in given.chosen else {}
 
 
-def _tune(plan: Plan, simulated: Workbench, real: Options | None) -> Result:
+def _tune(plan: Plan, simulated: Evaluator, real: Options | None) -> Result:
     """Searches in the simulator; evaluates on the engine with the options ``real``, or in the simulator if None."""
     candidates = _search(plan, simulated)
     if not candidates:
         return Result(plan.present, None, real is None)
     settings = [plan.present, *(each.settings for each in candidates)]
     if real is None:
-        return _judged(plan, simulated, settings, on_engine=False)
+        return _compared(plan, simulated, settings, on_engine=False)
     slots = max(int(each["max_num_seqs"]) for each in settings)
     tokens = max(int(each["max_num_batched_tokens"]) for each in settings)
-    bench = where.open_workbench(real, where.Place(), slots, tokens)
+    evaluator = where.open_evaluator(real, where.Place(), slots, tokens)
     try:
-        return _judged(plan, bench, settings, on_engine=True)
+        return _compared(plan, evaluator, settings, on_engine=True)
     finally:
-        bench.close()
+        evaluator.close()
 
 
-def _search(plan: Plan, bench: Workbench) -> list[Candidate]:
+def _search(plan: Plan, evaluator: Evaluator) -> list[Candidate]:
     """The best settings of the search that are better than the present ones in simulation."""
-    from headrace.lab.tune.search import NoOptuna, search
-    from headrace.lab.tune.space import space
-    from headrace.lab.tune.windows import spread_out
+    from headrace.lab.tuning.tune import NoOptuna, search, space, spread_out
 
     windows = spread_out(plan.parts.search, SEARCH_REQUESTS)
-    run = _runner(plan, bench)
-    with progress(f"searching on {bench.name}", plan.trials) as meter:
+    run = _runner(plan, evaluator)
+    with progress(f"searching on {evaluator.name}", plan.trials) as meter:
 
         def score(settings: Settings) -> float:
             meter.done += 1
@@ -234,15 +228,17 @@ def _search(plan: Plan, bench: Workbench) -> list[Candidate]:
         except NoOptuna as missing:
             raise ConfigError(str(missing)) from None
     own = next(each.score for each in found if each.settings == plan.present)
-    show(f"searched {len(found)} settings on {bench.name}: {sum(e.score > own for e in found)} score better")
+    show(
+        f"searched {len(found)} settings on {evaluator.name}: {sum(e.score > own for e in found)} score better"
+    )
     return [each for each in found if each.score > own][:BEST]
 
 
-def _judged(plan: Plan, bench: Workbench, settings: Sequence[Settings], *, on_engine: bool) -> Result:
-    from headrace.lab.tune.judge import judge, select
+def _compared(plan: Plan, evaluator: Evaluator, settings: Sequence[Settings], *, on_engine: bool) -> Result:
+    from headrace.lab.tuning.tune import compare, select
 
-    run, parts = _runner(plan, bench), plan.parts
-    with progress(f"selecting on {bench.name}") as meter:
+    run, parts = _runner(plan, evaluator), plan.parts
+    with progress(f"selecting on {evaluator.name}") as meter:
         best = select(
             _counted(run, meter), plan.goal, settings, parts.select, lambda: plan.spent() < SELECT_SHARE
         )
@@ -253,14 +249,12 @@ def _judged(plan: Plan, bench: Workbench, settings: Sequence[Settings], *, on_en
     def proceed(pairs: int) -> bool:
         return pairs < most and (pairs < FEWEST_PAIRS or plan.spent() < 1.0)
 
-    with progress(f"judging on {bench.name}") as meter:
-        verdict = judge(_counted(run, meter), plan.goal, plan.present, best, parts.judge, proceed)
-    return Result(best if verdict.better else plan.present, verdict, not on_engine)
+    with progress(f"comparing on {evaluator.name}") as meter:
+        comparison = compare(_counted(run, meter), plan.goal, plan.present, best, parts.judge, proceed)
+    return Result(best if comparison.better else plan.present, comparison, not on_engine)
 
 
-def _counted(
-    run: Callable[[Settings, Sequence[Call]], Sequence[Record]], meter: Meter
-) -> Callable[[Settings, Sequence[Call]], Sequence[Record]]:
+def _counted(run: Runner, meter: Meter) -> Runner:
     """Wraps a runner to show the number of runs on the terminal."""
     text = meter.text
 
@@ -272,22 +266,16 @@ def _counted(
     return counted
 
 
-def _runner(plan: Plan, bench: Workbench) -> Callable[[Settings, Sequence[Call]], Sequence[Record]]:
-    """Runs a window on an engine with given settings; engines are reused, since they learn lengths and times."""
-    from headrace.lab.bench.engine import EngineTarget
-    from headrace.lab.bench.measure import measure
+def _runner(plan: Plan, evaluator: Evaluator) -> Runner:
+    """Runs a window with given settings; engines are reused, since they learn lengths and times."""
     from headrace.lab.workload.synthesis import Synthesis, replayed
     from headrace.lab.workload.tokens import VOCABULARY
 
-    targets: dict[tuple[Any, ...], EngineTarget] = {}
-
     def run(settings: Settings, window: Sequence[Call]) -> Sequence[Record]:
-        key = tuple(settings.values())
-        if key not in targets:
-            values: dict[str, Any] = dict(settings)
-            targets[key] = bench.target(replace(plan.plans, **values), None)
+        values: dict[str, Any] = dict(settings)
         work = list(replayed(window, Synthesis(VOCABULARY, plan.seed)))
-        return measure(targets[key], work, plan.goal.slo).records
+        plans = replace(plan.plans, **values)
+        return evaluator.run(plans, work, slo=plan.goal.slo, again=True).records
 
     return run
 
@@ -300,9 +288,9 @@ def _write(
     output: Path,
     model: Mapping[str, str],
 ) -> None:
-    from headrace.lab.tune import settings_file
+    from headrace.lab.tuning.tune import reasons, settings_text
 
-    why = settings_file.reasons(plan.goal, found.verdict)
+    why = reasons(plan.goal, found.comparison)
     targets = ", ".join(f"{name} {1000 * seconds:g} ms" for name, seconds in plan.goal.slo.items())
     counts = [sum(map(len, part)) for part in plan.parts]
     comments = [
@@ -315,5 +303,5 @@ def _write(
     ]
     show(*why)
     with writing("--output", output):
-        replace_text(output, settings_file.settings_text(found.settings, plan.present, comments, model))
+        replace_text(output, settings_text(found.settings, plan.present, comments, model))
     written(output)

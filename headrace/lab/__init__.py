@@ -4,11 +4,10 @@
 |---|---|
 | `workload` | requests to measure with: synthetic ones, data sets, traces |
 | `bench` | load generator, figures, tables and plots |
-| `sweep` | throughput, latency and memory over the values of a setting, and the knee |
 | `simulate` | the engine in virtual time on a modelled device |
 | `calibration` | measurements of a real machine for the simulator |
 | `plan` | rooflines of devices, and the cheapest fleet for latency targets |
-| `tune` | a search of settings, and its judgement on a held-out part of the workload |
+| `tuning` | sweeps over the values of a setting, and a search of settings that is judged on a workload |
 | `replay` | a recorded scheduler trace, replayed exactly or with other settings |
 | `steps` | small simulated runs and recordings, step by step |
 | `forced_acceptance` | drafts that are accepted with a given probability |

@@ -1,6 +1,6 @@
 """Runs experiments and the tuner: wakes when a window begins or ends, changes settings between steps, writes the file.
 
-`observe` has the logic of experiments; this file has the clock, the engine thread and the disk.
+`engine_tuning` decides; this file has the clock, the engine thread and the disk.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.core.ports import Watcher
 from headrace.files import PRIVATE_FILE, replace_text
 from headrace.service.service import Service
+from headrace.tuning.engine_tuning import EngineTuning
+from headrace.tuning.experiment import Experiment
+from headrace.tuning.settings import AnyValue, Change
 
 logger = logging.getLogger("headrace.experiments")
 
@@ -25,72 +28,18 @@ LONGEST_SLEEP = 3600.0
 FILE_VERSION = 1
 
 
-class Change(Protocol):
-    """A setting, its new value, and why."""
-
-    @property
-    def setting(self) -> str: ...
-
-    @property
-    def value(self) -> float | int | str: ...
-
-    @property
-    def why(self) -> str: ...
-
-
-class Report(Protocol):
-    """An experiment in responses."""
-
-    @property
-    def id(self) -> str: ...
-
-    def report(self) -> dict[str, Any]: ...
-
-    def windows(self) -> list[dict[str, Any]]: ...
-
-    def curve(self) -> list[dict[str, Any]]: ...
-
-
-class Conductor(Protocol):
-    """The experiments of a server: `tuning.experiments.conductor`."""
-
-    def start(self, body: Any, now: float) -> Report: ...
-
-    def stop(self, experiment_id: str, now: float) -> Report: ...
-
-    def get(self, experiment_id: str) -> Report: ...
-
-    def all(self) -> Sequence[Report]: ...
-
-    def stored(self, now: float) -> str: ...
-
-    def restore(self, stored: list[dict[str, Any]], now: float) -> list[str]: ...
-
-
-class Steering(Protocol):
-    """Decides on changes: `tuning.steering`. ``watchers`` must receive all events."""
-
-    @property
-    def watchers(self) -> tuple[Watcher, ...]: ...
-
-    def tick(self, now: float) -> Change | None: ...
-
-    def due(self) -> float: ...
-
-
-class Experiments:
+class LiveTuning:
     """The background task. ``change`` sets a setting, on the engine thread; ``path`` is the file of the experiments."""
 
     def __init__(
         self,
-        steering: Steering,
-        conductor: Conductor,
+        tuning: EngineTuning,
         service: Service,
-        change: Callable[[str, float | int | str], None],
+        change: Callable[[str, AnyValue], None],
         path: Path | None,
     ) -> None:
-        self.conductor = conductor
-        self._steering = steering
+        self.experiments = tuning.experiments
+        self._tuning = tuning
         self._service = service
         self._change = change
         self._path = path
@@ -113,17 +62,17 @@ class Experiments:
                 await self._task
         await self._store()
 
-    def begin(self, body: Any) -> Report:
-        """Start an experiment; raises what the conductor raises."""
-        experiment = self.conductor.start(body, self._service.now())
-        self._watch(self._steering.watchers)
+    def begin(self, body: Any) -> Experiment:
+        """Start an experiment; raises what `Experiments.start` raises."""
+        experiment = self.experiments.start(body, self._service.now())
+        self._watch(self._tuning.watchers)
         logger.info("experiment %s started: %s", experiment.id, json.dumps(body, sort_keys=True))
         self._wake.set()
         return experiment
 
-    def end(self, experiment_id: str) -> Report:
+    def end(self, experiment_id: str) -> Experiment:
         """Stop an experiment; its setting returns to the control value."""
-        experiment = self.conductor.stop(experiment_id, self._service.now())
+        experiment = self.experiments.stop(experiment_id, self._service.now())
         self._wake.set()
         return experiment
 
@@ -133,13 +82,13 @@ class Experiments:
 
     async def _run(self) -> None:
         while True:
-            change = self._steering.tick(self._service.now())
-            self._watch(self._steering.watchers)
+            change = self._tuning.tick(self._service.now())
+            self._watch(self._tuning.watchers)
             if change is not None:
                 await self._apply(change)
                 continue
             await self._store()
-            sleep = min(LONGEST_SLEEP, max(0.0, self._steering.due() - self._service.now()))
+            sleep = min(LONGEST_SLEEP, max(0.0, self._tuning.due() - self._service.now()))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), sleep)
             self._wake.clear()
@@ -168,7 +117,7 @@ class Experiments:
             stored = json.loads(path.read_text())
             if stored["version"] != FILE_VERSION:
                 raise ValueError(f"version {stored['version']}")
-            warnings = self.conductor.restore(stored["experiments"], self._service.now())
+            warnings = self.experiments.restore(stored["experiments"], self._service.now())
         except (OSError, ValueError, KeyError, TypeError) as error:
             aside = path.with_name(f"{path.name}.unreadable")
             logger.warning(
@@ -184,7 +133,7 @@ class Experiments:
     async def _store(self) -> None:
         if self._path is None:
             return
-        experiments = self.conductor.stored(self._service.now())
+        experiments = self.experiments.stored(self._service.now())
         text = f'{{"version": {FILE_VERSION}, "experiments": {experiments}}}'
         if text != self._stored:
             self._stored = text

@@ -14,7 +14,7 @@ what it needs.
 - `reload`: new keys and tenants without a restart. `recording`: recordings of the engine's decisions.
 - `operations`: experiments and the tuner.
 - `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
-- `dry_run`: experiments in virtual time.
-- `workbench`: engines with different settings over one loaded model or simulated device, for sweeps and tuning.
+- `engine_tuning`: experiments and the tuner of one engine. `dry_run`: the same in virtual time.
+- `evaluator`: runs settings on one loaded model or simulated device, for sweeps and tuning.
 - `quantizing`: quantizing a checkpoint and measuring its quality.
 """

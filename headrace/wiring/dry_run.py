@@ -22,11 +22,9 @@ from headrace.lab.simulate.requests import from_calls
 from headrace.lab.workload.call import Call, Span
 from headrace.lab.workload.reshape import resampled
 from headrace.lab.workload.synthesis import Synthesis
-from headrace.tuning.experiments.run import Run, Status
-from headrace.tuning.steering.engine import Steering
-from headrace.tuning.steering.settings import live_settings
-from headrace.wiring.engine import has_patience, is_static
-from headrace.wiring.operations.request_settings import make_requests
+from headrace.tuning.engine_tuning import EngineTuning
+from headrace.tuning.experiment import Experiment, Status
+from headrace.wiring.engine_tuning import make_engine_tuning
 from headrace.wiring.simulation import calibrated_machine, make_fleet
 
 MOST_SECONDS = 60.0
@@ -45,23 +43,18 @@ class Trial:
     def __init__(self, body: dict[str, Any], knobs: Knobs | None = None) -> None:
         self._body = body
         self._knobs = knobs
-        self.experiments: list[Run] = []
+        self.experiments: list[Experiment] = []
 
-    def steer(self, plans: SchedulerOptions, engine: Engine) -> Steering:
+    def steer(self, plans: SchedulerOptions, engine: Engine) -> EngineTuning:
         """Begin the experiment on an engine.
 
         Raises:
             InvalidParameter: a field of the experiment is invalid.
         """
         engine.knobs = self._knobs or engine.knobs
-        steering = Steering(
-            live_settings(plans.max_num_seqs, static=is_static(plans), patience=has_patience(plans)),
-            lambda: engine.knobs,
-            lambda: f"replica {len(self.experiments)}",
-            requests=make_requests(plans),
-        )
-        self.experiments.append(steering.conductor.start(self._body, 0.0))
-        return steering
+        tuning = make_engine_tuning(plans, engine, lambda: f"replica {len(self.experiments)}")
+        self.experiments.append(tuning.experiments.start(self._body, 0.0))
+        return tuning
 
     @property
     def running(self) -> bool:

@@ -34,8 +34,7 @@ from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, 
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.model import Loaded, served_names
 from headrace.wiring.observability import make_folds
-from headrace.wiring.operations.dry_runs import machine_of
-from headrace.wiring.operations.tuning import make_tuning
+from headrace.wiring.operations.tuning import machine_of, make_tuning
 from headrace.wiring.pages import make_pages
 
 

@@ -89,8 +89,7 @@ from headrace.service.sampling_defaults import NO_DEFAULTS
 from headrace.service.service import Service
 from headrace.service.sessions import Sessions
 from headrace.text.template import ChatTemplate
-from headrace.wiring.operations.dry_runs import Machine
-from headrace.wiring.operations.tuning import make_tuning
+from headrace.wiring.operations.tuning import Machine, make_tuning
 from headrace.wiring.pages import make_stepping
 from tests.doubles.scripted_runner import ScriptedRunner
 from tests.doubles.topics import Topics

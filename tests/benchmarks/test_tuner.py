@@ -8,8 +8,8 @@ from benchmarks.tuner import DELAY, Late, Load, Row, run
 from headrace.config import SchedulerOptions
 from headrace.core.events import Arrived
 from headrace.core.knobs import Knobs
-from headrace.tuning.steering.settings import live_settings
-from headrace.tuning.tuner.tuner import Mode
+from headrace.tuning.settings import live_settings
+from headrace.tuning.tuner import Mode
 
 
 @pytest.mark.parametrize("name", ["steady", "step", "ramp", "diurnal", "oscillating", "bursty"])

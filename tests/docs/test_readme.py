@@ -29,8 +29,8 @@ from headrace.cli.experiment import read_experiment
 from headrace.config import ENVIRONMENT_PREFIX, PARTS, options
 from headrace.core.knobs import Knobs
 from headrace.core.tenancy.tenants import CLASSES, EQUALS
-from headrace.tuning.experiments.spec import read_spec as read_spec_of_experiment
-from headrace.tuning.steering.settings import live_settings, request_settings, values
+from headrace.tuning.settings import live_settings, request_settings, values
+from headrace.tuning.spec import read_spec as read_spec_of_experiment
 from headrace.wiring.tenants import read_tenants
 from tests.server.conftest import Server, serving
 

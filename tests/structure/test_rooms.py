@@ -18,7 +18,6 @@ SMALL = 4
 KNOTS: dict[str, set[str]] = {
     "headrace.cli.simulation": {"report", "simulate"},
     "headrace.compute.adopted": {"attention", "states"},
-    "headrace.tuning": {"experiments", "steering", "tuner"},
 }
 """Neighbours that still import each other; the table only becomes shorter."""
 

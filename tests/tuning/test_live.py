@@ -8,19 +8,20 @@ import os
 import pytest
 
 from headrace.tuning import live as module
-from headrace.tuning.live import Experiments
+from headrace.tuning.live import LiveTuning
 
 
 class Change:
     setting, value, why = "x", 2, "experiment e: treatment"
 
 
-class Steering:
+class EngineTuning:
     """Wants one change at once, then nothing."""
 
     def __init__(self):
         self.changes = [Change()]
         self.watchers = ()
+        self.experiments = Experiments()
 
     def tick(self, now):
         return self.changes.pop() if self.changes else None
@@ -29,7 +30,7 @@ class Steering:
         return float("inf")
 
 
-class Conductor:
+class Experiments:
     def __init__(self):
         self.restored = None
         self.started = []
@@ -73,15 +74,14 @@ async def until(condition):
 
 def make(path=None):
     changed = []
-    conductor = Conductor()
-    task = Experiments(Steering(), conductor, Service(), lambda *change: changed.append(change), path)
-    return task, conductor, changed
+    task = LiveTuning(EngineTuning(), Service(), lambda *change: changed.append(change), path)
+    return task, task.experiments, changed
 
 
 @pytest.mark.anyio
 async def test_a_change_that_fails_does_not_end_the_task(caplog):
     task, _, changed = make()
-    task._steering.changes = [Change(), Change()]
+    task._tuning.changes = [Change(), Change()]
     made = task._change
 
     def fails_first(setting, value):
@@ -106,9 +106,9 @@ async def test_changes_are_made_and_the_file_follows(tmp_path):
     task.begin({"setting": "x"})
     await until(lambda: json.loads(path.read_text())["experiments"][0]["started"] == 1)
     await task.stop()
-    again, conductor, _ = make(path)
+    again, experiments, _ = make(path)
     again.start()
-    assert conductor.restored == [{"id": "e", "started": 1}]
+    assert experiments.restored == [{"id": "e", "started": 1}]
     await again.stop()
     assert os.listdir(tmp_path) == ["experiments.json"]
 
@@ -118,10 +118,10 @@ async def test_changes_are_made_and_the_file_follows(tmp_path):
 async def test_an_unreadable_file_is_reported_and_not_fatal(tmp_path, caplog, text):
     path = tmp_path / "experiments.json"
     path.write_text(text)
-    task, conductor, _ = make(path)
+    task, experiments, _ = make(path)
     with caplog.at_level(logging.WARNING):
         task.start()
-    assert conductor.restored is None
+    assert experiments.restored is None
     assert "are not continued" in caplog.text
     await task.stop()
     assert (tmp_path / "experiments.json.unreadable").read_text() == text, "it is not overwritten"

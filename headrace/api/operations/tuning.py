@@ -14,7 +14,7 @@ from headrace.api.body import read_body
 from headrace.api.errors import ApiError
 from headrace.api.routing import Endpoints, route
 from headrace.api.wire import Wire, parse_beside
-from headrace.tuning.live import Experiments
+from headrace.tuning.live import LiveTuning
 
 
 class ExperimentBody(Wire):
@@ -55,7 +55,7 @@ class ExperimentRoutes(Endpoints):
 
     def __init__(
         self,
-        experiments: Experiments,
+        experiments: LiveTuning,
         known: Callable[[], dict[str, Any]],
         dry_run: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]],
         *,
@@ -104,7 +104,7 @@ class ExperimentRoutes(Endpoints):
     )
     async def list(self, request: Request) -> Response:
         """All experiments, newest first, the settings that may change, and the metrics."""
-        shown = [each.report() for each in self._experiments.conductor.all()]
+        shown = [each.report() for each in self._experiments.experiments.all()]
         return JSONResponse({"object": "list", "data": shown, **self._known()})
 
     @route(
@@ -137,7 +137,7 @@ class ExperimentRoutes(Endpoints):
     def _find(self, request: Request) -> Any:
         experiment_id = request.path_params["id"]
         try:
-            return self._experiments.conductor.get(experiment_id)
+            return self._experiments.experiments.get(experiment_id)
         except KeyError:
             raise ApiError(
                 404, f"There is no experiment {experiment_id!r}.", code="experiment_not_found"

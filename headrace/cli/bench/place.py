@@ -12,7 +12,7 @@ from headrace.cli.progress import progress
 from headrace.config import ConfigError, Options
 
 if TYPE_CHECKING:
-    from headrace.wiring.workbench import Workbench
+    from headrace.wiring.evaluator import Evaluator
 
 PANEL = "Machine"
 
@@ -52,8 +52,8 @@ class Place(NamedTuple):
         return bool(self.device) or self.calibration is not None
 
 
-def simulated_workbench(given: Options, place: Place) -> Workbench:
-    """The workbench over a simulated device.
+def simulated_evaluator(given: Options, place: Place) -> Evaluator:
+    """The evaluator over a simulated device.
 
     Raises:
         ConfigError: an unknown device, model or data type, a calibration that cannot be read, or both flags.
@@ -61,14 +61,14 @@ def simulated_workbench(given: Options, place: Place) -> Workbench:
     from headrace.lab.plan.devices import UnknownDevice
     from headrace.lab.plan.devices import device as device_spec
     from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
-    from headrace.wiring import workbench
+    from headrace.wiring import evaluator as made
     from headrace.wiring.simulation import read_calibration, shape_of
 
     length = given.model.max_model_len
     if place.calibration is not None:
         if place.device:
             raise ConfigError("--calibration and --simulated-device each name a machine: give one of them")
-        return workbench.calibrated_workbench(given, read_calibration(place.calibration), length)
+        return made.calibrated_evaluator(given, read_calibration(place.calibration), length)
     try:
         spec = device_spec(place.device)
     except UnknownDevice as error:
@@ -79,20 +79,20 @@ def simulated_workbench(given: Options, place: Place) -> Workbench:
     weights = one_of("--quantization", given.model.quantization or "bfloat16", WEIGHTS)
     kv = "bfloat16" if given.model.kv_cache_dtype == "auto" else "int8"
     precision = WEIGHTS[weights]._replace(kv_bytes=KV_BYTES[kv])
-    return workbench.simulated_workbench(given, Replica(shape, spec, place.degree, precision), length)
+    return made.simulated_evaluator(given, Replica(shape, spec, place.degree, precision), length)
 
 
-def open_workbench(
+def open_evaluator(
     given: Options, place: Place, max_num_seqs: int, max_num_batched_tokens: int | None
-) -> Workbench:
-    """The workbench of these flags, with room for engines up to these sizes.
+) -> Evaluator:
+    """The evaluator of these flags, with room for engines up to these sizes.
 
     Raises:
-        ConfigError: as `simulated_workbench`, or the model cannot be loaded.
+        ConfigError: as `simulated_evaluator`, or the model cannot be loaded.
     """
     if place.simulated:
-        return simulated_workbench(given, place)
-    from headrace.wiring.workbench import loaded_workbench
+        return simulated_evaluator(given, place)
+    from headrace.wiring.evaluator import loaded_evaluator
 
     with progress(f"loading {given.model.model}"):
-        return loaded_workbench(given, max_num_seqs, max_num_batched_tokens)
+        return loaded_evaluator(given, max_num_seqs, max_num_batched_tokens)

@@ -28,11 +28,10 @@ from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, Sc
 
 if TYPE_CHECKING:
     from headrace.lab.bench.report import Run
-    from headrace.lab.sweep.points import Point
-    from headrace.lab.sweep.trials import Axis, Trial
+    from headrace.lab.tuning.sweep import Axis, Point, Trial
     from headrace.lab.workload.dataset import Dataset
     from headrace.lab.workload.work import Work
-    from headrace.wiring.workbench import Workbench
+    from headrace.wiring.evaluator import Evaluator
 
 AXES = ("batch-size", "concurrency", "chunk-size")
 POLICIES = ("continuous", "static")
@@ -93,7 +92,7 @@ def sweep(
 
     The chunk size is varied without --mixed-prefill-ratio and --max-step-seconds, which would bound chunks below it.
     """
-    from headrace.lab.sweep.trials import Axis
+    from headrace.lab.tuning.sweep import Axis
     from headrace.lab.workload.dataset import Dataset
 
     wanted = dict(zip(AXES, (batch_size, concurrency, chunk_size), strict=True))
@@ -115,27 +114,27 @@ def _sweep(
     budget: float,
     path: Path,
 ) -> None:
-    from headrace.lab.sweep.trials import Axis, plan, requests_of
+    from headrace.lab.tuning.sweep import Axis, plan, requests_of
 
     trials, slots = plan(values, policies), given.scheduler.max_num_seqs
     dataset = replace(dataset, count=max(requests_of(each, slots) for each in trials))
     work = [replace(each, arrival=0.0) for each in draw(dataset)]
     check_prompts(work)
     most = max([slots, *values.get(Axis.BATCH, ())])
-    bench = where.open_workbench(given, place, most, most_tokens(given, values.get(Axis.CHUNK)))
+    evaluator = where.open_evaluator(given, place, most, most_tokens(given, values.get(Axis.CHUNK)))
     try:
-        check_trials(bench, given, trials)
-        points = _measure(bench, given, trials, work, rounds, budget)
+        check_trials(evaluator, given, trials)
+        points = _measure(evaluator, given, trials, work, rounds, budget)
     finally:
-        bench.close()
+        evaluator.close()
     settings = {
-        "engine": bench.name,
+        "engine": evaluator.name,
         "dataset": dataset,
         "rounds": rounds,
         "budget": budget,
         "options": measured_options(given),
     }
-    _tell(bench.name, dataset, points, settings, path)
+    _tell(evaluator.name, dataset, points, settings, path)
     _warn(points, len(trials), budget)
 
 
@@ -170,7 +169,7 @@ def most_tokens(given: Options, chunks: Sequence[int] | None) -> int | None:
 
 def plans_of(trial: Trial, plans: SchedulerOptions) -> SchedulerOptions:
     """The scheduler options of a trial."""
-    from headrace.lab.sweep.trials import Axis
+    from headrace.lab.tuning.sweep import Axis
 
     if trial.policy == "static":
         plans = replace(plans, scheduling_policy="static")
@@ -183,28 +182,25 @@ def plans_of(trial: Trial, plans: SchedulerOptions) -> SchedulerOptions:
     return plans
 
 
-def check_trials(bench: Workbench, given: Options, trials: Sequence[Trial]) -> None:
+def check_trials(evaluator: Evaluator, given: Options, trials: Sequence[Trial]) -> None:
     """Raises `ConfigError` if a value conflicts with the other options."""
     for trial in trials:
         try:
-            bench.tokens(plans_of(trial, given.scheduler))
+            evaluator.tokens(plans_of(trial, given.scheduler))
         except ConfigError as error:
             raise ConfigError(f"--{trial.axis} {trial.value}: {error}") from None
 
 
 def _measure(
-    bench: Workbench,
+    evaluator: Evaluator,
     given: Options,
     trials: Sequence[Trial],
     work: Sequence[Work],
     rounds: int,
     budget: float,
 ) -> list[Point]:
-    from headrace.lab.bench.measure import measure
-    from headrace.lab.sweep.bound import ideal, lengths, tokens_per_second
-    from headrace.lab.sweep.points import point
-    from headrace.lab.sweep.trials import Axis, requests_of
-    from headrace.lab.sweep.trials import sweep as run_trials
+    from headrace.lab.tuning.sweep import Axis, ideal, lengths, point, requests_of, tokens_per_second
+    from headrace.lab.tuning.sweep import sweep as run_trials
 
     slots = given.scheduler.max_num_seqs
     with progress("sweep", rounds * len(trials)) as meter:
@@ -212,26 +208,26 @@ def _measure(
         def run(trial: Trial) -> Run:
             meter.text = f"{trial.axis.words} {trial.value}, {trial.policy}"
             open_ = trial.value if trial.axis is Axis.CONCURRENCY else None
-            target = bench.target(plans_of(trial, given.scheduler), open_)
-            done = measure(target, work[: requests_of(trial, slots)])
+            plans = plans_of(trial, given.scheduler)
+            done = evaluator.run(plans, work[: requests_of(trial, slots)], concurrency=open_)
             meter.done += 1
             return done
 
         runs = run_trials(trials, run, rounds, budget, time.perf_counter)
-    shape, replica = lengths(work), None if bench.replica is None else ideal(bench.replica)
+    shape, replica = lengths(work), None if evaluator.replica is None else ideal(evaluator.replica)
     points = []
     for trial, each in runs.items():
         plans = plans_of(trial, given.scheduler)
         rows = min(trial.value, slots) if trial.axis is Axis.CONCURRENCY else plans.max_num_seqs
-        bound = None if replica is None else tokens_per_second(replica, shape, rows, bench.tokens(plans))
-        points.append(point(trial, each, bench.sizes(plans), bound))
+        bound = None if replica is None else tokens_per_second(replica, shape, rows, evaluator.tokens(plans))
+        points.append(point(trial, each, evaluator.sizes(plans), bound))
     return points
 
 
 def _tell(name: str, dataset: Any, points: Sequence[Point], settings: Mapping[str, Any], path: Path) -> None:
     from headrace.lab.bench import report as bench_report
-    from headrace.lab.sweep import report
-    from headrace.lab.sweep.plot import plot
+    from headrace.lab.tuning import sweep_report as report
+    from headrace.lab.tuning.sweep_report import plot
     from headrace.plots import NoPlots
 
     title = f"{name}; {dataset.name}, {dataset.input_len} + {dataset.output_len} tokens"

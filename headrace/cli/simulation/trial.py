@@ -9,7 +9,7 @@ from headrace.config import ConfigError, SchedulerOptions
 
 if TYPE_CHECKING:
     from headrace.core.engine import Engine
-    from headrace.tuning.steering.engine import Steering
+    from headrace.tuning.engine_tuning import EngineTuning
 
 
 class Trial:
@@ -20,7 +20,7 @@ class Trial:
 
         self._trial = Trial(body)
 
-    def steer(self, plans: SchedulerOptions, engine: Engine) -> Steering:
+    def steer(self, plans: SchedulerOptions, engine: Engine) -> EngineTuning:
         """Starts the experiment on an engine.
 
         Raises:

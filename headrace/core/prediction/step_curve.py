@@ -71,7 +71,7 @@ CELLS_PER_DOUBLING = 2
 """Number of classes of sizes per doubling: each is larger than the one before by the square root of 2."""
 
 NEWEST = 1 / 500  # see docs/decisions/tuning.md#accuracy-of-rehearsals
-"""Minimum weight of a new observation. A scene of the tuner has thousands of fast steps. With a larger weight, a
+"""Minimum weight of a new observation. A period of the tuner has thousands of fast steps. With a larger weight, a
 machine that was busy during the last of them would make the whole engine seem slow."""
 
 LIMIT = 3.0

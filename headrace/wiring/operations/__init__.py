@@ -1,1 +1,1 @@
-"""Builds experiments and the tuner of a server: settings, dry runs and rehearsals."""
+"""Builds experiments and the tuner of a server."""

@@ -1,80 +1,234 @@
-"""Builds experiments and the tuner: the settings that may change, and the background task that changes them."""
+"""Builds the tuning of a server: the background task that changes settings, and dry runs of experiments.
+
+A dry run simulates the server's measured load and step times in another process.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.api.operations.tuning import ExperimentRoutes, TunerRoutes
-from headrace.config import Options
+from headrace.config import CacheOptions, Options, SchedulerOptions
 from headrace.core.engine import Engine
+from headrace.core.prediction.step_curve import StepCost
+from headrace.core.prediction.step_times import StepTimes
+from headrace.core.request import FinishReason
 from headrace.observe.steps.timelines import Timelines
 from headrace.response_cache.lookup import CacheLookup
-from headrace.tuning.experiments.units import describe_metrics
-from headrace.tuning.live import Experiments
-from headrace.tuning.steering.engine import Steering
-from headrace.tuning.steering.settings import changed, live_settings
-from headrace.tuning.tuner.tuner import Mode
-from headrace.wiring.engine import has_patience, is_static
-from headrace.wiring.operations.dry_runs import DryRuns, Machine
-from headrace.wiring.operations.rehearsals import Rehearsals
-from headrace.wiring.operations.request_settings import make_requests
+from headrace.tuning.evaluator import EvaluatorProcess
+from headrace.tuning.live import LiveTuning
+from headrace.tuning.measures import By, describe_metrics
+from headrace.tuning.settings import AnyValue, changed
+from headrace.tuning.spec import BadExperiment, Spec
+from headrace.tuning.tuner import Mode
+from headrace.wiring.engine_tuning import make_engine_tuning
+from headrace.wiring.model import Loaded, decoder_cost
 
 
 class Tuning(NamedTuple):
     """The background tasks and the endpoints."""
 
-    tasks: tuple[Rehearsals, Experiments]
+    tasks: tuple[EvaluatorProcess, LiveTuning]
     endpoints: tuple[ExperimentRoutes, TunerRoutes]
 
 
 def make_tuning(
     options: Options, engine: Engine, recall: CacheLookup, machine: Machine, lives: Timelines
 ) -> Tuning:
-    """Experiments and the tuner on the settings of one engine and of its requests.
+    """LiveTuning and the tuner on the settings of one engine and of its requests.
 
     A dry run simulates ``machine`` with the load of the requests in ``lives``.
     """
     plans, chosen, limit = options.scheduler, options.tuning, options.server.max_body_bytes
-    service, rehearsals = recall.service, Rehearsals(engine.overlap)
-    steering = Steering(
-        live_settings(plans.max_num_seqs, static=is_static(plans), patience=has_patience(plans)),
-        lambda: engine.knobs,
+    service, evaluator = recall.service, EvaluatorProcess(engine.overlap)
+    tuning = make_engine_tuning(
+        plans,
+        engine,
         lambda: f"exp_{secrets.token_hex(8)}",
-        Mode(chosen.tuner),
-        chosen.tuner_window,
-        make_requests(
-            options.scheduler,
-            request_timeout=options.server.request_timeout,
-            semantic=options.semantic.semantic_cache == "serve",
-        ),
-        engine.times,
-        rehearsals.run,
+        request_timeout=options.server.request_timeout,
+        semantic=options.semantic.semantic_cache == "serve",
+        mode=Mode(chosen.tuner),
+        window_seconds=chosen.tuner_window,
+        evaluate=evaluator.evaluate,
     )
-    recall.assigned = steering.assigned
+    recall.assigned = tuning.assigned
 
-    def change(name: str, value: float | int | str) -> None:
-        engine.knobs = changed(steering.settings, engine.knobs, name, value)
+    def change(name: str, value: AnyValue) -> None:
+        engine.knobs = changed(tuning.settings, engine.knobs, name, value)
 
     file = Path(chosen.experiments_file) if chosen.experiments_file else None
-    task = Experiments(steering, steering.conductor, service, change, file)
-    dry_runs = DryRuns(engine, options.scheduler, options.cache, machine, lives, steering.conductor.read)
+    task = LiveTuning(tuning, service, change, file)
+    dry_runs = DryRuns(engine, options.scheduler, options.cache, machine, lives, tuning.experiments.read)
 
     def set_mode(mode: str) -> None:
-        steering.tuner.set_mode(Mode(mode), service.now())
+        tuning.tuner.set_mode(Mode(mode), service.now())
         task.look_again()
 
     def known() -> dict[str, Any]:
-        return {"settings": steering.describe(), "metrics": describe_metrics()}
+        return {"settings": tuning.describe(), "metrics": describe_metrics()}
 
     def report() -> dict[str, Any]:
-        return steering.tuner.report()
+        return tuning.tuner.report()
 
     return Tuning(
-        (rehearsals, task),
+        (evaluator, task),
         (
             ExperimentRoutes(task, known, dry_runs.run, max_body_bytes=limit),
             TunerRoutes(report, set_mode, max_body_bytes=limit),
         ),
     )
+
+
+PROGRAM = "headrace.wiring.dry_run"
+LEAST_REQUESTS = 20
+"""Minimum number of ended requests: a dry run repeats their load."""
+
+MOST_SECONDS = 150.0
+"""Time limit of the program, which normally ends before."""
+
+COMPLETED = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
+
+
+class Machine(NamedTuple):
+    """The simulated machine, without the measured step times. ``kind`` is ``cpu`` or ``cuda``."""
+
+    name: str
+    kind: str
+    kv_tokens: int
+    max_model_len: int
+    cost: StepCost
+
+
+def machine_of(loaded: Loaded) -> Machine:
+    """The machine of a loaded model."""
+    kind, ledger = loaded.decoder.device.type, loaded.ledger
+    kv_tokens = ledger.num_blocks * ledger.block_size
+    return Machine(loaded.name, kind, kv_tokens, ledger.max_model_len, decoder_cost(loaded.shape, kind))
+
+
+class DryRuns:
+    """Runs dry runs. ``read`` checks an experiment; ``lives`` has the requests whose load is repeated."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: SchedulerOptions,
+        cache: CacheOptions,
+        machine: Machine,
+        lives: Timelines,
+        read: Callable[[Any], Spec],
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._cache = cache
+        self._machine = machine
+        self._lives = lives
+        self._read = read
+        self._running = False
+
+    async def run(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The report of the experiment in virtual time, with its windows, from a separate process.
+
+        Raises:
+            BadExperiment: a field is invalid, or the setting belongs to a request.
+            RuntimeError: the server has measured too little, another dry run is running, or this one failed.
+        """
+        spec = self._read(body)
+        if spec.unit != By.TIME:
+            raise BadExperiment(
+                "setting", "a dry run compares settings of the engine, not of single requests"
+            )
+        if self._running:
+            raise RuntimeError("another dry run is running; wait for its end")
+        task = self._task(body)
+        self._running = True
+        try:
+            return await asyncio.wait_for(_run(task), MOST_SECONDS)
+        except TimeoutError:
+            raise RuntimeError(f"the dry run took more than {MOST_SECONDS:g} s") from None
+        finally:
+            self._running = False
+
+    def _task(self, body: dict[str, Any]) -> bytes:
+        recorded = self._recorded()
+        times = self._engine.times
+        if times is None or not times.ready or len(recorded) < LEAST_REQUESTS:
+            raise RuntimeError(
+                f"a dry run repeats the load of the server: at least {LEAST_REQUESTS} requests must have ended, "
+                f"{len(recorded)} have"
+            )
+        fields = {
+            "experiment": body,
+            "scheduler": asdict(self._scheduler),
+            "cache": asdict(self._cache),
+            "knobs": asdict(self._engine.knobs),
+            "calibration": self._calibration(times),
+            "recorded": recorded,
+        }
+        return json.dumps(fields).encode()
+
+    def _calibration(self, times: StepTimes) -> dict[str, Any]:
+        """The engine's measured step times as a `lab.calibration`."""
+        from headrace.lab.calibration.values import BENDS, Calibration  # the simulator is not part of a start
+
+        on = self._machine
+        step, row, token, context = times.coefficients
+        return asdict(
+            Calibration(
+                on.name,
+                "this server",
+                on.kind,
+                "",
+                "",
+                on.kv_tokens,
+                on.max_model_len,
+                on.cost.fixed_tokens,
+                on.cost.context_tokens,
+                steps=0,
+                step=step,
+                row=row,
+                tokens=(token,) * len(BENDS),
+                context=context,
+                **dict.fromkeys(("read", "sample", "host_step", "host_row", "error_p50", "error_p90"), 0.0),
+            )
+        )
+
+    def _recorded(self) -> list[tuple[float, int, int, int, str, str]]:
+        """The requests that have ended, by arrival; see `wiring.dry_run.Recorded`."""
+        return sorted(
+            (
+                life.arrived,
+                life.prompt_tokens,
+                life.output_tokens,
+                min(life.found, life.prompt_tokens - 1),
+                life.tenant,
+                life.service_class,
+            )
+            for _, life in self._lives.lives()
+            if life.finish is not None and life.finish["reason"] in COMPLETED and life.output_tokens
+        )
+
+
+async def _run(task: bytes) -> dict[str, Any]:
+    """Run the program; it is killed if this task is cancelled."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", PROGRAM), stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    try:
+        output, errors = await process.communicate(task)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise RuntimeError(f"the dry run failed: {last[:500]}")
+    report: dict[str, Any] = json.loads(output)
+    return report

@@ -1,0 +1,110 @@
+"""Points, bound, report and picture of a sweep, over runs made by hand."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from headrace.lab.bench.record import Record
+from headrace.lab.bench.report import Run
+from headrace.lab.bench.stats import summarize
+from headrace.lab.plan.devices import H100
+from headrace.lab.plan.roofline import Replica
+from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.tuning.sweep import (
+    Axis,
+    Lengths,
+    Sizes,
+    Trial,
+    ideal,
+    lengths,
+    lines,
+    point,
+    tokens_per_second,
+)
+from headrace.lab.tuning.sweep_report import plot
+from headrace.lab.workload.work import Work
+from training.evaluate import report
+
+
+def run(seconds, blocks=10, tokens=10):
+    times = tuple(seconds * (i + 1) / tokens for i in range(tokens))
+    record = Record("r", 0.0, seconds, times, 5, tokens, 0, "length", "")
+    return Run("x", [record], summarize([record]), {"kv_blocks_peak": blocks})
+
+
+def a_sweep():
+    sizes = Sizes(1 << 20, 1 << 19, 1 << 10)
+    return [
+        point(Trial(axis, value, policy), [run(10.0 / value), run(11.0 / value)], sizes, 500.0)
+        for axis in (Axis.CHUNK, Axis.BATCH)
+        for value in (1, 2, 4)
+        for policy in ("continuous", "static")
+    ]
+
+
+def test_a_point_is_the_median_of_its_rounds_with_their_range():
+    sizes = Sizes(1000, 100, 10)
+    runs = [run(10.0), run(20.0), run(5.0, blocks=30)]
+    found = point(Trial(Axis.BATCH, 4, "continuous"), runs, sizes, None)
+    assert (found.tokens_per_second, found.slowest, found.fastest) == (1.0, 0.5, 2.0)
+    assert (found.rounds, found.requests, found.failed) == (3, 3, 0)
+    assert found.memory_bytes == 1000 + 100 + 30 * 10
+    assert found.ttft_p50 == pytest.approx(1.0)
+    assert point(found.trial, runs, None, None).memory_bytes is None
+
+
+def test_lines_are_ordered_by_value():
+    curves = lines(a_sweep())
+    assert list(curves) == [Axis.BATCH, Axis.CHUNK]
+    assert [each.trial.value for each in curves[Axis.BATCH]["static"]] == [1, 2, 4]
+
+
+def test_tables_sentences_and_files(tmp_path):
+    points = a_sweep()
+    tables = report.tables(points, "title")
+    assert [table.row_count for table in tables] == [3, 3]
+    assert len(tables[0].columns) == 1 + 2 * 4 + 2
+    assert len(report.sentences(points)) == 4
+    reported = report.document(points)
+    assert len(reported["points"]) == 12
+    assert {each["axis"] for each in reported["knees"]} == {"batch-size", "chunk-size"}
+    report.write_csv(tmp_path / "s.csv", points)
+    rows = list(csv.DictReader((tmp_path / "s.csv").open()))
+    assert len(rows) == 12
+    assert float(rows[0]["tokens_per_second"]) > 0
+    plot(points, tmp_path / "s.png", "title")
+    assert (tmp_path / "s.png").stat().st_size > 10_000
+
+
+def test_a_value_that_one_policy_lacks_is_a_gap():
+    (table,) = report.tables([each for each in a_sweep() if each.trial.axis is Axis.BATCH][:-1], "title")
+    assert list(table.columns[5].cells)[-1] == "-"
+
+
+REPLICA = ideal(Replica(SHAPES["llama-3.1-8b"], H100))
+
+
+def test_the_roofline_of_decoding_is_bandwidth_then_arithmetic():
+    shape = Lengths(1.0, 1000.0)
+    one, two, many = (tokens_per_second(REPLICA, shape, rows, 8192) for rows in (1, 2, 2000))
+    assert one == pytest.approx(H100.bandwidth / 15.0e9, rel=0.05), "the weights are read once per token"
+    assert two == pytest.approx(2 * one, rel=0.01)
+    assert many < H100.bf16_flops / (2 * 7.5e9), "two operations per weight"
+
+
+def test_a_chunk_bounds_how_many_rows_can_decode():
+    shape = Lengths(300.0, 100.0)
+    small, large = tokens_per_second(REPLICA, shape, 64, 64), tokens_per_second(REPLICA, shape, 64, 8192)
+    assert small < large / 2
+    assert tokens_per_second(REPLICA, shape, 64, 256) == pytest.approx(large, rel=0.05)
+
+
+def test_an_ideal_device_loses_nothing():
+    real = Replica(SHAPES["llama-3.1-8b"], replace(H100, step_overhead_seconds=1.0))
+    shape = Lengths(100.0, 100.0)
+    assert tokens_per_second(ideal(real), shape, 8, 8192) > 100 * tokens_per_second(real, shape, 8, 8192)
+
+
+def test_lengths_are_means():
+    assert lengths([Work("a", (1, 2), 4), Work("b", (1,) * 4, 8)]) == Lengths(3.0, 6.0)
