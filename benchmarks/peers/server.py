@@ -106,7 +106,7 @@ def start(
                     if httpx.get(f"{url}{ready}", timeout=5.0, trust_env=False).status_code == 200:
                         models = httpx.get(f"{url}/v1/models", trust_env=False).json()
                         model = models["data"][0]["id"]
-                        endpoint = Endpoint(url, model, "", extra, PATIENCE_SECONDS, keep_alive=False)
+                        endpoint = Endpoint(url, model, "", extra, PATIENCE_SECONDS)
                         return StoppedServer(name, process, endpoint, rows)
                 time.sleep(0.2)
             log.seek(0)

@@ -25,18 +25,13 @@ DELTAS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address, model and options of requests. ``extra`` is added to every body (``{"return_token_ids": true}`` ...).
-
-    Without ``keep_alive`` every request opens its own connection: some servers close an idle connection just as the
-    next request is sent.
-    """
+    """Address, model and options of requests. ``extra`` is added to every body (``{"return_token_ids": true}`` ...)."""
 
     url: str
     model: str
     api_key: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 600.0
-    keep_alive: bool = True
 
     def address(self, work: Work) -> str:
         path = "chat/completions" if is_chat(work.prompt) else "completions"

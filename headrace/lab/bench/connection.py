@@ -19,10 +19,11 @@ Receiver = Callable[[int, bytes], None]
 
 
 class Connection(asyncio.Protocol):
-    """One connection; one request at a time."""
+    """One connection; one request at a time. ``began`` says whether any byte of the response has arrived."""
 
     def __init__(self) -> None:
         self.usable = True
+        self.began = False
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
         self._status = 0
@@ -39,7 +40,7 @@ class Connection(asyncio.Protocol):
             ConnectionError: the connection ended before the response did, or the response is not HTTP.
         """
         assert self._transport is not None
-        self._status, self._framed, self._receiver = 0, False, receiver
+        self._status, self._framed, self.began, self._receiver = 0, False, False, receiver
         self._response = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._response
@@ -56,6 +57,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
 
     def data_received(self, data: bytes) -> None:
+        self.began = True
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:  # its context is the receiver's error, if the receiver raised one
@@ -103,7 +105,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """A pool of connections to one server, one per concurrent request; reused with ``keep_alive``.
+    """A pool of connections to one server, one per concurrent request; reused while the server keeps them open.
 
     Only scheme, host and port of ``url`` count.
 
@@ -111,18 +113,21 @@ class Connections:
         ValueError: the URL is not an HTTP URL.
     """
 
-    def __init__(self, url: str, *, keep_alive: bool = True) -> None:
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"expected a URL like http://host:port, got {url!r}")
         self._host, self._authority = parts.hostname, parts.netloc.rpartition("@")[2]
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._ssl else 80)
-        self._keep_alive = keep_alive
         self._idle: list[Connection] = []
 
     async def post(self, path: str, headers: dict[str, str], body: bytes, receiver: Receiver) -> int:
         """Posts a JSON body to ``path``; passes each piece of the response to ``receiver`` and returns the status.
+
+        Servers close idle connections without notice, also while the next request is on its way (RFC 9112, section
+        9.3.1). A request whose reused connection ends before any byte of the response is sent once more, on a new
+        connection. Generating text twice does no harm, so this holds for a POST too.
 
         Raises:
             OSError: no connection, or it ended before the response did.
@@ -133,19 +138,27 @@ class Connections:
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
         }
-        if not self._keep_alive:
-            lines["Connection"] = "close"
         lines |= headers
         if any("\r" in line or "\n" in line for line in (path, *lines.values())):
             raise ValueError("a path or header must not contain line breaks")
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        connection = await self._connect()
+        request = f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+        connection = self._reusable()
+        if connection is not None:
+            try:
+                return await self._send(connection, request, receiver)
+            except OSError:
+                if connection.began:
+                    raise
+        return await self._send(await self._open(), request, receiver)
+
+    async def _send(self, connection: Connection, request: bytes, receiver: Receiver) -> int:
         try:
-            status = await connection.send(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body, receiver)
+            status = await connection.send(request, receiver)
         except BaseException:
             connection.close()
             raise
-        if connection.usable and self._keep_alive:
+        if connection.usable:
             self._idle.append(connection)
         else:
             connection.close()
@@ -156,10 +169,13 @@ class Connections:
         while self._idle:
             self._idle.pop().close()
 
-    async def _connect(self) -> Connection:
+    def _reusable(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
+        return None
+
+    async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(Connection, self._host, self._port, ssl=self._ssl))[1]

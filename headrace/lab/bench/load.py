@@ -39,7 +39,7 @@ async def offer(
     """
     slots = asyncio.Semaphore(concurrency if concurrency is not None else len(work) or 1)
     closed = concurrency is not None and all(each.arrival == 0.0 for each in work)
-    connections = Connections(endpoint.url, keep_alive=endpoint.keep_alive)
+    connections = Connections(endpoint.url)
     began = time.perf_counter()
 
     def clock() -> float:
