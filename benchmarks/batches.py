@@ -29,7 +29,7 @@ import httpx
 from benchmarks.stage import Server, arguments, publish, say, server
 from benchmarks.warming import StreamedAnswer, percentile
 from benchmarks.warming_beside import Pair, ask, interval, make_block
-from headrace.lab.bench.connection import Connections
+from headrace.lab.bench.client import Connections
 
 CHAT = "/v1/chat/completions"
 WORDS = (

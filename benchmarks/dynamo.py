@@ -24,14 +24,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.lab.bench.client import Endpoint
-from headrace.lab.bench.load import ServerTarget
+from headrace.lab.bench.client import Endpoint, ServerTarget
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.stats import percentile
 from headrace.lab.workload import Work
-from headrace.lab.workload.arrivals import poisson
+from headrace.lab.workload.call import Synthesis, replayed
 from headrace.lab.workload.dataset import VOCABULARY
-from headrace.lab.workload.synthesis import Synthesis, replayed
+from headrace.lab.workload.distributions import poisson
 from headrace.lab.workload.traces import read_trace
 
 PREFIX_TOKENS = 1500

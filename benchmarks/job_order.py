@@ -15,7 +15,7 @@ from headrace.core.queueing.job_order import TOKEN_BYTES, order_job, token_bytes
 from headrace.lab.bench.measure import compare
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.workload import Work
-from headrace.lab.workload.tokens import VOCABULARY
+from headrace.lab.workload.dataset import VOCABULARY
 
 BLOCK_TOKENS = 16
 

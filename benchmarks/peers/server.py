@@ -20,8 +20,7 @@ from typing import Any
 import httpx
 
 from benchmarks.peers.vocabulary import read
-from headrace.lab.bench.client import Endpoint
-from headrace.lab.bench.load import ServerTarget
+from headrace.lab.bench.client import Endpoint, ServerTarget
 from headrace.lab.bench.record import Record
 from headrace.lab.workload import Work
 

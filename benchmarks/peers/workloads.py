@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.peers.vocabulary import WORDS
 from headrace.lab.workload import Work
-from headrace.lab.workload.tokens import fixed_lengths, log_normal_lengths
+from headrace.lab.workload.dataset import fixed_lengths, log_normal_lengths
 
 IDS = range(WORDS, 20_000)
 """Ids of prompts: words, and within every vocabulary that is raced."""

@@ -276,8 +276,8 @@ def _runner(plan: Plan, bench: Workbench) -> Callable[[Settings, Sequence[Call]]
     """Runs a window on an engine with given settings; engines are reused, since they learn lengths and times."""
     from headrace.lab.bench.engine import EngineTarget
     from headrace.lab.bench.measure import measure
-    from headrace.lab.workload.synthesis import Synthesis, replayed
-    from headrace.lab.workload.tokens import VOCABULARY
+    from headrace.lab.workload.call import Synthesis, replayed
+    from headrace.lab.workload.dataset import VOCABULARY
 
     targets: dict[tuple[Any, ...], EngineTarget] = {}
 

@@ -15,8 +15,7 @@ from headrace.config import ConfigError, Options, SchedulerOptions
 from headrace.core.capacity import activation_bytes
 from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.calibration.values import Calibration
-from headrace.lab.plan.devices import BY_DRIVER_NAME, DeviceSpec
-from headrace.lab.plan.roofline import Precision, Replica
+from headrace.lab.plan.roofline import BY_DRIVER_NAME, DeviceSpec, Precision, Replica
 from headrace.lab.simulate.target import OneAnswer, simulated_target, token_ids
 from headrace.lab.sweep.points import Sizes
 from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap

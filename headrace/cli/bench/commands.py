@@ -54,9 +54,9 @@ from headrace.cli.progress import Meter, progress
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
+    from headrace.cli.bench.spec import Spec
     from headrace.lab.bench.record import Target
     from headrace.lab.bench.report import Run
-    from headrace.lab.bench.spec import Spec
     from headrace.lab.workload import Work
 
 bench_app = typer.Typer(

@@ -58,9 +58,8 @@ def simulated_workbench(given: Options, place: Place) -> Workbench:
     Raises:
         ConfigError: an unknown device, model or data type, a calibration that cannot be read, or both flags.
     """
-    from headrace.lab.plan.devices import UnknownDevice
-    from headrace.lab.plan.devices import device as device_spec
-    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, UnknownDevice
+    from headrace.lab.plan.roofline import device as device_spec
     from headrace.wiring import workbench
     from headrace.wiring.simulation import read_calibration, shape_of
 

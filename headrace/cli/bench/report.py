@@ -35,7 +35,8 @@ def report_runs(
     load: str = "",
 ) -> None:
     """Prints a table of the runs ``shown``; writes ``every`` run as JSON and as a plot, and requests to ``rows``."""
-    from headrace.lab.bench import plot, report
+    from headrace.lab import plots
+    from headrace.lab.bench import report
     from headrace.plots import NoPlots
 
     runs = every or shown
@@ -51,7 +52,7 @@ def report_runs(
     with progress("writing the report"):
         write(path, report.document(runs, plain(settings), more))
         try:
-            plot.plot(runs, path.with_suffix(".png"), f"{', '.join(run.target for run in shown)}: {load}")
+            plots.plot(runs, path.with_suffix(".png"), f"{', '.join(run.target for run in shown)}: {load}")
         except NoPlots as missing:
             show(str(missing))
     written(path)

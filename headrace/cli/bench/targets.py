@@ -12,21 +12,21 @@ from headrace.cli.connection import server_root, uses_proxies
 from headrace.config import ConfigError, ModelOptions, Options, SchedulerOptions, options
 
 if TYPE_CHECKING:
+    from headrace.cli.bench.spec import Spec
     from headrace.core.engine import Engine
     from headrace.core.request import Request
     from headrace.lab.bench.latency import StepTimes, Stopwatch
     from headrace.lab.bench.record import Target
-    from headrace.lab.bench.spec import Spec
     from headrace.lab.workload import Prompt
 
 
 def read_spec(text: str) -> Spec:
-    """A target as a command line names it; see `lab.bench.spec`.
+    """A target as a command line names it; see `parse`.
 
     Raises:
         ConfigError: it cannot be parsed.
     """
-    from headrace.lab.bench.spec import BadSpec, parse
+    from headrace.cli.bench.spec import BadSpec, parse
 
     try:
         return parse(text)
@@ -78,9 +78,7 @@ def make_server_target(
     """
     import httpx
 
-    from headrace.lab.bench.client import Endpoint
-    from headrace.lab.bench.connection import Connections
-    from headrace.lab.bench.load import ServerTarget
+    from headrace.lab.bench.client import Connections, Endpoint, ServerTarget
 
     try:
         extra = dict(json.loads(extra_body))

@@ -85,8 +85,7 @@ def draw(dataset: Dataset) -> Sequence[Work]:
     Raises:
         ConfigError: an unknown workload, a file that cannot be read, or an invalid rate.
     """
-    from headrace.lab.workload.dataset import BadDataset
-    from headrace.lab.workload.files import BadLine
+    from headrace.lab.workload.dataset import BadDataset, BadLine
 
     if not dataset.rate > 0:
         raise ConfigError(f"--request-rate {dataset.rate}: expected a number above 0")

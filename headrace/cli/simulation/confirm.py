@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from headrace.lab.forced_acceptance import Speculation
     from headrace.lab.plan.capacity import Settings, Slo
     from headrace.lab.plan.roofline import Replica
-    from headrace.lab.plan.search import Fleet, Trial
-    from headrace.lab.plan.supply import Supply
-    from headrace.lab.simulate.handover import Wire
+    from headrace.lab.plan.search import Fleet, Supply, Trial
+    from headrace.lab.simulate.fleet import Wire
     from headrace.lab.workload.call import Call
 
 HOST_BYTES = 32 << 30
@@ -42,12 +41,10 @@ def confirmation(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet]
     from headrace.config import CacheOptions, SchedulerOptions
     from headrace.core.request import Slo as RequestSlo
     from headrace.lab.plan.report import fleet_text
-    from headrace.lab.plan.sample import error_bound, simulated_replicas
-    from headrace.lab.plan.search import Trial, prefill_replicas
+    from headrace.lab.plan.search import Trial, error_bound, prefill_replicas, simulated_replicas
     from headrace.lab.simulate.outcome import outcome
-    from headrace.lab.simulate.requests import from_calls
-    from headrace.lab.workload.reshape import speedup
-    from headrace.lab.workload.synthesis import Synthesis
+    from headrace.lab.simulate.runner import from_calls
+    from headrace.lab.workload.call import Synthesis, speedup
     from headrace.wiring.simulation import make_fleet, roofline_machine
 
     slo = wanted.slo

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.lab.forced_acceptance import Speculation
-    from headrace.lab.plan.devices import DeviceSpec
-    from headrace.lab.plan.roofline import Precision
-    from headrace.lab.plan.search import Fleet, Verdict
-    from headrace.lab.plan.shapes import ModelShape
-    from headrace.lab.plan.supply import Supply
+    from headrace.lab.plan.roofline import DeviceSpec, ModelShape, Precision
+    from headrace.lab.plan.search import Fleet, Supply, Verdict
     from headrace.lab.workload.call import Call
 
 SUPPLY = "Failures and spot machines"
@@ -162,7 +159,7 @@ def plan(
     from headrace.cli.simulation.simulate import read_calls, wire_of
     from headrace.lab.plan.capacity import Slo
     from headrace.lab.plan.report import shape_line, sheet_table
-    from headrace.lab.plan.supply import Supply
+    from headrace.lab.plan.search import Supply
     from headrace.wiring.simulation import shape_of
 
     shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
@@ -196,7 +193,7 @@ def _described(shape: ModelShape, devices: Sequence[DeviceSpec], sheets: Sequenc
 
 def _at_rate(calls: list[Call], rate: float | None) -> list[Call]:
     """The workload, scaled to ``rate`` requests per second."""
-    from headrace.lab.workload.reshape import speedup
+    from headrace.lab.workload.call import speedup
 
     if rate is None:
         return calls
@@ -214,8 +211,8 @@ def _precision(weights: str, kv: str) -> Precision:
 
 
 def _devices(names: Sequence[str] | None, prices: Sequence[str]) -> list[DeviceSpec]:
-    from headrace.lab.plan.devices import DEVICES, UnknownDevice
-    from headrace.lab.plan.devices import device as known
+    from headrace.lab.plan.roofline import DEVICES, UnknownDevice
+    from headrace.lab.plan.roofline import device as known
 
     flag = "--device"
     try:
@@ -253,9 +250,9 @@ def _sheet(
 ) -> Any:
     """The data sheet of the smallest replica that holds the model; of one device if none does."""
     from headrace.lab.plan.capacity import Settings
+    from headrace.lab.plan.report import sheet
     from headrace.lab.plan.roofline import Replica
     from headrace.lab.plan.search import degrees
-    from headrace.lab.plan.sheet import sheet
 
     settings = Settings(max_num_seqs=256, max_num_batched_tokens=2048)
     sheets = [
@@ -287,7 +284,7 @@ def _search(
     shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
 ) -> tuple[Any, Verdict]:
     """The demand of a workload, and the cheapest fleet for it."""
-    from headrace.lab.plan.demand import BadDemand, demand
+    from headrace.lab.plan.capacity import BadDemand, demand
     from headrace.lab.plan.search import candidates, cheapest
     from headrace.wiring.simulation import ROUTINGS
 

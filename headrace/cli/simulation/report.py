@@ -110,12 +110,12 @@ def _document(run: SimulatedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def plot_runs(runs: Sequence[SimulatedRun], folder: Path, title: str) -> None:
     """Writes the plots of all runs into a folder."""
-    from headrace.lab.simulate.plot import plot
+    from headrace.lab.plots import plot_outcomes
     from headrace.plots import NoPlots
 
     try:
         with writing("--plot", folder), progress("plotting"):
-            paths = plot({run.name: run.outcome for run in runs}, folder, title)
+            paths = plot_outcomes({run.name: run.outcome for run in runs}, folder, title)
     except NoPlots as missing:
         show(str(missing))
         return

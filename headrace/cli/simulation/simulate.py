@@ -25,7 +25,7 @@ from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
     from headrace.lab.forced_acceptance import Speculation
-    from headrace.lab.simulate.handover import Wire
+    from headrace.lab.simulate.fleet import Wire
     from headrace.lab.simulate.outcome import Outcome
     from headrace.lab.workload.call import Call
     from headrace.wiring.simulation import Machine
@@ -148,7 +148,7 @@ def simulate(
 
 def wire_of(gigabytes: float, latency: float, at_once: bool, degree: int) -> Wire:
     """The connection of a replica of ``degree`` devices."""
-    from headrace.lab.simulate.handover import Wire
+    from headrace.lab.simulate.fleet import Wire
 
     return Wire(latency, 1e9 * gigabytes * degree, at_once)
 
@@ -230,8 +230,8 @@ def _simulate(
     from headrace.core.request import Slo
     from headrace.core.tenancy.gate import Limits
     from headrace.lab.simulate.outcome import outcome
-    from headrace.lab.simulate.requests import from_calls
-    from headrace.lab.workload.synthesis import Synthesis
+    from headrace.lab.simulate.runner import from_calls
+    from headrace.lab.workload.call import Synthesis
     from headrace.wiring.simulation import ROUTINGS, make_fleet
 
     calls = load.calls()
@@ -261,9 +261,8 @@ def _simulate(
 
 def _machine(options: Options, on: MachineFlags) -> tuple[Options, Machine]:
     """The machine, and the options with the device's own default of ``max_num_seqs`` where none was chosen."""
-    from headrace.lab.plan.devices import UnknownDevice
-    from headrace.lab.plan.devices import device as device_spec
-    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, UnknownDevice
+    from headrace.lab.plan.roofline import device as device_spec
     from headrace.wiring.simulation import calibrated_machine, read_calibration, roofline_machine, shape_of
 
     if on.calibration is not None:
@@ -330,7 +329,7 @@ def read_calls(
             when it is reached.
     """
     from headrace.lab.workload import population
-    from headrace.lab.workload.reshape import resampled, speedup
+    from headrace.lab.workload.call import resampled, speedup
     from headrace.lab.workload.traces import BadTrace, read_trace
 
     if (trace is None) == (not workload):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.lab.bench.plot import legend_below, set_title
+from headrace.lab.plots import legend_below, set_title
 from headrace.lab.sweep.points import Point, lines
 from headrace.lab.sweep.report import LATENCY, knees, latency
 from headrace.lab.sweep.trials import Axis

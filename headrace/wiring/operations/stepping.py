@@ -11,7 +11,7 @@ from headrace.api.operations.owned_requests import Explain
 from headrace.api.operations.steps import StepRoutes
 from headrace.api.operations.timeline import RequestTimeline
 from headrace.core.engine import Engine
-from headrace.lab.steps.scenario import Asked, Scenario
+from headrace.lab.tour import Asked, Scenario
 from headrace.observe.steps.book import StepBook
 from headrace.observe.steps.film import film
 from headrace.observe.steps.memory import memory_of, table_of

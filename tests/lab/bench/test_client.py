@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from headrace.lab.bench.client import Answer, Endpoint
-from headrace.lab.bench.load import offer, run_loop
+from headrace.lab.bench.client import Answer, Endpoint, offer, run_loop
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.stats import meets
 from headrace.lab.workload import Message, Work

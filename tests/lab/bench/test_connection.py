@@ -8,8 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from headrace.lab.bench.connection import Connections
-from headrace.lab.bench.load import run_loop
+from headrace.lab.bench.client import Connections, run_loop
 
 T = TypeVar("T")
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -8,9 +8,7 @@ import pytest
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import summarize
-from headrace.lab.plan.devices import H100
-from headrace.lab.plan.roofline import Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import H100, SHAPES, Replica
 from headrace.lab.sweep import report
 from headrace.lab.sweep.bound import Lengths, ideal, lengths, tokens_per_second
 from headrace.lab.sweep.plot import plot
