@@ -105,7 +105,7 @@ def check(output: Path) -> None:
         NoPlots: matplotlib is missing.
         NotReady: ``output`` cannot be written.
     """
-    plot.load_pyplot()
+    plots.load_pyplot()
     if output.is_dir():
         raise NotReady(f"--output {output}: it is a folder")
     try:

@@ -146,13 +146,6 @@ def simulate(
     write_rows(export, rows)
 
 
-def wire_of(gigabytes: float, latency: float, at_once: bool, degree: int) -> Wire:
-    """The connection of a replica of ``degree`` devices."""
-    from headrace.lab.simulate.fleet import Wire
-
-    return Wire(latency, 1e9 * gigabytes * degree, at_once)
-
-
 def _pools(prefill: Sequence[int], replicas: int) -> Sequence[int]:
     for count in prefill:
         if count >= replicas:
@@ -310,60 +303,3 @@ def _settings(run: SimulatedRun, fleet: FleetFlags, load: LoadFlags) -> dict[str
         "acceptance": fleet.speculation and fleet.speculation.rates,
         "draft_cost": fleet.speculation and fleet.speculation.cost,
     }
-
-
-def read_calls(
-    trace: Path | None,
-    workload: Collection[str],
-    requests: int | None,
-    faster: float,
-    seed: int,
-    *,
-    resample: bool = False,
-    trace_flag: str = "--trace",
-) -> Iterator[Call]:
-    """The requests of a trace or of a synthetic workload, as the flags say; errors name the trace by ``trace_flag``.
-
-    Raises:
-        ConfigError: neither or both flags, or a file that cannot be read or has no requests. A bad line is reported
-            when it is reached.
-    """
-    from headrace.lab.workload import population
-    from headrace.lab.workload.call import resampled, speedup
-    from headrace.lab.workload.traces import BadTrace, read_trace
-
-    if (trace is None) == (not workload):
-        raise ConfigError("give the requests with either --trace FILE or --workload (see --help)")
-    if resample and (trace is None or requests is None):
-        raise ConfigError("--resample draws --requests from a --trace: it needs both")
-    calls: Iterable[Call]
-    try:
-        if trace is None:
-            tenants = [population.parse(text) for text in workload]
-            calls = population.calls(tenants, requests or 1000, seed)
-        elif resample:
-            calls = resampled(list(read_trace(trace)), requests or 0, seed)
-        else:
-            with trace.open():  # a missing file is reported now, not in the middle
-                calls = read_trace(trace, requests)
-        return _readable(speedup(calls, faster), f"{trace_flag} {trace}")
-    except OSError as error:
-        raise ConfigError(
-            f"{trace_flag} {trace} cannot be read: {(error.strerror or str(error)).lower()}"
-        ) from None
-    except (BadTrace, population.BadPopulation, ValueError) as error:
-        raise ConfigError(str(error)) from None
-
-
-def _readable(calls: Iterator[Call], source: str) -> Iterator[Call]:
-    from headrace.lab.workload.traces import BadTrace
-
-    empty = True
-    try:
-        for call in calls:
-            empty = False
-            yield call
-    except BadTrace as error:
-        raise ConfigError(str(error)) from None
-    if empty:
-        raise ConfigError(f"{source} has no requests with a prompt and an output")

@@ -1,1 +1,1 @@
-"""Replay of a recorded scheduler trace (`trace`): exactly (`exact`), or with other settings (`rerun`); tables: `show`."""
+"""Replay of a recorded scheduler trace (`trace`): exactly (`exact`), with other settings (`rerun`); tables: `show`."""
