@@ -81,8 +81,7 @@ def calibrate(
     """
     from rich.console import Console
 
-    from headrace.cli.output import writing
-    from headrace.cli.progress import progress
+    from headrace.cli.output import progress, writing
     from headrace.compute.encoder.pairs import PairJudge
     from headrace.compute.encoder.sentences import Sentences
     from headrace.compute.model.spec import ModelError

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from headrace.cli.bench import place as where
-from headrace.cli.bench.workload import read_slo
+from headrace.cli.flags import read_calls, read_slo
 from headrace.cli.options import duration, with_options
-from headrace.cli.output import show, writing, written
-from headrace.cli.progress import Meter, progress
-from headrace.cli.simulation.simulate import read_calls
+from headrace.cli.output import Meter, progress, show, writing, written
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 from headrace.files import replace_text
 

@@ -21,7 +21,6 @@ KNOTS: dict[str, set[str]] = {
         *("tools", "wire"),
     },
     "headrace.api.responses": {"context", "conversation", "items", "resource"},
-    "headrace.cli.simulation": {"report", "simulate"},
     "headrace.compute": {
         *("gguf", "grammar", "kernels", "kv", "model", "quantization", "results", "sampling", "slots"),
     },

@@ -11,8 +11,7 @@ import typer
 from headrace.cli.bench.targets import make_server_target
 from headrace.cli.connection import open_client
 from headrace.cli.options import with_options
-from headrace.cli.output import writing, written
-from headrace.cli.progress import progress
+from headrace.cli.output import progress, writing, written
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:

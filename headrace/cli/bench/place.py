@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from headrace.cli.options import one_of
-from headrace.cli.progress import progress
+from headrace.cli.output import progress
 from headrace.config import ConfigError, Options
 
 if TYPE_CHECKING:

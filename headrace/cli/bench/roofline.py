@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from headrace.cli.bench.report import report_path, write
 from headrace.cli.bench.targets import check_lengths, side_by_side, time_batch
 from headrace.cli.options import with_options
-from headrace.cli.output import show, written
-from headrace.cli.progress import Meter, progress
+from headrace.cli.output import Meter, progress, report_path, show, write, written
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:

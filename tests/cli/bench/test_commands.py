@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.bench import commands as bench
 from headrace.cli.bench.commands import bench_app
-from headrace.cli.bench.spec import Spec
+from headrace.cli.bench.targets import Spec
 from headrace.config import ConfigError, Options
 from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.bench.record import Record, Target

@@ -6,29 +6,30 @@ Several policies are simulated one after the other over the same requests, and c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.cli.experiment import read_experiment
+from headrace.cli import flags
+from headrace.cli.experiment import describe, read_experiment
+from headrace.cli.flags import read_calls, read_speculation, wire_of, with_speculation
 from headrace.cli.options import one_of, with_options
-from headrace.cli.output import check_export
+from headrace.cli.output import check_export, progress, show, writing, written
 from headrace.cli.output import export as write_rows
-from headrace.cli.progress import progress
-from headrace.cli.simulation import flags
-from headrace.cli.simulation.report import plot_runs, show_runs, write_runs
-from headrace.cli.simulation.speculation import read_speculation, with_speculation
-from headrace.cli.simulation.trial import Trial
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
+    from headrace.core.engine import Engine
     from headrace.lab.forced_acceptance import Speculation
     from headrace.lab.simulate.fleet import Wire
-    from headrace.lab.simulate.outcome import Outcome
+    from headrace.lab.simulate.outcome import Outcome, Part
     from headrace.lab.workload.call import Call
+    from headrace.tuning.steering.engine import Steering
     from headrace.wiring.simulation import Machine
+
 
 COMPARED = ("scheduling_policy", "queue_order", "admission_policy", "victim_policy", "eviction_policy")
 """Options that may be repeated: each combination is simulated."""
@@ -303,3 +304,145 @@ def _settings(run: SimulatedRun, fleet: FleetFlags, load: LoadFlags) -> dict[str
         "acceptance": fleet.speculation and fleet.speculation.rates,
         "draft_cost": fleet.speculation and fleet.speculation.cost,
     }
+
+
+class Trial:
+    """An experiment that is run in virtual time, on each replica."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        from headrace.wiring.dry_run import Trial
+
+        self._trial = Trial(body)
+
+    def steer(self, plans: SchedulerOptions, engine: Engine) -> Steering:
+        """Starts the experiment on an engine.
+
+        Raises:
+            ConfigError: a field of the experiment is invalid.
+        """
+        from headrace.core.request import InvalidParameter
+
+        try:
+            return self._trial.steer(plans, engine)
+        except InvalidParameter as error:
+            raise ConfigError(f"--experiment: {error}") from None
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The experiment of each replica, as the server reports it."""
+        return [each.report() for each in self._trial.experiments]
+
+    def lines(self, name: str) -> list[str]:
+        """The results as lines."""
+        return [
+            f"experiment, {name}",
+            *(line for each in self.reports() for line in describe(each)),
+        ]
+
+
+SHOWN_PARTS = 30
+"""Maximum number of tenants in the table; the JSON has all of them."""
+
+FULL_PERCENT = 5.0
+"""Share of the time with all slots taken, above which they count as a limit."""
+
+IDLE_PERCENT = 80.0
+"""Use of the KV cache below which memory does not count as the limit."""
+
+MOST_SLOTS = 4096
+"""The largest value of ``--max-num-seqs``."""
+
+
+def show_runs(runs: Sequence[SimulatedRun], title: str) -> None:
+    """The runs side by side, then each one's classes and tenants."""
+    from headrace.lab.bench.report import Run, table
+
+    columns = []
+    for run in runs:
+        failures = {f"rejected: {reason}": count for reason, count in run.outcome.failures.items()}
+        slots = {"max_num_seqs": run.scheduler.max_num_seqs}
+        facts = {**slots, **run.outcome.facts, **failures}
+        columns.append(Run(run.name, (), run.outcome.summary, facts))
+    show(table(columns, title))
+    for run in runs:
+        for kind, parts in (("class", run.outcome.classes), ("tenant", run.outcome.tenants)):
+            if len(parts) > 1:
+                _show_parts(f"{run.name}: per {kind}", parts)
+    for run in runs:
+        if (text := hint(run)) is not None:
+            show(text)
+
+
+def hint(run: SimulatedRun) -> str | None:
+    """Advice if ``--max-num-seqs``, not memory, limits the run; otherwise None."""
+    facts, slots = run.outcome.facts, run.scheduler.max_num_seqs
+    full, used = facts["slots_full_percent"], facts["kv_used_percent_peak"]
+    if full < FULL_PERCENT or used > IDLE_PERCENT or slots == MOST_SLOTS:
+        return None
+    more = min(MOST_SLOTS, int(slots * IDLE_PERCENT / max(used, 1.0)))
+    return (
+        f"hint: {run.name}: all {slots} slots were taken during {full:.0f} % of the time while requests waited, and "
+        f"at most {used:.0f} % of the KV cache was used. Slots are the limit, not memory: try --max-num-seqs {more}"
+    )
+
+
+def _show_parts(title: str, parts: Sequence[Part]) -> None:
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    columns = ("", "requests", "failed", "output tokens", "TTFT p50 ms", "TTFT p99 ms")
+    for column in (*columns, "TPOT p50 ms", "TPOT p99 ms", "within SLO"):
+        shown.add_column(column, justify="right" if column else "left")
+    for part in sorted(parts, key=lambda part: -part.requests)[:SHOWN_PARTS]:
+        shown.add_row(
+            part.name,
+            f"{part.requests:,}",
+            f"{part.failed:,}",
+            f"{part.output_tokens:,}",
+            *(f"{1e3 * value:.1f}" for each in (part.ttft, part.tpot) for value in (each.p50, each.p99)),
+            "-" if part.attained is None else f"{100 * part.attained:.1f} %",
+        )
+    show(shown)
+
+
+def write_runs(runs: Sequence[SimulatedRun], settings: Mapping[str, Any], path: Path) -> None:
+    """Writes the runs as JSON: a single run as the document, several by name under ``runs``."""
+    from headrace.lab.bench import report
+
+    documents = {run.name: _document(run, settings) for run in runs}
+    content = documents[runs[0].name] if len(runs) == 1 else {"settings": settings, "runs": documents}
+    with writing("--output", path):
+        report.write(path, report.plain(content))
+    written(path)
+
+
+def _document(run: SimulatedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
+    outcome = run.outcome
+    return {
+        "settings": {
+            **settings,
+            "cache": asdict(run.cache),
+            "scheduler": asdict(run.scheduler),
+        },
+        "summary": asdict(outcome.summary),
+        "facts": outcome.facts,
+        "failures": outcome.failures,
+        "classes": [asdict(part) for part in outcome.classes],
+        "tenants": [asdict(part) for part in outcome.tenants],
+        "timeline": outcome.timeline,
+        "experiments": run.experiments,
+    }
+
+
+def plot_runs(runs: Sequence[SimulatedRun], folder: Path, title: str) -> None:
+    """Writes the plots of all runs into a folder."""
+    from headrace.lab.plots import plot_outcomes
+    from headrace.plots import NoPlots
+
+    try:
+        with writing("--plot", folder), progress("plotting"):
+            paths = plot_outcomes({run.name: run.outcome for run in runs}, folder, title)
+    except NoPlots as missing:
+        show(str(missing))
+        return
+    for path in paths:
+        written(path)
