@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from headrace.cli import flags
+import headrace.cli.flags as flags
 from headrace.cli.flags import read_speculation, with_speculation
 from headrace.cli.options import duration, one_of
 from headrace.cli.output import progress, show

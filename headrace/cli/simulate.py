@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.cli import flags
+import headrace.cli.flags as flags
 from headrace.cli.experiment import describe, read_experiment
 from headrace.cli.flags import read_calls, read_speculation, wire_of, with_speculation
 from headrace.cli.options import one_of, with_options
