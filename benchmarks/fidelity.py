@@ -52,19 +52,15 @@ from headrace.config import Options, options
 from headrace.lab.bench.measure import measure as run_target
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.report import Run
-from headrace.lab.calibration.fit import Fit, fit
 from headrace.lab.calibration.measure import stream_work
-from headrace.lab.calibration.values import Calibration
-from headrace.lab.simulate.device import Device
+from headrace.lab.calibration.values import Calibration, Fit, fit
 from headrace.lab.simulate.outcome import outcome
 from headrace.lab.simulate.replica import SimulatedReplica
-from headrace.lab.simulate.requests import from_work
-from headrace.lab.simulate.work import StepWork
-from headrace.lab.workload.call import Call
+from headrace.lab.simulate.runner import Device, StepWork, from_work
+from headrace.lab.workload.call import Call, Synthesis, replayed
+from headrace.lab.workload.dataset import VOCABULARY
 from headrace.lab.workload.population import calls as population_calls
 from headrace.lab.workload.population import parse
-from headrace.lab.workload.synthesis import Synthesis, replayed
-from headrace.lab.workload.tokens import VOCABULARY
 from headrace.lab.workload.traces import read_trace
 from headrace.lab.workload.work import Work
 from headrace.wiring.simulation import calibrated_machine, make_fleet

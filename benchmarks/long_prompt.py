@@ -13,7 +13,7 @@ from benchmarks.stage import arguments, publish, say, target
 from headrace.lab.bench.measure import measure
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import median, percentile
-from headrace.lab.workload.tokens import long_among_decoders
+from headrace.lab.workload.dataset import long_among_decoders
 
 
 def gaps_during(run: Run, start: float, end: float) -> list[float]:

@@ -21,8 +21,7 @@ from typing import NamedTuple
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.events import Event, Finished, Moved, MoveReason, Preempted, Stepped
 from headrace.core.request import FinishReason, Request, SamplingParams
-from headrace.lab.plan.devices import device
-from headrace.lab.plan.roofline import Replica
+from headrace.lab.plan.roofline import Replica, device
 from headrace.lab.simulate.runner import EOS_IDS, SimulatedRunner
 from headrace.wiring.engine import make_engine, make_knobs, resolve_overlap
 from headrace.wiring.simulation import Machine, lower_tiers, roofline_machine, shape_of

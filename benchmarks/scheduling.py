@@ -22,21 +22,14 @@ from headrace.core.request import Slo
 from headrace.core.scheduler.routing import RoundRobin
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.bench.stats import Spread
-from headrace.lab.plan.devices import device
-from headrace.lab.plan.roofline import Replica
-from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.simulate.device import Roofline
+from headrace.lab.plan.roofline import SHAPES, Replica, device
 from headrace.lab.simulate.fleet import Fleet
-from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.outcome import Outcome, outcome
 from headrace.lab.simulate.replica import SimulatedReplica
-from headrace.lab.simulate.requests import SimulatedRequest, from_calls
-from headrace.lab.simulate.runner import SimulatedRunner
+from headrace.lab.simulate.runner import Front, Roofline, SimulatedRequest, SimulatedRunner, from_calls
 from headrace.lab.simulate.tally import Tally
-from headrace.lab.workload.arrivals import DAY, diurnal
-from headrace.lab.workload.call import Call
-from headrace.lab.workload.reshape import speedup
-from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.workload.call import Call, Synthesis, speedup
+from headrace.lab.workload.distributions import DAY, diurnal
 from headrace.lab.workload.traces import read_trace
 from headrace.wiring.engine import TierSizes, make_engine, make_knobs
 

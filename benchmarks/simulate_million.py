@@ -20,15 +20,11 @@ from pathlib import Path
 from benchmarks.stage import say
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.lab.bench import report
-from headrace.lab.plan.devices import H100
-from headrace.lab.plan.roofline import Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import H100, SHAPES, Replica
 from headrace.lab.simulate.outcome import Outcome, outcome
-from headrace.lab.simulate.requests import from_calls
-from headrace.lab.workload.arrivals import gamma_process
-from headrace.lab.workload.call import Call
-from headrace.lab.workload.reshape import resampled, speedup
-from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.simulate.runner import from_calls
+from headrace.lab.workload.call import Call, Synthesis, resampled, speedup
+from headrace.lab.workload.distributions import gamma_process
 from headrace.lab.workload.traces import read_trace
 from headrace.wiring.simulation import make_fleet, roofline_machine
 

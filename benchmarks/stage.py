@@ -20,9 +20,9 @@ from rich.console import Console
 from headrace.cli.bench.targets import make_target, read_spec
 from headrace.config import options
 from headrace.lab.bench import report
-from headrace.lab.bench.plot import plot
 from headrace.lab.bench.record import Target
 from headrace.lab.bench.report import Run
+from headrace.lab.plots import plot
 
 READY_SECONDS = 120.0
 say = Console(soft_wrap=True, highlight=False).print

@@ -37,15 +37,9 @@ from typing import Any, NamedTuple
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.events import Event
-from headrace.lab.plan.devices import device
-from headrace.lab.plan.roofline import Replica
-from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.simulate.device import Device
-from headrace.lab.simulate.requests import from_calls
-from headrace.lab.simulate.work import StepWork
-from headrace.lab.workload.call import Call
-from headrace.lab.workload.reshape import speedup
-from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.plan.roofline import SHAPES, Replica, device
+from headrace.lab.simulate.runner import Device, StepWork, from_calls
+from headrace.lab.workload.call import Call, Synthesis, speedup
 from headrace.lab.workload.traces import read_trace
 from headrace.tuning.engine_tuning import EngineTuning
 from headrace.tuning.scheduler_model import evaluate

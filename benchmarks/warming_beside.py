@@ -22,7 +22,7 @@ import httpx
 
 from benchmarks.stage import Server, arguments, publish, say, server
 from benchmarks.warming import StreamedAnswer, body, percentile, read_texts
-from headrace.lab.bench.connection import Connections
+from headrace.lab.bench.client import Connections
 
 ALWAYS = ("--response-cache", "memory", "--warm-below-rate", "1000000", "--warm-seconds-per-hour", "3600")
 JOB_TOKENS = 256

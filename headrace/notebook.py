@@ -19,16 +19,14 @@ from typing import Any
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions, options
 from headrace.core.request import Slo
-from headrace.lab.plan.devices import UnknownDevice
-from headrace.lab.plan.devices import device as device_spec
-from headrace.lab.plan.roofline import BFLOAT16, Replica
+from headrace.lab.plan.roofline import BFLOAT16, Replica, UnknownDevice
+from headrace.lab.plan.roofline import device as device_spec
+from headrace.lab.plots import LATENCY_INCHES, draw_latencies, plot_outcomes
 from headrace.lab.simulate.outcome import Outcome, outcome
-from headrace.lab.simulate.plot import LATENCY_INCHES, draw_latencies, plot
-from headrace.lab.simulate.requests import from_calls
-from headrace.lab.workload.call import Call
+from headrace.lab.simulate.runner import from_calls
+from headrace.lab.workload.call import Call, Synthesis
+from headrace.lab.workload.call import speedup as faster
 from headrace.lab.workload.population import calls, parse
-from headrace.lab.workload.reshape import speedup as faster
-from headrace.lab.workload.synthesis import Synthesis
 from headrace.lab.workload.traces import BadTrace, read_trace
 from headrace.plots import NoPlots
 from headrace.wiring.plugins import by_name
@@ -106,7 +104,7 @@ class Simulation:
         Raises:
             NoPlots: matplotlib is not installed.
         """
-        return plot(self.outcomes, Path(folder), self.title)
+        return plot_outcomes(self.outcomes, Path(folder), self.title)
 
 
 def load_trace(path: str | Path, *, limit: int | None = None, speedup: float = 1.0) -> Trace:

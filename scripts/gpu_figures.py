@@ -24,10 +24,17 @@ import torch
 
 from benchmarks.peers.vocabulary import END, tokenizer
 from headrace import LLM, SamplingParams
-from headrace.lab.plan.devices import DEVICES, DeviceSpec
 from headrace.lab.plan.launches import GRAPHS, TORCH, TRITON, Kernels, expected
-from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, chunk
-from headrace.lab.plan.shapes import SHAPES, ModelShape
+from headrace.lab.plan.roofline import (
+    DEVICES,
+    KV_BYTES,
+    SHAPES,
+    WEIGHTS,
+    DeviceSpec,
+    ModelShape,
+    Replica,
+    chunk,
+)
 from scripts.gpu_kernels import shown
 
 BUILTIN = ModelShape("builtin", 3, 256, 4, 2, 64, 768, 4096, tied_embeddings=True)

@@ -25,9 +25,7 @@ from headrace.config import ENVIRONMENT_PREFIX, PARTS, ConfigError
 from headrace.core.plan import TokenLogprob
 from headrace.core.prefix.prompt_memory import PromptMemory
 from headrace.core.request import InvalidParameter
-from headrace.lab.plan.devices import H100
-from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import H100, KV_BYTES, SHAPES, WEIGHTS, Replica
 from headrace.llm import RequestMetrics
 from headrace.notebook import Simulation, Trace, load_trace, make_trace, simulate
 from headrace.observe.cost.ledger import CostLedger, CostMeter

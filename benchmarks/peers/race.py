@@ -23,7 +23,8 @@ from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.weights import write_folder
 from benchmarks.peers.workloads import Workload, workload
 from benchmarks.stage import say
-from headrace.lab.bench import plot, report
+from headrace.lab import plots
+from headrace.lab.bench import report
 from headrace.lab.bench.measure import Comparison, compare
 from headrace.lab.bench.record import Target
 from headrace.lab.bench.report import Run
@@ -104,7 +105,7 @@ def check(output: Path) -> None:
         NoPlots: matplotlib is missing.
         NotReady: ``output`` cannot be written.
     """
-    plot.load_pyplot()
+    plots.load_pyplot()
     if output.is_dir():
         raise NotReady(f"--output {output}: it is a folder")
     try:
@@ -197,5 +198,5 @@ def _publish(
     }
     every = [run for runs in result.rounds for run in runs]
     report.write(output, report.document(every, settings, told))
-    plot.plot(result.middle(), output.with_suffix(".png"), race.title)
+    plots.plot(result.middle(), output.with_suffix(".png"), race.title)
     say(f"written: {output}")

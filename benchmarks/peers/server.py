@@ -20,8 +20,7 @@ from typing import Any
 import httpx
 
 from benchmarks.peers.vocabulary import read
-from headrace.lab.bench.client import Endpoint
-from headrace.lab.bench.load import ServerTarget
+from headrace.lab.bench.client import Endpoint, ServerTarget
 from headrace.lab.bench.record import Record
 from headrace.lab.workload.work import Work
 
@@ -106,7 +105,7 @@ def start(
                     if httpx.get(f"{url}{ready}", timeout=5.0, trust_env=False).status_code == 200:
                         models = httpx.get(f"{url}/v1/models", trust_env=False).json()
                         model = models["data"][0]["id"]
-                        endpoint = Endpoint(url, model, "", extra, PATIENCE_SECONDS, keep_alive=False)
+                        endpoint = Endpoint(url, model, "", extra, PATIENCE_SECONDS)
                         return StoppedServer(name, process, endpoint, rows)
                 time.sleep(0.2)
             log.seek(0)

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from benchmarks.peers.vocabulary import WORDS
-from headrace.lab.workload.tokens import fixed_lengths, log_normal_lengths
+from headrace.lab.workload.dataset import fixed_lengths, log_normal_lengths
 from headrace.lab.workload.work import Work
 
 IDS = range(WORDS, 20_000)

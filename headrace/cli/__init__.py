@@ -2,11 +2,12 @@
 
 - `help`: grouped help at the terminal's width.
 - `options`: flags from the configuration's parts.
-- `progress`: progress of long commands on a terminal.
-- `output`: tables, files and errors of writing them. `connection`: requests to a running server.
-- `serve`, `chat`, `complete`, `batch`, `warm`, `cache`, `experiment`, `tune`, `quantize`, `doctor`: one file per
-  command.
-- `bench`: measures engines and servers. `simulation`: runs engines in virtual time.
+- `output`: tables, files, errors of writing them, and progress of long commands. `connection`: requests to a running
+  server.
+- `flags`: flags of workloads and of simulated machines, which several commands share.
+- `serve`, `chat`, `batch`, `warm`, `cache`, `experiment`, `tune`, `quantize`, `doctor`: one file per command, or per
+  few of a kind.
+- `simulate`, `plan`, `replay`: commands that run the engine in virtual time. `bench`: measures engines and servers.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ from headrace import __version__
 from headrace.cli.batch import run_batch
 from headrace.cli.bench.commands import bench_app
 from headrace.cli.cache import cache_app
-from headrace.cli.chat import chat
-from headrace.cli.complete import complete
+from headrace.cli.chat import chat, complete
 from headrace.cli.doctor import doctor
 from headrace.cli.experiment import experiment_app
 from headrace.cli.help import CONTEXT, Command, Group
+from headrace.cli.plan import plan
 from headrace.cli.quantize import quantize
+from headrace.cli.replay import replay
 from headrace.cli.serve import serve
-from headrace.cli.simulation.plan import plan
-from headrace.cli.simulation.replay import replay
-from headrace.cli.simulation.simulate import simulate
+from headrace.cli.simulate import simulate
 from headrace.cli.tune import tune
 from headrace.cli.warm import warm
 

@@ -81,8 +81,7 @@ def calibrate(
     """
     from rich.console import Console
 
-    from headrace.cli.output import writing
-    from headrace.cli.progress import progress
+    from headrace.cli.output import progress, writing
     from headrace.compute.checkpoint import ModelError
     from headrace.compute.encoder.sentences import PairJudge, Sentences
     from headrace.config import ConfigError

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import Options
+
+if TYPE_CHECKING:
+    from headrace.lab.bench.report import Run
+    from headrace.lab.workload.dataset import Dataset
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import typer
 
-from headrace.cli.progress import progress
 from headrace.config import ConfigError
 
 WIDEST = 400
@@ -72,3 +85,163 @@ def export(path: Path | None, rows: list[dict[str, Any]]) -> None:
     with writing("--export", path), progress(f"writing {path}"):
         write(path, rows)
     written(path)
+
+
+AFTER_SECONDS = 2.0
+EVERY_SECONDS = 0.5
+
+T = TypeVar("T")
+
+
+class Meter:
+    """The progress of one task: ``text`` names its current part, ``done`` is the count.
+
+    If ``read`` is set, it returns the count instead.
+    """
+
+    def __init__(self, text: str, total: float | None = None) -> None:
+        self.text = text
+        self.total = total
+        self.done = 0.0
+        self.read: Callable[[], float] | None = None
+
+    def count(self, items: Iterable[T]) -> Iterator[T]:
+        """Yields the items and counts them."""
+        for item in items:
+            self.done += 1
+            yield item
+
+    @property
+    def current(self) -> float:
+        return self.done if self.read is None else self.read()
+
+
+@contextmanager
+def progress(text: str, total: float | None = None) -> Iterator[Meter]:
+    """Shows ``text`` with a bar of ``total`` (None: with a spinner) while the body runs."""
+    meter = Meter(text, total)
+    if not sys.stderr.isatty():
+        yield meter
+        return
+    ended = threading.Event()
+    shower = threading.Thread(target=_show, args=(meter, ended), daemon=True)
+    shower.start()
+    try:
+        yield meter
+    finally:
+        ended.set()
+        shower.join()
+
+
+def _show(meter: Meter, ended: threading.Event) -> None:
+    if ended.wait(AFTER_SECONDS):
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    counted = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) if meter.total else ()
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), *counted, TimeElapsedColumn())
+    bar = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        refresh_per_second=4,
+        redirect_stdout=sys.stdout.isatty(),  # lines that go into a file must not be taken to the terminal
+    )
+    with bar:
+        task = bar.add_task(meter.text, total=meter.total)
+        while not ended.wait(EVERY_SECONDS):
+            bar.update(task, description=meter.text, completed=meter.current, total=meter.total)
+
+
+SHOWN_FAILURES = 3
+
+
+def report_runs(
+    command: str,
+    shown: Sequence[Run],
+    output: Path | None,
+    settings: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
+    every: Sequence[Run] | None = None,
+    *,
+    medians: Mapping[str, Mapping[str, float]] | None = None,
+    rows: Path | None = None,
+    load: str = "",
+) -> None:
+    """Prints a table of the runs ``shown``; writes ``every`` run as JSON and as a plot, and requests to ``rows``."""
+    from headrace.lab import plots
+    from headrace.lab.bench import report
+    from headrace.plots import NoPlots
+
+    runs = every or shown
+    ratios = (more or {}).get("ratios")
+    rounds = len(runs) // len(shown)
+    title = f"bench {command}: {load}"
+    note = f" (medians of {rounds} rounds)" if ratios and rounds > 1 else ""
+    show(report.table(shown, title + note, ratios and {shown[0].target: {}, **ratios}, medians))
+    show(*(table for run in shown for table in report.group_tables(run)))
+    failed = [record for run in shown for record in run.records if record.error]
+    show(*(f"failed: {record.id}: {record.error}" for record in failed[:SHOWN_FAILURES]))
+    path = report_path(output, command)
+    with progress("writing the report"):
+        write(path, report.document(runs, plain(settings), more))
+        try:
+            plots.plot(runs, path.with_suffix(".png"), f"{', '.join(run.target for run in shown)}: {load}")
+        except NoPlots as missing:
+            show(str(missing))
+    written(path)
+    export(rows, report.rows(runs))
+
+
+def describe(dataset: Dataset, concurrency: int | None = None) -> str:
+    """The load in a few words, for titles."""
+    rate = "all at once" if math.isinf(dataset.rate) else f"{dataset.rate:g} requests/s"
+    if concurrency is not None:
+        rate = f"{concurrency} at once"
+    return f"{dataset.count} requests of {dataset.name}, {rate}"
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes a report's JSON.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from headrace.lab.bench import report
+
+    with writing("--output", path):
+        report.write(path, document)
+
+
+def report_path(output: Path | None, command: str) -> Path:
+    """The report's file: ``--output``, or a file named after command and time."""
+    return output or Path("bench-results") / f"{command}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+
+
+def measured_options(given: Options) -> dict[str, Any]:
+    """The options that a measurement depends on, without those of the server, which contain API keys."""
+    return {"model": given.model, "cache": given.cache, "scheduler": given.scheduler}
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses within ``value`` as dictionaries."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def refuse_failures(runs: Sequence[Run]) -> None:
+    """Ends the command with status 1 if a request failed; call it after reporting."""
+    if any(run.summary.failed for run in runs):
+        raise typer.Exit(1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from headrace.cli.options import one_of
-from headrace.cli.progress import progress
+from headrace.cli.output import progress
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:

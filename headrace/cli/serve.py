@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 
 from headrace.cli.options import with_options
-from headrace.cli.progress import progress
+from headrace.cli.output import progress
 from headrace.config import (
     BatchOptions,
     CacheOptions,

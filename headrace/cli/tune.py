@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from headrace.cli.bench import place as where
-from headrace.cli.bench.workload import read_slo
+from headrace.cli.flags import read_calls, read_slo
 from headrace.cli.options import duration, with_options
-from headrace.cli.output import show, writing, written
-from headrace.cli.progress import Meter, progress
-from headrace.cli.simulation.simulate import read_calls
+from headrace.cli.output import Meter, progress, show, writing, written
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 from headrace.files import replace_text
 
@@ -268,8 +266,8 @@ def _counted(run: Runner, meter: Meter) -> Runner:
 
 def _runner(plan: Plan, evaluator: Evaluator) -> Runner:
     """Runs a window with given settings; engines are reused, since they learn lengths and times."""
-    from headrace.lab.workload.synthesis import Synthesis, replayed
-    from headrace.lab.workload.tokens import VOCABULARY
+    from headrace.lab.workload.call import Synthesis, replayed
+    from headrace.lab.workload.dataset import VOCABULARY
 
     def run(settings: Settings, window: Sequence[Call]) -> Sequence[Record]:
         values: dict[str, Any] = dict(settings)

@@ -3,13 +3,14 @@
 | package | content |
 |---|---|
 | `workload` | requests to measure with: synthetic ones, data sets, traces |
-| `bench` | load generator, figures, tables and plots |
+| `bench` | load generator, figures and tables |
 | `simulate` | the engine in virtual time on a modelled device |
 | `calibration` | measurements of a real machine for the simulator |
 | `plan` | rooflines of devices, and the cheapest fleet for latency targets |
 | `tuning` | sweeps over the values of a setting, and a search of settings that is judged on a workload |
 | `replay` | a recorded scheduler trace, replayed exactly or with other settings |
-| `steps` | small simulated runs and recordings, step by step |
+| `tour`, `recorded_steps` | small scenarios of the guided tour, and the steps of simulated and recorded runs |
 | `forced_acceptance` | drafts that are accepted with a given probability |
+| `plots` | plots of measured and simulated runs |
 | `export` | requests as rows of a CSV or Parquet file |
 """

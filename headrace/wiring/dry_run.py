@@ -18,10 +18,8 @@ from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.engine import Engine
 from headrace.core.knobs import Knobs
 from headrace.lab.calibration.values import Calibration
-from headrace.lab.simulate.requests import from_calls
-from headrace.lab.workload.call import Call, Span
-from headrace.lab.workload.reshape import resampled
-from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.simulate.runner import from_calls
+from headrace.lab.workload.call import Call, Span, Synthesis, resampled
 from headrace.tuning.engine_tuning import EngineTuning
 from headrace.tuning.experiment import Experiment, Status
 from headrace.wiring.engine_tuning import make_engine_tuning

@@ -17,8 +17,7 @@ from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.bench.measure import measure
 from headrace.lab.bench.report import Run
 from headrace.lab.calibration.values import Calibration
-from headrace.lab.plan.devices import BY_DRIVER_NAME, DeviceSpec
-from headrace.lab.plan.roofline import Precision, Replica
+from headrace.lab.plan.roofline import BY_DRIVER_NAME, DeviceSpec, Precision, Replica
 from headrace.lab.simulate.target import OneAnswer, simulated_target, token_ids
 from headrace.lab.tuning.sweep import Sizes
 from headrace.lab.workload.work import Work

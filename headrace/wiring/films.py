@@ -9,16 +9,12 @@ from typing import Any
 from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.scheduler.routing import LeastLoaded
 from headrace.core.tenancy.gate import Limits
-from headrace.lab.plan.devices import device
-from headrace.lab.plan.roofline import BFLOAT16, Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import BFLOAT16, SHAPES, Replica, device
+from headrace.lab.recorded_steps import Camera, RecordedSteps
 from headrace.lab.simulate.fleet import Fleet
 from headrace.lab.simulate.replica import SimulatedReplica
 from headrace.lab.simulate.tally import Tally
-from headrace.lab.steps.camera import Camera
-from headrace.lab.steps.recording import RecordedSteps
-from headrace.lab.steps.scenario import BLOCK_SIZE, BadScenario, Scenario
-from headrace.lab.steps.tour import STOPS
+from headrace.lab.tour import BLOCK_SIZE, STOPS, BadScenario, Scenario
 from headrace.observe.steps.film import film
 from headrace.observe.steps.perfetto import trace
 from headrace.wiring.simulation import make_replica, roofline_machine

@@ -16,7 +16,7 @@ from headrace.api.serving import CallNotes
 from headrace.config import Options
 from headrace.core.engine import Engine
 from headrace.core.ports import Watcher
-from headrace.lab.steps.scenario import Asked, Scenario
+from headrace.lab.tour import Asked, Scenario
 from headrace.observe.dashboard.dashboard import Dashboard
 from headrace.observe.dashboard.reading import Folds
 from headrace.observe.dashboard.tenants import TenantTable

@@ -21,16 +21,11 @@ from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRo
 from headrace.core.tenancy.gate import Limits
 from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration
 from headrace.lab.forced_acceptance import ForcedAcceptance, Speculation
-from headrace.lab.plan.roofline import Replica
-from headrace.lab.plan.shapes import SHAPES, ModelShape
-from headrace.lab.simulate.device import Device, Roofline
-from headrace.lab.simulate.fleet import Fleet
-from headrace.lab.simulate.front import Front
-from headrace.lab.simulate.handover import Handover, Publisher, SimulatedPeers, Wire
+from headrace.lab.plan.roofline import SHAPES, ModelShape, Replica
+from headrace.lab.simulate.fleet import Fleet, Handover, Publisher, SimulatedPeers, Wire
 from headrace.lab.simulate.replica import SimulatedReplica, Steering
-from headrace.lab.simulate.runner import SimulatedRunner
+from headrace.lab.simulate.runner import Device, Front, Roofline, SimulatedRunner, StepWork
 from headrace.lab.simulate.tally import Tally
-from headrace.lab.simulate.work import StepWork
 from headrace.wiring.drafting import make_simulated_drafter
 from headrace.wiring.engine import (
     TierSizes,

@@ -5,7 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.cli.complete import complete
+from headrace.cli.chat import complete
 from tests.cli.fake_server import FakeServer, running
 
 app = typer.Typer()

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from headrace.cli import progress as module
-from headrace.cli.progress import progress
+from headrace.cli import output as module
+from headrace.cli.output import progress
 
 
 class Terminal(io.StringIO):

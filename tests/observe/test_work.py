@@ -6,9 +6,7 @@ import pytest
 
 from headrace.core.events import AdmitReason, Admitted, Arrived, Stepped, StepRows
 from headrace.core.plan import Row
-from headrace.lab.plan.devices import device
-from headrace.lab.plan.roofline import Load, Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import SHAPES, Load, Replica, device
 from headrace.observe.cost.ledger import CostLedger
 from headrace.observe.cost.prices import Pricing
 from headrace.observe.metrics_page import MetricsPage

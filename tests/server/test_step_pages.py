@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headrace.lab.steps.tour import STOPS
+from headrace.lab.tour import STOPS
 from headrace.wiring.films import simulated_steps
 from tests.server.browser import Browser, browsing
 from tests.server.conftest import Server, serving

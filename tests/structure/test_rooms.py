@@ -16,7 +16,6 @@ SMALL = 4
 """Files of a package that needs no map."""
 
 KNOTS: dict[str, set[str]] = {
-    "headrace.cli.simulation": {"report", "simulate"},
     "headrace.compute.adopted": {"attention", "states"},
 }
 """Neighbours that still import each other; the table only becomes shorter."""

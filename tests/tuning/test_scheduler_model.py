@@ -8,11 +8,8 @@ from headrace.config import CacheOptions, SchedulerOptions
 from headrace.core.knobs import Knobs
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.prediction.step_times import StepTimes
-from headrace.lab.simulate.front import Front
-from headrace.lab.simulate.requests import from_calls
-from headrace.lab.simulate.work import StepWork
-from headrace.lab.workload.call import Call
-from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.simulate.runner import Front, StepWork, from_calls
+from headrace.lab.workload.call import Call, Synthesis
 from headrace.tuning.scheduler_model import SchedulerModel
 from headrace.tuning.traffic import Job, Period
 from headrace.wiring.simulation import Machine, make_fleet

@@ -10,8 +10,7 @@ from headrace.core.engine import Engine
 from headrace.core.prediction.step_curve import StepCost
 from headrace.core.request import Request, SamplingParams, Slo
 from headrace.core.tenancy.tenants import ServiceClass
-from headrace.lab.replay.drafter import RecordedDrafts
-from headrace.lab.replay.exact import Replay
+from headrace.lab.replay.exact import RecordedDrafts, Replay
 from headrace.lab.replay.trace import Step, read_trace
 from headrace.observe.recording.engine import RecordedEngine
 from headrace.testing.hashing_runner import HashingRunner

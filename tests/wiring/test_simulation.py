@@ -5,14 +5,10 @@ import dataclasses
 import pytest
 
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
-from headrace.lab.plan.devices import CPU, H100
-from headrace.lab.plan.roofline import Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import CPU, H100, SHAPES, Replica
 from headrace.lab.simulate.outcome import outcome
-from headrace.lab.simulate.requests import from_calls
-from headrace.lab.simulate.work import StepWork
-from headrace.lab.workload.call import Call
-from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.simulate.runner import StepWork, from_calls
+from headrace.lab.workload.call import Call, Synthesis
 from headrace.wiring.simulation import (
     LONGEST,
     calibrated_machine,

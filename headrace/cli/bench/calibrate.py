@@ -11,16 +11,14 @@ import typer
 from headrace.cli.bench.targets import make_server_target
 from headrace.cli.connection import open_client
 from headrace.cli.options import with_options
-from headrace.cli.output import writing, written
-from headrace.cli.progress import progress
+from headrace.cli.output import progress, writing, written
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from headrace.lab.calibration.fit import Measured
     from headrace.lab.calibration.measure import FrontMeasure
-    from headrace.lab.calibration.values import Calibration
+    from headrace.lab.calibration.values import Calibration, Measured
     from headrace.lab.workload.work import Prompt
     from headrace.wiring.model import Loaded
 
@@ -102,9 +100,8 @@ class Measuring:
         Raises:
             ConfigError: the server fails a request.
         """
-        from headrace.lab.calibration.fit import fit
-        from headrace.lab.calibration.measure import groups, measure_steps
-        from headrace.lab.calibration.recorder import StepRecorder
+        from headrace.lab.calibration.measure import StepRecorder, groups, measure_steps
+        from headrace.lab.calibration.values import fit
 
         loaded, engine = self._loaded, self._loaded.engine
         engine.runner = recorder = StepRecorder(loaded.runner)
@@ -122,10 +119,9 @@ class Measuring:
 
     def calibration(self) -> Calibration:
         """The calibration from all turns so far."""
-        from headrace.lab.bench.machine import machine_facts
-        from headrace.lab.calibration.fit import fit
+        from headrace.lab.bench.report import machine_facts
         from headrace.lab.calibration.measure import FrontSeconds
-        from headrace.lab.calibration.values import Calibration
+        from headrace.lab.calibration.values import Calibration, fit
         from headrace.wiring.model import decoder_cost
 
         loaded, found = self._loaded, fit(self._steps)

@@ -10,15 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.bench.calibrate import calibrate
-from headrace.cli.bench.report import (
-    describe,
-    measured_options,
-    plain,
-    refuse_failures,
-    report_path,
-    report_runs,
-    write,
-)
 from headrace.cli.bench.roofline import roofline
 from headrace.cli.bench.sweep import sweep
 from headrace.cli.bench.targets import (
@@ -30,7 +21,7 @@ from headrace.cli.bench.targets import (
     target_rows,
     time_batch,
 )
-from headrace.cli.bench.workload import (
+from headrace.cli.flags import (
     Burstiness,
     DatasetName,
     DatasetPath,
@@ -38,9 +29,9 @@ from headrace.cli.bench.workload import (
     Goodput,
     InputLen,
     NumPrompts,
-    Output,
     OutputLen,
     PrefixLen,
+    ReportFile,
     RequestRate,
     Warmup,
     WorkloadSeed,
@@ -49,15 +40,28 @@ from headrace.cli.bench.workload import (
 )
 from headrace.cli.help import CONTEXT, Command, Group
 from headrace.cli.options import with_options
-from headrace.cli.output import check_export, show, written
-from headrace.cli.progress import Meter, progress
+from headrace.cli.output import (
+    Meter,
+    check_export,
+    describe,
+    measured_options,
+    plain,
+    progress,
+    refuse_failures,
+    report_path,
+    report_runs,
+    show,
+    write,
+    written,
+)
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
+    from headrace.cli.bench.targets import Spec
     from headrace.lab.bench.record import Target
     from headrace.lab.bench.report import Run
-    from headrace.lab.bench.spec import Spec
     from headrace.lab.workload.work import Work
+
 
 bench_app = typer.Typer(
     cls=Group,
@@ -84,7 +88,7 @@ def throughput(
     workload_seed: WorkloadSeed = 0,
     warmup: Warmup = 4,
     goodput: Goodput = None,
-    output: Output = None,
+    output: ReportFile = None,
     export: Export = None,
 ) -> None:
     """Measure offline throughput: all requests at once, in this process."""
@@ -115,7 +119,7 @@ def latency(
     input_len: InputLen = 32,
     output_len: OutputLen = 128,
     workload_seed: WorkloadSeed = 0,
-    output: Output = None,
+    output: ReportFile = None,
 ) -> None:
     """Measure the time of each part of a step, with one batch of a fixed shape."""
     from headrace.core.request import Request, SamplingParams
@@ -168,7 +172,7 @@ def serve(
     ] = None,
     warmup: Warmup = 4,
     goodput: Goodput = None,
-    output: Output = None,
+    output: ReportFile = None,
     export: Export = None,
 ) -> None:
     """Load a server over HTTP: at a request rate (open loop) or with a concurrency (closed loop)."""
@@ -212,7 +216,7 @@ def compare(
     burstiness: Burstiness = 1.0,
     warmup: Warmup = 4,
     goodput: Goodput = None,
-    output: Output = None,
+    output: ReportFile = None,
     export: Export = None,
 ) -> None:
     """Compare two or more targets on one workload, in alternating rounds: medians and ratios to the first."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from headrace.cli.options import one_of
-from headrace.cli.progress import progress
+from headrace.cli.output import progress
 from headrace.config import ConfigError, Options
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ def simulated_evaluator(given: Options, place: Place) -> Evaluator:
     Raises:
         ConfigError: an unknown device, model or data type, a calibration that cannot be read, or both flags.
     """
-    from headrace.lab.plan.devices import UnknownDevice
-    from headrace.lab.plan.devices import device as device_spec
-    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, UnknownDevice
+    from headrace.lab.plan.roofline import device as device_spec
     from headrace.wiring import evaluator as made
     from headrace.wiring.simulation import read_calibration, shape_of
 

@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from headrace.cli.bench.report import report_path, write
 from headrace.cli.bench.targets import check_lengths, side_by_side, time_batch
 from headrace.cli.options import with_options
-from headrace.cli.output import show, written
-from headrace.cli.progress import Meter, progress
+from headrace.cli.output import Meter, progress, report_path, show, write, written
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:
     from headrace.compute.kernels.measure import TimedKernels
     from headrace.compute.model.shape import ModelShape
-    from headrace.lab.bench.latency import StepTimes
-    from headrace.lab.bench.roofline import Machine, Step
+    from headrace.lab.bench.latency import Machine, Step, StepTimes
     from headrace.wiring.model import Loaded
 
 
@@ -61,8 +58,8 @@ def roofline(
     if dry_run is not None:
         _expect(given, dry_run, batch_size, input_len)
         return
+    from headrace.lab.bench import latency as lab
     from headrace.lab.bench import report
-    from headrace.lab.bench import roofline as lab
     from headrace.wiring.model import close, warm_up
 
     loaded = _load(given, max(batch_size))
@@ -94,9 +91,8 @@ def _expect(given: Options, device: str, batch_size: Sequence[int], input_len: S
         ConfigError: the device or the model is not known.
     """
     from headrace.lab.plan import launches
-    from headrace.lab.plan.devices import UnknownDevice
-    from headrace.lab.plan.devices import device as device_of
-    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, UnknownDevice
+    from headrace.lab.plan.roofline import device as device_of
     from headrace.wiring.simulation import shape_of
 
     quantization = given.model.quantization
@@ -154,9 +150,9 @@ def _machine(loaded: Loaded) -> Machine:
 
     from headrace.compute.kernels.cpp import CppKernels
     from headrace.compute.kernels.measure import product_rates, read_rates
-    from headrace.lab.bench.roofline import Machine
+    from headrace.lab.bench.latency import Machine
 
-    kernels = cast(CppKernels, loaded.decoder.kernels)
+    kernels = cast("CppKernels", loaded.decoder.kernels)
     with progress("measuring memory and arithmetic"):
         return Machine(read_rates(kernels), product_rates(kernels, getattr(torch, loaded.dtype)))
 
@@ -179,8 +175,8 @@ def _measure(
 
     engine, runner = loaded.engine, loaded.runner
     engine.runner = stopwatch = Stopwatch(runner)
-    timed = TimedKernels(cast(Any, loaded.decoder.kernels), loaded.shape.vocab_size)
-    loaded.decoder.kernels = cast(Kernels, timed)
+    timed = TimedKernels(cast("Any", loaded.decoder.kernels), loaded.shape.vocab_size)
+    loaded.decoder.kernels = cast("Kernels", timed)
     token_bytes = loaded.ledger.block_bytes / loaded.ledger.block_size
     seeds = count(workload_seed)
 
@@ -189,7 +185,7 @@ def _measure(
         answer = output_len + 1 + batch * context // engine.knobs.batched_tokens
         work = Dataset("fixed", None, batch, context, answer, seed=seed).draw()
         params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
-        requests = [Request(f"{seed}-{each.id}", cast(Any, each.prompt), params) for each in work]
+        requests = [Request(f"{seed}-{each.id}", cast("Any", each.prompt), params) for each in work]
         return time_batch(engine, stopwatch, lambda: {**runner.seconds, **timed.totals}, requests)
 
     for context, batch in meter.count([(context, batch) for context in input_len for batch in batch_size]):
@@ -215,7 +211,7 @@ def _step(
 
     Keys and values of a token take ``token_bytes``.
     """
-    from headrace.lab.bench.roofline import Part, Step, bound, prompt_keys
+    from headrace.lab.bench.latency import Part, Step, bound, prompt_keys
 
     spent: Mapping[str, float] = times.phases
     decode = times.kind == "decode"

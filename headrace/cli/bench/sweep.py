@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.bench import place as where
-from headrace.cli.bench.report import measured_options, plain, report_path, write
-from headrace.cli.bench.workload import (
+from headrace.cli.flags import (
     DatasetName,
     DatasetPath,
     InputLen,
@@ -22,8 +21,7 @@ from headrace.cli.bench.workload import (
     draw,
 )
 from headrace.cli.options import duration, one_of, with_options
-from headrace.cli.output import show, writing, written
-from headrace.cli.progress import progress
+from headrace.cli.output import measured_options, plain, progress, report_path, show, write, writing, written
 from headrace.config import CacheOptions, ConfigError, ModelOptions, Options, SchedulerOptions
 
 if TYPE_CHECKING:

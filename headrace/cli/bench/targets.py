@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.connection import plain as _plain
@@ -16,18 +18,15 @@ if TYPE_CHECKING:
     from headrace.core.request import Request
     from headrace.lab.bench.latency import StepTimes, Stopwatch
     from headrace.lab.bench.record import Target
-    from headrace.lab.bench.spec import Spec
     from headrace.lab.workload.work import Prompt
 
 
 def read_spec(text: str) -> Spec:
-    """A target as a command line names it; see `lab.bench.spec`.
+    """A target as a command line names it; see `parse`.
 
     Raises:
         ConfigError: it cannot be parsed.
     """
-    from headrace.lab.bench.spec import BadSpec, parse
-
     try:
         return parse(text)
     except BadSpec as error:
@@ -78,9 +77,7 @@ def make_server_target(
     """
     import httpx
 
-    from headrace.lab.bench.client import Endpoint
-    from headrace.lab.bench.connection import Connections
-    from headrace.lab.bench.load import ServerTarget
+    from headrace.lab.bench.client import Connections, Endpoint, ServerTarget
 
     try:
         extra = dict(json.loads(extra_body))
@@ -236,3 +233,41 @@ def _changed(given: Options) -> dict[str, Any]:
         if name != "profile"
         and value != getattr(getattr(default, part), name)  # its settings are listed one by one
     }
+
+
+KINDS = ("headrace", "headrace-static", "transformers-static", "http")
+
+
+class BadSpec(ValueError):
+    """A target that cannot be parsed; the message shows the grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One target; ``url`` is empty unless the kind is ``http``, and option values are text."""
+
+    name: str
+    kind: str
+    url: str
+    options: Mapping[str, str]
+
+
+def parse(text: str) -> Spec:
+    """Reads ``[NAME=]KIND[,KEY=VALUE...]`` where KIND is one of `KINDS` or a URL.
+
+    Raises:
+        BadSpec: an unknown kind or an option without a value.
+    """
+    head, *rest = text.split(",")
+    named = re.fullmatch(r"([\w .-]+)=(.+)", head)
+    name, kind = named.groups() if named else ("", head)
+    url = kind if re.match(r"https?://", kind) else ""
+    if not url and kind not in KINDS[:-1]:
+        raise BadSpec(f"target {text!r}: expected a URL or one of {', '.join(KINDS[:-1])}")
+    options = {}
+    for part in rest:
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise BadSpec(f"target {text!r}: expected KEY=VALUE, got {part!r}")
+        options[key.replace("-", "_")] = value
+    return Spec(name or text, "http" if url else kind, url, options)

@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.lab.bench.figures import FIGURES, ratio
 from headrace.lab.bench.record import Target, wrong_length
 from headrace.lab.bench.report import Run
-from headrace.lab.bench.stats import median, summarize
+from headrace.lab.bench.stats import FIGURES, median, ratio, summarize
 from headrace.lab.workload.work import Work
 
 

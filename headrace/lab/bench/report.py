@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
+import os
+import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,10 +18,8 @@ from typing import Any
 from rich.table import Table
 
 from headrace.files import replace_text
-from headrace.lab.bench.figures import FIGURES, ratio
-from headrace.lab.bench.machine import machine_facts
 from headrace.lab.bench.record import Record
-from headrace.lab.bench.stats import Group, Summary
+from headrace.lab.bench.stats import FIGURES, Group, Summary, ratio
 
 MOST_GROUPS = 40
 """Maximum number of tenants in a table; the JSON has all."""
@@ -217,3 +218,35 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 7) if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int | bool) else str(value)
+
+
+LIBRARIES = ("headrace", "torch", "transformers", "numpy", "httptools")
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, cores, memory, Python and library versions, and the current load."""
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_average": list(os.getloadavg()),
+        "python": platform.python_version(),
+        "versions": {name: version for name in LIBRARIES if (version := _version(name))},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import deque
@@ -11,14 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.core.events import Finished
+from headrace.core.plan import StepOutput, StepPlan
+from headrace.core.ports import Runner
 from headrace.core.request import Request, SamplingParams
 from headrace.lab.bench.engine import Loop
 from headrace.lab.bench.record import Record, Target
 from headrace.lab.bench.stats import median
-from headrace.lab.calibration.fit import Fit, Measured, non_negative
-from headrace.lab.calibration.recorder import StepRecorder
-from headrace.lab.workload.lengths import log_normal
-from headrace.lab.workload.tokens import VOCABULARY
+from headrace.lab.calibration.values import Fit, Measured, non_negative
+from headrace.lab.simulate.runner import StepWork, work_of
+from headrace.lab.workload.dataset import VOCABULARY
+from headrace.lab.workload.distributions import log_normal
 from headrace.lab.workload.work import Work
 
 ANSWER_MEDIAN = 24
@@ -290,3 +293,38 @@ def _whole(records: Sequence[Record]) -> Sequence[Record]:
     if failed is not None:
         raise RuntimeError(f"{failed.id}: {failed.error}")
     return records
+
+
+class StepRecorder:
+    """A `core.ports.Runner` that forwards all calls; ``measured`` has an entry per step.
+
+    A step lasts from its launch, or from the end of the previous step if that is later (overlap), to the end of its
+    collection. The host's seconds run from the end of a collection to the next launch; call `pause` if the engine was
+    idle in between.
+    """
+
+    def __init__(self, runner: Runner, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.measured: list[Measured] = []
+        self._runner = runner
+        self._clock = clock
+        self._launched: deque[tuple[StepWork, float, float]] = deque()
+        self._ended = math.nan
+
+    def pause(self) -> None:
+        """The next step does not directly follow the last one."""
+        self._ended = math.nan
+
+    def launch(self, plan: StepPlan, now: float) -> None:
+        began = self._clock()
+        host = math.nan if self._launched else began - self._ended
+        self._launched.append((work_of(plan), began, host))
+        self._runner.launch(plan, now)
+
+    def collect(self) -> StepOutput:
+        output = self._runner.collect()
+        ended = self._clock()
+        work, began, host = self._launched.popleft()
+        before = self._ended if self._ended == self._ended else began
+        self.measured.append(Measured(work, ended - max(began, before), host))
+        self._ended = ended
+        return output

@@ -1,9 +1,8 @@
 """Capacity planning: rooflines prune the possible fleets, the simulator confirms the cheapest. In reading order:
 
-- `devices`, `shapes`, `roofline`: devices, models, and the two together.
+- `roofline`: devices, models, and the time of a step of a model on a device.
 - `launches`: a decode step on a GPU as its engine launches it.
-- `drafts`, `sheet`: speculative decoding, and figures of one replica.
-- `demand`, `capacity`, `search`: a workload, the request rate of a replica, the cheapest fleet.
-- `sample`, `supply`: large fleets from a few replicas, and replicas in reserve for failures and spot machines.
-- `report`: tables and lines.
+- `capacity`: a workload's demand, and the request rate of a replica, with or without speculative decoding.
+- `search`: the cheapest fleet, its simulation by a few replicas, and replicas in reserve for failures.
+- `report`: figures of one replica; tables and lines.
 """

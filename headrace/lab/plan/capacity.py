@@ -7,21 +7,22 @@ begin per step. Its prefill is ``n / output`` times the uncached tokens of a pro
  requests per second = n / (output x seconds(step of n)),   with n bounded by
    memory   blocks of n mean contexts              TPOT   seconds(step of n) <= the TPOT target
 ```
-With speculative decoding a step generates more than ``n`` tokens (`lab.plan.drafts`).
+With speculative decoding a step generates more than ``n`` tokens.
 The estimate is optimistic: no queue, no bursts, an unlimited prefix cache. A fleet that fails here also fails in the
 simulator.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from headrace.core.capacity import blocks_needed
-from headrace.lab.forced_acceptance import Speculation
-from headrace.lab.plan.demand import Demand
-from headrace.lab.plan.drafts import best_drafts, drafted
-from headrace.lab.plan.roofline import Load, Replica
+from headrace.lab.forced_acceptance import Speculation, expected_tokens
+from headrace.lab.plan.roofline import Load, Replica, decoding
+from headrace.lab.workload.call import Call
 
 MOST_SEQUENCES = 1024
 """Maximum number of sequences of one replica in the search."""
@@ -167,3 +168,122 @@ def _largest(
         else:
             high = middle - 1
     return low
+
+
+class BadDemand(ValueError):
+    """A workload that is empty or has no request rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A workload in numbers; all lengths in tokens.
+
+    ``fresh_tokens`` is the mean number of prompt tokens that are computed with an unlimited prefix cache per tenant.
+    ``context`` is the mean context of a generated token. ``prompts`` are all prompt lengths, ascending.
+    """
+
+    requests_per_second: float
+    prompt_tokens: float
+    fresh_tokens: float
+    output_tokens: float
+    context: float
+    longest: int
+    prompts: tuple[int, ...]
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether some prompts hit the prefix cache."""
+        return self.fresh_tokens < self.prompt_tokens
+
+    def prompt_at(self, share: float) -> int:
+        """The quantile of the prompt lengths at ``share`` (0 to 1)."""
+        return self.prompts[max(0, math.ceil(share * len(self.prompts)) - 1)]
+
+
+def demand(calls: Sequence[Call]) -> Demand:
+    """The demand of a workload. Its rate is the number of calls over the time in which they arrive.
+
+    Raises:
+        BadDemand: there are no calls, or all arrive at once.
+    """
+    if not calls:
+        raise BadDemand("the workload is empty")
+    until = max(call.arrival for call in calls)
+    if until <= 0:
+        raise BadDemand("all requests arrive at once: planning needs a request rate")
+    count = len(calls)
+    drawn = sum(call.output_tokens for call in calls)
+    contexts = sum(call.output_tokens * (call.prompt_tokens + call.output_tokens / 2) for call in calls)
+    return Demand(
+        requests_per_second=count / until,
+        prompt_tokens=sum(call.prompt_tokens for call in calls) / count,
+        fresh_tokens=_fresh(calls) / count,
+        output_tokens=drawn / count,
+        context=contexts / drawn,
+        longest=max(call.prompt_tokens + call.output_tokens for call in calls),
+        prompts=tuple(sorted(call.prompt_tokens for call in calls)),
+    )
+
+
+def _fresh(calls: Sequence[Call]) -> int:
+    """Prompt tokens that are in no earlier prompt or output of the tenant."""
+    known: dict[tuple[object, ...], int] = {}  # cached tokens of a stream, by the spans before it
+    fresh = 0
+    for call in sorted(calls, key=lambda each: each.arrival):
+        before: tuple[object, ...] = (call.tenant,)
+        shared, unbroken = 0, True
+        for span in call.content:
+            place = (before, span.stream, span.start)
+            if unbroken:
+                shared += min(known.get(place, 0), span.length)
+                unbroken = known.get(place, 0) >= span.length
+            known[place] = max(known.get(place, 0), span.length)
+            before = (hash(before), span)
+        if call.content and call.answer is not None:
+            last = call.content[-1]
+            if (call.answer.stream, call.answer.start) == (last.stream, last.start + last.length):
+                known[place] = max(known[place], last.length + call.answer.length)
+        fresh += call.prompt_tokens - shared
+    return fresh
+
+
+MOST = 16
+"""The longest draft that is considered."""
+
+
+class Verified(NamedTuple):
+    """Steps that verify ``drafts`` tokens per row: the mean tokens that a row gains, and the seconds of a step."""
+
+    drafts: int
+    tokens: float
+    seconds: float
+
+
+def best_drafts(
+    replica: Replica,
+    load: Callable[[int, float], Load],
+    rows: int,
+    context: float,
+    speculation: Speculation | None,
+) -> Verified:
+    """The drafts with the most tokens per second.
+
+    ``load(drafts, tokens)`` is the work of a step of ``rows`` sequences with a mean ``context``, each with ``drafts``
+    drafted tokens and a gain of ``tokens``.
+    """
+    best = Verified(0, 1.0, replica.step_seconds(load(0, 1.0)))
+    if speculation is None:
+        return best
+    one = speculation.cost * replica.step_seconds(decoding(rows, context))
+    for count in range(1, MOST + 1):
+        tokens = expected_tokens(speculation.rates, count)
+        seconds = replica.step_seconds(load(count, tokens)) + count * one
+        if tokens / seconds > best.tokens / best.seconds:
+            best = Verified(count, tokens, seconds)
+    return best
+
+
+def drafted(rows: int, context: float, drafts: int) -> Load:
+    """A step in which ``rows`` sequences of a mean ``context`` verify ``drafts`` tokens each."""
+    positions = rows * (1 + drafts)
+    return Load(positions, 0, positions * (context + drafts / 2), rows * (context + drafts), positions)

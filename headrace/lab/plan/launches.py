@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from headrace.lab.plan.roofline import Replica, decoding
-from headrace.lab.plan.shapes import ModelShape
+from headrace.lab.plan.roofline import ModelShape, Replica, decoding
 
 _PROCESSORS = 132
 """Streaming multiprocessors of an H100 or H200. The kernels split a product's inputs depending on this number."""

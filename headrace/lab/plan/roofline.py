@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.core.capacity import activation_bytes, blocks_needed
-from headrace.lab.plan.devices import DeviceSpec
-from headrace.lab.plan.shapes import ModelShape
 
 MEMORY_SHARE = 0.9
 """Share of a device's memory that an engine uses: the default of ``--gpu-memory-utilization``."""
@@ -204,3 +202,203 @@ class Replica:
 
     def _attention_flops(self, load: Load) -> float:
         return 4 * self.shape.num_layers * self.shape.num_heads * self.shape.head_dim * load.contexts
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One accelerator, or one small CPU server, for a roofline model.
+
+    ``bf16_flops`` and ``int8_ops`` are peak operations per second of dense matrix products (a multiply-add counts as
+    two). ``memory_bytes`` is the device's memory, ``bandwidth`` its peak in bytes per second, ``host_bandwidth`` the
+    bytes per second to or from host memory, one way. ``efficiency_compute`` and ``efficiency_bandwidth`` are the shares
+    of the peaks that an engine reaches. ``step_overhead_seconds`` is the time of a step beyond arithmetic and memory
+    reads (launches, sampling, planning). ``dollars_per_hour`` is a list price. ``max_num_seqs`` is the engine's default
+    on this device: about the number of sequences of 1,000 tokens that fit beside an 8-billion-parameter model.
+    """
+
+    name: str
+    bf16_flops: float
+    int8_ops: float
+    memory_bytes: int
+    bandwidth: float
+    host_bandwidth: float
+    efficiency_compute: float
+    efficiency_bandwidth: float
+    step_overhead_seconds: float
+    dollars_per_hour: float
+    max_num_seqs: int = 64
+
+    @property
+    def reached_bandwidth(self) -> float:
+        """Memory bandwidth that an engine reaches, in bytes per second."""
+        return self.bandwidth * self.efficiency_bandwidth
+
+
+# Efficiencies of the GPUs. On an H200, matrix products alone reach 790 of 989 TFLOP/s and copies 4.3 of 4.8 TB/s
+# (measured with torch): upper bounds of 0.80 and 0.90. Norms, rotary embeddings, attention and gaps between kernels
+# reduce them. One stream of Llama-3.1-8B takes 6.44 ms per token on an H100 with vLLM 0.19 (its fp8 KV cache report,
+# 2026). Reading 15.0 GB at 3.35 TB/s takes 4.48 ms; with 0.80 of the bandwidth and 0.8 ms per step it is 6.40 ms.
+
+A100 = DeviceSpec(
+    "A100-80G",
+    bf16_flops=312e12,  # NVIDIA A100 80GB SXM data sheet
+    int8_ops=624e12,  # the same
+    memory_bytes=80 << 30,  # nvidia-smi: 81,920 MiB
+    bandwidth=2.039e12,  # data sheet
+    host_bandwidth=25e9,  # PCIe 4.0 x16: 31.5 GB/s less the protocol
+    efficiency_compute=0.65,  # older and slower, so launches weigh less than on Hopper
+    efficiency_bandwidth=0.80,
+    step_overhead_seconds=0.8e-3,
+    max_num_seqs=512,
+    dollars_per_hour=1.79,  # between the specialised clouds (1.10-1.50) and the large ones (1.50-3.00), May 2026
+)
+
+H100 = DeviceSpec(
+    "H100-SXM",
+    bf16_flops=989.4e12,  # NVIDIA H100 data sheet: 1,979 with sparsity
+    int8_ops=1_979e12,  # 3,958 with sparsity
+    memory_bytes=81_559 << 20,  # nvidia-smi
+    bandwidth=3.35e12,  # data sheet
+    host_bandwidth=50e9,  # PCIe 5.0 x16: 63 GB/s less the protocol
+    efficiency_compute=0.60,
+    efficiency_bandwidth=0.80,
+    step_overhead_seconds=0.8e-3,
+    max_num_seqs=512,
+    dollars_per_hour=2.99,  # median of 37 providers, May 2026
+)
+
+H200 = DeviceSpec(
+    "H200",
+    bf16_flops=989.4e12,  # NVIDIA H200 data sheet: the H100's arithmetic
+    int8_ops=1_979e12,
+    memory_bytes=143_771 << 20,  # nvidia-smi; sold as 141 GB
+    bandwidth=4.8e12,  # data sheet
+    host_bandwidth=50e9,  # PCIe 5.0 x16
+    efficiency_compute=0.60,
+    efficiency_bandwidth=0.80,
+    step_overhead_seconds=0.8e-3,
+    max_num_seqs=1024,
+    dollars_per_hour=3.99,  # specialised clouds 3.50-4.50, May 2026
+)
+
+MI300X = DeviceSpec(
+    "MI300X",
+    bf16_flops=1_307.4e12,  # AMD MI300X data sheet
+    int8_ops=2_614.9e12,
+    memory_bytes=192 << 30,  # data sheet: 192 GB of HBM3
+    bandwidth=5.3e12,
+    host_bandwidth=50e9,  # PCIe 5.0 x16
+    efficiency_compute=0.45,  # matrix libraries reach about half of the peak; portable attention kernels less
+    efficiency_bandwidth=0.70,  # copies reach about 0.8; vLLM's portable kernels take 1.3 times AMD's own (Feb 2026)
+    step_overhead_seconds=1.0e-3,
+    max_num_seqs=1024,
+    dollars_per_hour=2.49,  # 1.71-3.00, 2026
+)
+
+CPU = DeviceSpec(
+    "cpu",  # two cores of a server processor with AMX (Sapphire Rapids), measured with torch and oneDNN
+    bf16_flops=1.5e12,  # bf16 tiles, two threads
+    int8_ops=4.0e12,  # int8 tiles, two threads
+    memory_bytes=24 << 30,
+    bandwidth=29e9,  # reading, two threads: 28-31 GB/s
+    host_bandwidth=14e9,  # its own memory: a copy reads and writes
+    efficiency_compute=0.60,  # prefill of Qwen3-0.6B: 0.9-1.0 TFLOP/s
+    efficiency_bandwidth=0.75,  # decoding one stream: 66-80 % (OpenVINO 2026.4)
+    step_overhead_seconds=2.0e-3,
+    dollars_per_hour=0.10,  # two virtual cores of a cloud's compute-optimised kind
+)
+
+DEVICES: dict[str, DeviceSpec] = {device.name: device for device in (A100, H100, H200, MI300X, CPU)}
+"""The built-in devices by name."""
+
+BY_DRIVER_NAME: dict[str, DeviceSpec] = {
+    "NVIDIA A100-SXM4-80GB": A100,
+    "NVIDIA H100 80GB HBM3": H100,
+    "NVIDIA H200": H200,
+    "AMD Instinct MI300X": MI300X,
+    "AMD Instinct MI300X OAM": MI300X,
+    "AMD Instinct MI300X VF": MI300X,  # one whole device in a virtual machine
+}
+"""Devices by the whole name that their driver reports: a PCIe card, an NVL or a MIG slice has other figures."""
+
+
+class UnknownDevice(ValueError):
+    """A device that is not in `DEVICES`; the message lists the known ones."""
+
+
+def device(name: str) -> DeviceSpec:
+    """A built-in device by its name (case-insensitive).
+
+    Raises:
+        UnknownDevice: no device has this name.
+    """
+    for spec in DEVICES.values():
+        if spec.name.lower() == name.lower():
+            return spec
+    raise UnknownDevice(f"there is no device {name!r}; known devices are {', '.join(DEVICES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A dense decoder; widths in elements. ``post_norms``: Gemma's two additional norms in each layer."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+
+    @property
+    def linear_parameters(self) -> int:
+        """Number of weights in the layers' matrices, without embedding and LM head."""
+        heads = 2 * self.num_heads + 2 * self.num_kv_heads
+        attention = self.hidden_size * self.head_dim * heads
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def table_parameters(self) -> int:
+        """Number of weights in the input embedding, and in the LM head (the same table if tied)."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        norms = (4 if self.post_norms else 2) * self.hidden_size + 2 * self.head_dim * self.qk_norm
+        biases = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim * self.qkv_bias
+        tables = self.table_parameters * (1 if self.tied_embeddings else 2)
+        return self.linear_parameters + self.num_layers * (norms + biases) + self.hidden_size + tables
+
+    def kv_bytes_per_token(self, element_bytes: float = 2.0) -> int:
+        """Bytes of the KV cache per token, all layers; a sliding window is not taken into account."""
+        return round(2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes)
+
+
+SHAPES: dict[str, ModelShape] = {
+    shape.name: shape
+    for shape in (
+        ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14_336, 128_256),
+        ModelShape("llama-3.1-70b", 80, 8192, 64, 8, 128, 28_672, 128_256),
+        ModelShape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128_256, tied_embeddings=True),
+        ModelShape("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128_256, tied_embeddings=True),
+        ModelShape("qwen2.5-7b", 28, 3584, 28, 4, 128, 18_944, 152_064, qkv_bias=True),
+        ModelShape("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151_936, tied_embeddings=True, qk_norm=True),
+        ModelShape("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151_936, tied_embeddings=True, qk_norm=True),
+        ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12_288, 151_936, qk_norm=True),
+        ModelShape("qwen3-32b", 64, 5120, 64, 8, 128, 25_600, 151_936, qk_norm=True),
+        ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49_152, tied_embeddings=True),
+        ModelShape("mistral-7b", 32, 4096, 32, 8, 128, 14_336, 32_768),
+        ModelShape("phi-3-mini", 32, 3072, 32, 32, 96, 8192, 32_064),
+        ModelShape("gemma-2-9b", 42, 3584, 16, 8, 256, 14_336, 256_000, tied_embeddings=True, post_norms=True),
+        ModelShape(
+            "gemma-3-1b", 26, 1152, 4, 1, 256, 6912, 262_144,
+            tied_embeddings=True, qk_norm=True, post_norms=True,
+        ),
+    )
+}  # fmt: skip
+"""Built-in models by name; planning with them needs no download."""

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from headrace.lab.forced_acceptance import Speculation
 from headrace.lab.plan.capacity import (
     MOST_SEQUENCES,
+    Demand,
     Impossible,
     Settings,
     Slo,
@@ -29,11 +30,7 @@ from headrace.lab.plan.capacity import (
     best_steady,
     split_steady,
 )
-from headrace.lab.plan.demand import Demand
-from headrace.lab.plan.devices import DeviceSpec
-from headrace.lab.plan.roofline import Precision, Replica
-from headrace.lab.plan.sample import CELL
-from headrace.lab.plan.shapes import ModelShape
+from headrace.lab.plan.roofline import DeviceSpec, ModelShape, Precision, Replica
 
 DEGREES = (1, 2, 4, 8)
 BATCHED_TOKENS = (512, 2048, 8192)
@@ -243,3 +240,89 @@ def _name(candidate: Candidate) -> str:
     replica, tokens = candidate.replica, candidate.settings.max_num_batched_tokens
     pools = f", {100 * candidate.prefill_share:g} % for prefill" if candidate.prefill_share else ""
     return f"{replica.degree} x {replica.device.name}, {tokens} batched tokens{pools}"
+
+
+CELL = 8
+"""Maximum number of simulated replicas."""
+
+BATCHES = 10
+"""Number of batches for the method of batch means. Requests within a batch are correlated: they share a queue."""
+
+STUDENT = 2.262
+"""The 97.5 % quantile of Student's t distribution with `BATCHES` - 1 degrees of freedom."""
+
+
+def simulated_replicas(replicas: int) -> int:
+    """Number of replicas of a fleet that are simulated."""
+    return min(replicas, CELL)
+
+
+def error_bound(met: Sequence[bool]) -> float:
+    """Half the width of the 95 % confidence interval of the share of requests that met a target (batch means).
+
+    ``met`` has a value per request, in order of arrival. The result is infinite with fewer than `BATCHES` requests.
+    """
+    size = len(met) // BATCHES
+    if not size:
+        return math.inf
+    shares = [sum(met[i * size : (i + 1) * size]) / size for i in range(BATCHES)]
+    mean = sum(shares) / BATCHES
+    variance = sum((share - mean) ** 2 for share in shares) / (BATCHES - 1)
+    return STUDENT * math.sqrt(variance / BATCHES)
+
+
+CONFIDENCE = 0.999
+"""Share of time in which enough replicas must be available."""
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Prices and failure rates of the machines.
+
+    ``spot_share`` of the replicas run on spot machines, at ``spot_price`` times the on-demand price, with
+    ``spot_interruptions`` per hour each. Every replica has ``failures`` per hour. ``recovery_seconds`` include loading
+    the weights.
+    """
+
+    spot_share: float = 0.0
+    spot_price: float = 0.4
+    spot_interruptions: float = 0.05
+    failures: float = 0.0
+    recovery_seconds: float = 300.0
+
+    @property
+    def price(self) -> float:
+        """The mean price of a replica as a share of the on-demand price."""
+        return 1.0 - self.spot_share * (1.0 - self.spot_price)
+
+    def away(self, replicas: int) -> float:
+        """Mean number of unavailable replicas."""
+        losses = self.failures + self.spot_share * self.spot_interruptions
+        return replicas * _away(losses * self.recovery_seconds / HOUR)
+
+    def replicas(self, needed: int) -> int:
+        """The fewest replicas of which ``needed`` are available for `CONFIDENCE` of the time."""
+        total = needed
+        while total - _quantile(self.away(total)) < needed:
+            total = needed + _quantile(self.away(total))
+        return total
+
+
+ON_DEMAND = Supply()
+"""On-demand machines that never fail."""
+
+
+def _away(mean_losses: float) -> float:
+    """Unavailable share of time of a replica, from its mean number of losses per recovery time."""
+    return mean_losses / (1.0 + mean_losses)
+
+
+def _quantile(mean: float) -> int:
+    """The smallest number that a Poisson variable does not exceed with the probability `CONFIDENCE`."""
+    count, below = -1, 0.0
+    while below < CONFIDENCE:
+        count += 1
+        below += math.exp(count * math.log(mean) - mean - math.lgamma(count + 1)) if mean else 1.0
+    return count

@@ -1,23 +1,172 @@
-"""Exact replay, call by call: the same requests at the same times, and every event compared with the recorded one."""
+"""Exact replay, call by call: the same requests at the same times, and every event compared with the recorded one.
+
+Runner and drafter return what was recorded.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from headrace.core.drafting.proposal import Drafter
+from headrace.core.drafting.proposal import Drafter, DraftRow, Proposal, StepLoad
 from headrace.core.engine import Engine
-from headrace.core.events import Event
+from headrace.core.events import Admitted, Arrived, Event, Finished, Preempted, Skipped
+from headrace.core.plan import Row, StepOutput, StepPlan, TokenLogprob
 from headrace.core.ports import Runner
+from headrace.core.request import Request
 from headrace.lab.forced_acceptance import ForcedAcceptance
-from headrace.lab.replay.drafter import RecordedDrafts
-from headrace.lab.replay.request_states import RequestStates
-from headrace.lab.replay.runner import NOTHING, PlannedRow, RecordedRunner
-from headrace.lab.replay.trace import Drained, Step, Trace
-from headrace.observe.recording.moments import Cancelled, Raised, Reset, Submitted, Turned
-from headrace.observe.recording.trace_file import event_line
+from headrace.lab.replay.trace import Answer, Drained, Step, Trace
+from headrace.observe.recording.moments import Cancelled, Drafts, Outcome, Raised, Reset, Submitted, Turned
+from headrace.observe.recording.trace_file import SIZE, event_line
 from headrace.observe.steps.record import Waiting
+
+
+@dataclass(slots=True)
+class RequestStates:
+    """A fold over events; ``waiting`` is in the order in which requests began to wait."""
+
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+    running: set[str] = field(default_factory=set)
+
+    def fold(self, event: Event, now: float) -> None:
+        match event:
+            case Arrived():
+                if event.request_id not in self.running:
+                    self.waiting.setdefault(event.request_id, Waiting(event.request_id, now, "arrived"))
+            case Admitted():
+                self.waiting.pop(event.request_id, None)
+                self.running.add(event.request_id)
+            case Skipped():
+                if (kept := self.waiting.get(event.request_id)) is not None:
+                    self.waiting[event.request_id] = kept._replace(reason=str(event.reason))
+            case Preempted():
+                self.running.discard(event.request_id)
+                why = f"preempted: {event.reason}"
+                self.waiting[event.request_id] = Waiting(event.request_id, now, why)
+            case Finished():
+                self.waiting.pop(event.request_id, None)
+                self.running.discard(event.request_id)
+
+
+NO_RECORDED_DRAFTS = Drafts({})
+
+
+class RecordedDrafts:
+    """A `core.drafting.proposal.Drafter`; `begin` sets the proposals of the next step."""
+
+    def __init__(self) -> None:
+        self._drafts = NO_RECORDED_DRAFTS
+        self._calls = 0
+        self.seconds: dict[str, float] = {}
+        """Empty: a replay spends no time on drafting."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was drafted in the recorded step."""
+        return not any(self._drafts)
+
+    def begin(self, drafts: Drafts | None) -> None:
+        """Sets the recorded drafts of the next step."""
+        self._drafts = drafts or NO_RECORDED_DRAFTS
+        self._calls = 0
+
+    def draft(self, draft_rows: Sequence[DraftRow], load: StepLoad) -> Sequence[Proposal | None]:
+        """See `Drafter.draft`."""
+        self._fail(0)
+        drafts = self._drafts
+        if drafts.seconds and load.times is not None:
+            load.times.exclude(drafts.seconds)
+        return [drafts.proposals.get(draft_row.request.id) for draft_row in draft_rows]
+
+    def next_draft_step(self, request: Request) -> int:
+        """See `Drafter.next_draft_step`: every request is asked, and has no proposal where none was recorded."""
+        return 0
+
+    def observed(self, rows: int, drawn: int, seconds: float, drafted: bool) -> None:
+        """See `Drafter.observed`: ignored, because the proposals are recorded."""
+
+    def verified(self, request_id: str, proposal: Proposal, accepted: int) -> None:
+        """See `Drafter.verified`."""
+        self._count()
+
+    def ended(self, request: Request, tokens: list[int]) -> None:
+        """See `Drafter.ended`."""
+        self._count()
+
+    def _count(self) -> None:
+        self._calls += 1
+        self._fail(self._calls)
+
+    def _fail(self, call: int) -> None:
+        failed = self._drafts.failed
+        if failed is not None and failed[0] == call:
+            raise type(failed[1], (Exception,), {})(failed[2])
+
+
+NOTHING = Outcome({}, {}, {})
+UNKNOWN = 1 << (8 * SIZE)
+"""Ids from here on stand for tokens that were generated but never emitted (stale rows); fingerprints are smaller."""
+
+_SCORE = TokenLogprob(0, 0.0, 1, ())
+
+
+class PlannedRow(NamedTuple):
+    """A row with the id and prompt length of its request."""
+
+    request_id: str
+    prompt_tokens: int
+    row: Row
+
+
+class RecordedRunner:
+    """`core.ports.Runner` over recorded outputs.
+
+    ``outcome`` is what the next `collect` returns in addition to tokens; the replay sets it before each step. ``rows``
+    are the rows of the last `launch`, ``collected`` those of the last `collect`.
+    """
+
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        self.outcome = NOTHING
+        self.rows: tuple[PlannedRow, ...] = ()
+        self.collected: tuple[PlannedRow, ...] = ()
+        self._answers = answers
+        self._owners: dict[int, tuple[str, int]] = {}
+        self._launched: deque[tuple[StepPlan, tuple[PlannedRow, ...]]] = deque()
+
+    def launch(self, plan: StepPlan, now: float) -> None:
+        for entry in plan.entries:
+            self._owners[entry.slot] = (entry.request_id, entry.prompt_tokens)
+        self.rows = tuple(PlannedRow(*self._owners[row.slot], row) for row in plan.rows)
+        self._launched.append((plan, self.rows))
+
+    def collect(self) -> StepOutput:
+        plan, rows = self._launched.popleft()
+        if self.outcome.broken_off:
+            self.collected = ()
+            return StepOutput(plan.step, (), arrivals=self.outcome.arrivals, broken_off=True)
+        self.collected = rows
+        tokens = tuple(
+            self._drawn(each, self.outcome.counts.get(i, 1)) if each.row.samples else ()
+            for i, each in enumerate(rows)
+        )
+        scores = {i: (_SCORE,) * count for i, count in self.outcome.scores.items()}
+        return StepOutput(
+            plan.step,
+            tokens,
+            prompt_logprobs=scores,
+            failures=self.outcome.failures,
+            arrivals=self.outcome.arrivals,
+        )
+
+    def _drawn(self, planned: PlannedRow, count: int) -> tuple[int, ...]:
+        row = planned.row
+        position = row.start + row.length - len(row.drafts) - planned.prompt_tokens
+        answer = self._answers.get(planned.request_id, Answer()).tokens[position : position + count]
+        return (*answer, *(UNKNOWN + position + i for i in range(len(answer), count)))
+
 
 Compose = Callable[[Mapping[str, Any], Runner, Drafter | ForcedAcceptance], Engine]
 """Makes an engine from a trace's settings, a runner, and a drafter or drafts with a given acceptance rate."""

@@ -10,19 +10,142 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from headrace.core.engine import Engine
-from headrace.core.events import Emitted, Verified
+from headrace.core.events import AdmitReason, Admitted, Emitted, Event, Finished, Preempted, Stepped, Verified
+from headrace.core.plan import Arrival, Move, StepOutput, StepPlan, Tier
 from headrace.core.prediction.step_times import StepTimes
-from headrace.core.request import FinishReason
+from headrace.core.request import FinishReason, Request
 from headrace.lab.forced_acceptance import ForcedAcceptance, measured_rates
-from headrace.lab.replay.exact import Compose, Divergence, Replay, Scene
-from headrace.lab.replay.tally import Tally
-from headrace.lab.replay.timed import TimedRunner, sizes
-from headrace.lab.replay.trace import Step, Trace
-from headrace.observe.recording.moments import Cancelled, Reset, Submitted
+from headrace.lab.replay.exact import Compose, Divergence, PlannedRow, RecordedRunner, Replay, Scene
+from headrace.lab.replay.trace import Answer, Step, Trace
+from headrace.observe.recording.moments import Cancelled, Outcome, Reset, Submitted
+
+
+@dataclass(slots=True)
+class Tally:
+    """A fold over one run; times are in seconds from a request's arrival.
+
+    ``waits`` end at the first admission, ``ttft`` at the first token, ``e2e`` at the end of a completed output.
+    """
+
+    waits: list[float] = field(default_factory=list)
+    ttft: list[float] = field(default_factory=list)
+    e2e: list[float] = field(default_factory=list)
+    preemptions: int = 0
+    lost_tokens: int = 0
+    cached_tokens: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+    _since: dict[str, float] = field(default_factory=dict)
+    _without_token: set[str] = field(default_factory=set)
+
+    def expect(self, request: Request) -> None:
+        """Registers a request. The server's warm-up request, whose arrival is minus infinity, does not count."""
+        if request.arrived != -math.inf:
+            self._since[request.id] = request.arrived
+            self._without_token.add(request.id)
+
+    def fold(self, event: Event, now: float) -> None:
+        match event:
+            case Admitted(request_id, reason, cached) if request_id in self._since:
+                self.cached_tokens += cached
+                if reason is AdmitReason.NEW:
+                    self.waits.append((now if event.at is None else event.at) - self._since[request_id])
+            case Emitted(request_id) if request_id in self._without_token:
+                self._without_token.discard(request_id)
+                self.ttft.append(now - self._since[request_id])
+            case Preempted():
+                self.preemptions += 1
+                self.lost_tokens += event.lost_tokens
+            case Finished(request_id, reason) if request_id in self._since:
+                since = self._since.pop(request_id)
+                self._without_token.discard(request_id)
+                if reason in (FinishReason.STOP, FinishReason.LENGTH):
+                    self.e2e.append(now - since)
+            case Stepped():
+                self.steps += 1
+
+
+class TimedRunner(RecordedRunner):
+    """Steps take the time that ``times`` predicts; copies to and from the disk take ``disk_seconds`` each, in sequence.
+
+    ``time`` is the end of the last collected step. A request that failed fails again after the same number of tokens.
+    Drafts are verified against the recorded output. The drafting time of ``drafts`` is added to the step.
+    """
+
+    def __init__(
+        self,
+        answers: Mapping[str, Answer],
+        times: StepTimes,
+        disk_seconds: float,
+        drafts: ForcedAcceptance | None = None,
+    ) -> None:
+        super().__init__(answers)
+        self._drafts = drafts
+        self._drafting = 0.0  # drafting seconds that steps already include
+        self.time = -math.inf
+        self.busy_seconds = 0.0
+        self._times = times
+        self._disk_seconds = disk_seconds
+        self._device_free_at = self._disk_free_at = -math.inf
+        self._steps: deque[tuple[float, bool, tuple[PlannedRow, ...]]] = deque()  # end, waits, rows
+        self._copies: deque[tuple[float, Move]] = deque()
+
+    def launch(self, plan: StepPlan, now: float) -> None:
+        super().launch(plan, now)
+        seconds = self._times.predict(*sizes(self.rows)) if plan.rows else 0.0
+        if self._drafts is not None:
+            seconds += self._drafts.seconds - self._drafting
+            self._drafting = self._drafts.seconds
+        self.busy_seconds += seconds
+        self._device_free_at = max(self._device_free_at, now) + seconds
+        self._steps.append((self._device_free_at, plan.waits, self.rows))
+        for move in plan.moves:
+            if Tier.DISK in (move.source_tier, move.target_tier):
+                self._disk_free_at = max(self._disk_free_at, now) + self._disk_seconds
+                self._copies.append((self._disk_free_at, move))
+
+    def collect(self) -> StepOutput:
+        end, waits, rows = self._steps.popleft()
+        if waits and self._copies:
+            end = max(end, self._copies[0][0])
+        self.time = end
+        arrivals = []
+        while self._copies and self._copies[0][0] <= end:
+            arrivals.append(Arrival(self._copies.popleft()[1], True, self._disk_seconds))
+        self.outcome = Outcome({}, {}, self._failing(rows), tuple(arrivals))
+        return super().collect()
+
+    def _drawn(self, planned: PlannedRow, count: int) -> tuple[int, ...]:
+        drafts, answer = planned.row.drafts, super()._drawn(planned, 1 + len(planned.row.drafts))
+        for right, (draft, token) in enumerate(zip(drafts, answer, strict=False)):
+            if draft != token:
+                return answer[: right + 1]
+        return answer
+
+    def _failing(self, rows: tuple[PlannedRow, ...]) -> dict[int, str]:
+        failing = {}
+        for i, each in enumerate(rows):
+            answer = self._answers.get(each.request_id)
+            if answer is not None and answer.reason is FinishReason.FAILED and each.row.samples:
+                drawn = each.row.start + each.row.length - len(each.row.drafts) - each.prompt_tokens
+                if drawn >= len(answer.tokens):
+                    failing[i] = answer.message
+        return failing
+
+
+def sizes(rows: tuple[PlannedRow, ...]) -> tuple[int, int, int]:
+    """Number of rows, number of tokens, and the sum over the tokens of the positions that each attends to."""
+    planned = [each.row for each in rows]
+    tokens = sum(row.length for row in planned)
+    contexts = sum(row.length * row.start + row.length * (row.length + 1) // 2 for row in planned)
+    return len(planned), tokens, contexts
+
 
 MOST_DRAFTED = 16
 """Default maximum length of a proposal in tokens."""

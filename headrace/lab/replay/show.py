@@ -22,9 +22,8 @@ from headrace.core.events import (
     Skipped,
 )
 from headrace.lab.bench.stats import percentile
-from headrace.lab.replay.exact import Divergence, Scene
-from headrace.lab.replay.runner import PlannedRow
-from headrace.lab.replay.tally import Tally
+from headrace.lab.replay.exact import Divergence, PlannedRow, Scene
+from headrace.lab.replay.rerun import Tally
 
 MOST_LINES = 16
 """Maximum number of rows, of waiting requests and of events shown for one step."""

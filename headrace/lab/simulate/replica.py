@@ -12,8 +12,7 @@ from headrace.core.ports import Watcher
 from headrace.core.request import Request
 from headrace.core.scheduler.routing import ReplicaLoad
 from headrace.core.tenancy.gate import Load
-from headrace.lab.simulate.front import Front
-from headrace.lab.simulate.runner import SimulatedRunner
+from headrace.lab.simulate.runner import Front, SimulatedRunner
 from headrace.lab.simulate.tally import Backlog, Tally
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from headrace.files import replacing
 from headrace.lab import export
-from headrace.lab.bench.plot import legend_below, set_title
+from headrace.lab.plots import legend_below, set_title
 from headrace.lab.tuning.sweep import Axis, Knee, Point, knee, lines
 from headrace.plots import load_pyplot
 

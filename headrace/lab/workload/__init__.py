@@ -1,9 +1,8 @@
 """Workloads: requests as frozen values, drawn from a seed, equal for every target. In reading order:
 
-- `work`: one request; `arrivals`, `lengths`: arrival times, and lengths of prompts and outputs.
-- `tokens`, `chats`, `files`, `dataset`: workloads of token ids, of chats, from files, and all by name.
-- `call`, `traces`, `population`, `reshape`, `synthesis`: requests without text: traces, synthetic tenants, and their
-  tokens.
+- `work`: one request. `distributions`: arrival times, and lengths of prompts and outputs.
+- `dataset`: workloads of token ids, of chats and from files, by name.
+- `call`, `traces`, `population`: requests without text: their tokens, recorded traces, and synthetic tenants.
 - `bound`: the maximum gain of continuous batching on a workload.
 """
 

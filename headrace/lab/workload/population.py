@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 
-from headrace.lab.workload.arrivals import diurnal, gamma_process, modulated
 from headrace.lab.workload.call import Call, Span
-from headrace.lab.workload.lengths import Length, length
+from headrace.lab.workload.distributions import Length, diurnal, gamma_process, length, modulated
 from headrace.lab.workload.traces import read_trace
 
 KEYS = ("tenant", "class", "rate", "arrivals", "prompt", "answer", "lengths", "turns", "system", "think")
@@ -83,7 +82,7 @@ def parse(text: str) -> Tenant:
     """Parses ``KEY=VALUE,…`` with the keys of `KEYS`.
 
     ``arrivals`` is ``poisson``, ``bursty:SHAPE`` (gamma gaps), ``mmpp:RATIO:SECONDS`` or ``diurnal[:PEAK_HOUR]``;
-    ``prompt`` and ``answer`` are distributions (see `lab.workload.lengths`), ``lengths`` a trace file for both.
+    ``prompt`` and ``answer`` are distributions (`distributions.length`), ``lengths`` a trace file for both.
 
     Raises:
         BadPopulation: an unknown key, or an invalid value.

@@ -2,7 +2,7 @@
 
 - `timelines`: a fold that keeps the timeline of each request. `life`: one timeline with its spans.
 - `book`: a fold that keeps the last steps while a page is open. `record`: one step as a value.
-- `tables`: records block tables and copies of a runner. `memory`: the states of all blocks of a pool.
+- `memory`: the states of all blocks of a pool; a runner that records block tables and copies.
 - `film`: steps and requests as one JSON document for the page.
 - `perfetto`: steps and timelines in the trace-event format of Perfetto and Chrome.
 """

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.peers.front import Stream, serve
 from benchmarks.peers.server import first_tokens
-from headrace.lab.bench.client import Endpoint
-from headrace.lab.bench.load import offer
+from headrace.lab.bench.client import Endpoint, offer
 from headrace.lab.workload.work import Work
 from tests.doubles.shared_stores import free_port
 

@@ -17,8 +17,7 @@ from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.families import parse_config
 from headrace.compute.model.spec import LayerSpec
 from headrace.config import ConfigError
-from headrace.lab.bench.latency import StepTimes
-from headrace.lab.bench.roofline import Machine
+from headrace.lab.bench.latency import Machine, StepTimes
 from headrace.lab.bench.stats import spread
 
 SMALL = ("builtin", "--input-len", "90", "--output-len", "2", "--max-model-len", "1024")

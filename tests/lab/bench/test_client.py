@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from headrace.lab.bench.client import Answer, Endpoint
-from headrace.lab.bench.load import offer, run_loop
+from headrace.lab.bench.client import Answer, Endpoint, offer, run_loop
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.stats import meets
 from headrace.lab.workload.work import Message, Work
@@ -70,9 +69,7 @@ class FakeServer:
         await response.write(b"data: [DONE]\n\n")
 
 
-def ask_all(
-    work: Sequence[Work], concurrency: int | None = None, keep_alive: bool = True
-) -> tuple[list[Record], FakeServer]:
+def ask_all(work: Sequence[Work], concurrency: int | None = None) -> tuple[list[Record], FakeServer]:
     async def run() -> tuple[list[Record], FakeServer]:
         server = FakeServer()
         app = web.Application()
@@ -85,7 +82,7 @@ def ask_all(
         host, port = runner.addresses[0][:2]
         try:
             extra = {"return_token_ids": False}
-            endpoint = Endpoint(f"http://{host}:{port}/v1", "toy", "key", extra, keep_alive=keep_alive)
+            endpoint = Endpoint(f"http://{host}:{port}/v1", "toy", "key", extra)
             return await offer(endpoint, work, concurrency), server
         finally:
             await runner.cleanup()
@@ -134,11 +131,10 @@ def test_a_closed_loop_keeps_its_concurrency_and_counts_from_sending() -> None:
     assert all(record.ttft is not None and record.ttft < record.e2e for record in records)
 
 
-@pytest.mark.parametrize(("keep_alive", "connections"), [(True, 1), (False, 4)])
-def test_a_connection_is_kept_unless_it_must_not_be(keep_alive: bool, connections: int) -> None:
-    records, server = ask_all([Work(f"w{i}", "hi", 2) for i in range(4)], 1, keep_alive)
+def test_a_connection_is_reused() -> None:
+    records, server = ask_all([Work(f"w{i}", "hi", 2) for i in range(4)], 1)
     assert [record.error for record in records] == [""] * 4
-    assert len(server.connections) == connections
+    assert len(server.connections) == 1
 
 
 def test_an_open_loop_counts_from_the_time_a_request_was_due() -> None:

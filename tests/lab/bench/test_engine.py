@@ -10,7 +10,7 @@ from headrace.core.request import Request, SamplingParams
 from headrace.lab.bench.engine import EngineTarget
 from headrace.lab.bench.latency import NotOneBatch, Stopwatch, latency_table, time_steps
 from headrace.lab.bench.measure import measure
-from headrace.lab.workload.tokens import fixed_lengths, shared_prefix
+from headrace.lab.workload.dataset import fixed_lengths, shared_prefix
 from headrace.lab.workload.work import Prompt, Work
 from headrace.testing.engines import hashing_engine
 from headrace.testing.hashing_runner import HashingRunner

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from headrace.lab.bench.roofline import (
+from headrace.lab.bench.latency import (
     Machine,
     Part,
     Step,

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from headrace.lab.calibration.fit import Fit, Measured, fit
-from headrace.lab.calibration.values import BadCalibration, features
-from headrace.lab.simulate.work import StepWork
+from headrace.lab.calibration.values import BadCalibration, Fit, Measured, features, fit
+from headrace.lab.simulate.runner import StepWork
 from tests.lab.calibration.test_values import DEVICE, HOST, steps
 
 

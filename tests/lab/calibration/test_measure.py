@@ -6,8 +6,7 @@ import pytest
 
 from headrace.core.events import Finished
 from headrace.lab.bench.record import Record
-from headrace.lab.calibration.measure import FrontMeasure, FrontSeconds, groups, measure_steps
-from headrace.lab.calibration.recorder import StepRecorder
+from headrace.lab.calibration.measure import FrontMeasure, FrontSeconds, StepRecorder, groups, measure_steps
 from headrace.testing.engines import hashing_engine
 
 

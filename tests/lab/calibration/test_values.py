@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from headrace.lab.calibration.fit import Measured
-from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration, features
-from headrace.lab.simulate.work import StepWork
+from headrace.lab.calibration.values import BadCalibration, Calibrated, Calibration, Measured, features
+from headrace.lab.simulate.runner import StepWork
 
 TOKENS = (2e-4, 2e-5, 6e-5, 4e-5, 5e-5)
 DEVICE = (2e-3, 3e-5, *TOKENS, 5e-9, 2e-8, 1e-4)

@@ -5,11 +5,8 @@ import dataclasses
 import pytest
 
 from headrace.lab.forced_acceptance import Speculation
-from headrace.lab.plan.capacity import Impossible, Settings, Slo, best_steady, steady
-from headrace.lab.plan.demand import Demand
-from headrace.lab.plan.devices import A100, CPU, H100
-from headrace.lab.plan.roofline import Load, Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.capacity import Demand, Impossible, Settings, Slo, best_steady, steady
+from headrace.lab.plan.roofline import A100, CPU, H100, SHAPES, Load, Replica
 
 EIGHT_B = SHAPES["llama-3.1-8b"]
 CHAT = Demand(2.0, 1000, 1000, 200, 1100, 2000, (500, 1000, 1500))

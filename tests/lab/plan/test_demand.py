@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.lab.plan.demand import BadDemand, demand
+from headrace.lab.plan.capacity import BadDemand, demand
 from headrace.lab.workload.call import Call, Span
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.lab.plan.devices import BY_DRIVER_NAME, DEVICES, H100, UnknownDevice, device
+from headrace.lab.plan.roofline import BY_DRIVER_NAME, DEVICES, H100, UnknownDevice, device
 
 
 def test_a_device_is_found_in_any_case():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headrace.lab.plan.devices import H200
 from headrace.lab.plan.launches import (
     GRAPHS,
     REPLAY_ROW_SECONDS,
@@ -12,8 +11,7 @@ from headrace.lab.plan.launches import (
     expected,
     few_bits,
 )
-from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Precision, Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import H200, KV_BYTES, SHAPES, WEIGHTS, Precision, Replica
 
 LLAMA, QWEN = SHAPES["llama-3.1-8b"], SHAPES["qwen3-0.6b"]
 

@@ -4,19 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.lab.plan.devices import CPU, H100, H200, DeviceSpec
 from headrace.lab.plan.roofline import (
+    CPU,
+    H100,
+    H200,
     KV_BYTES,
     MEMORY_SHARE,
     PARALLEL_SHARE,
+    SHAPES,
     WEIGHTS,
+    DeviceSpec,
     Load,
+    ModelShape,
     Precision,
     Replica,
     chunk,
     decoding,
 )
-from headrace.lab.plan.shapes import SHAPES, ModelShape
 
 # Hidden 100, 2 heads of 10 (1 of keys and values), MLP 200, 1 layer: 100*10*(4+2) + 3*100*200 = 66,000 weights in
 # matrices, 1,000 x 100 in each of the two tables; 2 * 1 * 1 * 10 * 2 = 40 bytes a token.

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headrace.lab.plan.sample import BATCHES, CELL, error_bound, simulated_replicas
+from headrace.lab.plan.search import BATCHES, CELL, error_bound, simulated_replicas
 
 
 def test_small_fleets_are_simulated_whole() -> None:

@@ -4,12 +4,9 @@ import dataclasses
 
 import pytest
 
-from headrace.lab.plan.capacity import Settings, Slo, split_steady
-from headrace.lab.plan.demand import Demand
-from headrace.lab.plan.devices import A100, CPU, H100
-from headrace.lab.plan.roofline import BFLOAT16, Replica
+from headrace.lab.plan.capacity import Demand, Settings, Slo, split_steady
+from headrace.lab.plan.roofline import A100, BFLOAT16, CPU, H100, SHAPES, Replica
 from headrace.lab.plan.search import Fleet, Trial, candidates, cheapest, prefill_replicas
-from headrace.lab.plan.shapes import SHAPES
 
 EIGHT_B = SHAPES["llama-3.1-8b"]
 SLO = Slo(ttft=2.0, tpot=0.05, share=0.95)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import SHAPES
 
 PUBLISHED = {
     "llama-3.1-8b": 8_030_261_248,

@@ -6,15 +6,10 @@ import math
 import pytest
 from rich.console import Console
 
-from headrace.lab.plan.capacity import Settings, Slo
-from headrace.lab.plan.demand import Demand
-from headrace.lab.plan.devices import CPU, H100
-from headrace.lab.plan.report import demand_lines, shape_line, sheet_table, trials_table, verdict_lines
-from headrace.lab.plan.roofline import Replica, chunk, decoding
-from headrace.lab.plan.search import Fleet, Trial, Verdict
-from headrace.lab.plan.shapes import SHAPES
-from headrace.lab.plan.sheet import sheet
-from headrace.lab.plan.supply import Supply
+from headrace.lab.plan.capacity import Demand, Settings, Slo
+from headrace.lab.plan.report import demand_lines, shape_line, sheet, sheet_table, trials_table, verdict_lines
+from headrace.lab.plan.roofline import CPU, H100, SHAPES, Replica, chunk, decoding
+from headrace.lab.plan.search import Fleet, Supply, Trial, Verdict
 
 EIGHT_B = SHAPES["llama-3.1-8b"]
 SETTINGS = Settings(256, 2048)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headrace.lab.plan.supply import CONFIDENCE, ON_DEMAND, Supply
+from headrace.lab.plan.search import CONFIDENCE, ON_DEMAND, Supply
 
 
 def test_machines_that_never_fail_need_no_reserve() -> None:

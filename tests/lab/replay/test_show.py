@@ -20,9 +20,8 @@ from headrace.core.events import (
 )
 from headrace.core.plan import Row
 from headrace.core.request import FinishReason
-from headrace.lab.replay.exact import Divergence, Scene
-from headrace.lab.replay.request_states import RequestStates
-from headrace.lab.replay.runner import PlannedRow
+from headrace.lab.replay.exact import Divergence, PlannedRow, RequestStates, Scene
+from headrace.lab.replay.rerun import Tally
 from headrace.lab.replay.show import (
     Timeline,
     comparison_rows,
@@ -30,7 +29,6 @@ from headrace.lab.replay.show import (
     row_text,
     scene_panel,
 )
-from headrace.lab.replay.tally import Tally
 from headrace.observe.steps.record import Waiting
 
 

@@ -13,16 +13,11 @@ from headrace.core.prediction.step_curve import TOKENS_ONLY
 from headrace.core.request import Request
 from headrace.core.scheduler.routing import RoundRobin, RoutingPolicy
 from headrace.core.tenancy.gate import Limits
-from headrace.lab.simulate.device import Device
 from headrace.lab.simulate.fleet import Fleet
-from headrace.lab.simulate.front import Front
 from headrace.lab.simulate.replica import SimulatedReplica
-from headrace.lab.simulate.requests import from_calls
-from headrace.lab.simulate.runner import SimulatedRunner
+from headrace.lab.simulate.runner import Device, Front, SimulatedRunner, StepWork, from_calls
 from headrace.lab.simulate.tally import Tally
-from headrace.lab.simulate.work import StepWork
-from headrace.lab.workload.call import Call
-from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.workload.call import Call, Synthesis
 from headrace.wiring.drafting import ModelDrafts
 from headrace.wiring.engine import TierSizes, make_engine
 

@@ -10,10 +10,9 @@ from headrace.core.events import Emitted
 from headrace.core.request import Slo
 from headrace.core.scheduler.routing import LeastLoaded, PrefixAffinity, RoundRobin
 from headrace.core.tenancy.gate import Limits
-from headrace.lab.simulate.requests import from_calls
+from headrace.lab.simulate.runner import from_calls
 from headrace.lab.simulate.tally import Tally
-from headrace.lab.workload.call import Call, Span
-from headrace.lab.workload.synthesis import Synthesis
+from headrace.lab.workload.call import Call, Span, Synthesis
 from tests.lab.simulate.scenes import Fixed, fleet, run
 
 

@@ -7,8 +7,8 @@ import pytest
 from headrace.config import CacheOptions, ConfigError, SchedulerOptions
 from headrace.core.peers import PeersAnswered, Pulled
 from headrace.core.prediction.step_curve import TOKENS_ONLY
-from headrace.lab.simulate.front import Front
-from headrace.lab.simulate.handover import Wire
+from headrace.lab.simulate.fleet import Wire
+from headrace.lab.simulate.runner import Front
 from headrace.lab.workload.call import Call, Span
 from headrace.wiring.simulation import Machine, make_fleet
 from tests.lab.simulate.scenes import Fixed, run
@@ -133,7 +133,7 @@ def test_blocks_need_host_memory_to_arrive_in():
 
 
 def test_a_fleet_can_be_warmed_up():
-    from headrace.lab.simulate.requests import from_work
+    from headrace.lab.simulate.runner import from_work
     from headrace.lab.workload.work import Work
 
     work = [Work(f"w{i}", tuple(range(1, 30)), 4, arrival=0.01 * i, ignore_eos=True) for i in range(6)]

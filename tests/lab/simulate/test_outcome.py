@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.tenancy.gate import Limits
+from headrace.lab.plots import plot_outcomes
 from headrace.lab.simulate.outcome import outcome
-from headrace.lab.simulate.plot import plot
-from headrace.lab.simulate.requests import from_work
+from headrace.lab.simulate.runner import from_work
 from headrace.lab.workload.call import Call
 from headrace.lab.workload.work import Work
 from headrace.plots import NoPlots
@@ -80,7 +80,7 @@ def test_pictures_are_written(tmp_path):
     pytest.importorskip("matplotlib")
     calls = [Call(0.0, 8, 20, "ab"[i % 2]) for i in range(40)]
     reported = outcome(run(fleet(Fixed(0.5), max_num_seqs=4), calls), {"ttft": 1.0})
-    written = plot({"fair": reported, "fcfs": reported}, tmp_path / "plots", "a title")
+    written = plot_outcomes({"fair": reported, "fcfs": reported}, tmp_path / "plots", "a title")
     assert [path.name for path in written] == ["timeline.png", "latency.png", "fairness.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
@@ -88,4 +88,4 @@ def test_pictures_are_written(tmp_path):
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(NoPlots, match="pip install"):
-        plot(outcome(run(fleet(Fixed()), []), {}), tmp_path, "t")
+        plot_outcomes(outcome(run(fleet(Fixed()), []), {}), tmp_path, "t")

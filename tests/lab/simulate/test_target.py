@@ -3,11 +3,9 @@
 import pytest
 
 from headrace.config import CacheOptions, SchedulerOptions
-from headrace.lab.plan.devices import H100
-from headrace.lab.plan.roofline import Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import H100, SHAPES, Replica
 from headrace.lab.simulate.target import OneAnswer, simulated_target
-from headrace.lab.workload.tokens import fixed_lengths
+from headrace.lab.workload.dataset import fixed_lengths
 from headrace.wiring.simulation import make_replica, roofline_machine
 
 

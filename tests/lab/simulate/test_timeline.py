@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headrace.lab.simulate.timeline import BUCKETS, Timeline
+from headrace.lab.simulate.tally import BUCKETS, Timeline
 
 
 def test_amounts_are_spread_over_the_time_that_they_cover():

@@ -3,11 +3,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.plan import Move, Row, StepPlan, Tier
-from headrace.lab.plan.devices import DeviceSpec
-from headrace.lab.plan.roofline import Replica
-from headrace.lab.plan.shapes import ModelShape
-from headrace.lab.simulate.device import Roofline
-from headrace.lab.simulate.work import StepWork, work_of
+from headrace.lab.plan.roofline import DeviceSpec, ModelShape, Replica
+from headrace.lab.simulate.runner import Roofline, StepWork, work_of
 
 ROWS = (
     Row(0, 9, 1, (), True),  # decodes at a context of 10

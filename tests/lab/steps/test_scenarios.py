@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from headrace.lab.steps.scenario import Asked, BadScenario, Scenario, name
-from headrace.lab.steps.tour import STOPS
+from headrace.lab.tour import STOPS, Asked, BadScenario, Scenario, name
 from headrace.wiring.films import simulated_steps, tour
 from tests.observe.steps.trace_events import check_order, check_trace
 

@@ -8,9 +8,8 @@ import pytest
 from headrace.lab.bench.record import Record
 from headrace.lab.bench.report import Run
 from headrace.lab.bench.stats import summarize
-from headrace.lab.plan.devices import H100
-from headrace.lab.plan.roofline import Replica
-from headrace.lab.plan.shapes import SHAPES
+from headrace.lab.plan.roofline import H100, SHAPES, Replica
+from headrace.lab.tuning import sweep_report as report
 from headrace.lab.tuning.sweep import (
     Axis,
     Lengths,
@@ -24,7 +23,6 @@ from headrace.lab.tuning.sweep import (
 )
 from headrace.lab.tuning.sweep_report import plot
 from headrace.lab.workload.work import Work
-from training.evaluate import report
 
 
 def run(seconds, blocks=10, tokens=10):

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from headrace.lab.workload.arrivals import poisson
-from headrace.lab.workload.chats import shared_system_prompt
-from headrace.lab.workload.dataset import DATASETS, BadDataset, Dataset
-from headrace.lab.workload.files import BadLine, jsonl
-from headrace.lab.workload.lengths import log_normal
-from headrace.lab.workload.tokens import long_among_decoders, shared_prefix
+from headrace.lab.workload.dataset import (
+    DATASETS,
+    BadDataset,
+    BadLine,
+    Dataset,
+    jsonl,
+    long_among_decoders,
+    shared_prefix,
+    shared_system_prompt,
+)
+from headrace.lab.workload.distributions import log_normal, poisson
 from headrace.lab.workload.work import Message
 
 DRAWN = [name for name in DATASETS if name not in ("jsonl", "trace")]

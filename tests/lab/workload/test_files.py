@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.lab.workload.files import BadLine, jsonl
+from headrace.lab.workload.dataset import BadLine, jsonl
 from headrace.lab.workload.work import Message
 
 

@@ -5,8 +5,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from headrace.lab.workload.arrivals import DEPTH, diurnal, gamma_process, modulated
-from headrace.lab.workload.lengths import length
+from headrace.lab.workload.distributions import DEPTH, diurnal, gamma_process, length, modulated
 from headrace.lab.workload.population import BadPopulation, calls, parse
 
 

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from headrace.lab.workload.call import Call, Span
-from headrace.lab.workload.synthesis import POOL_TOKENS, WIDE, Synthesis, replayed
+from headrace.lab.workload.call import POOL_TOKENS, WIDE, Call, Span, Synthesis, replayed
 
 NARROW = range(10, 500)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.lab.workload.call import Span
-from headrace.lab.workload.reshape import resampled, speedup
+from headrace.lab.workload.call import Span, resampled, speedup
 from headrace.lab.workload.traces import BadTrace, read_trace
 
 AZURE_2023 = (

@@ -13,7 +13,7 @@ from headrace.compute.kernels.stack import Stack
 from headrace.compute.kernels.triton import quantized
 from headrace.compute.kernels.triton.backend import TritonKernels
 from headrace.lab.plan.launches import KERNEL_ROWS, TORCH, TRITON, Kernels, few_bits
-from headrace.lab.plan.shapes import ModelShape
+from headrace.lab.plan.roofline import ModelShape
 from tests.compute.kernels import test_stack
 from tests.compute.kernels.pages import CPU, ORACLE
 from tests.compute.kernels.test_stack import BLOCK, DECODING, make, pages_for

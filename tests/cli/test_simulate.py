@@ -7,10 +7,9 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import app
-from headrace.cli.simulation import flags
+from headrace.cli import app, flags
 from headrace.config import ConfigError
-from headrace.lab.simulate.handover import Wire
+from headrace.lab.simulate.fleet import Wire
 from headrace.wiring.simulation import WIRE
 from tests.lab.calibration.test_values import CALIBRATION
 

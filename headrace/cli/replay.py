@@ -189,8 +189,8 @@ def _export(
     """Write the files; returns whether the replay agrees with the recording."""
     import json
 
+    from headrace.lab.recorded_steps import RecordedSteps
     from headrace.lab.replay.show import divergence_text
-    from headrace.lab.steps.recording import RecordedSteps
     from headrace.wiring.films import recorded_steps, recorded_trace
     from headrace.wiring.recording import make_engine_again
 

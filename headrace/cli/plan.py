@@ -6,28 +6,27 @@ import dataclasses
 import json
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+import headrace.cli.flags as flags
+from headrace.cli.flags import read_speculation, with_speculation
 from headrace.cli.options import duration, one_of
-from headrace.cli.output import show
-from headrace.cli.progress import progress
-from headrace.cli.simulation import flags
-from headrace.cli.simulation.confirm import Wanted, confirmation
-from headrace.cli.simulation.speculation import read_speculation
+from headrace.cli.output import progress, show
 from headrace.config import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from headrace.cli.output import Meter
     from headrace.lab.forced_acceptance import Speculation
-    from headrace.lab.plan.devices import DeviceSpec
-    from headrace.lab.plan.roofline import Precision
-    from headrace.lab.plan.search import Fleet, Verdict
-    from headrace.lab.plan.shapes import ModelShape
-    from headrace.lab.plan.supply import Supply
+    from headrace.lab.plan.capacity import Settings, Slo
+    from headrace.lab.plan.roofline import DeviceSpec, ModelShape, Precision, Replica
+    from headrace.lab.plan.search import Fleet, Supply, Trial, Verdict
+    from headrace.lab.simulate.fleet import Wire
     from headrace.lab.workload.call import Call
+
 
 SUPPLY = "Failures and spot machines"
 
@@ -159,10 +158,10 @@ def plan(
     Without a workload it prints memory, decoding, prefill and prices of one replica on each device, from rooflines.
     With --trace or --workload it also simulates fleets with the engine's own scheduler, cheapest first.
     """
-    from headrace.cli.simulation.simulate import read_calls, wire_of
+    from headrace.cli.flags import read_calls, wire_of
     from headrace.lab.plan.capacity import Slo
     from headrace.lab.plan.report import shape_line, sheet_table
-    from headrace.lab.plan.supply import Supply
+    from headrace.lab.plan.search import Supply
     from headrace.wiring.simulation import shape_of
 
     shape, precision, devices = shape_of(model), _precision(weights, kv), _devices(device, price or [])
@@ -196,7 +195,7 @@ def _described(shape: ModelShape, devices: Sequence[DeviceSpec], sheets: Sequenc
 
 def _at_rate(calls: list[Call], rate: float | None) -> list[Call]:
     """The workload, scaled to ``rate`` requests per second."""
-    from headrace.lab.workload.reshape import speedup
+    from headrace.lab.workload.call import speedup
 
     if rate is None:
         return calls
@@ -214,8 +213,8 @@ def _precision(weights: str, kv: str) -> Precision:
 
 
 def _devices(names: Sequence[str] | None, prices: Sequence[str]) -> list[DeviceSpec]:
-    from headrace.lab.plan.devices import DEVICES, UnknownDevice
-    from headrace.lab.plan.devices import device as known
+    from headrace.lab.plan.roofline import DEVICES, UnknownDevice
+    from headrace.lab.plan.roofline import device as known
 
     flag = "--device"
     try:
@@ -253,9 +252,9 @@ def _sheet(
 ) -> Any:
     """The data sheet of the smallest replica that holds the model; of one device if none does."""
     from headrace.lab.plan.capacity import Settings
+    from headrace.lab.plan.report import sheet
     from headrace.lab.plan.roofline import Replica
     from headrace.lab.plan.search import degrees
-    from headrace.lab.plan.sheet import sheet
 
     settings = Settings(max_num_seqs=256, max_num_batched_tokens=2048)
     sheets = [
@@ -287,7 +286,7 @@ def _search(
     shape: ModelShape, devices: Sequence[DeviceSpec], precision: Precision, wanted: Wanted
 ) -> tuple[Any, Verdict]:
     """The demand of a workload, and the cheapest fleet for it."""
-    from headrace.lab.plan.demand import BadDemand, demand
+    from headrace.lab.plan.capacity import BadDemand, demand
     from headrace.lab.plan.search import candidates, cheapest
     from headrace.wiring.simulation import ROUTINGS
 
@@ -335,3 +334,83 @@ def _verdict(verdict: Verdict, supply: Supply) -> dict[str, Any]:
         ],
         "refused": list(verdict.refused),
     }
+
+
+HOST_BYTES = 32 << 30
+"""Host memory for pulled blocks, for each device of a replica in a fleet with prefill replicas."""
+
+
+class Wanted(NamedTuple):
+    """The requirements of a fleet."""
+
+    calls: Sequence[Call]
+    slo: Slo
+    routing: str
+    max_devices: int
+    seed: int
+    speculation: Speculation | None
+    supply: Supply
+    split: bool
+    wire: Callable[[int], Wire]
+
+
+def confirmation(wanted: Wanted, longest: int, meter: Meter) -> Callable[[Fleet], Trial]:
+    """Returns a function that simulates a fleet with the server's engine and policies on a roofline device."""
+    from headrace.config import CacheOptions, SchedulerOptions
+    from headrace.core.request import Slo as RequestSlo
+    from headrace.lab.plan.report import fleet_text
+    from headrace.lab.plan.search import Trial, error_bound, prefill_replicas, simulated_replicas
+    from headrace.lab.simulate.outcome import outcome
+    from headrace.lab.simulate.runner import from_calls
+    from headrace.lab.workload.call import Synthesis, speedup
+    from headrace.wiring.simulation import make_fleet, roofline_machine
+
+    slo = wanted.slo
+
+    def confirm(fleet: Fleet) -> Trial:
+        settings: Settings = fleet.settings
+        replica: Replica = fleet.replica
+        meter.text = f"simulating {fleet_text(fleet)}"
+        plans = SchedulerOptions(
+            max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
+        )
+        plans = with_speculation(plans, wanted.speculation)
+        host = HOST_BYTES * replica.degree if fleet.prefill_share else 0
+        cache = CacheOptions(block_size=settings.block_size, kv_offload_bytes=host)
+        machine = roofline_machine(replica, cache, plans, longest + settings.block_size)
+        sample = simulated_replicas(fleet.replicas)
+        simulated = make_fleet(
+            *(plans, cache, machine),
+            replicas=sample,
+            prefill=prefill_replicas(sample, fleet.prefill_share),
+            wire=wanted.wire(replica.degree),
+            routing=wanted.routing,
+            speculation=wanted.speculation,
+            with_rows=True,
+        )
+        targets = RequestSlo(slo.ttft, slo.tpot)
+        calls = speedup(wanted.calls, sample / fleet.replicas)
+        simulated.run(from_calls(calls, Synthesis(seed=wanted.seed), slo=targets))
+        result = outcome(simulated.tally, {"ttft": slo.ttft, "tpot": slo.tpot})
+        summary = result.summary
+        return Trial(
+            attained=(summary.goodput or 0.0) * summary.seconds / summary.requests,
+            ttft_p95=summary.ttft.p95,
+            tpot_p95=summary.tpot.p95,
+            output_tokens_per_second=summary.output_tokens_per_second * fleet.replicas / sample,
+            preemptions=result.facts["preemptions"],
+            error=error_bound([_met(row, slo) for row in sorted(simulated.tally.rows, key=_arrival)]),
+        )
+
+    return confirm
+
+
+def _arrival(row: Mapping[str, Any]) -> float:
+    return float(row["arrived_seconds"])
+
+
+def _met(row: Mapping[str, Any], slo: Slo) -> bool:
+    """Whether a simulated request met both targets. A failed one has no TTFT; a single token has no TPOT to miss."""
+    ttft = float(row.get("ttft_seconds", math.inf))
+    tpot = float(row.get("tpot_seconds") or 0.0)
+    return ttft <= slo.ttft and tpot <= slo.tpot

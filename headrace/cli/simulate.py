@@ -6,29 +6,30 @@ Several policies are simulated one after the other over the same requests, and c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.cli.experiment import read_experiment
+import headrace.cli.flags as flags
+from headrace.cli.experiment import describe, read_experiment
+from headrace.cli.flags import read_calls, read_speculation, wire_of, with_speculation
 from headrace.cli.options import one_of, with_options
-from headrace.cli.output import check_export
+from headrace.cli.output import check_export, progress, show, writing, written
 from headrace.cli.output import export as write_rows
-from headrace.cli.progress import progress
-from headrace.cli.simulation import flags
-from headrace.cli.simulation.report import plot_runs, show_runs, write_runs
-from headrace.cli.simulation.speculation import read_speculation, with_speculation
-from headrace.cli.simulation.trial import Trial
 from headrace.config import CacheOptions, ConfigError, Options, SchedulerOptions
 
 if TYPE_CHECKING:
+    from headrace.core.engine import Engine
     from headrace.lab.forced_acceptance import Speculation
-    from headrace.lab.simulate.handover import Wire
-    from headrace.lab.simulate.outcome import Outcome
+    from headrace.lab.simulate.fleet import Wire
+    from headrace.lab.simulate.outcome import Outcome, Part
+    from headrace.lab.simulate.replica import Steering
     from headrace.lab.workload.call import Call
     from headrace.wiring.simulation import Machine
+
 
 COMPARED = ("scheduling_policy", "queue_order", "admission_policy", "victim_policy", "eviction_policy")
 """Options that may be repeated: each combination is simulated."""
@@ -146,13 +147,6 @@ def simulate(
     write_rows(export, rows)
 
 
-def wire_of(gigabytes: float, latency: float, at_once: bool, degree: int) -> Wire:
-    """The connection of a replica of ``degree`` devices."""
-    from headrace.lab.simulate.handover import Wire
-
-    return Wire(latency, 1e9 * gigabytes * degree, at_once)
-
-
 def _pools(prefill: Sequence[int], replicas: int) -> Sequence[int]:
     for count in prefill:
         if count >= replicas:
@@ -230,8 +224,8 @@ def _simulate(
     from headrace.core.request import Slo
     from headrace.core.tenancy.gate import Limits
     from headrace.lab.simulate.outcome import outcome
-    from headrace.lab.simulate.requests import from_calls
-    from headrace.lab.workload.synthesis import Synthesis
+    from headrace.lab.simulate.runner import from_calls
+    from headrace.lab.workload.call import Synthesis
     from headrace.wiring.simulation import ROUTINGS, make_fleet
 
     calls = load.calls()
@@ -261,9 +255,8 @@ def _simulate(
 
 def _machine(options: Options, on: MachineFlags) -> tuple[Options, Machine]:
     """The machine, and the options with the device's own default of ``max_num_seqs`` where none was chosen."""
-    from headrace.lab.plan.devices import UnknownDevice
-    from headrace.lab.plan.devices import device as device_spec
-    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica
+    from headrace.lab.plan.roofline import KV_BYTES, WEIGHTS, Replica, UnknownDevice
+    from headrace.lab.plan.roofline import device as device_spec
     from headrace.wiring.simulation import calibrated_machine, read_calibration, roofline_machine, shape_of
 
     if on.calibration is not None:
@@ -313,58 +306,143 @@ def _settings(run: SimulatedRun, fleet: FleetFlags, load: LoadFlags) -> dict[str
     }
 
 
-def read_calls(
-    trace: Path | None,
-    workload: Collection[str],
-    requests: int | None,
-    faster: float,
-    seed: int,
-    *,
-    resample: bool = False,
-    trace_flag: str = "--trace",
-) -> Iterator[Call]:
-    """The requests of a trace or of a synthetic workload, as the flags say; errors name the trace by ``trace_flag``.
+class Trial:
+    """An experiment that is run in virtual time, on each replica."""
 
-    Raises:
-        ConfigError: neither or both flags, or a file that cannot be read or has no requests. A bad line is reported
-            when it is reached.
-    """
-    from headrace.lab.workload import population
-    from headrace.lab.workload.reshape import resampled, speedup
-    from headrace.lab.workload.traces import BadTrace, read_trace
+    def __init__(self, body: dict[str, Any]) -> None:
+        from headrace.wiring.dry_run import Trial
 
-    if (trace is None) == (not workload):
-        raise ConfigError("give the requests with either --trace FILE or --workload (see --help)")
-    if resample and (trace is None or requests is None):
-        raise ConfigError("--resample draws --requests from a --trace: it needs both")
-    calls: Iterable[Call]
+        self._trial = Trial(body)
+
+    def steer(self, plans: SchedulerOptions, engine: Engine) -> Steering:
+        """Starts the experiment on an engine.
+
+        Raises:
+            ConfigError: a field of the experiment is invalid.
+        """
+        from headrace.core.request import InvalidParameter
+
+        try:
+            return self._trial.steer(plans, engine)
+        except InvalidParameter as error:
+            raise ConfigError(f"--experiment: {error}") from None
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The experiment of each replica, as the server reports it."""
+        return [each.report() for each in self._trial.experiments]
+
+    def lines(self, name: str) -> list[str]:
+        """The results as lines."""
+        return [
+            f"experiment, {name}",
+            *(line for each in self.reports() for line in describe(each)),
+        ]
+
+
+SHOWN_PARTS = 30
+"""Maximum number of tenants in the table; the JSON has all of them."""
+
+FULL_PERCENT = 5.0
+"""Share of the time with all slots taken, above which they count as a limit."""
+
+IDLE_PERCENT = 80.0
+"""Use of the KV cache below which memory does not count as the limit."""
+
+MOST_SLOTS = 4096
+"""The largest value of ``--max-num-seqs``."""
+
+
+def show_runs(runs: Sequence[SimulatedRun], title: str) -> None:
+    """The runs side by side, then each one's classes and tenants."""
+    from headrace.lab.bench.report import Run, table
+
+    columns = []
+    for run in runs:
+        failures = {f"rejected: {reason}": count for reason, count in run.outcome.failures.items()}
+        slots = {"max_num_seqs": run.scheduler.max_num_seqs}
+        facts = {**slots, **run.outcome.facts, **failures}
+        columns.append(Run(run.name, (), run.outcome.summary, facts))
+    show(table(columns, title))
+    for run in runs:
+        for kind, parts in (("class", run.outcome.classes), ("tenant", run.outcome.tenants)):
+            if len(parts) > 1:
+                _show_parts(f"{run.name}: per {kind}", parts)
+    for run in runs:
+        if (text := hint(run)) is not None:
+            show(text)
+
+
+def hint(run: SimulatedRun) -> str | None:
+    """Advice if ``--max-num-seqs``, not memory, limits the run; otherwise None."""
+    facts, slots = run.outcome.facts, run.scheduler.max_num_seqs
+    full, used = facts["slots_full_percent"], facts["kv_used_percent_peak"]
+    if full < FULL_PERCENT or used > IDLE_PERCENT or slots == MOST_SLOTS:
+        return None
+    more = min(MOST_SLOTS, int(slots * IDLE_PERCENT / max(used, 1.0)))
+    return (
+        f"hint: {run.name}: all {slots} slots were taken during {full:.0f} % of the time while requests waited, and "
+        f"at most {used:.0f} % of the KV cache was used. Slots are the limit, not memory: try --max-num-seqs {more}"
+    )
+
+
+def _show_parts(title: str, parts: Sequence[Part]) -> None:
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    columns = ("", "requests", "failed", "output tokens", "TTFT p50 ms", "TTFT p99 ms")
+    for column in (*columns, "TPOT p50 ms", "TPOT p99 ms", "within SLO"):
+        shown.add_column(column, justify="right" if column else "left")
+    for part in sorted(parts, key=lambda part: -part.requests)[:SHOWN_PARTS]:
+        shown.add_row(
+            part.name,
+            f"{part.requests:,}",
+            f"{part.failed:,}",
+            f"{part.output_tokens:,}",
+            *(f"{1e3 * value:.1f}" for each in (part.ttft, part.tpot) for value in (each.p50, each.p99)),
+            "-" if part.attained is None else f"{100 * part.attained:.1f} %",
+        )
+    show(shown)
+
+
+def write_runs(runs: Sequence[SimulatedRun], settings: Mapping[str, Any], path: Path) -> None:
+    """Writes the runs as JSON: a single run as the document, several by name under ``runs``."""
+    from headrace.lab.bench import report
+
+    documents = {run.name: _document(run, settings) for run in runs}
+    content = documents[runs[0].name] if len(runs) == 1 else {"settings": settings, "runs": documents}
+    with writing("--output", path):
+        report.write(path, report.plain(content))
+    written(path)
+
+
+def _document(run: SimulatedRun, settings: Mapping[str, Any]) -> dict[str, Any]:
+    outcome = run.outcome
+    return {
+        "settings": {
+            **settings,
+            "cache": asdict(run.cache),
+            "scheduler": asdict(run.scheduler),
+        },
+        "summary": asdict(outcome.summary),
+        "facts": outcome.facts,
+        "failures": outcome.failures,
+        "classes": [asdict(part) for part in outcome.classes],
+        "tenants": [asdict(part) for part in outcome.tenants],
+        "timeline": outcome.timeline,
+        "experiments": run.experiments,
+    }
+
+
+def plot_runs(runs: Sequence[SimulatedRun], folder: Path, title: str) -> None:
+    """Writes the plots of all runs into a folder."""
+    from headrace.lab.plots import plot_outcomes
+    from headrace.plots import NoPlots
+
     try:
-        if trace is None:
-            tenants = [population.parse(text) for text in workload]
-            calls = population.calls(tenants, requests or 1000, seed)
-        elif resample:
-            calls = resampled(list(read_trace(trace)), requests or 0, seed)
-        else:
-            with trace.open():  # a missing file is reported now, not in the middle
-                calls = read_trace(trace, requests)
-        return _readable(speedup(calls, faster), f"{trace_flag} {trace}")
-    except OSError as error:
-        raise ConfigError(
-            f"{trace_flag} {trace} cannot be read: {(error.strerror or str(error)).lower()}"
-        ) from None
-    except (BadTrace, population.BadPopulation, ValueError) as error:
-        raise ConfigError(str(error)) from None
-
-
-def _readable(calls: Iterator[Call], source: str) -> Iterator[Call]:
-    from headrace.lab.workload.traces import BadTrace
-
-    empty = True
-    try:
-        for call in calls:
-            empty = False
-            yield call
-    except BadTrace as error:
-        raise ConfigError(str(error)) from None
-    if empty:
-        raise ConfigError(f"{source} has no requests with a prompt and an output")
+        with writing("--plot", folder), progress("plotting"):
+            paths = plot_outcomes({run.name: run.outcome for run in runs}, folder, title)
+    except NoPlots as missing:
+        show(str(missing))
+        return
+    for path in paths:
+        written(path)

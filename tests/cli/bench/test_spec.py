@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.lab.bench.spec import BadSpec, parse
+from headrace.cli.bench.targets import BadSpec, parse
 
 
 def test_targets_are_named_on_a_command_line() -> None:
