@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace.compute.adopted.attention import Layer, PagedStep, heard_by
 from headrace.compute.adopted.states import SequenceStates
@@ -19,10 +19,37 @@ from headrace.compute.model.shape import ModelShape
 from headrace.compute.model.spec import ModelError
 
 
-def cut(model: Any, run: Callable[[], object]) -> AdoptedModel:
-    """Cut a model behind its body: the first module that is called with the tokens of a pass.
+def takes_positions(body: nn.Module) -> bool:
+    """Whether the positions of a body's tokens can be given."""
+    return _is_given_positions(body) or bool(_tables_of_positions(body))
 
-    If that is a whole language model inside, it is cut instead.
+
+def first_position(model: Any, longest: int) -> int:
+    """The position of a sequence's first token: RoBERTa's table begins behind the position of its padding.
+
+    ``longest`` is the number of positions in its config. The check at start compares the logits.
+    """
+    words = model.get_input_embeddings()
+    for module in model.modules():
+        plain = isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
+        if plain and module is not words and module.num_embeddings == longest:
+            return 0 if module.padding_idx is None else int(module.padding_idx) + 1
+    return 0
+
+
+def _is_given_positions(module: nn.Module) -> bool:
+    return "position_ids" in inspect.signature(module.forward).parameters
+
+
+def _tables_of_positions(body: nn.Module) -> list[nn.Module]:
+    """The modules of a body that embed positions [T], which they count themselves if they are given none."""
+    return [each for each in body.modules() if isinstance(each, nn.Embedding) and _is_given_positions(each)]
+
+
+def cut(model: Any, run: Callable[[], object], first: int = 0) -> AdoptedModel:
+    """Cut a model behind its body: the first module that is called with the tokens of a pass and takes positions.
+
+    If that is a whole language model inside, it is cut instead. ``first`` is the position of a first token.
 
     Raises:
         ModelError: the model calls no module with all its tokens and positions.
@@ -31,7 +58,8 @@ def cut(model: Any, run: Callable[[], object]) -> AdoptedModel:
 
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = kwargs.get("input_ids", args[0] if args else None)
-        if isinstance(given, Tensor) and not given.is_floating_point():
+        whole = isinstance(given, Tensor) and not given.is_floating_point()
+        if whole and not isinstance(module, nn.Embedding):
             bodies.append(module)
 
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
@@ -44,10 +72,10 @@ def cut(model: Any, run: Callable[[], object]) -> AdoptedModel:
         del bodies[0]
     while bodies and getattr(bodies[0], "lm_head", None) is not None:
         model = bodies.pop(0)
-    body = bodies[0] if bodies else None
-    if body is None or "position_ids" not in inspect.signature(body.forward).parameters:
+    body = next((each for each in bodies if _is_given_positions(each)), bodies[0] if bodies else None)
+    if body is None or not takes_positions(body):
         raise ModelError("it has no body that takes tokens and their positions")
-    return AdoptedModel(model, body)
+    return AdoptedModel(model, body, first)
 
 
 class States:
@@ -71,11 +99,25 @@ class AdoptedModel:
     states and logits is done here too.
     """
 
-    def __init__(self, model: Any, body: Any) -> None:
+    def __init__(self, model: Any, body: Any, first: int) -> None:
         self.model = model
+        self._first = first
         self._body = body.forward
         self._states: Tensor | None = None
+        self._positions: Tensor | None = None
+        self._given_positions = _is_given_positions(body)
+        if not self._given_positions:
+            for table in _tables_of_positions(body):
+                table.forward = self._placed(table.forward)  # type: ignore[method-assign]
         body.forward = self._given
+
+    def _placed(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A table of positions that is given those of the step."""
+
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            return plain(*args, **kwargs | {"position_ids": self._positions})
+
+        return forward
 
     def _given(self, *_: Any, **__: Any) -> States:
         assert self._states is not None
@@ -83,11 +125,10 @@ class AdoptedModel:
 
     def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The last hidden states [T, hidden] of one packed row of int64 tokens and positions [T]."""
+        self._positions = positions + self._first if self._first else positions
+        given = {"position_ids": self._positions[None]} if self._given_positions else {}
         found = self._body(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            attention_mask=torch.ones_like(tokens)[None],
-            use_cache=False,
+            input_ids=tokens[None], attention_mask=torch.ones_like(tokens)[None], use_cache=False, **given
         )
         states: Tensor = found.last_hidden_state[0]
         return states
