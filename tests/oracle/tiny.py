@@ -120,6 +120,10 @@ _BY_LAYER_TYPE = {
     },
 }
 """A rotation for each type of layer, which the default config lacks."""
+_PICTURES: dict[str, Any] = {
+    "vocabulary_map": {"<image>": 255, "IMGIMGAZ": 254},
+    "vq_config": {"base_channels": 32, "num_embeddings": 64, "codebook_size": 64},
+}
 _OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": _MIXED, "layers_block_type": _MIXED},
@@ -170,13 +174,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "out_hidden_size": 64,
         "audio_config": {"hidden_sizes": [16, 16, 32, 32], "out_hidden_size": 64},
     },
-    **dict.fromkeys(
-        ("chameleon", "emu3"),
-        {
-            "vocabulary_map": {"<image>": 255, "IMGIMGAZ": 254},
-            "vq_config": {"base_channels": 32, "num_embeddings": 64, "codebook_size": 64},
-        },
-    ),
+    **dict.fromkeys(("chameleon", "emu3"), _PICTURES),
     "janus": {"vq_config": {"base_channels": 32, "num_embeddings": 64}},
 }
 """What the rules do not get right."""

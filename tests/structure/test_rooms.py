@@ -25,7 +25,6 @@ KNOTS: dict[str, set[str]] = {
     "headrace.compute": {
         *("gguf", "grammar", "kernels", "kv", "model", "quantization", "results", "sampling", "slots"),
     },
-    "headrace.compute.adopted": {"attention", "states"},
     "headrace.compute.kernels.triton": {"backend", "stack"},
     "headrace.observe": {"cache_ledger", "cost", "tenant_savings"},
     "headrace.tuning": {"experiments", "steering", "tuner"},

@@ -24,7 +24,13 @@ from torch import Tensor, nn
 
 from headrace.compute.adopted.agreement import Rows, check_agreement, first_step, sample_rows
 from headrace.compute.adopted.attention import NAME, Layer, Recording, heard_by, register
-from headrace.compute.adopted.decoder import AdoptedDecoder, AdoptedModel, cut, first_position, takes_positions
+from headrace.compute.adopted.decoder import (
+    AdoptedDecoder,
+    AdoptedModel,
+    cut,
+    first_position,
+    takes_positions,
+)
 from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.adopted.modules import replace as replace_modules

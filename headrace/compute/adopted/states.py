@@ -18,28 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headrace.compute.adopted.attention import listener
+from headrace.compute.adopted.attention import Mixing, listener
 from headrace.compute.batch import Batch
 
 _UNKNOWN = -1
-
-
-class Mixing(NamedTuple):
-    """One call of a mixer: its own forward pass and the arguments; ``hidden`` [1, T, hidden] is one of them."""
-
-    module: Any
-    plain: Callable[..., Any]
-    arguments: inspect.BoundArguments
-
-    def run(self, hidden: Tensor, cache: Any) -> Tensor:
-        """The output [R, L, hidden] for rows [R, L, hidden] whose states are in a cache."""
-        given = self.arguments.arguments
-        given |= {"hidden_states": hidden, "cache": cache}
-        if "attention_mask" in given:
-            given["attention_mask"] = None
-        found = self.plain(*self.arguments.args, **self.arguments.kwargs)
-        out: Tensor = found[0] if isinstance(found, tuple) else found
-        return out
 
 
 class _Group(NamedTuple):
