@@ -112,7 +112,7 @@ class AdoptedModel:
         self._given_positions = _is_given_positions(body)
         if not self._given_positions:
             for table in _tables_of_positions(body):
-                table.forward = self._placed(table.forward)  # type: ignore[method-assign]
+                table.forward = self._placed(table.forward)
         body.forward = self._given
 
     def _placed(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
