@@ -27,7 +27,7 @@ _AUTO = {"causal": AutoModelForCausalLM, "image-text": AutoModelForImageTextToTe
 _MOST_PARAMETERS = 30_000_000
 
 _SIZES: tuple[tuple[str, int], ...] = (
-    (r"vocab_size(_per_layer_input)?", 256),
+    (r"(unpadded_)?vocab_size(_per_layer_input)?", 256),
     (r"hidden_size|n_embd|d_model|dim|embedding_size|hidden_dim|model_dim|lru_width|conv_dim|embed_dim", 64),
     (r"(text|vision|out|word_embed|projection)_?(hidden_size|proj_dim|dim)|projection_dim", 64),
     (
@@ -114,6 +114,16 @@ def _sections(*sizes: int) -> dict[str, Any]:
 
 
 _IN_TEXT = {"text_config": _sections(2, 3, 3)}
+_BY_LAYER_TYPE = {
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")
+    },
+}
+"""A rotation for each type of layer, which the default config lacks."""
+_PICTURES: dict[str, Any] = {
+    "vocabulary_map": {"<image>": 255, "IMGIMGAZ": 254},
+    "vq_config": {"base_channels": 32, "num_embeddings": 64, "codebook_size": 64},
+}
 _OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": _MIXED, "layers_block_type": _MIXED},
@@ -143,6 +153,29 @@ _OWN: dict[str, dict[str, Any]] = {
         _MLA,
     ),
     **dict.fromkeys(("glm_moe_dsa", "minicpm3"), _MLA),
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
+    "bailing_hybrid": {"num_group": 2, "n_group": 2},
+    "cohere_compass_text": _BY_LAYER_TYPE,
+    "cohere_compass": {"text_config": _BY_LAYER_TYPE},
+    "step3p7": {"text_config": {"sliding_window": 16, "share_expert_dim": 32, "n_routed_experts": 4}},
+    "hunyuan_vl": {"text_config": {"head_dim": 16}},
+    "kimi_k25": {"text_config": _MLA},
+    "mistral4": {"text_config": _MLA},
+    "granite4_vision": {"deepstack_layer_map": [[-2, 1]], "spatial_target_layers": [2, 3]},
+    "cosmos3_edge": _IN_TEXT,
+    "ernie4_5_vl_moe": {"text_config": _sections(3, 3, 2)},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", *["sparse"] * 3], "num_experts_per_tok": 2},
+    },
+    "molmo2": {"adapter_config": {"vision_feature_layer": [3, 2]}},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    "muse_spark": {
+        "projector_hidden_size": 64,
+        "out_hidden_size": 64,
+        "audio_config": {"hidden_sizes": [16, 16, 32, 32], "out_hidden_size": 64},
+    },
+    **dict.fromkeys(("chameleon", "emu3"), _PICTURES),
+    "janus": {"vq_config": {"base_channels": 32, "num_embeddings": 64}},
 }
 """What the rules do not get right."""
 

@@ -15,11 +15,6 @@ MAX_FUNCTION_LINES = 60
 SMALL = 4
 """Files of a package that needs no map."""
 
-KNOTS: dict[str, set[str]] = {
-    "headrace.compute.adopted": {"attention", "states"},
-}
-"""Neighbours that still import each other; the table only becomes shorter."""
-
 ROOMS = sorted({path.parent for path in SOURCES})
 
 
@@ -91,11 +86,7 @@ def neighbours(package: str) -> dict[str, set[str]]:
 @pytest.mark.parametrize("package", sorted(name for name in PACKAGES if name != "headrace"))
 def test_each_package_has_floors(package):
     """The files and folders of a package can be put in an order in which each imports only those before it."""
-    graph = neighbours(package)
-    knot = KNOTS.get(package, set())
-    loose = {name: {other for other in others if not {name, other} <= knot} for name, others in graph.items()}
-    assert not circles(loose)
-    assert not knot or circles(graph), "the knot is undone: delete its line"
+    assert not circles(neighbours(package))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=names)

@@ -1,4 +1,4 @@
-"""Attention and masks of transformers' models, by the kernels and over the pages of this project.
+"""Attention, masks and mixers of transformers' models: their calls, and who computes them in a forward pass.
 
 transformers calls `attend` for every layer of a model whose ``attn_implementation`` is `NAME`, and `Mask` where a model
 creates a mask. A mask here is its predicate: `window_of` reads from it which keys a token attends to. What kernels do
@@ -7,24 +7,19 @@ not compute is refused when the calls of a model are recorded, before it serves.
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.kernels import HeadShape, Kernels, Pages
-from headrace.compute.kernels.reference import TorchKernels
+from headrace.compute.kernels import HeadShape
 from headrace.compute.model.shape import LayerShape
-
-if TYPE_CHECKING:
-    from headrace.compute.adopted.states import Mixing, SequenceStates
 
 NAME = "headrace"
 
@@ -67,6 +62,24 @@ class Attended(NamedTuple):
     scale: float
     softcap: float | None
     sinks: Tensor | None
+
+
+class Mixing(NamedTuple):
+    """One call of a mixer: its own forward pass and the arguments; ``hidden`` [1, T, hidden] is one of them."""
+
+    module: Any
+    plain: Callable[..., Any]
+    arguments: inspect.BoundArguments
+
+    def run(self, hidden: Tensor, cache: Any) -> Tensor:
+        """The output [R, L, hidden] for rows [R, L, hidden] whose states are in a cache."""
+        given = self.arguments.arguments
+        given |= {"hidden_states": hidden, "cache": cache}
+        if "attention_mask" in given:
+            given["attention_mask"] = None
+        found = self.plain(*self.arguments.args, **self.arguments.kwargs)
+        out: Tensor = found[0] if isinstance(found, tuple) else found
+        return out
 
 
 class Listener(Protocol):
@@ -234,84 +247,3 @@ def _keys(mask: Mask, position: int, longest: int) -> range:
     if end - first != len(found):
         raise ModelError("a mask of it has gaps")
     return range(first, end)
-
-
-class PagedStep:
-    """The attention of one step: writes keys and values of its rows to their pages, and attends to all before.
-
-    Calls must come in the order of ``layers``. With ``states`` a step cannot be interrupted, because they advance with
-    each layer.
-    """
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        layers: Sequence[Layer],
-        batch: Batch,
-        pages: Sequence[Pages],
-        states: SequenceStates | None,
-    ) -> None:
-        self.batch = batch if states is None else replace(batch, interrupt=None)
-        self.kept: dict[object, Any] = {}  # what layers share in this step
-        self._kernels = kernels
-        self._layers = layers
-        self._pages = pages
-        self._plans: dict[tuple[object, int | None], Any] = {}
-        self._next = 0
-        self._states = states
-        if states is not None:
-            states.begin(batch)
-        # A rotation of two features by nothing: transformers has rotated already.
-        still = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]], device=batch.tokens.device)
-        self._rotation = still.expand(len(batch.tokens), 2, 2).contiguous()
-
-    def attend(self, call: Attended) -> Tensor:
-        """The next layer."""
-        layer, pages = self.take(call.module)
-        shape, window = layer.shape
-        parts = [_widened(part, shape.head_dim) for part in (call.queries, call.keys, call.values)]
-        packed = torch.cat(parts, 1).flatten(1)
-        kernels: Any = _WITH_SINKS if layer.sinks else self._kernels
-        slots, plan = self.batch.slot_mapping, self._plan(kernels, window, packed.dtype)
-        queries = kernels.rope_write_kv(packed, shape, self._rotation, None, 1e-6, slots, pages)
-        sinks = {"sinks": call.sinks} if layer.sinks else {}
-        out: Tensor = kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, **sinks)
-        return out.view(-1, shape.heads, shape.head_dim)[..., : layer.value_dim]
-
-    def take(self, module: torch.nn.Module) -> tuple[Layer, Pages]:
-        """The next layer and its pages, which must be that of ``module``."""
-        if self.batch.interrupt is not None and self.batch.interrupt.is_set():
-            raise StepInterrupted
-        if self._next == len(self._layers) or self._layers[self._next].module is not module:
-            raise RuntimeError("layers call attention in another order than at start")
-        layer, pages = self._layers[self._next], self._pages[self._next]
-        self._next += 1
-        return layer, pages
-
-    def mix(self, call: Mixing) -> Tensor:
-        """The output of a mixer for all rows."""
-        if self._states is None:
-            raise RuntimeError("a mixer without states")
-        return self._states.mix(call)
-
-    def end(self) -> None:
-        """Raise RuntimeError if layers are missing."""
-        if self._next != len(self._layers):
-            raise RuntimeError(f"{self._next} of {len(self._layers)} layers called attention")
-        if self._states is not None:
-            self._states.end()
-
-    def _plan(self, kernels: Any, window: int | None, dtype: torch.dtype) -> Any:
-        key = kernels.name, window
-        if key not in self._plans:
-            self._plans[key] = kernels.plan_attention(self.batch, window, dtype)
-        return self._plans[key]
-
-
-_WITH_SINKS = TorchKernels()
-"""Attention sinks are computed by the reference alone."""
-
-
-def _widened(part: Tensor, width: int) -> Tensor:
-    """Heads [T, H, D] with zeros behind their features."""
-    return part if part.shape[-1] == width else F.pad(part, (0, width - part.shape[-1]))

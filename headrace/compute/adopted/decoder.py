@@ -4,25 +4,55 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from headrace.compute.adopted.attention import Layer, PagedStep, heard_by
+from headrace.compute.adopted.attention import Attended, Layer, Mixing, heard_by
 from headrace.compute.adopted.states import SequenceStates
-from headrace.compute.batch import Batch
+from headrace.compute.batch import Batch, StepInterrupted
 from headrace.compute.checkpoint import ModelError
-from headrace.compute.kernels import Kernels
+from headrace.compute.kernels import Kernels, Pages
+from headrace.compute.kernels.reference import TorchKernels
 from headrace.compute.model.decoder import ModelDecoder
 from headrace.compute.model.kv import PagedKV
 from headrace.compute.model.shape import ModelShape
 
 
-def cut(model: Any, run: Callable[[], object]) -> AdoptedModel:
-    """Cut a model behind its body: the first module that is called with the tokens of a pass.
+def takes_positions(body: nn.Module) -> bool:
+    """Whether the positions of a body's tokens can be given."""
+    return _is_given_positions(body) or bool(_tables_of_positions(body))
 
-    If that is a whole language model inside, it is cut instead.
+
+def first_position(model: Any, longest: int) -> int:
+    """The position of a sequence's first token: RoBERTa's table begins behind the position of its padding.
+
+    ``longest`` is the number of positions in its config. The check at start compares the logits.
+    """
+    words = model.get_input_embeddings()
+    for module in model.modules():
+        plain = isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
+        if plain and module is not words and module.num_embeddings == longest:
+            return 0 if module.padding_idx is None else int(module.padding_idx) + 1
+    return 0
+
+
+def _is_given_positions(module: nn.Module) -> bool:
+    return "position_ids" in inspect.signature(module.forward).parameters
+
+
+def _tables_of_positions(body: nn.Module) -> list[nn.Module]:
+    """The modules of a body that embed positions [T], which they count themselves if they are given none."""
+    return [each for each in body.modules() if isinstance(each, nn.Embedding) and _is_given_positions(each)]
+
+
+def cut(model: Any, run: Callable[[], object], first: int = 0) -> AdoptedModel:
+    """Cut a model behind its body: the first module that is called with the tokens of a pass and takes positions.
+
+    If that is a whole language model inside, it is cut instead. ``first`` is the position of a first token.
 
     Raises:
         ModelError: the model calls no module with all its tokens and positions.
@@ -31,7 +61,8 @@ def cut(model: Any, run: Callable[[], object]) -> AdoptedModel:
 
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = kwargs.get("input_ids", args[0] if args else None)
-        if isinstance(given, Tensor) and not given.is_floating_point():
+        whole = isinstance(given, Tensor) and not given.is_floating_point()
+        if whole and not isinstance(module, nn.Embedding):
             bodies.append(module)
 
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
@@ -44,10 +75,10 @@ def cut(model: Any, run: Callable[[], object]) -> AdoptedModel:
         del bodies[0]
     while bodies and getattr(bodies[0], "lm_head", None) is not None:
         model = bodies.pop(0)
-    body = bodies[0] if bodies else None
-    if body is None or "position_ids" not in inspect.signature(body.forward).parameters:
+    body = next((each for each in bodies if _is_given_positions(each)), bodies[0] if bodies else None)
+    if body is None or not takes_positions(body):
         raise ModelError("it has no body that takes tokens and their positions")
-    return AdoptedModel(model, body)
+    return AdoptedModel(model, body, first)
 
 
 class States:
@@ -71,11 +102,25 @@ class AdoptedModel:
     states and logits is done here too.
     """
 
-    def __init__(self, model: Any, body: Any) -> None:
+    def __init__(self, model: Any, body: Any, first: int) -> None:
         self.model = model
+        self._first = first
         self._body = body.forward
         self._states: Tensor | None = None
+        self._positions: Tensor | None = None
+        self._given_positions = _is_given_positions(body)
+        if not self._given_positions:
+            for table in _tables_of_positions(body):
+                table.forward = self._placed(table.forward)
         body.forward = self._given
+
+    def _placed(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A table of positions that is given those of the step."""
+
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            return plain(*args, **kwargs | {"position_ids": self._positions})
+
+        return forward
 
     def _given(self, *_: Any, **__: Any) -> States:
         assert self._states is not None
@@ -83,11 +128,10 @@ class AdoptedModel:
 
     def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The last hidden states [T, hidden] of one packed row of int64 tokens and positions [T]."""
+        self._positions = positions + self._first if self._first else positions
+        given = {"position_ids": self._positions[None]} if self._given_positions else {}
         found = self._body(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            attention_mask=torch.ones_like(tokens)[None],
-            use_cache=False,
+            input_ids=tokens[None], attention_mask=torch.ones_like(tokens)[None], use_cache=False, **given
         )
         states: Tensor = found.last_hidden_state[0]
         return states
@@ -101,6 +145,87 @@ class AdoptedModel:
         finally:
             self._states = None
         return found
+
+
+class PagedStep:
+    """The attention of one step: writes keys and values of its rows to their pages, and attends to all before.
+
+    Calls must come in the order of ``layers``. With ``states`` a step cannot be interrupted, because they advance with
+    each layer.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        layers: Sequence[Layer],
+        batch: Batch,
+        pages: Sequence[Pages],
+        states: SequenceStates | None,
+    ) -> None:
+        self.batch = batch if states is None else replace(batch, interrupt=None)
+        self.kept: dict[object, Any] = {}  # what layers share in this step
+        self._kernels = kernels
+        self._layers = layers
+        self._pages = pages
+        self._plans: dict[tuple[object, int | None], Any] = {}
+        self._next = 0
+        self._states = states
+        if states is not None:
+            states.begin(batch)
+        # A rotation of two features by nothing: transformers has rotated already.
+        still = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]], device=batch.tokens.device)
+        self._rotation = still.expand(len(batch.tokens), 2, 2).contiguous()
+
+    def attend(self, call: Attended) -> Tensor:
+        """The next layer."""
+        layer, pages = self.take(call.module)
+        shape, window = layer.shape
+        parts = [_widened(part, shape.head_dim) for part in (call.queries, call.keys, call.values)]
+        packed = torch.cat(parts, 1).flatten(1)
+        kernels: Any = _WITH_SINKS if layer.sinks else self._kernels
+        slots, plan = self.batch.slot_mapping, self._plan(kernels, window, packed.dtype)
+        queries = kernels.rope_write_kv(packed, shape, self._rotation, None, 1e-6, slots, pages)
+        sinks = {"sinks": call.sinks} if layer.sinks else {}
+        out: Tensor = kernels.paged_attention(queries, pages, plan, call.scale, call.softcap, **sinks)
+        return out.view(-1, shape.heads, shape.head_dim)[..., : layer.value_dim]
+
+    def take(self, module: torch.nn.Module) -> tuple[Layer, Pages]:
+        """The next layer and its pages, which must be that of ``module``."""
+        if self.batch.interrupt is not None and self.batch.interrupt.is_set():
+            raise StepInterrupted
+        if self._next == len(self._layers) or self._layers[self._next].module is not module:
+            raise RuntimeError("layers call attention in another order than at start")
+        layer, pages = self._layers[self._next], self._pages[self._next]
+        self._next += 1
+        return layer, pages
+
+    def mix(self, call: Mixing) -> Tensor:
+        """The output of a mixer for all rows."""
+        if self._states is None:
+            raise RuntimeError("a mixer without states")
+        return self._states.mix(call)
+
+    def end(self) -> None:
+        """Raise RuntimeError if layers are missing."""
+        if self._next != len(self._layers):
+            raise RuntimeError(f"{self._next} of {len(self._layers)} layers called attention")
+        if self._states is not None:
+            self._states.end()
+
+    def _plan(self, kernels: Any, window: int | None, dtype: torch.dtype) -> Any:
+        key = kernels.name, window
+        if key not in self._plans:
+            self._plans[key] = kernels.plan_attention(self.batch, window, dtype)
+        return self._plans[key]
+
+
+_WITH_SINKS = TorchKernels()
+"""Attention sinks are computed by the reference alone."""
+
+
+def _widened(part: Tensor, width: int) -> Tensor:
+    """Heads [T, H, D] with zeros behind their features."""
+    return part if part.shape[-1] == width else F.pad(part, (0, width - part.shape[-1]))
 
 
 class AdoptedDecoder(ModelDecoder):

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headrace.compute.adopted.attention import Attended, Layer, PagedStep, heard_by, listener
+from headrace.compute.adopted.attention import Attended, Layer, heard_by, listener
+from headrace.compute.adopted.decoder import PagedStep
 from headrace.compute.adopted.modules import GatedMlp, Norm, Part
 from headrace.compute.adopted.samples import TOLERANCES, agree
 from headrace.compute.batch import Batch

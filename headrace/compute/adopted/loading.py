@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import logging
 from collections import Counter
@@ -25,7 +24,13 @@ from torch import Tensor, nn
 
 from headrace.compute.adopted.agreement import Rows, check_agreement, first_step, sample_rows
 from headrace.compute.adopted.attention import NAME, Layer, Recording, heard_by, register
-from headrace.compute.adopted.decoder import AdoptedDecoder, AdoptedModel, cut
+from headrace.compute.adopted.decoder import (
+    AdoptedDecoder,
+    AdoptedModel,
+    cut,
+    first_position,
+    takes_positions,
+)
 from headrace.compute.adopted.layers import fuse
 from headrace.compute.adopted.modules import held_bytes
 from headrace.compute.adopted.modules import replace as replace_modules
@@ -45,6 +50,7 @@ _POSITIONS = (
     "max_seq_len",
     "seq_length",
     "max_sequence_length",
+    "max_target_positions",
     "n_ctx",
 )
 _BY_LENGTH = frozenset({"dynamic", "longrope"})
@@ -55,13 +61,15 @@ _HARMLESS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias", ".att
 class Adoptable:
     """A model whose config and class are known; ``shape`` has an estimate of its layers until it is loaded.
 
-    ``stored`` is the format of linear layers that are stored quantized.
+    ``first`` is the position of a sequence's first token, ``stored`` the format of linear layers that are stored
+    quantized.
     """
 
     folder: Path
     config: Any
     kind: Any
     shape: ModelShape
+    first: int = 0
     stored: StoredFormat | None = None
 
 
@@ -90,7 +98,10 @@ def read_adoptable(folder: Path) -> Adoptable:
     with _quiet(), _named(kind.__name__, "its config cannot be used"), torch.device("meta"):
         empty = kind(config).eval()
     _check_structure(empty)
-    return Adoptable(folder, config, kind, _shape(empty, config), stored)
+    shape = _shape(empty, config)
+    if first := first_position(empty, shape.max_positions):
+        shape = replace(shape, max_positions=shape.max_positions - first, reach=shape.reach - first)
+    return Adoptable(folder, config, kind, shape, first, stored)
 
 
 def load_adopted(
@@ -123,7 +134,7 @@ def load_adopted(
         mixers = mixers_of(model)
         redirect(mixers)
         states = SequenceStates(found.config) if mixers else None
-        computed = cut(model, lambda: _plain_logits(model, tokens[0]))
+        computed = cut(model, lambda: _plain_logits(model, tokens[0]), found.first)
         model.set_attn_implementation(NAME)
         layers = _record(computed, tokens[0].to(device), max_model_len)
         shape = replace(found.shape, layers=tuple(layer.shape for layer in layers))
@@ -132,7 +143,7 @@ def load_adopted(
         eight = any(weight.activation_bits == 8 for weight in stored.values())
         rounded = scheme is not None or eight  # which is not an error
         if rounded:
-            check_agreement(decoder, expected)
+            _check(decoder, expected, states)
         on_device = {path: weight.to(device) for path, weight in stored.items()}
         replaced = Counter[str]()
         if scheme is not None:
@@ -144,10 +155,21 @@ def load_adopted(
             run = functools.partial(computed.states, batch.tokens.long(), batch.positions)
             replaced["layers in one call"] = fuse(model, kernels, layers, batch, kv.layers, run)
         if not rounded:
-            check_agreement(decoder, expected)
+            _check(decoder, expected, states)
         if states is not None:
             decoder.shape = replace(decoder.shape, state_bytes=states.sequence_bytes)
     return Adopted(decoder, +replaced, weights)
+
+
+def _check(decoder: AdoptedDecoder, expected: Rows, states: SequenceStates | None) -> None:
+    """Compare with the model alone; its mixers may need to compute continued rows token by token."""
+    try:
+        check_agreement(decoder, expected)
+    except (ModelError, RuntimeError):
+        if states is None:
+            raise
+        states.token_by_token = True
+        check_agreement(decoder, expected)
 
 
 def _config(folder: Path) -> Any:
@@ -196,12 +218,8 @@ def _check_structure(model: Any) -> None:
                 kind, f"its rotary embedding depends on the longest sequence of a step ({by_length.pop()})"
             )
     base = getattr(model, model.base_model_prefix, None)
-    if isinstance(base, nn.Module) and base is not model and not _takes_positions(base):
+    if isinstance(base, nn.Module) and base is not model and not takes_positions(base):
         raise _refused(kind, "it takes no positions of tokens")
-
-
-def _takes_positions(body: nn.Module) -> bool:
-    return "position_ids" in inspect.signature(body.forward).parameters
 
 
 def _shape(model: Any, config: Any) -> ModelShape:

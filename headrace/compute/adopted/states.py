@@ -18,28 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headrace.compute.adopted.attention import listener
+from headrace.compute.adopted.attention import Mixing, listener
 from headrace.compute.batch import Batch
 
 _UNKNOWN = -1
-
-
-class Mixing(NamedTuple):
-    """One call of a mixer: its own forward pass and the arguments; ``hidden`` [1, T, hidden] is one of them."""
-
-    module: Any
-    plain: Callable[..., Any]
-    arguments: inspect.BoundArguments
-
-    def run(self, hidden: Tensor, cache: Any) -> Tensor:
-        """The output [R, L, hidden] for rows [R, L, hidden] whose states are in a cache."""
-        given = self.arguments.arguments
-        given |= {"hidden_states": hidden, "cache": cache}
-        if "attention_mask" in given:
-            given["attention_mask"] = None
-        found = self.plain(*self.arguments.args, **self.arguments.kwargs)
-        out: Tensor = found[0] if isinstance(found, tuple) else found
-        return out
 
 
 class _Group(NamedTuple):
@@ -51,14 +33,20 @@ class _Group(NamedTuple):
 
 
 class SequenceStates:
-    """The states of all slots for the mixers of one model."""
+    """The states of all slots for the mixers of one model.
+
+    With ``token_by_token`` a row of several tokens that continues a sequence is so many calls: some mixers (Mamba-1)
+    read their state only for a single token.
+    """
+
+    token_by_token = False
 
     def __init__(self, config: Any) -> None:
         from transformers import DynamicCache
 
         self._cache = DynamicCache(config=config)
         self._empty = copy.deepcopy(self._cache.layers)
-        self._used: dict[int, Any] = {}
+        self._used: dict[nn.Module, Any] = {}
         self._pools: dict[tuple[int, str, int], Tensor] = {}
         self._ends: dict[int, int] = {}
         self._running: dict[int, int] = {}
@@ -110,16 +98,19 @@ class SequenceStates:
         index: int = call.module.layer_idx
         out = torch.empty_like(hidden)
         for group in self._groups:
-            layer = self._cache.layers[index] = self._layer(index, group)
-            out[0][group.places] = call.run(hidden[0][group.places], self._cache).to(out.dtype)
-            self._keep(index, layer, group.slots)
+            layer = self._cache.layers[index] = self._layer(call.module, group)
+            width = 1 if self.token_by_token and not group.fresh else group.places.shape[1]
+            for places in torch.split(group.places, width, 1):
+                out[0][places] = call.run(hidden[0][places], self._cache).to(out.dtype)
+            self._keep(call.module, layer, group.slots)
         return out
 
-    def _layer(self, index: int, group: _Group) -> Any:
+    def _layer(self, module: Any, group: _Group) -> Any:
         """The layer of the cache for a group, with its states unless it begins."""
+        index = module.layer_idx
         if group.fresh:
             return copy.deepcopy(self._empty[index])
-        layer = copy.copy(self._used[index])
+        layer = copy.copy(self._used[module])
         for kind in ("conv_states", "recurrent_states"):
             states = {
                 number: None if state is None else self._pools[index, kind, number][group.slots]
@@ -128,9 +119,10 @@ class SequenceStates:
             setattr(layer, kind, states)
         return layer
 
-    def _keep(self, index: int, layer: Any, slots: Tensor) -> None:
-        """Write the states of a group back."""
-        self._used.setdefault(index, layer)
+    def _keep(self, module: Any, layer: Any, slots: Tensor) -> None:
+        """Write the states of a group back. A layer may have several mixers with a state each."""
+        index = module.layer_idx
+        self._used.setdefault(module, layer)
         most = int(slots.max()) + 1
         for kind in ("conv_states", "recurrent_states"):
             for number, state in getattr(layer, kind).items():
