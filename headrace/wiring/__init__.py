@@ -12,7 +12,7 @@ what it needs.
 - `caches`: the response caches and cache warming; normalization and explanation of prompts, and sessions.
 - `observability`: folds, logs and traces. `pages`: the dashboard, steps and timelines. `kv_events`: for routers.
 - `reload`: new keys and tenants without a restart. `recording`: recordings of the engine's decisions.
-- `operations`: experiments and the tuner.
+- `tuning`: experiments and the tuner of a server, and dry runs.
 - `simulation`: an engine on a simulated device. `films`: small runs step by step, simulated or recorded.
 - `engine_tuning`: experiments and the tuner of one engine. `dry_run`: the same in virtual time.
 - `evaluator`: runs settings on one loaded model or simulated device, for sweeps and tuning.

@@ -34,8 +34,8 @@ from headrace.wiring.caches import Prompts, Warming, cache_parts, make_prompts, 
 from headrace.wiring.feature import Feature, Hall
 from headrace.wiring.model import Loaded, served_names
 from headrace.wiring.observability import make_folds
-from headrace.wiring.operations.tuning import machine_of, make_tuning
 from headrace.wiring.pages import make_pages
+from headrace.wiring.tuning import machine_of, make_tuning
 
 
 class Generation(NamedTuple):

@@ -89,8 +89,8 @@ from headrace.service.sampling_defaults import NO_DEFAULTS
 from headrace.service.service import Service
 from headrace.service.sessions import Sessions
 from headrace.text.template import ChatTemplate
-from headrace.wiring.operations.tuning import Machine, make_tuning
 from headrace.wiring.pages import make_stepping
+from headrace.wiring.tuning import Machine, make_tuning
 from tests.doubles.scripted_runner import ScriptedRunner
 from tests.doubles.topics import Topics
 from tests.text.vocabularies import byte_level

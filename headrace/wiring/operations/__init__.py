@@ -1,1 +1,0 @@
-"""Builds experiments and the tuner of a server."""
